@@ -18,7 +18,7 @@ const container = "agent"
 // agent is the agent's pod on a node, or the reason why the node cannot be queried.
 type agent struct{ node, pod, why string }
 
-// pod contains the fields of a pod that matter here, as kubectl get -o json prints them.
+// pod contains the fields of a pod that this program reads, as kubectl get -o json prints them.
 type pod struct {
 	Metadata struct{ Name, DeletionTimestamp string }
 	Spec     struct {
@@ -68,7 +68,8 @@ func findAgents(ctx context.Context, o *options, stderr io.Writer) ([]agent, err
 	found := strings.Fields(strings.ReplaceAll(string(out), "node/", ""))
 	switch {
 	case o.selector == "" && err != nil:
-		fmt.Fprintf(stderr, "warning: nodes without an agent are not shown: %v\n", err)
+		fmt.Fprintf(stderr, "warning: cannot list the nodes, so nodes without an agent are not shown: "+
+			"%v\n", err)
 	case err != nil:
 		return nil, fmt.Errorf("cannot list the nodes that match the selector %s: %w", o.selector, err)
 	case o.selector != "" && len(found) == 0:
@@ -102,8 +103,8 @@ func addMissing(agents []agent, node, why string) []agent {
 	return append(agents, agent{node: node, why: why})
 }
 
-// choose returns the agent's pod to use on each node. A node has several while one replaces
-// another.
+// choose returns the agent's pod to use on each node. A node has several such pods while a new one
+// replaces an old one.
 func choose(pods []pod) (agents []agent) {
 	rank := func(p *pod) int {
 		switch {
@@ -138,11 +139,11 @@ func (p *pod) node() string {
 }
 
 // why returns the reason why a pod cannot run commands, or "" if it can. A pod that is not ready
-// can: doctor may explain why it is not ready.
+// can run commands: doctor may explain why it is not ready.
 func (p *pod) why() string {
 	words := []string{p.Status.Phase, p.Status.Reason, p.Status.Message}
 	if len(p.Status.ContainerStatuses) > 0 {
-		words = []string{"no container " + container}
+		words = []string{"no container named " + container}
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		switch {

@@ -21,13 +21,13 @@ type answer struct {
 	// Error is the reason why the result is missing or incomplete.
 	Error    string          `json:"error,omitempty"`
 	ExitCode int             `json:"exitCode,omitempty"` // unwindctl's exit code
-	Result   json.RawMessage `json:"result,omitempty"`   // what unwindctl printed
+	Result   json.RawMessage `json:"result,omitempty"`   // the object that unwindctl printed
 
 	report report // Result, parsed; nil if there is none
 }
 
-// askAll runs a command on all nodes and returns their answers in order. A node that hangs occupies
-// a slot until the timeout.
+// askAll runs a command on all nodes and returns an answer for each, in the order of agents. A node
+// that does not respond occupies a slot until the timeout.
 func askAll(ctx context.Context, o *options, v *view, args []string, agents []agent,
 	stderr io.Writer) []answer {
 	g, shut := o.openGate(ctx)
@@ -57,8 +57,9 @@ func askAll(ctx context.Context, o *options, v *view, args []string, agents []ag
 	return answers
 }
 
-// ask runs a command in the agent's pod: through the gate, or with kubectl exec if the gate is
-// closed. The answer contains both a result and an error if unwindctl printed an object and failed.
+// ask runs a command in the agent's pod: through the gate (a kubectl proxy), or with kubectl exec
+// if the gate is nil or closed. The answer contains both a result and an error if unwindctl printed
+// an object and failed.
 func (a *answer) ask(ctx context.Context, g *gate, o *options, v *view, args []string) {
 	command := slices.Concat([]string{"/unwindctl", "--host"}, args, []string{"-o", "json"})
 	out, err := []byte(nil), errClosed
@@ -101,7 +102,7 @@ func (v *view) read(data []byte) (report, error) {
 	err := json.Unmarshal(object["version"], &version)
 	if err != nil || version != term.FormatVersion {
 		return nil, fmt.Errorf("unwindctl prints format version %.20q, but this program reads "+
-			"version %d; use the kubectl-unwind of the agent's release",
+			"version %d; install kubectl-unwind from the agent's release",
 			object["version"], term.FormatVersion)
 	}
 	var r report = &items{}

@@ -89,7 +89,8 @@ func sweepCommand(o *options) *cobra.Command {
 		Long: "Run unwindctl sweep with the runtime's list of pods on each node. --dry-run shows\n" +
 			"what it would release and keep; --yes releases it. The nodes with the most to release\n" +
 			"or keep come first. -o wide shows every attachment that is not live, and why. EXIT is\n" +
-			"the exit code of unwindctl sweep, whose --help explains it and the results.\n\n" +
+			"the exit code of unwindctl sweep on the node. unwindctl sweep --help explains the exit\n" +
+			"codes and the results.\n\n" +
 			"The agents sweep every minute. With --yes, the default --timeout is 10 minutes. A\n" +
 			"sweep that has started on a node finishes there, even if kubectl unwind ends first.",
 		Example: "  kubectl unwind sweep --dry-run\n" +
@@ -127,8 +128,8 @@ func switchCommand(o *options, verb string) *cobra.Command {
 			"Switch unwind on again on each node: the agents install it within seconds."},
 		"uninstall": {"Remove unwind from each node once nothing needs it",
 			"Switch unwind off on each node, and remove the plugin once nothing needs it. Rows\n" +
-				"with \"kept\" show what remains: run uninstall again later. The agents stay until you\n" +
-				"delete the DaemonSet."},
+				"with \"kept\" show what remains on a node; run uninstall again later. The agents stay\n" +
+				"until you delete the DaemonSet."},
 	}
 	v := &view{
 		unwindctl: []string{verb}, key: "changes",
@@ -141,7 +142,7 @@ func switchCommand(o *options, verb string) *cobra.Command {
 	}
 	return v.command(o, &cobra.Command{
 		Use: verb, Short: help[verb][0],
-		Long:    help[verb][1] + "\n\nThe default is all nodes; --nodes selects some.",
+		Long:    help[verb][1] + "\n\nThe default is all nodes; --nodes or -l selects some of them.",
 		Example: "  kubectl unwind " + verb + " --nodes worker-2\n  kubectl unwind " + verb,
 	})
 }
@@ -176,9 +177,9 @@ func versionCommand(o *options) *cobra.Command {
 func completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion",
-		Short: "Print the script that completes kubectl unwind",
-		Long: "Print the script that completes kubectl unwind in shells with kubectl completion.\n" +
-			"kubectl 1.26 and later run it if it is in PATH as kubectl_complete-unwind.",
+		Short: "Print a shell completion script for kubectl unwind",
+		Long: "Print a shell completion script for kubectl unwind. kubectl's own completion (1.26 or\n" +
+			"later) runs the script if it is in PATH under the name kubectl_complete-unwind.",
 		Example: "  kubectl unwind completion >~/.local/bin/kubectl_complete-unwind\n" +
 			"  chmod +x ~/.local/bin/kubectl_complete-unwind",
 		RunE: func(cmd *cobra.Command, _ []string) error {

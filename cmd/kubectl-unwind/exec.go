@@ -29,9 +29,9 @@ type gate struct {
 	client  *http.Client
 }
 
-// openGate starts a kubectl proxy; shut stops it. It returns nil if kubectl proxy cannot listen, or
-// if the kubeconfig or the environment sets a proxy for the API server, which kubectl proxy does
-// not use for exec (kubernetes#120318).
+// openGate starts a kubectl proxy; shut stops it. The gate is nil if kubectl proxy cannot listen,
+// or if the kubeconfig or the environment sets an HTTP proxy for the API server: kubectl proxy does
+// not use that HTTP proxy for exec (kubernetes#120318).
 func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 	named, err := k.run(ctx, "config", "view", "--minify",
 		"-o", "jsonpath={.clusters[*].cluster.proxy-url}")
@@ -76,8 +76,9 @@ func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
 // systems that cannot do so.
 var endsWithUs *syscall.SysProcAttr
 
-// errClosed means that something on the way blocks WebSockets, or that the user lacks the
-// permission to get pods/exec, which WebSockets need in addition to create.
+// errClosed means that something between kubectl proxy and the API server blocks WebSockets, or
+// that the user lacks the permission to get pods/exec. An exec over WebSockets needs that
+// permission in addition to create.
 var errClosed = errors.New("kubectl proxy cannot exec into pods")
 
 // status is the outcome of a request, as the API server reports it.
@@ -89,8 +90,9 @@ type status struct {
 }
 
 // run runs a command in the agent's container with the WebSocket protocol of exec, and returns its
-// output as kubectl.run does. The first byte of each message is its stream: 1 for stdout, 2 for
-// stderr, 3 for the final status (k8s.io/apimachinery v0.36.3, pkg/util/remotecommand).
+// output as kubectl.run does. The first byte of each message is the number of its stream: 1 for
+// stdout, 2 for stderr, 3 for the final status (k8s.io/apimachinery v0.36.3,
+// pkg/util/remotecommand).
 func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.kubectl.timeout)
 	defer cancel()
@@ -104,7 +106,7 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		return nil, fmt.Errorf("unwindctl printed more than %d MiB", mostOutput>>20)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, fmt.Errorf("no answer within %s (--timeout)", g.kubectl.timeout)
-	case err != nil && end.buf.Len() == 0: // else the final status has arrived
+	case err != nil && end.buf.Len() == 0: // the final status has not arrived
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
@@ -123,7 +125,8 @@ func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, e
 		errors.New(cmp.Or(ended.Message, "exec failed without a reason"))))}
 }
 
-// exec runs a command and copies each stream to its writer until the end.
+// exec runs a command in the pod and copies stream i of its output to streams[i], until the command
+// ends.
 func (g *gate) exec(ctx context.Context, pod string, command []string, streams []io.Writer) error {
 	query := url.Values{"container": {container}, "command": command, "stdout": {"true"},
 		"stderr": {"true"}}
@@ -157,9 +160,9 @@ func (g *gate) exec(ctx context.Context, pod string, command []string, streams [
 	return frames(bufio.NewReader(answer.Body), streams)
 }
 
-// frames reads the unmasked frames of a WebSocket server until the closing frame (RFC 6455 §5.2).
-// It does not reply to pings, because the API server sends none (k8s.io/apiserver v0.37.0,
-// pkg/util/proxy/websocket.go).
+// frames copies the contents of a WebSocket server's unmasked frames to streams until the closing
+// frame (RFC 6455 §5.2). It does not reply to pings, because the API server sends none
+// (k8s.io/apiserver v0.37.0, pkg/util/proxy/websocket.go).
 func frames(in *bufio.Reader, streams []io.Writer) error {
 	var stream byte
 	for {

@@ -10,8 +10,8 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// item is an element of a list that unwindctl prints: an attachment, an event, a finding, an
-// allocated address, a change or a version. It contains the keys of all these.
+// item is an element of a list that unwindctl prints: an attachment, an event, a finding of sweep,
+// an allocated address, a change or a version. It has the keys of all these kinds.
 type item struct {
 	Network, ContainerID, IfName, Address, Created string
 	State, Verdict, Result, Kind, Change           string
@@ -57,8 +57,8 @@ func (i *item) pending() (plugins []string) {
 	return plugins
 }
 
-// problems returns the number of an attachment's pending DELs and their first error. A finding that
-// is neither live nor released counts as one problem, with its reason.
+// problems returns the number of an attachment's pending DELs and their first error. A finding of
+// sweep counts as one problem, with its reason, unless it is live, recent or released.
 func (i *item) problems() (n int, first string) {
 	if !slices.Contains([]string{"", "live", "recent", "released"}, i.Result) {
 		return 1, i.Result + ": " + i.Why

@@ -16,14 +16,14 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// Limits on the output of kubectl, which a node may control.
+// Limits on the output of kubectl. A node can control this output.
 const (
 	mostOutput = 64 << 20
 	mostErrors = 64 << 10
 )
 
-// mostKubectls is how many kubectl processes may run at the same time. Each takes 50 MB and 55 ms
-// of CPU time.
+// mostKubectls is the maximum number of simultaneous kubectl processes. Each takes 50 MB of memory
+// and 55 ms of CPU time.
 const mostKubectls = 16
 
 type kubectl struct {
@@ -33,7 +33,7 @@ type kubectl struct {
 	turns     chan struct{} // limits the number of simultaneous processes
 }
 
-// handedOn are flags that are passed to another program unchanged, each with its help.
+// handedOn are the names and help texts of flags that are passed to another program unchanged.
 type handedOn [][2]string
 
 // kubectlFlags are the flags that are passed to kubectl.
@@ -106,7 +106,8 @@ func (r *refused) Error() string { return r.said }
 // klog matches the log lines that kubectl writes to stderr before the error itself.
 var klog = regexp.MustCompile(`^[IWEF]\d{4} \d\d:\d\d:\d\d\.`)
 
-// words returns the errors in a program's stderr, or all of stderr if no line is an error.
+// words returns the errors in a program's stderr, or all of stderr if no line is an error, or
+// otherwise's text if stderr is empty.
 func words(stderr string, otherwise error) string {
 	var errs, all []string
 	for line := range strings.Lines(stderr) {

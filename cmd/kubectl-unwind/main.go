@@ -43,16 +43,19 @@ func rootCommand() *cobra.Command {
 	root := term.Program(&cobra.Command{
 		Use:   "kubectl-unwind",
 		Short: "Inspect the CNI plugin unwind on all nodes, and switch it on or off",
-		Long: "Inspect the CNI plugin unwind on all nodes, and switch it on or off. It runs\n" +
-			"unwindctl in the agent's pod on each node, through one kubectl proxy, on at most 512\n" +
-			"nodes at a time, and prints a table of the results, the worst first. off, on,\n" +
-			"uninstall and sweep --yes change nodes; all other commands are read-only.\n\n" +
+		Long: "Inspect the CNI plugin unwind on all nodes, and switch it on or off. kubectl unwind\n" +
+			"runs unwindctl in the agent's pod on each node, and prints a table of the results, the\n" +
+			"worst first. off, on, uninstall and sweep --yes change nodes; all other commands are\n" +
+			"read-only.\n\n" +
 			"Unreachable nodes come first in the table, with the reason. They include nodes\n" +
 			"without an agent, if you have permission to list nodes.\n\n" +
-			"You need these permissions: list and get pods, and get and create pods/exec, in the\n" +
-			"agents' namespace; and list nodes, to see nodes without an agent. Without get on\n" +
-			"pods/exec, or behind a proxy, kubectl unwind runs a kubectl exec for each node, 16 at\n" +
-			"a time. Permission to exec into an agent's pod amounts to root on its node.\n\n" +
+			"You need these permissions:\n" +
+			"  in the agents' namespace: list and get pods, get and create pods/exec\n" +
+			"  in the cluster: list nodes, to see the nodes without an agent\n" +
+			"Permission to exec into an agent's pod amounts to root on its node.\n\n" +
+			"kubectl unwind queries up to 512 nodes at a time through one kubectl proxy. Without\n" +
+			"permission to get pods/exec, or if an HTTP proxy is set, it runs one kubectl exec per\n" +
+			"node instead, 16 at a time.\n\n" +
 			"The exit codes:\n" +
 			"  0    success\n" +
 			"  1    a node is unreachable or its results are incomplete; show: no such attachment;\n" +
@@ -88,7 +91,7 @@ func rootCommand() *cobra.Command {
 	flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, comma-separated; may be repeated")
 	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
-		"wait this `DURATION` for each node, and for the list of pods")
+		"wait at most this `DURATION` for each node, and for the list of pods")
 	o.output.AddFlags(root, flags, "build, nodes", term.Plain, term.Wide, term.JSON)
 	root.AddCommand(doctorCommand(o), listCommand(o), showCommand(o), historyCommand(o),
 		ipamCommand(o), sweepCommand(o), switchCommand(o, "off"), switchCommand(o, "on"),

@@ -25,13 +25,13 @@ type view struct {
 	report    func() report                 // returns an empty report; nil for items
 	fine      func(code int, r report) bool // reports whether this exit code is a success
 	words     []string                      // the counts of the summary, in order
-	none      string                        // the text for a node without rows
+	none      string                        // printed for a node without rows
 	quiet     bool                          // leave out nodes without rows
 	needed    bool                          // it is an error if no node has rows
 	columns   []string                      // after the node's name
 	wide      []string                      // the columns of -o wide; nil for the same
-	// first is the name of the last column in a table with one row for each node. The row shows the
-	// node's counts, and in this column its first problem. "" if there is no such table.
+	// first is the name of the last column in a table with one row for each node, or "" if the
+	// command has no such table. A row shows the node's counts, and in this column its first problem.
 	first string
 	exits bool // the first column of that table is unwindctl's exit code
 
@@ -90,7 +90,7 @@ func (v *view) outcome(answers []answer) error {
 	}
 	text := ""
 	if failed > 0 {
-		text = fmt.Sprintf("%d of %s unreachable or with incomplete results", failed, nodes(len(answers)))
+		text = fmt.Sprintf("no complete results from %d of %s", failed, nodes(len(answers)))
 	}
 	switch code := 2 + worst; {
 	case code == exitFailure:

@@ -254,7 +254,7 @@ func (i *installed) deleted(w *e2e.Worker, pod string) string {
 func (i *installed) switchOff(w *e2e.Worker) string {
 	i.Helper()
 	if w == i.workers[0] {
-		i.unwind(w, "off", "unwind has been switched off since")
+		i.unwind(w, "off", "unwind has been off since")
 	} else {
 		removeFile(i.T, w.File(ownConflist))
 	}

@@ -63,7 +63,7 @@ func (i *installed) runs(w *e2e.Worker, agent, plugin string) {
 	i.Helper()
 	ready := "ok\n"
 	if agent != plugin {
-		ready = fmt.Sprintf("ok\n%s/unwind (%s) is newer than this agent (%s): --allow-downgrade replaces it\n", e2e.PluginDir, plugin, agent)
+		ready = fmt.Sprintf("ok\n%s/unwind (%s) is newer than this agent (%s); to replace it, set --allow-downgrade\n", e2e.PluginDir, plugin, agent)
 	}
 	readyz, err := i.ask(w, "readyz")
 	if err != nil || readyz != ready {

@@ -17,7 +17,7 @@ func doctorCommand() *cobra.Command {
 		Use:        "doctor",
 		SuggestFor: []string{"check", "status"},
 		Short:      "Report problems with unwind on this node and how to fix them",
-		Long: "Report problems with unwind on this node and how to fix them. doctor checks\n" +
+		Long: "Report problems with unwind on this node and how to fix them. doctor checks:\n" +
 			"  the runtime, and whether it triggers sweeps\n" +
 			"  the conflist, its chain, the plugins and the CNI versions they support\n" +
 			"  the state directory, the journal, and DELs that stay pending\n" +
@@ -25,10 +25,10 @@ func doctorCommand() *cobra.Command {
 			"  with Multus: whether the NetworkAttachmentDefinitions are wrapped; doctor reads\n" +
 			"  them with Multus's kubeconfig\n" +
 			"doctor is read-only.\n\n" +
-			"The exit code is 0 without problems, 3 if the worst is a warning, and 4 if it is\n" +
-			"an error. For a monitor that only knows 0 and 1, use --fail-on: it exits 1 if the\n" +
-			"worst problem has at least this severity, else 0. Any other code means that the\n" +
-			"state is unknown.",
+			"The exit code is 0 if there is no problem, 3 if the worst problem is a warning, and\n" +
+			"4 if it is an error. For a monitor that knows only 0 and 1, use --fail-on: doctor\n" +
+			"exits 1 if the worst problem has at least that severity, else 0. Any other exit code\n" +
+			"means that the state is unknown.",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +

@@ -181,7 +181,7 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	count := fmt.Sprintf(": %d used (%d live, %d leaked, 0 empty, 0 unknown)\n", len(all.Reserved), len(n.live), leaked)
 	next := "\nNo address is leaked.\n"
 	if leaked > 0 {
-		next = fmt.Sprintf("\n%d addresses are leaked. To see what would be freed: unwindctl sweep --dry-run --cri %s\n", leaked, list)
+		next = fmt.Sprintf("\n%d addresses are leaked. To see what a sweep would free, run unwindctl sweep --dry-run --cri %s\n", leaked, list)
 	}
 	if out := n.ctl(0, "ipam", "--cri", list); !strings.Contains(out, count) || !strings.Contains(out, next) {
 		n.Errorf("ipam, want %q and %q:\n%s", count, next, out)

@@ -15,11 +15,14 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"term", "provider", "the project that writes the node's conflist, such as Flannel or Calico"},
 	{"term", "sweep", "a pass over the node that releases dead attachments and retries pending DELs"},
 	{"term", "pending DEL", "a DEL that failed or has not run yet; unwind retries it"},
-	{"term", "journal", "unwind's record on disk of each attachment, and of all that its DELs need"},
-	{"term", "agent", "unwindctl run: it keeps unwind installed, sweeps, and serves metrics"},
-	{"term", "grace period", "the age from which the runtime's list can prove an attachment dead"},
+	{"term", "journal", "unwind's on-disk record of each attachment, with everything that its DELs " +
+		"need"},
+	{"term", "agent", "the program unwindctl run: it keeps unwind installed, sweeps, and serves " +
+		"metrics"},
+	{"term", "grace period", "the age that an attachment must reach before the runtime's list can " +
+		"prove it dead"},
 	{"term", "mass-release guard", "a safeguard that keeps all attachments while implausibly many " +
-		"seem dead; see kept"},
+		"seem dead; see the result kept"},
 	{"state", "adding", "its ADD is running, or was killed before it printed a result"},
 	{"state", "live", "its ADD succeeded"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
@@ -33,16 +36,17 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"result", "to be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead; the next sweep retries its failed DELs"},
 	{"result", "waits", "dead, but cannot be released yet; see REASON"},
-	{"result", "kept", "seems dead, but too many do: more than 10, and more than 30 % of the " +
+	{"result", "kept", "seems dead, as do too many others: more than 10, and more than 30 % of the " +
 		"live attachments in the journal; see --force"},
 	{"result", "unknown", "cannot be judged from here, and is kept"},
 	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
-	{"result", "recent", "not on the runtime's list, but too young to be judged by it; REASON " +
-		"shows the time left; see --grace-period"},
+	{"result", "recent", "not on the runtime's list, but too young to be judged by that list; " +
+		"REASON shows the time left; see --grace-period"},
 	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
-	{"result", "not tried", "out of time; run unwindctl sweep again"},
+	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but too young to be judged by it"},
+	{"address", "recent", "its owner is not on the runtime's list, but too young to be judged by " +
+		"that list"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
@@ -57,8 +61,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "waiting", "a DEL was postponed, because its address has a new owner"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
-	{"event", "unverified", "a DEL succeeded, but the store of its IPAM plugin still lists the " +
-		"address, or the plugin has queued the DEL"},
+	{"event", "unverified", "a DEL succeeded, but its IPAM plugin's store still lists the address, " +
+		"or the plugin only queued the DEL"},
 	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and its plugin " +
 		"is no longer in the chain"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
@@ -68,8 +72,9 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
 	{"status", "no-provider", "the directory contains no provider's conflist to use; install the " +
 		"network's provider"},
-	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind"},
-	{"status", "cilium-chaining", "cilium copies the first conflist in the directory into its own"},
+	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind's entry"},
+	{"status", "cilium-chaining", "cilium copies the directory's first conflist, which would be " +
+		"unwind's, into its own"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
 	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +
 		"start"},

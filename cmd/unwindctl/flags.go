@@ -19,7 +19,7 @@ import (
 func addStateFlag(cmd *cobra.Command, at *node.Directories) {
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return at.Resolve(cmd.Context()) }
 	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
-		"use the journal in `DIR` (default: from unwind's conflist, "+
+		"use the journal in `DIR` (default: stateDir in unwind's conflist, "+
 			"else "+netconf.DefaultStateDir+")")
 	_ = cmd.MarkFlagDirname("state-dir")
 }
@@ -38,9 +38,9 @@ func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, h
 func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	cmd.Flags().StringVar(&of.CRI, "cri", "",
 		"get the list of pods from the runtime at `SOCKET`, such as "+
-			"/run/containerd/containerd.sock; auto finds it")
+			"/run/containerd/containerd.sock; auto finds the socket")
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
-		"read the conflists, which name the host-local pools, from `DIR` (default: the runtime's)")
+		"find the host-local pools in the conflists in `DIR` (default: the runtime's directory)")
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)
 	checkDirs(cmd, "conf-dir")
@@ -109,7 +109,7 @@ var programDir = "/usr/local/bin"
 // addNodeFlags adds the flags for directories other than the runtime's.
 func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(programs, "install-dir", programDir,
-		"copy unwindctl and the plugin to `DIR`; empty: don't copy")
+		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
 	cmd.Flags().StringVar(units, "systemd", unitDir,
 		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
@@ -118,7 +118,7 @@ func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 
 func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 	cmd.Flags().StringVar(&flags.Runtime, "runtime", "",
-		"use the directories of this `RUNTIME` if the node has several")
+		"use the directories of this `RUNTIME` if the node has several runtimes")
 	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "", "use the runtime's conflists in `DIR`")
 	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "", "use the runtime's plugins in `DIR`")
 	cmd.Flags().StringVar(&flags.File, "unwind-file", "",

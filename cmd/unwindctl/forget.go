@@ -28,8 +28,8 @@ func forgetCommand() *cobra.Command {
 		Short:      "Forget dead attachments whose DELs can never succeed",
 		Long: "Forget dead attachments whose DELs can never succeed, because their plugin is\n" +
 			"gone for good. forget runs no DEL: it leaves the plugins' resources in place, and\n" +
-			"lists those that may remain. A later DEL from the runtime succeeds. The history\n" +
-			"keeps a record.\n\n" +
+			"lists those that may remain. A later DEL from the runtime succeeds. unwindctl\n" +
+			"history keeps a record.\n\n" +
 			"forget refuses an attachment that is not dead. Try unwindctl sweep first;\n" +
 			"unwindctl show explains why an attachment is kept. Without --yes, forget changes\n" +
 			"nothing and exits 1.",
@@ -57,10 +57,11 @@ func forgetCommand() *cobra.Command {
 		},
 	}
 	addNetworkFlag(cmd, &flags.Directories, &flags.network,
-		"with --dead: all dead attachments of this `NETWORK`")
+		"with --dead: forget all dead attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dead, "dead", false,
-		"with --network: all dead attachments of that network")
-	cmd.Flags().BoolVar(&flags.yes, "yes", false, "forget them; without --yes only list them")
+		"with --network: forget all dead attachments of that network")
+	cmd.Flags().BoolVar(&flags.yes, "yes", false,
+		"forget the attachments; without --yes, only list them")
 	addStateFlag(cmd, &flags.Directories)
 	return cmd
 }
@@ -115,15 +116,15 @@ func runForget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error 
 		}
 		word := map[bool]string{true: "forgotten", false: "to be forgotten"}[flags.yes]
 		if len(leaks) == 0 {
-			leaks = []string{"nothing known"}
+			leaks = []string{"none known"}
 		}
-		fmt.Fprintf(out, "%s: %s; may remain:\n", key, word)
+		fmt.Fprintf(out, "%s: %s; resources that may remain:\n", key, word)
 		for _, leak := range leaks {
 			fmt.Fprintf(out, "  %s\n", leak)
 		}
 	}
 	if !flags.yes {
-		errs = append(errs, errors.New("nothing forgotten; to forget them, run this again with --yes"))
+		errs = append(errs, errors.New("nothing was forgotten; run this again with --yes"))
 	}
 	return errors.Join(errs...)
 }

@@ -37,7 +37,8 @@ func historyCommand() *cobra.Command {
 		Use:        "history [ATTACHMENT|POD|ADDRESS]",
 		SuggestFor: []string{"events", "log"},
 		Short:      "Show unusual events",
-		Long: "Show unusual events, newest last. unwind keeps the last 500 to 2,000:\n" +
+		Long: "Show unusual events, newest last. unwind keeps the last 500 to 2,000 events. These\n" +
+			"are the kinds of events:\n" +
 			describe("event") + "\n" +
 			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +
@@ -54,7 +55,7 @@ func historyCommand() *cobra.Command {
 				return err
 			}
 			if why := unwritable(flags.StateDir); why != "" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: unwind cannot record events\n", why)
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s, so unwind cannot record events\n", why)
 			}
 			events = inspect.Told(events)
 			if len(args) == 1 && !flags.output.IsObject() {

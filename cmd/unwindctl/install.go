@@ -15,11 +15,11 @@ func installCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install unwind on this node",
-		Long: "Install unwind on this node: copy its binary to the plugins, and write a file of\n" +
-			"its own that sorts first and refers to the provider's file for its chain. install\n" +
-			"does not change the provider's file, with one exception: if a service mesh has\n" +
-			"added its plugin after unwind, install moves it to the end of that file. Later\n" +
-			"changes to the provider's file apply from the next pod on.\n\n" +
+		Long: "Install unwind on this node: copy its binary to the plugin directory, and write\n" +
+			"unwind's own file, which sorts first and names the provider's file as its chain.\n" +
+			"install does not change the provider's file, with one exception: if a service mesh\n" +
+			"has added its plugin after unwind, install moves that plugin to the end of the\n" +
+			"provider's file. Later changes to that file apply from the next pod on.\n\n" +
 			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
 			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +
@@ -52,13 +52,13 @@ func offCommand() *cobra.Command {
 			"runtime loads, and write the file \"off\" into the state directory. From the next\n" +
 			"pod on, the runtime uses the provider's conflist, also to release the pods that\n" +
 			"were added through unwind. Nothing else is changed.\n\n" +
-			"The file keeps agents from installing unwind, even after the agent, the node or\n" +
-			"the DaemonSet restarts. doctor and the metrics show who switched it off, and when.\n" +
-			"An agent also writes the file when it sees that somebody removed unwind's\n" +
+			"The file \"off\" keeps agents from installing unwind, even after the agent, the node\n" +
+			"or the DaemonSet restarts. doctor and the metrics show who switched unwind off, and\n" +
+			"when. An agent also writes the file when it sees that somebody removed unwind's\n" +
 			"conflist.\n\n" +
-			"On a full disk the file is empty and does not say who switched unwind off. If it\n" +
-			"cannot be written at all, the exit code is 5: pods start without unwind, until an\n" +
-			"agent starts.",
+			"On a full disk the file is empty and does not name who switched unwind off. If the\n" +
+			"file cannot be written at all, the exit code is 5: pods start without unwind, but\n" +
+			"the next agent that starts installs unwind again.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -76,7 +76,8 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: from unwind's conflist)")
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
-	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user, "record that `WHO` switched it off")
+	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user,
+		"record that `WHO` switched unwind off")
 	cmd.Flags().Lookup("by").DefValue = ""
 	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
 }
@@ -87,10 +88,10 @@ func onCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind on again on this node",
-		Long: "Switch unwind on again on this node: remove the file that switched it off, and\n" +
-			"unwind's conflist if cilium has renamed it. If an agent runs, wait until it has\n" +
-			"installed unwind; otherwise install it as unwindctl install does, with the\n" +
-			"configuration that off has kept.",
+		Long: "Switch unwind on again on this node: remove the file \"off\", and unwind's conflist if\n" +
+			"cilium has renamed it. If an agent runs, wait until the agent has installed unwind;\n" +
+			"otherwise install it as unwindctl install does, with the configuration that\n" +
+			"unwindctl off has kept.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind on",
 		RunE: func(cmd *cobra.Command, _ []string) error {

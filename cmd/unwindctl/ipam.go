@@ -16,9 +16,9 @@ func ipamCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ipam",
 		SuggestFor: []string{"pools", "addresses"},
-		Short:      "Show the host-local pools and who holds their addresses",
+		Short:      "Show the host-local pools and the owners of their addresses",
 		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
-			"addresses are allocated, how many of them are leaked, and how to free those.\n" +
+			"addresses are allocated, how many are leaked, and how to free the leaked ones.\n" +
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. A terminal also gets a map of the pool. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
@@ -37,7 +37,7 @@ func ipamCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the attachments that --network should have from `FILE`, as in unwindctl sweep")
+		"read the list of --network's valid attachments from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")

@@ -45,13 +45,13 @@ func rootCommand() *cobra.Command {
 	root := term.Program(&cobra.Command{
 		Use: "unwindctl",
 		Short: "Operate the CNI plugin unwind: inspect attachments, release dead ones, " +
-			"install it, switch it off",
-		Long: "Operate the CNI plugin unwind: inspect attachments, release dead ones, install it,\n" +
-			"switch it off.\n\n" +
+			"install unwind, switch it off",
+		Long: "Operate the CNI plugin unwind: inspect attachments, release dead ones, install\n" +
+			"unwind, switch it off.\n\n" +
 			"Results go to stdout; errors and hints go to stderr. The formats of -o:\n" +
-			"  table  fits the width of a terminal: long texts are cut and end in …, and\n" +
-			"         columns may be left out; complete if the output is not a terminal\n" +
-			"  wide   all columns, nothing cut\n" +
+			"  table  a table that fits the terminal: long texts are cut and end in …, and\n" +
+			"         columns may be left out; nothing is cut if the output is not a terminal\n" +
+			"  wide   a table with all columns, in which nothing is cut\n" +
 			"  json   an object with \"version\": 1; a version may gain keys, but no key is\n" +
 			"         removed or changes its meaning; the same as --json\n" +
 			"  yaml   the same object\n" +

@@ -18,7 +18,7 @@ func metricsCommand() *cobra.Command {
 		Short: "Print metrics for Prometheus",
 		Long: "Print metrics in the Prometheus text format, or write them atomically to a file\n" +
 			"for node_exporter's textfile collector. unwindctl run serves the same metrics at\n" +
-			"/metrics. Labels do not contain pods, containers or addresses.",
+			"/metrics. No label contains an address, or the name of a pod or container.",
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -30,7 +30,7 @@ func TestOffWithoutRoom(t *testing.T) {
 			"by somebody: the disk is too full to record ann; unwindctl on switches it on again", "somebody"},
 		{"full of files", func(n *machine) { n.fill("file", 0) }, 5, "error: pods start without unwind, but an agent", ""},
 		{"read-only", func(n *machine) { n.readOnly(n.state) }, 5, "error: pods start without unwind, but an agent", ""},
-		{"well", func(*machine) {}, 0, ", by ann; unwindctl on switches it on again", "ann"},
+		{"well", func(*machine) {}, 0, ", switched off by ann; unwindctl on switches it on again", "ann"},
 	} {
 		for _, agent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/agent %t", c.name, agent), func(t *testing.T) {

@@ -21,19 +21,19 @@ func runCommand() *cobra.Command {
 			"list of pods, and serve /metrics and /healthz.\n\n" +
 			"The provider's file is --provider-conf, or the first file in the directory. If it is\n" +
 			"missing for more than a few seconds, the agent removes unwind's conflist, and\n" +
-			"writes it again for the next file. The agent removes nothing when it exits,\n" +
-			"because pods are still attached through unwind.\n\n" +
+			"writes it again once there is a provider's file. The agent removes nothing when it\n" +
+			"exits, because pods are still attached through unwind.\n\n" +
 			"unwindctl off, or removing unwind's conflist by hand, switches unwind off while\n" +
 			"the agent runs. The agent continues to sweep. Even after a restart, it installs\n" +
 			"unwind again only after unwindctl on.\n\n" +
 			"The agent replaces the installed plugin with its own version. It keeps a newer\n" +
 			"one, unless --allow-downgrade is set.\n\n" +
 			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +
-			"the host's namespaces. With --observe, recommended for the first week, the agent\n" +
-			"does not sweep, and logs what a sweep would release.\n\n" +
-			"With --events, an agent in a pod posts Kubernetes Events about pods: ADDs that\n" +
-			"failed and were undone, with the error, and pending DELs. Its service account\n" +
-			"needs permission to create events.",
+			"the host's namespaces. With --observe, which is recommended for the first week, the\n" +
+			"agent does not sweep, and logs what a sweep would release.\n\n" +
+			"With --events, an agent in a pod posts Kubernetes Events about each ADD that failed\n" +
+			"and was undone, with the error, and about pending DELs. Its service account needs\n" +
+			"permission to create events.",
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",
@@ -49,12 +49,12 @@ func runCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &options.Options)
 	cmd.Flags().StringVar(&options.CRI, "cri", "auto",
-		"get the list of pods from the runtime at `SOCKET`; auto finds it, none uses no list")
+		"get the list of pods from the runtime at `SOCKET`; auto finds the socket, none uses no list")
 	cmd.Flags().StringVar(&options.LogFormat, "log-format", "text", "log in this `FORMAT`: text, json")
 	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
 		"log messages of at least this `LEVEL`: debug, info, warn, error")
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
-		"serve /metrics and /healthz at `ADDRESS`; empty: do not serve them")
+		"serve /metrics and /healthz at `ADDRESS`; if empty, serve neither")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"only sweep: do not install unwind or write its conflist")
@@ -63,7 +63,7 @@ func runCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&options.Off, "off", false,
 		"switch unwind off, as unwindctl off does, until an agent starts without this flag")
 	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
-		"copy unwindctl and the plugin to `DIR`; empty: don't copy")
+		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
 	cmd.Flags().BoolVar(&options.Events, "events", false,
 		"in a pod: post Kubernetes Events about failed ADDs and pending DELs")
 	return cmd

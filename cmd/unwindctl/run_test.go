@@ -201,9 +201,9 @@ func TestRunElsewhere(t *testing.T) {
 	flags := []string{"--mount"}
 	there := n.newPlace(flags, flags, "umount -l "+filepath.Join(n.dir, "netns")+"/*")
 	r := n.agent(there, "--no-install")
-	eventually(t, "nothing can be told", func() bool { return r.says("the state of every attachment is unknown from here") > 0 })
+	eventually(t, "nothing can be told", func() bool { return r.says("cannot judge any attachment from its namespaces") > 0 })
 	time.Sleep(2500 * time.Millisecond)
-	if r.says("the state of every attachment is unknown from here") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
+	if r.says("cannot judge any attachment from its namespaces") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
 		t.Error("it is not said once, or something was done")
 	}
 	if n.Installed() != "" {

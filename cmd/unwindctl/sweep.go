@@ -36,18 +36,19 @@ func sweepCommand() *cobra.Command {
 			"interface on the host are gone. With a list of attachments (--cri,\n" +
 			"--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
 			"namespace and its grace period is over. sweep keeps everything else.\n\n" +
-			"With a list, sweep also works on a node without unwind. It undoes dead attachments\n" +
+			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
-			"else of the conflist that assigned their addresses. It does not release an address\n" +
-			"while a host port rule still forwards to it. All evidence has to agree, and with an\n" +
-			"empty list it releases none of these without --force. It does not create a journal.\n\n" +
+			"else of the conflist that assigned their addresses. It keeps such an attachment\n" +
+			"unless all evidence agrees that it is dead, and while a host port rule still\n" +
+			"forwards to its address. If the list is empty, it releases none of them without\n" +
+			"--force. It creates no journal.\n\n" +
 			"Without --force, an empty FILE is an error, because the program that wrote it has\n" +
 			"probably failed. An empty list from --cri is not: the runtime of a drained node has\n" +
 			"no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
-			"Run sweep where the runtime runs: on the host, or in a node that is a container\n" +
-			"(kind, k3d, LXC), where only --cri covers attachments outside the journal. In any\n" +
-			"other container it cannot judge attachments and does nothing. You can interrupt and\n" +
-			"repeat sweep at any time.\n\n" +
+			"Run sweep where the runtime runs: on the host, or in a node that is itself a\n" +
+			"container (kind, k3d, LXC). In such a node, only --cri covers attachments that are\n" +
+			"not in the journal. In any other container, sweep cannot judge attachments and does\n" +
+			"nothing. You can interrupt and repeat sweep at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
@@ -85,11 +86,11 @@ func sweepCommand() *cobra.Command {
 		"for this sweep, use the grace period `DURATION` instead of the networks' own")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the attachments that --network should have from `FILE`, - for stdin: "+
+		"read the list of --network's valid attachments from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
-		"for attachments that are not in the journal: find the plugins in `DIR` "+
-			"(default: the runtimes')")
+		"run the plugins in `DIR` for attachments that are not in the journal "+
+			"(default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
@@ -99,11 +100,11 @@ func sweepCommand() *cobra.Command {
 func checkGracePeriod(given time.Duration, yes bool) error {
 	switch {
 	case yes && given <= 0:
-		return term.WithHint("the shortest grace period: --grace-period 1ns --yes", "%w",
+		return term.WithHint("for the shortest grace period, use --grace-period 1ns --yes", "%w",
 			term.Usage("--grace-period %s: must be positive", given))
 	case !yes && given < time.Minute:
-		return term.WithHint("a pod that has just started may not be on the list yet; if no pod "+
-			"starts on this node: --yes", "%w",
+		return term.WithHint("a pod that has just started may not be on the list yet; if no pod can "+
+			"start on this node during the sweep, add --yes", "%w",
 			term.Usage("--grace-period %s: must be at least 1m", given))
 	}
 	return nil
@@ -140,7 +141,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	p := inspect.Plugin(cmd.ErrOrStderr())
 	defer context.AfterFunc(ctx, func() {
-		if s.Progress != nil { // the cursor is behind ^C
+		if s.Progress != nil { // the terminal shows ^C; continue on the next line
 			fmt.Fprintln(cmd.ErrOrStderr())
 		}
 		fmt.Fprintln(cmd.ErrOrStderr(),
@@ -169,7 +170,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	return errors.Join(listErr, err, inspect.Remaining(findings, s.DryRun), printErr)
 }
 
-// progress returns a function that shows a sweep's progress until it is interrupted, or nil if out
+// progress returns a function that shows a sweep's progress until ctx is cancelled, or nil if out
 // is not a terminal.
 func progress(ctx context.Context, out io.Writer) func(done, of int) {
 	if _, terminal := term.OnTerminal(out); !terminal {

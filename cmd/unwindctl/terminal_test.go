@@ -87,7 +87,7 @@ func TestTables(t *testing.T) {
 		if !strings.Contains(shown, tt.whole) {
 			t.Errorf("%v on %d columns: no %q in\n%s", args, width, tt.whole, shown)
 		}
-		if len(shown) >= len(piped) && args[0] != "doctor" { // whose texts are wrapped
+		if !strings.Contains(shown, "is cut to fit") && args[0] != "doctor" { // whose texts are wrapped
 			t.Errorf("%v: nothing is cut:\n%s\npiped:\n%s", args, shown, piped)
 		}
 	}

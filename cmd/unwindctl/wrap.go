@@ -12,11 +12,12 @@ func wrapCommand() *cobra.Command {
 		Use:   "wrap FILE",
 		Short: "Put the chain of a conflist, or of NetworkAttachmentDefinitions, into unwind's entry",
 		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
-			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. The\n" +
-			"chain also gets the plugins that a runtime would load from a directory next to\n" +
-			"FILE with the network's name. A single-plugin .conf becomes a list. - stands for\n" +
-			"the standard input, without such a directory. wrap refuses a file that unwind or\n" +
-			"the runtime would refuse, and does not change a file that is already wrapped.\n\n" +
+			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. wrap also\n" +
+			"adds to the chain the plugins that a runtime would load from a directory next to\n" +
+			"FILE that is named after the network. A single-plugin .conf file becomes a list.\n" +
+			"wrap refuses a file that unwind or the runtime would refuse, and does not change a\n" +
+			"file that is already wrapped. If FILE is -, wrap reads the standard input, and no\n" +
+			"directory.\n\n" +
 			"FILE can also contain Multus NetworkAttachmentDefinitions in YAML or JSON, as a\n" +
 			"List or as several documents. Only their spec.config changes. If wrap refuses one\n" +
 			"of them, it prints nothing.",
@@ -46,9 +47,10 @@ func unwrapCommand() *cobra.Command {
 		Use:   "unwrap FILE",
 		Short: "Restore the conflist that wrap put into unwind's entry",
 		Long: "Restore the conflist that unwindctl wrap put into unwind's entry: print the value\n" +
-			"of \"chain\", byte for byte. Later changes to the chain are kept; everything else\n" +
-			"in FILE is dropped. - stands for the standard input. A file that is not wrapped\n" +
-			"stays unchanged. In NetworkAttachmentDefinitions, only spec.config changes.",
+			"of \"chain\", byte for byte, with any change made since wrap. unwrap drops everything\n" +
+			"else in FILE. It does not change a file that is not wrapped. In\n" +
+			"NetworkAttachmentDefinitions, it changes only spec.config. If FILE is -, unwrap reads\n" +
+			"the standard input.",
 		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
 			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
 	}, "not wrapped", wrap.Restore)

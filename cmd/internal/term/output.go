@@ -52,7 +52,8 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 		}
 	}
 	flags.VarP(o, "output", "o", "output `FORMAT`: "+strings.Join(o.allowed, ", "))
-	flags.BoolFunc("json", "same as -o json; its keys: version, "+keys, func(value string) error {
+	help := "same as -o json; the object's keys: version, " + keys
+	flags.BoolFunc("json", help, func(value string) error {
 		if asJSON, err := strconv.ParseBool(value); err != nil || !asJSON {
 			return err
 		}

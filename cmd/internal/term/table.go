@@ -11,9 +11,9 @@ import (
 type Column struct {
 	Name     string
 	Least    int  // cells may be cut to this many characters; 0: they are never cut
-	Most     int  // on a terminal, cells are always cut to this many characters; 0: no limit
+	Most     int  // on a terminal, longer cells are cut to this many characters; 0: no limit
 	Wrap     bool // cells are not cut, but continue on the next line
-	Optional bool // the column may be left out
+	Optional bool // the column may be left out on a narrow terminal
 	Wide     bool // the column appears only in the format Wide
 
 	Severity bool // the cells are severities, in colour on a terminal
@@ -71,7 +71,7 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 		text.WriteByte('\n')
 	}
 	if t.isCut && !o.NoHeaders {
-		text.WriteString("Cut to fit; -o wide shows all columns in full.\n")
+		text.WriteString("The table is cut to fit the terminal; -o wide shows all columns in full.\n")
 	}
 	_, err := io.WriteString(out, text.String())
 	return err

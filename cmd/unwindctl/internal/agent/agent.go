@@ -46,7 +46,7 @@ type agent struct {
 	events                *events // nil without Events
 
 	mu       sync.Mutex
-	stateDir string // the last one that our conflist named
+	stateDir string // the last state directory that our conflist named
 }
 
 // Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
@@ -79,7 +79,7 @@ func (a *agent) run(ctx context.Context) error {
 		return err
 	}
 	if err != nil {
-		a.log.Warn("using default directories for the runtime", "err", err)
+		a.log.Warn("cannot find the runtime's directories; using the default ones", "err", err)
 		paths = node.Runtime{ConfDir: node.DefaultConfDir, BinDirs: []string{node.DefaultBinDir}}
 	}
 	setup, err := a.Setup(ctx, paths)
@@ -149,8 +149,8 @@ func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.R
 	}
 }
 
-// journalDir returns the directory of the journal: --state-dir, or else the one that our conflist
-// names, or the last one that it named.
+// journalDir returns the state directory: --state-dir, or else the directory that our conflist
+// names, or the last one that it named, or the default.
 func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir

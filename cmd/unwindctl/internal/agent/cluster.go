@@ -24,7 +24,7 @@ import (
 
 const apiTimeout = 2 * time.Second
 
-// cluster is the API server, which the agent calls with its pod's service account.
+// cluster is the API server. The agent calls it with the service account of its pod.
 type cluster struct {
 	address string // host:port
 	dir     string // contains the token, which the kubelet renews, and the CA's certificates
@@ -34,8 +34,8 @@ type cluster struct {
 func inCluster(root string) (cluster, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return cluster{}, term.Usage("--events works only in a Kubernetes pod, with its service " +
-			"account: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+		return cluster{}, term.Usage("--events works only in a Kubernetes pod: " +
+			"KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set")
 	}
 	return cluster{
 		address: net.JoinHostPort(host, port),
@@ -47,7 +47,7 @@ func inCluster(root string) (cluster, error) {
 func (c cluster) client() (client *http.Client, token string, err error) {
 	secret, err := os.ReadFile(filepath.Join(c.dir, "token"))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("the pod has no service account token (set the chart value events: true): %w",
+		err = fmt.Errorf("the pod has no service account token; set the chart value events: true: %w",
 			err)
 	}
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 	mostMessage = 1024             // the maximum length of a message in bytes
 )
 
-// subject is what an Event is about. The agent posts one Event about it per oneEach.
+// subject identifies a problem of a pod. The agent posts at most one Event about it per oneEach.
 type subject struct {
 	namespace, pod, uid, reason, plugin string
 }
@@ -184,8 +184,8 @@ func (e *events) round(ctx context.Context, found []notice, now time.Time) {
 		e.log.changed("events dropped", "")
 	}
 	if dropped > 0 && e.log.changed("events dropped", "some") {
-		e.log.Warn("Event rate limit reached: dropping Events; unwindctl history lists them all",
-			"dropped", dropped)
+		e.log.Warn("dropping Events because of the rate limit; unwindctl history lists all failed "+
+			"ADDs, and unwindctl list all pending DELs", "dropped", dropped)
 	}
 }
 
@@ -204,8 +204,8 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 		result = "posted"
 	case ending || code == http.StatusNotFound: // the pod's namespace is, or will be, gone
 	case code == http.StatusForbidden:
-		err = errors.New("403 Forbidden: the service account may not create events; the chart value " +
-			"events: true grants only that right")
+		err = errors.New("403 Forbidden: the service account may not create events; to grant this, set " +
+			"the chart value events: true")
 	default:
 		err = fmt.Errorf("the API server returned %d %s", code, http.StatusText(code))
 	}
@@ -217,8 +217,8 @@ func (e *events) post(ctx context.Context, n *notice) bool {
 		code < http.StatusBadGateway
 }
 
-// event returns the Event (core/v1). The same notice always gets the same name, so posting it twice
-// is a conflict.
+// event returns the Event (core/v1). The same notice always gets the same name, so the API server
+// answers a second post with 409 Conflict.
 func (e *events) event(n *notice) any {
 	type object = map[string]any
 	sum := sha256.Sum256([]byte(strings.Join([]string{n.of.String(), n.uid, n.reason, n.plugin,
@@ -242,7 +242,7 @@ func (e *events) count(result string) {
 	e.counts[result]++
 }
 
-// counted returns the number of Events by result, or nil if none are posted.
+// counted returns the number of Events by result, or nil if this agent posts no Events.
 func (e *events) counted() map[string]uint64 {
 	if e == nil {
 		return nil

@@ -301,7 +301,7 @@ func TestEventsAnswers(t *testing.T) {
 		failed uint64
 		log    string
 	}{
-		{403, "", 2, 2, "the service account may not create events; the chart value events: true"},
+		{403, "", 2, 2, "the service account may not create events; to grant this, set the chart value events: true"},
 		{403, ending, 2, 2, ""},
 		{404, "", 2, 2, ""},
 		{422, strings.Repeat("x", 1<<20), 2, 2, "422 Unprocessable Entity"},
@@ -396,7 +396,7 @@ func TestEventsToken(t *testing.T) {
 	}
 	check(t, os.Remove(filepath.Join(s.dir, "token")))
 	p.round(t.Context(), rolledBack(now, "e"), now)
-	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token (set the chart value events: true)") {
+	if got := p.text.String(); !strings.Contains(got, "the pod has no service account token; set the chart value events: true") {
 		t.Errorf("log:\n%s", got)
 	}
 	check(t, os.Symlink("..data/token", filepath.Join(s.dir, "token")))

@@ -24,7 +24,7 @@ func (r *reconciler) alone() bool {
 		if r.lock.InPlace(dir) {
 			return true
 		}
-		r.log.Warn("the agent's lock was removed, perhaps with the state directory; recreating both",
+		r.log.Warn("the agent's lock file was removed, perhaps with its directory; recreating both",
 			"path", agentlock.Path(dir))
 	}
 	lock, err := agentlock.Take(dir)
@@ -63,8 +63,8 @@ func (r *reconciler) warnOfStateDir() {
 		return
 	}
 	if r.log.changed("state directory", was) {
-		r.log.Warn("unwind's conflist names a state directory other than this agent's --state-dir; "+
-			"this agent sweeps only its own, so restart it with the conflist's",
-			"was", was, "is", r.StateDir)
+		r.log.Warn("unwind's conflist names a state directory other than --state-dir; this agent "+
+			"sweeps only --state-dir, so restart it with the state directory of the conflist",
+			"conflist", was, "agent", r.StateDir)
 	}
 }

@@ -37,28 +37,29 @@ type reconciler struct {
 	gone     time.Time       // since when the provider's file has been missing
 	named    string          // the provider's file that our conflist last named
 	source   fs.FileInfo     // of that file, nil if our conflist did not exist
-	unsure   time.Time       // since when only our conflist has been missing
+	unsure   time.Time       // since when our conflist, and only that file, has been missing
 	repaired time.Time       // when a plugin after unwind was last moved to the provider's file
 }
 
 type status struct {
 	install.Reason        // whether pods go through unwind
-	why            string // if not, with a remedy; else why the installed plugin is not replaced
+	why            string // why they do not, with a remedy; else why the plugin is not replaced
 	plugin         string // the version of the installed plugin, "" if unknown
 }
 
-// goneAfter is how long the provider's file may be missing before the reconciler removes our
-// conflist. Some providers remove their file before they write it again.
+// goneAfter is the time for which the provider's file may be missing before the reconciler removes
+// our conflist. Some providers remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
-// debounce is how long the reconciler waits after a change in the directory. A provider writes its
-// file in several steps.
+// debounce is the time that the reconciler waits after a change in the directory. A provider writes
+// its file in several steps.
 const debounce = 200 * time.Millisecond
 
-// retryAfter is when a failed install is retried, even if the directory has not changed.
+// retryAfter is the time after which a failed install is retried, even if the directory has not
+// changed.
 const retryAfter = 10 * time.Second
 
-// run reconciles when something changes in the directory, and at each interval, until ctx ends.
+// run reconciles after a change in a watched directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
 	defer func() {
 		if r.removed() { // removed after the last run of reconcile
@@ -118,8 +119,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 }
 
 // matters reports whether a change to a file triggers the reconciler. In the plugin directory only
-// unwind does, and in the state directory only the off switch. Elsewhere every file does, except
-// durable.Replace's temporary files, which would trigger it forever on a full disk.
+// the file unwind does, and in the state directory only the file off. Elsewhere every file does,
+// except durable.Replace's temporary files, which would trigger it forever on a full disk.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -220,7 +221,7 @@ func (r *reconciler) status() status {
 	case found == nil:
 		return status{Reason: install.Starting}
 	case found.Reason == install.On && r.PluginMissing():
-		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "restoring it")}
+		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "the agent is restoring it")}
 	}
 	return *found
 }
@@ -255,7 +256,7 @@ func (r *reconciler) changed() bool {
 // remember stores the provider's file that our conflist names, so that changed can compare it.
 func (r *reconciler) remember(named string) {
 	source, _ := os.Stat(named)
-	if named != "" && !missing(r.Path()) { // else it may be newer than the removal of ours
+	if named != "" && !missing(r.Path()) { // if ours is gone, theirs may have changed since
 		r.named, r.source = named, source
 	}
 }
@@ -270,7 +271,7 @@ func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.path
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
-		err = fmt.Errorf("the runtime's directories are now %s and %s: restart this agent",
+		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
 			paths.ConfDir, paths.BinDirs[0])
 	}
 	r.log.warnOnce("find", "cannot find the runtime's directories", err)
@@ -311,11 +312,11 @@ func (r *reconciler) install(ctx context.Context) error {
 	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
 		return install.NewObstacle(install.MeshInTheWay,
 			"set the agent's --unwind-file to a name that ends in .json",
-			"another program keeps adding its plugin after unwind, where it may run twice: %s",
-			strings.Join(repairs, "; "))
+			"another program keeps adding its plugin after unwind's entry, where it may run twice; the "+
+				"agent moved %s", strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired = time.Now()
-		r.log.Warn("another program added its plugin after unwind", "repairs", repairs)
+		r.log.Warn("another program added its plugin after unwind's entry", "moving", repairs)
 	}
 	r.warnOfStateDir()
 	if r.removed() { // removed since this run began
@@ -344,7 +345,7 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)
 	}
 	if r.log.changed("kept", r.kept) && r.kept != "" {
-		r.log.Info("the plugin stays unchanged", "why", r.kept)
+		r.log.Info("the installed plugin stays unchanged", "why", r.kept)
 	}
 	if r.kept != "" {
 		return false, nil
@@ -352,7 +353,7 @@ func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error
 	changed, err = r.InstallBinary()
 	if err == nil && !r.placed && r.ProgramDir != "" {
 		_, placeErr := r.InstallPrograms(r.ProgramDir)
-		r.log.warnOnce("programs", "unwindctl is not installed on this node; choose another "+
+		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)
 		r.placed = placeErr == nil
 	}

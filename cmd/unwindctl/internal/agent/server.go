@@ -73,14 +73,15 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 func (s *server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	text := s.kept.Text()
 	if len(text) == 0 {
-		http.Error(w, "cannot read any metric", http.StatusInternalServerError)
+		http.Error(w, "cannot read any metric; the agent's log shows why",
+			http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
 	_, _ = w.Write(text)
 }
 
-// collect returns the metrics as text, and logs what it could not read.
+// collect returns the metrics as text. If it cannot read some of them, it logs the error.
 func (s *server) collect(ctx context.Context) []byte {
 	var text bytes.Buffer
 	s.log.warnOnce("metrics", "cannot collect all metrics", s.source().Print(ctx, &text))
@@ -125,18 +126,18 @@ type heartbeat struct{ last atomic.Int64 }
 func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
-// patience is how long a loop may take without progress. The DELs of one attachment may take 2
-// minutes, and may have to wait for other DELs.
+// patience is the longest time that a loop may make no progress. The DELs of one attachment may
+// take 2 minutes, and may have to wait for other DELs.
 const patience = 10 * time.Minute
 
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
-	loops := map[string]*heartbeat{"sweeping": &s.sweeping}
+	loops := map[string]*heartbeat{"sweeps": &s.sweeping}
 	if !s.NoInstall {
-		loops["reconciling the installation"] = &s.reconciling
+		loops["keeps unwind installed"] = &s.reconciling
 	}
 	for what, h := range loops {
 		if since := h.since(); since > s.Interval+patience {
-			text := fmt.Sprintf("%s has made no progress for %s", what, term.Roughly(since))
+			text := fmt.Sprintf("the loop that %s has made no progress for %s", what, term.Roughly(since))
 			http.Error(w, text, http.StatusServiceUnavailable)
 			return
 		}
@@ -144,8 +145,8 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok\n")
 }
 
-// Limits of all connections. A probe by the kubelet times out after 5 s. The listener accepts it in
-// that time even if the kernel's queue is full (net.core.somaxconn, 4096).
+// Limits of all connections. A probe by the kubelet times out after 5 s. The listener accepts the
+// probe's connection in that time even if the kernel's queue is full (net.core.somaxconn, 4096).
 const (
 	mostConnections = 256              // open at a time
 	acceptEach      = time.Millisecond // limits the CPU time for connections

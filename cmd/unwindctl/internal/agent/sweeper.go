@@ -34,8 +34,8 @@ func (s *sweeper) list(ctx context.Context) *facts.List {
 	if ctx.Err() == nil {
 		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
 		if s.log.changed("no runtime", none) && none != "" {
-			s.log.Info("no CRI runtime found; judging attachments without a list of pods; set its socket " +
-				"with --cri")
+			s.log.Info("found no CRI runtime, so attachments are judged without a list of pods; if the " +
+				"node has a runtime, set its socket with --cri")
 		}
 	}
 	return list
@@ -95,8 +95,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
 	if allElsewhere {
-		nothing = "the state of every attachment is unknown from here; run this on the host, or with " +
-			"--host"
+		nothing = "this agent cannot judge any attachment from its namespaces; run it on the host, or " +
+			"as unwindctl --host run"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {
 		s.log.Warn(nothing, "attachments", words["unknown"])

@@ -1,5 +1,5 @@
 // Package agentlock implements the lock of the node's agent: an flock on a file in the state
-// directory. It keeps two agents from conflicting.
+// directory. It lets only one agent manage a node.
 package agentlock
 
 import (
@@ -24,13 +24,13 @@ var ErrBusy = errors.New("busy")
 type Lock struct{ file *os.File }
 
 // Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates a
-// missing directory (0700) and a missing file (0600); the file stays after Release. It follows no
-// link, and rejects a directory that others can write to.
+// missing directory (0700) and a missing file (0600); the file stays after Release. It does not
+// follow a symbolic link, and rejects a directory that others can write to.
 func Take(stateDir string) (*Lock, error) {
 	path := Path(stateDir)
 	var f *os.File
 	err := fs.ErrNotExist
-	// a sweep that ends may remove the directory while it is still empty
+	// a sweep may remove the state directory at its end if the directory is still empty
 	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
 		if err := makeDir(stateDir); err != nil {
 			return nil, fmt.Errorf("the agent's lock: %w", err)

@@ -34,7 +34,7 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	switch {
 	case errors.As(err, &damaged):
 		e.add("journal", Warning,
-			"unwindctl forget "+damaged.Key.String()+", if its container no longer exists", "%v", err)
+			"if its container no longer exists, run unwindctl forget "+damaged.Key.String(), "%v", err)
 	case err != nil:
 		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", store.Path(), err)
 		return
@@ -51,13 +51,13 @@ func (e *examination) journal(ctx context.Context, found *inspect.Node) {
 	e.lastSweep(s, found.Guard)
 }
 
-// sweptLately is how old the last sweep may be. An older one is reported.
+// sweptLately is the age from which doctor reports the last sweep as too old.
 const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseError) {
-	remedy := node.Timer + "; or unwindctl run"
+	remedy := node.Timer + ", or run the agent (unwindctl run)"
 	if guard != nil {
-		remedy = "no sweep finishes while the mass-release guard keeps attachments, see above"
+		remedy = "no sweep finishes while the mass-release guard keeps attachments; see attachments above"
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := time.Since(s.LastSweep); {
@@ -69,11 +69,11 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 	case age > sweptLately:
 		e.add("sweep", Warning, remedy, "no sweep has finished for %s", term.Roughly(age))
 	default:
-		e.add("sweep", OK, "", "the last one finished %s ago", term.Roughly(age))
+		e.add("sweep", OK, "", "the last sweep finished %s ago", term.Roughly(age))
 	}
 }
 
-// pendingLong is how long a DEL may be pending before it is reported.
+// pendingLong is the time for which a DEL may be pending before doctor reports it.
 const pendingLong = 15 * time.Minute
 
 // rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
@@ -93,7 +93,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 		e.add("pods", Warning, "fix the cause of that error; unwindctl history --since "+
 			term.Roughly(pendingLong)+" -o wide lists all errors",
-			"%s in %s; last error: %s", failed, term.Roughly(pendingLong), last[of])
+			"%s in the last %s; last error: %s", failed, term.Roughly(pendingLong), last[of])
 	}
 }
 
@@ -121,26 +121,28 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 		}
 	}
 	if len(long) > 0 {
-		e.add("attachments", Warning, "unwindctl show "+long[0], "%s for more than %s: %s",
+		e.add("attachments", Warning, "unwindctl show "+long[0]+" explains why",
+			"%s for more than %s: %s",
 			term.Plural(len(long), "attachment has had pending DELs", "attachments have had pending DELs"),
 			term.Roughly(pendingLong),
 			strings.Join(long[:min(3, len(long))], ", "))
 	}
 	if len(gone) > 0 {
 		_, key, _ := strings.Cut(gone[0], " of ")
-		e.add("attachments", Warning, "reinstall the plugin, or drop its DELs: unwindctl forget "+key,
+		e.add("attachments", Warning,
+			"reinstall the plugin, or drop its DELs with unwindctl forget "+key,
 			"pending DELs need plugins that are not in %s: %s", e.binPath,
 			strings.Join(gone[:min(3, len(gone))], ", "))
 	}
 	if len(held) > 0 {
-		e.add("attachments", Warning, "unwindctl show "+held[0],
+		e.add("attachments", Warning, "unwindctl show "+held[0]+" shows when the DEL runs",
 			"a host port rule still forwards to the address of %s: %s",
 			term.Plural(len(held), "dead attachment", "dead attachments"),
 			strings.Join(held[:min(3, len(held))], ", "))
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
-			"check with unwindctl sweep --dry-run --force; if they are dead: unwindctl sweep --force",
+			"check with unwindctl sweep --dry-run --force; if they are dead, run unwindctl sweep --force",
 			"%d of the %d attachments of this boot seem dead, which is implausibly many; sweeps "+
 				"keep them", g.Dead, g.Live)
 	}
@@ -162,12 +164,12 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 		}
 	}
 	if elsewhere > 0 {
-		e.add("attachments", Warning, "run this on the host, or with --host",
+		e.add("attachments", Warning, "run doctor on the host, or as unwindctl --host doctor",
 			"cannot judge %d of %s from these namespaces", elsewhere,
 			term.Attachments(all))
 	}
 	if len(unknown) > 0 {
-		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String(),
+		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String()+" shows the evidence",
 			"the state of %d of %s is unknown: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
@@ -189,7 +191,7 @@ func (e *examination) pools(found *inspect.Node) {
 	for _, p := range found.Pools {
 		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
 		if len(p.Sets) == 0 {
-			e.add("pools", OK, "", "%s: no address used; the chain does not define its ranges", name)
+			e.add("pools", OK, "", "%s: no address is used; the chain does not define the ranges", name)
 		}
 		for _, s := range p.Sets {
 			e.set(name, s, found.Guard != nil)
@@ -204,12 +206,14 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 	case s.Full() && s.Live == s.Used:
 		e.add("pools", Failure, "enlarge the pool, or run fewer pods on this node", "%s", text)
 	case s.Full():
-		e.add("pools", Failure, "unwindctl ipam --cri auto shows each address's owner", "%s", text)
+		e.add("pools", Failure, "unwindctl ipam --cri auto -o wide shows each address's owner",
+			"%s", text)
 	case s.NearlyFull():
-		e.add("pools", Warning, "unwindctl ipam --cri auto shows each address's owner",
+		e.add("pools", Warning, "unwindctl ipam --cri auto -o wide shows each address's owner",
 			"%s: nearly full", text)
 	case s.Leaked+s.Empty > 0 && guarded:
-		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force, see above", "%s", text)
+		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force; see attachments above",
+			"%s", text)
 	case s.Leaked+s.Empty > 0:
 		e.add("pools", Warning, "unwindctl sweep releases leaked and empty addresses", "%s", text)
 	default:
@@ -217,7 +221,8 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 	}
 }
 
-// Less free space than this on the journal's disk is reported. A journal takes a few MiB.
+// doctor reports an error if the journal's disk has less free space than this. A journal takes a
+// few MiB.
 const (
 	leastFree  = 64 << 20
 	leastNodes = 100
@@ -273,14 +278,14 @@ func (e *examination) files(info fs.FileInfo) {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
-			e.add("journal", Failure, "move it to another directory",
-				"%s is not the kind of file that unwind creates there", path)
+			kind := map[bool]string{true: "directory", false: "regular file"}[part.dir]
+			e.add("journal", Failure, "move it to another directory", "%s is not a %s", path, kind)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))
 	if len(aside) > 0 {
 		e.add("journal", Warning, "keep it until the cause is known, then remove it",
-			"a damaged journal was set aside: %s", strings.Join(aside, ", "))
+			"unwind set a damaged journal aside: %s", strings.Join(aside, ", "))
 	}
 	if pid := agentlock.Process(e.StateDir); pid != "" {
 		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
@@ -301,7 +306,7 @@ func (e *examination) disk() {
 		e.add("journal", Failure, "free disk space",
 			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
 	case st.Type == unix.TMPFS_MAGIC:
-		e.add("journal", Warning, "set stateDir to a directory on a disk",
+		e.add("journal", Warning, "set stateDir in unwind's conflist to a directory on a disk",
 			"%s is on tmpfs: a reboot deletes the journal, but not host-local's files", e.StateDir)
 	}
 }

@@ -24,7 +24,7 @@ func (e *examination) leftovers(ctx context.Context, found *inspect.Node) {
 	if len(free) == 0 {
 		return
 	}
-	e.add("rules", Warning, "a reboot removes them",
+	e.add("rules", Warning, "a reboot removes these rules",
 		"bridge, ptp, portmap or firewall left rules for %s "+
 			"that no container uses: %s", term.Plural(len(free), "address", "addresses"),
 		term.Join(term.Addresses(free)))

@@ -70,7 +70,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 		return
 	}
 	if !durable.Exists(m.Kubeconfig) { // a thick Multus may have one only in its pod
-		e.add("multus", OK, "", "NetworkAttachmentDefinitions not examined: there is no %s",
+		e.add("multus", OK, "", "NetworkAttachmentDefinitions were not examined: there is no %s",
 			m.Kubeconfig)
 		return
 	}
@@ -79,16 +79,17 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 		d.add(m, one)
 	})
 	if err != nil {
-		e.add("multus", Warning, "", "not all NetworkAttachmentDefinitions examined: %v", err)
+		e.add("multus", Warning, "", "not all NetworkAttachmentDefinitions were examined: %v", err)
 	}
 	const page = "scripts/providers/multus.md"
 	if len(d.plain) > 0 {
-		e.add("multus", Warning, "kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
-			"wrap - | kubectl apply -f -; for exceptions see "+page,
-			"%s not wrapped, so pods on it bypass unwind: %s", plural(len(d.plain)), some(d.plain))
+		e.add("multus", Warning, "run kubectl get net-attach-def -n NAMESPACE -o yaml | unwindctl "+
+			"wrap - | kubectl apply -f -; "+page+" lists exceptions",
+			"%s not wrapped, so pods on such a network bypass unwind: %s", plural(len(d.plain)),
+			some(d.plain))
 	}
 	if len(d.files) > 0 {
-		e.add("multus", Warning, "unwindctl wrap --in-place FILE, on each node",
+		e.add("multus", Warning, "run unwindctl wrap --in-place FILE on each node",
 			"%s in a file that does not use unwind: %s", plural(len(d.files)), some(d.files))
 	}
 	if len(d.refused) > 0 {
@@ -96,7 +97,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 			"%s refused by unwindctl wrap: %s", plural(len(d.refused)), some(d.refused))
 	}
 	if d.wrapped > 0 {
-		e.add("multus", OK, "", "%s through unwind", plural(d.wrapped))
+		e.add("multus", OK, "", "%s wrapped", plural(d.wrapped))
 	}
 }
 
@@ -154,7 +155,7 @@ func plural(n int) string {
 		"NetworkAttachmentDefinitions are")
 }
 
-// some returns at most five of the names, and how many more there are.
+// some returns at most five of the names, and the number of the other names.
 func some(names []string) string {
 	const most = 5
 	text := strings.Join(names[:min(most, len(names))], ", ")

@@ -82,11 +82,11 @@ func TestMultus(t *testing.T) {
 		want    string
 	}{
 		{"none", nil, ""},
-		{"all wrapped", []string{wrapped, single}, "ok: 2 NetworkAttachmentDefinitions are through unwind"},
-		{"one is not", []string{wrapped, bare}, "warning: 1 NetworkAttachmentDefinition is not wrapped, so pods on it bypass unwind: prod/b\n" +
-			"ok: 1 NetworkAttachmentDefinition is through unwind"},
+		{"all wrapped", []string{wrapped, single}, "ok: 2 NetworkAttachmentDefinitions are wrapped"},
+		{"one is not", []string{wrapped, bare}, "warning: 1 NetworkAttachmentDefinition is not wrapped, so pods on such a network bypass unwind: prod/b\n" +
+			"ok: 1 NetworkAttachmentDefinition is wrapped"},
 		{"seven are not", []string{bare, bare, bare, bare, bare, bare, bare},
-			"warning: 7 NetworkAttachmentDefinitions are not wrapped, so pods on it bypass unwind: prod/a, prod/b, prod/c, prod/d, prod/e and 2 more"},
+			"warning: 7 NetworkAttachmentDefinitions are not wrapped, so pods on such a network bypass unwind: prod/a, prod/b, prod/c, prod/d, prod/e and 2 more"},
 		{"no JSON", []string{`{"type": "SECRET`}, "warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: " +
 			"prod/a (not valid JSON: unexpected end of JSON input)"},
 		{"no version", []string{`{"type": "macvlan"}`}, `warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
@@ -97,7 +97,7 @@ func TestMultus(t *testing.T) {
 				`prod/a (key "chain": key "plugins" is empty; put the plugins to run there)`},
 		{"of another program", []string{ovn}, ""},
 		{"a file, none there", []string{"", "", ""}, "warning: 1 NetworkAttachmentDefinition is in a file that does not use unwind: " +
-			"prod/b: DIR/multus/net.d/10-b.conf\nok: 1 NetworkAttachmentDefinition is through unwind"},
+			"prod/b: DIR/multus/net.d/10-b.conf\nok: 1 NetworkAttachmentDefinition is wrapped"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var items []map[string]any
@@ -126,19 +126,19 @@ func TestMultusAway(t *testing.T) {
 		want string
 	}{
 		{404, ""},
-		{403, "warning: not all NetworkAttachmentDefinitions examined: API: 403 Forbidden"},
+		{403, "warning: not all NetworkAttachmentDefinitions were examined: API: 403 Forbidden"},
 	} {
 		if code = tt.code; n.says(t) != tt.want {
 			t.Errorf("%d: %s", code, n.says(t))
 		}
 	}
 	n.put(t, "multus.d/multus.kubeconfig", token)
-	if got := n.says(t); got != "warning: not all NetworkAttachmentDefinitions examined: "+
+	if got := n.says(t); got != "warning: not all NetworkAttachmentDefinitions were examined: "+
 		"kubeconfig DIR/multus.d/multus.kubeconfig: not a kubeconfig in YAML" {
 		t.Error(got)
 	}
 	nodetest.Check(t, os.Remove(n.kubeconfig))
-	if got := n.says(t); got != "ok: NetworkAttachmentDefinitions not examined: there is no DIR/multus.d/multus.kubeconfig" {
+	if got := n.says(t); got != "ok: NetworkAttachmentDefinitions were not examined: there is no DIR/multus.d/multus.kubeconfig" {
 		t.Error(got)
 	}
 	n.put(t, "00-multus.conf", `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge"}`)

@@ -67,7 +67,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
 		text := "no conflist in " + r.ConfDir
-		remedy := "install the network's provider, then unwindctl install"
+		remedy := "install the network's provider, then run unwindctl install"
 		if err != nil {
 			text += ": " + err.Error()
 		} else if !durable.Exists(r.ConfDir) {
@@ -82,18 +82,18 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		c, err := netconf.ReadConflist(path)
 		switch {
 		case c == nil && i == 0:
-			e.add("network", Failure, "correct it: the runtime uses the first file in the directory",
+			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)
 		case c == nil || c.Unwind == nil:
 			if i == 0 && c != nil && obstacle == nil {
 				e.add("network", Warning,
-					"unwindctl install, with --unwind-file if that file must stay first",
-					"%s sorts first and does not run unwind: unwind is not in use", path)
+					"run unwindctl install, if necessary with an --unwind-file that sorts before that file",
+					"%s sorts first and does not run unwind, so unwind is not in use", path)
 			}
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
-			e.add("network", Warning, "keep one of them", "%s also runs unwind, after %s", path,
+			e.add("network", Warning, "keep one of them", "%s also runs unwind, but sorts after %s", path,
 				ours.Path)
 		default:
 			ours = c
@@ -139,32 +139,33 @@ func (e *examination) entry(
 	isList := filepath.Ext(c.Path) == ".conflist"
 	switch newest := r.CNIVersion(ctx); {
 	case newest == "1.0.0" && c.CNIVersion == "1.1.0":
-		e.add("configuration", Failure, "unwindctl install",
+		e.add("configuration", Failure, "run unwindctl install",
 			"%s has cniVersion 1.1.0, which this runtime does not support: no pod can start", c.Path)
 	case isList && !slices.Contains(list.CNIVersions, "1.1.0") && c.CNIVersion != "1.1.0":
-		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"]`,
+		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"] to it`,
 			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
-		e.add("configuration", Warning, "unwindctl install while the runtime runs",
+		e.add("configuration", Warning, "run unwindctl install while the runtime runs",
 			"%s has cniVersion %s, so the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
 		durable.Exists(directory) {
-		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true`,
+		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true to `+c.Path,
 			"libcni runs the plugins in %s after unwind, and unwind cannot undo these", directory)
 	}
 	chain, err := c.Unwind.LoadChain()
 	if err != nil {
-		e.add("configuration", Failure, "no pod can start until this is corrected", "%s: %v", c.Path,
+		e.add("configuration", Failure, "correct it; until then, no pod can start", "%s: %v", c.Path,
 			err)
 		return nil
 	}
 	if chain.Warning != "" {
-		e.add("configuration", Warning, "unwindctl install", "%s", chain.Warning)
+		e.add("configuration", Warning, "run unwindctl install", "%s", chain.Warning)
 	}
 	if lost := chain.LostCapabilities(c.Unwind); len(lost) > 0 {
-		e.add("configuration", Warning, "unwindctl install, or add them to the entry's \"capabilities\"",
-			"plugins need the capabilities %s, which unwind's entry in %s does not declare: the "+
+		e.add("configuration", Warning,
+			"run unwindctl install, or add them to the entry's \"capabilities\"",
+			"plugins need the capabilities %s, which unwind's entry in %s does not declare, so the "+
 				"runtime drops them", strings.Join(lost, ", "), c.Path)
 	}
 	if c.Unwind.DisableGC || chain.DisableGC {
@@ -172,7 +173,7 @@ func (e *examination) entry(
 	}
 	if !c.Unwind.SweepOnStatus {
 		e.add("configuration", Warning,
-			"remove sweepOnStatus, or run unwindctl sweep from a timer",
+			"remove sweepOnStatus from unwind's entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
 	e.hiddenIPAM(chain)
@@ -180,7 +181,7 @@ func (e *examination) entry(
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
 	}
-	e.add("configuration", OK, "", "%s: network %s, chain %s, version %s", c.Path, c.Name,
+	e.add("configuration", OK, "", "%s: network %s, chain %s, cniVersion %s", c.Path, c.Name,
 		strings.Join(types, " → "), chain.CNIVersion)
 	return chain
 }
@@ -192,15 +193,15 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 		if !known.Of(p.Type).HidesIPAM {
 			continue
 		}
-		remedy := fmt.Sprintf("set it in the source of %[1]s's conflist: see scripts/providers/%[1]s.md",
+		where := fmt.Sprintf(" in the source of %[1]s's conflist: see scripts/providers/%[1]s.md",
 			p.Type)
 		if p.IPAM == "" {
-			e.add("configuration", Warning, remedy, `%s's entry has no "ipam": unwind cannot see `+
-				"its addresses, so an address that a DEL does not release leaks", p.Type)
+			e.add("configuration", Warning, `set "ipam"`+where, `%s's entry has no "ipam": unwind cannot `+
+				"see its addresses, so an address that a DEL does not release leaks", p.Type)
 		}
 		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
-			e.add("configuration", Warning, remedy,
-				"%s's conflist has cniVersion %s: its results contain no interfaces", p.Type,
+			e.add("configuration", Warning, "set a newer cniVersion"+where,
+				"%s's conflist has cniVersion %s, so its results contain no interfaces", p.Type,
 				term.OrDash(chain.CNIVersion))
 		}
 	}
@@ -228,11 +229,12 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		case err != nil:
 			e.add("plugins", Failure, "reinstall it", "%s: %v", path, err)
 		case !slices.Contains(versions, spoken):
-			e.add("plugins", Failure, "install a release that does, or lower the chain's cniVersion",
+			e.add("plugins", Failure,
+				"install a release that supports it, or lower the chain's cniVersion",
 				"%s does not support the chain's cniVersion %s, only %s",
 				path, spoken, strings.Join(versions, ", "))
 		case name == netconf.Name && !strings.Contains(about, " "+e.Version+":"):
-			e.add("plugins", Warning, "unwindctl install",
+			e.add("plugins", Warning, "run unwindctl install",
 				"%s is from another release than this unwindctl (%s): %s", path, e.Version, about)
 		default:
 			e.add("plugins", OK, "", "%s (%s)", path, term.OrDash(about))

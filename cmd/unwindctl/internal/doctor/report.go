@@ -90,7 +90,7 @@ func (r *Report) printLine(out io.Writer) error {
 		line += ": " + worst.What + ": " + worst.Text
 	}
 	if more > 0 {
-		line += fmt.Sprintf("; %d more", more)
+		line += "; " + term.Plural(more, "more problem", "more problems")
 	}
 	_, err := fmt.Fprintln(out, line)
 	return err

@@ -16,8 +16,8 @@ import (
 
 // Replace replaces a file with new content and mode. After a crash or a power loss the file is
 // either complete or unchanged. Its owner is this process's user. The temporary file is in the same
-// directory, with an extension that no runtime loads. If the process is killed and leaves it, a
-// later Replace or Remove of that file removes it once it is Stale.
+// directory, with an extension that no runtime loads. If the process is killed, the temporary file
+// stays. A later Replace, Rename or Remove of the same path removes it once it is Stale.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -74,11 +74,11 @@ func Create(path string) error {
 	return errors.Join(f.Close(), syncDir(filepath.Dir(path)))
 }
 
-// Stale is the age from which a temporary file belongs to a process that was killed.
+// Stale is the age from which a temporary file counts as left by a process that was killed.
 const Stale = time.Minute
 
-// RemoveTemporary removes Replace's temporary files for a path that are at least that old, and
-// returns their paths. It ignores errors, because such files do no harm.
+// RemoveTemporary removes Replace's temporary files for a path that are at least age old, and
+// returns the paths of the removed files. It ignores errors, because such files do no harm.
 func RemoveTemporary(path string, age time.Duration) (removed []string) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	files, _ := os.ReadDir(dir)

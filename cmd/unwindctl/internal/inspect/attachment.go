@@ -32,19 +32,20 @@ type Attachment struct {
 
 	freed []netip.Addr  // addresses that may have another owner by now
 	grace time.Duration // the attachment's grace period
-	since int64         // Since, by CLOCK_BOOTTIME
-	order string        // see Sort
+	since int64         // Since in nanoseconds of CLOCK_BOOTTIME
+	order string        // the key by which Sort sorts
 }
 
 // Step is a plugin whose DEL is still to run. A live attachment has a step for each plugin of its
 // chain.
 type Step struct {
 	Plugin string `json:"plugin"`
-	Tries  int    `json:"tries"` // how often its DEL has run
-	// Last is the error of the last try, or why its success does not count.
+	Tries  int    `json:"tries"` // the number of times that its DEL has run
+	// Last is the error of the last try, or the reason why its success does not count.
 	Last string `json:"lastError,omitempty"`
 	Code uint   `json:"code,omitempty"` // the error's code
-	// WaitsFor is what the DEL waits for: owner, container, queue, runtime, rule, repeat or newer.
+	// WaitsFor is the cause for which the DEL waits: owner, container, queue, runtime, rule, repeat or
+	// newer.
 	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
 	Killed   bool          `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 

@@ -14,8 +14,8 @@ type Fact struct {
 	NotLooked bool   `json:"notLooked,omitempty"` // unknown because it was not examined
 }
 
-// factsOf returns the evidence for a verdict. It marks facts that were not examined, because other
-// evidence was sufficient or because they mean nothing, for example after a reboot.
+// factsOf returns the evidence for a verdict. It marks facts that were not examined: other evidence
+// was sufficient, or the fact means nothing, for example after a reboot.
 func factsOf(f *sweep.Finding) []Fact {
 	ev := f.Evidence
 	fact := func(question string, of decide.Fact) Fact {
@@ -25,13 +25,13 @@ func factsOf(f *sweep.Finding) []Fact {
 	return []Fact{
 		fact("its lock is held", ev.Locked),
 		fact("this process is in the namespaces of its ADD", ev.SameNamespaces),
-		fact("added in this boot", ev.SameBoot),
-		fact("added on another machine", ev.OtherHost),
+		fact("it was added in this boot", ev.SameBoot),
+		fact("it was added on another machine", ev.OtherHost),
 		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS),
 		fact("a process is in its network namespace", ev.HasProcess),
 		fact("the host end of its interface exists", ev.HostLink),
 		fact("the runtime lists it", ev.Listed),
-		fact("older than the grace period", ev.PastGracePeriod),
-		fact("added again without a journal entry", ev.AddedUnseen),
+		fact("it is older than the grace period", ev.PastGracePeriod),
+		fact("it was added again without a journal entry", ev.AddedUnseen),
 	}
 }

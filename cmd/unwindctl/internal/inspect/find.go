@@ -54,8 +54,8 @@ func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attac
 	return kept
 }
 
-// ofOneContainer returns the attachments whose container ID is exactly id. Without such ones it
-// returns all that were found, provided that they belong to the same container.
+// ofOneContainer returns the attachments in found whose container ID is exactly id. If there are
+// none, it returns found, or a usage error if found belongs to more than one container.
 func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
 	if len(whole) > 0 {
@@ -70,9 +70,9 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	return found, nil
 }
 
-// FindOne returns the one attachment that an argument names. It finds a damaged entry by its full
-// name. A missing attachment is not a usage error: it may have been released since the user listed
-// it.
+// FindOne returns the only attachment that an argument names. It does not find a damaged entry, but
+// its error then names the entry. A missing attachment is not a usage error: it may have been
+// released since the user listed it.
 func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
 	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
 	found, findErr := Find(attachments, arg)
@@ -82,8 +82,11 @@ func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	case len(found) == 1:
 		return found[0].Key, nil
 	case len(found) > 1:
-		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found),
-			strings.Join(names(found[:min(4, len(found))]), ", "))
+		some := strings.Join(names(found[:min(4, len(found))]), ", ")
+		if len(found) > 4 {
+			some += ", …"
+		}
+		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found), some)
 	case err != nil:
 		return key, err
 	}

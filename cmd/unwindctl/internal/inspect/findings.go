@@ -27,7 +27,7 @@ type finding struct {
 	Network     string        `json:"network"`
 	ContainerID string        `json:"containerID,omitempty"`
 	IfName      string        `json:"ifname,omitempty"`
-	Address     string        `json:"address,omitempty"`   // of a reservation without attachment
+	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
 	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
 	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of an attachment outside the journal
 	Pod         *journal.Pod  `json:"pod,omitempty"`
@@ -81,7 +81,7 @@ func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
 	case of.Network != "" && len(job.Pools) == 0:
 		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", of.Network)
 	case job.List == nil && given > 0:
-		remedy := ": unwindctl sweep --dry-run" + of.ListFlags()
+		remedy := ". To query it, run unwindctl sweep --dry-run" + of.ListFlags()
 		if of.asks() {
 			remedy = ", and it returned no list."
 		}
@@ -152,7 +152,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		total += fmt.Sprintf(", %d only in libcni's cache", cached)
 	}
 	if addresses > 0 {
-		total += fmt.Sprintf("; %s of containers that are not in it",
+		total += fmt.Sprintf("; %s without an attachment in the journal",
 			term.Plural(addresses, "address", "addresses"))
 	}
 	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))

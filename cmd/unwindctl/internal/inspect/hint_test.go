@@ -17,8 +17,8 @@ func TestHint(t *testing.T) {
 		want string
 	}{
 		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "only root can read the journal; run this as root"},
-		{"busy", journal.ErrBusy, "another process holds the journal; try again"},
-		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process holds the journal; try again"},
+		{"busy", journal.ErrBusy, "another process is using the journal; try again"},
+		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process is using the journal; try again"},
 		{"nothing to do", errors.New("other"), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -75,7 +75,7 @@ func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
 	if n := len(events); n > 1 && !slices.ContainsFunc(events, func(e journal.Event) bool {
 		return !rolledBack(e)
 	}) {
-		fmt.Fprintf(&text, "%d ADDs rolled back. The last one:\n", n)
+		fmt.Fprintf(&text, "%d ADDs were rolled back. The last of them:\n", n)
 		last = events[n-1:]
 	}
 	for _, e := range last {
@@ -114,7 +114,7 @@ func eventSentence(e journal.Event) string {
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
 		journal.Waiting:    "a DEL was postponed for the new owner of its address",
-		journal.Unverified: "a DEL succeeded, but its address is not free",
+		journal.Unverified: "a DEL succeeded without freeing its address",
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was forgotten",
 		journal.Untaken:    "a DEL of a failed ADD was forgotten",
@@ -134,8 +134,8 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 		err = o.PrintObject(out, "attachments", []any{})
 	} else {
 		_, err = fmt.Fprintf(out, "The journal entry of %s cannot be read. Sweeps keep it.\n"+
-			"Its next ADD or DEL replaces it; a DEL then uses the runtime's configuration. To forget it: "+
-			"unwindctl forget %s\n", damaged.Key, damaged.Key)
+			"The attachment's next ADD or DEL replaces the entry; a DEL then uses the runtime's "+
+			"configuration. To forget the attachment, run unwindctl forget %s\n", damaged.Key, damaged.Key)
 	}
 	return errors.Join(damaged, err)
 }
@@ -146,6 +146,6 @@ func nothing(arg, stateDir string) error {
 			"unwindctl sweep --cri auto releases leaked ones",
 			"no attachment %s: there is no journal in %s", arg, stateDir)
 	}
-	return fmt.Errorf("no attachment %s in the journal in %s; unwindctl list shows all", arg,
-		stateDir)
+	return fmt.Errorf("no attachment %s in the journal in %s; unwindctl list shows all attachments",
+		arg, stateDir)
 }

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// Leaks describes everything that may remain on this machine if an attachment's DELs never run.
+// Leaks describes the resources that may remain on this machine if an attachment's DELs never run.
 func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
 	var e *journal.Entry
 	err = store.View(ctx, func(tx *journal.Tx) error {
@@ -54,8 +54,8 @@ func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 			plugin.Name, e.ContainerID, addresses))
 	}
 	if s.Type != "loopback" && s.Type != "static" { // these leave nothing behind
-		leaks = append(leaks, fmt.Sprintf("anything %s created for container %s, interface %s", s.Type,
-			e.ContainerID, e.IfName))
+		leaks = append(leaks, fmt.Sprintf("anything that %s created for container %s, interface %s",
+			s.Type, e.ContainerID, e.IfName))
 	}
 	return leaks
 }

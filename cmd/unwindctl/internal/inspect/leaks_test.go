@@ -13,7 +13,7 @@ import (
 func TestLeaks(t *testing.T) {
 	e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
 		Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}
-	const anything = "anything bridge created for container c, interface eth0"
+	const anything = "anything that bridge created for container c, interface eth0"
 	for _, tt := range []struct{ plugin, config, want string }{
 		{"bridge", `{}`, anything}, {"bridge", `[`, anything}, {"loopback", `{}`, ""},
 		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "the records of whereabouts for container c, such as 10.9.0.2\n" + anything},

@@ -24,7 +24,8 @@ func next(pools []*Pool, of Scope) string {
 	var text strings.Builder
 	switch {
 	case leaked > 0:
-		fmt.Fprintf(&text, "\n%s leaked. To see what would be freed: unwindctl sweep --dry-run%s\n",
+		fmt.Fprintf(&text, "\n%s leaked. To see what a sweep would free, run unwindctl sweep "+
+			"--dry-run%s\n",
 			term.Plural(leaked, "address is", "addresses are"), of.ListFlags())
 	case undecided == 0:
 		text.WriteString("\nNo address is leaked.\n")
@@ -33,12 +34,13 @@ func next(pools []*Pool, of Scope) string {
 		fmt.Fprintf(&text, "The pool of network %s is too small: all its addresses are in use.\n", full)
 	}
 	if unknown > 0 && !of.asks() {
-		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live. To query it: "+
-			"unwindctl ipam%s\n",
+		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live. To query it, "+
+			"run unwindctl ipam%s\n",
 			term.Plural(unknown, "address", "addresses"), of.ListFlags())
 	}
 	if plain {
-		fmt.Fprintf(&text, "To prevent leaks: unwindctl install --dry-run\n")
+		fmt.Fprintf(&text, "unwind can prevent leaks. To see what it would install, run unwindctl "+
+			"install --dry-run\n")
 	}
 	return text.String()
 }

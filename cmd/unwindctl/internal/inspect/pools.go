@@ -79,7 +79,7 @@ type Node struct {
 	Guard    *sweep.MassReleaseError // not nil if so many seem dead that a sweep would keep them
 	Pools    []*Pool
 	PoolErr  error                  // of pools that could not be read, and of the list of pods
-	asked    bool                   // whether the flags select a list of pods
+	asked    bool                   // the flags select a list of pods
 	sweep    string                 // the command for a sweep with the same list
 	pods     map[string]journal.Pod // by container ID, from the findings and libcni's cache
 }
@@ -159,9 +159,9 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why: "not a valid host-local file; host-local never assigns an address while a file with " +
-					"its name exists",
-				Remedy: "If nothing needs it, remove the file from " + of.Dir})
+				Why: "its file is not a valid host-local file; host-local never assigns an address while " +
+					"a file with its name exists",
+				Remedy: "If nothing needs that file, remove it from " + of.Dir})
 		}
 	}
 	slices.SortFunc(p.Reservations, func(a, b reservation) int {
@@ -199,7 +199,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// add counts a reservation for the pool, and for the set that its address is in.
+// add adds a reservation to the pool, and counts it for the pool and for the set of its address.
 func (p *Pool) add(r reservation) {
 	p.Reservations = append(p.Reservations, r)
 	p.count(r.State)
@@ -267,7 +267,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	}
 	if r.IsHeld() {
 		one.State, one.ContainerID, one.IfName = "live", r.HeldFor.ContainerID, r.HeldFor.IfName
-		one.Why = "unwind holds it while a late DEL of its last owner runs"
+		one.Why = "unwind reserves it while a late DEL of its previous owner runs"
 		one.Remedy = "If that DEL was killed, unwindctl sweep releases it"
 		return one
 	}
@@ -286,7 +286,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.State, one.Why = states[f.Fate], whyOf(f)
 		if f.Recent() {
 			one.State = "recent"
-			one.Remedy = "To judge it sooner: " + n.sweep + " --grace-period 1m"
+			one.Remedy = "To judge it sooner, run " + n.sweep + " --grace-period 1m"
 		}
 		if f.Releasable() {
 			command := "unwindctl sweep"
@@ -299,7 +299,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 			}
 			var guard *sweep.MassReleaseError
 			if errors.As(f.Err, &guard) {
-				one.Remedy = "Implausibly many attachments seem dead, so sweeps keep them; to check: " +
+				one.Remedy = "Implausibly many attachments seem dead, so sweeps keep them; check with " +
 					command + " --dry-run --force"
 			} else if len(f.Pending) > 0 && f.State != journal.Live && f.State != journal.Adding {
 				one.Remedy = "unwindctl sweep releases it once the DELs of these plugins succeed: " +
@@ -335,8 +335,8 @@ func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 		if of.Network != "" {
 			network = " of network " + of.Network
 		}
-		fmt.Fprintf(&text, "No pools: no conflist%s in %s uses host-local, or unwind runs "+
-			"it with a journal other than the one in %s.\n", network, strings.Join(of.All(), ", "),
+		fmt.Fprintf(&text, "No pools: no conflist%s in %s uses host-local, or unwind's conflist there "+
+			"names a state directory other than %s.\n", network, strings.Join(of.All(), ", "),
 			of.StateDir)
 	}
 	colours, terminal := term.OnTerminal(out)

@@ -27,8 +27,8 @@ type Scope struct {
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other
-// than a UsageError means that the runtime did not respond. There is no list then, which is
-// different from an empty list.
+// than a UsageError means that the runtime did not respond. List then returns nil, which is not an
+// empty list: an empty list means that the runtime has no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.CRI != "" && s.Valid != "":
@@ -90,15 +90,15 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 		return nil, term.Usage("%s: %w", s.Valid, err)
 	}
 	if len(valid) == 0 && !s.Force {
-		return nil, term.WithHint("if network "+s.Network+" has no attachment: unwindctl sweep"+
-			s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is empty, but a "+
-			"node always runs a pod; nothing is released without --force", s.Valid))
+		return nil, term.WithHint("if network "+s.Network+" really has no attachment, run unwindctl "+
+			"sweep"+s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is "+
+			"empty, but a node always runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
 }
 
 // CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the
-// history, has the network. It returns nil if a file that may have it cannot be read.
+// history, names the network. It returns nil if it cannot read a file that may name the network.
 func CheckNetwork(ctx context.Context, at node.Directories, network string) error {
 	if network == "" {
 		return nil

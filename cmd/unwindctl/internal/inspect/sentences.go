@@ -23,9 +23,9 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
 		when := "since " + since(a.Created)
-		is := map[bool]string{true: " is held by", false: " are held by"}[n == 1]
+		is := map[bool]string{true: " is assigned to", false: " are assigned to"}[n == 1]
 		if len(a.freed) > 0 {
-			is = map[bool]string{true: " was given to", false: " were given to"}[n == 1]
+			is = map[bool]string{true: " was assigned to", false: " were assigned to"}[n == 1]
 			when = since(a.Created)
 		}
 		lines[0] = fmt.Sprintf("%s%s %s, interface %s in network %s, %s.",
@@ -46,19 +46,19 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
 		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
 			"ADD ran in other namespaces.",
-			"Run this on the host, or in a container with hostPID: unwindctl --host show.")
+			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
 	case f.Fate == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
 			reason))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", reason),
-			"The runtime's DEL releases it. Otherwise a sweep does, once its network namespace, every "+
-				"process in it and the host end of its interface are gone.")
+			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
+				"namespace, every process in it and the host end of its interface are gone.")
 	case f.Fate == decide.Foreign:
 		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
 			"because a DEL could harm the original machine's pods.", reason),
-			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To do it now: "+
-				"unwindctl sweep %s", a.Key))
+			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
+				"now, run unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
 		return append(lines, pendingSentences(a, decide.Yes(ev.SameBoot), all)...)
@@ -75,12 +75,12 @@ func whose(a *Attachment) string {
 
 func since(t time.Time) string {
 	if t.IsZero() {
-		return "some time"
+		return "an unknown time"
 	}
 	return fmt.Sprintf("%s (%s ago)", term.Time(t), term.Ago(t))
 }
 
-// pendingSentences describes what each pending DEL waits for, and what to do.
+// pendingSentences returns sentences that explain why each DEL is pending, and what to do.
 func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []string) {
 	var untried []string
 	failed, ready := false, false
@@ -142,15 +142,15 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		}
 	}
 	if len(untried) > 0 {
-		lines = append(lines, fmt.Sprintf("Pending DEL, not tried yet: %s.",
-			strings.Join(untried, ", ")))
+		lines = append(lines, fmt.Sprintf("The DEL of %s has not been tried yet.",
+			strings.Join(untried, " and of ")))
 	}
 	if ready {
-		lines = append(lines, fmt.Sprintf("To try it now: unwindctl sweep %s", a.Key))
+		lines = append(lines, fmt.Sprintf("To try it now, run unwindctl sweep %s", a.Key))
 	}
 	if failed {
 		lines = append(lines, fmt.Sprintf("If it can never succeed, for example because the plugin is "+
-			"gone for good: unwindctl forget %s", a.Key))
+			"gone for good, run unwindctl forget %s", a.Key))
 	}
 	return lines
 }

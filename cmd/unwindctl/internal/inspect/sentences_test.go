@@ -40,7 +40,7 @@ func TestSentences(t *testing.T) {
 		true:  "killed was killed while it ran, so a process that it started may have continued. unwind will run the DEL again in 10m.",
 		false: "killed was killed while it ran, so a process that it started may have continued. The next sweep runs the DEL again.",
 	} {
-		left := "Pending DEL, not tried yet: sriov."
+		left := "The DEL of sriov has not been tried yet."
 		if thisBoot {
 			left = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. If it does not, a sweep will run it in 59m."
 		}
@@ -63,7 +63,7 @@ func TestSentences(t *testing.T) {
 		}
 	}
 	locked := &sweep.Finding{Verdict: decide.Verdict{Fate: decide.Unknown, Reason: decide.Reason{Text: "its lock cannot be inspected"}}}
-	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is held by container c, interface eth0 ") {
+	if got := summary(a, locked, nil); !strings.HasPrefix(got[0], "10.9.0.2 is assigned to container c, interface eth0 ") {
 		t.Errorf("%q", got)
 	}
 }

@@ -20,7 +20,8 @@ type shown struct {
 	Verdict  string `json:"verdict"` // live, dead, unknown, other-machine
 	Why      string `json:"why"`
 	Evidence []Fact `json:"evidence"`
-	// Summary is a list of sentences: its addresses, why it is kept, and how to release it.
+	// Summary is a list of sentences about the attachment: its addresses, why it is kept, and how to
+	// release it.
 	Summary []string `json:"summary"`
 }
 

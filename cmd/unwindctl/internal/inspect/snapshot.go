@@ -20,7 +20,7 @@ type Snapshot struct {
 	LastSweep   time.Time
 }
 
-// Counters are counters for metrics, which events in the history increment.
+// Counters are counters for metrics. Events in the history increment them.
 type Counters []Counter
 
 type Counter struct {
@@ -116,10 +116,10 @@ func HintFor(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return "only root can read the journal; run this as root"
 	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD or DEL sets the file aside and starts a new one; running pods are " +
+		return "the next ADD or DEL sets the file aside and starts a new journal; running pods are " +
 			"not affected"
 	case errors.Is(err, journal.ErrBusy):
-		return "another process holds the journal; try again"
+		return "another process is using the journal; try again"
 	case errors.As(err, &damaged):
 		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
 			"configuration"

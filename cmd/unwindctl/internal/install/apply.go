@@ -18,7 +18,7 @@ import (
 )
 
 // WriteConflist writes our file atomically, as planned. From then on unwind is in use. It does
-// nothing if the existing file means the same.
+// nothing if the existing file is equivalent.
 //
 //  1. Move plugins that another program has added after unwind to the end of the provider's file. A
 //     crash here leaves them in both files, so they run twice rather than not at all.
@@ -37,7 +37,7 @@ func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
 	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
 		return false, err
 	}
-	for _, path := range s.kept() { // also one of the other form, which on would take for this one
+	for _, path := range s.kept() { // also in the other form, which on would mistake for this file
 		err = errors.Join(err, durable.Remove(path))
 	}
 	return true, err
@@ -64,8 +64,8 @@ func (s Setup) prepareState() error {
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("choose another with --state-dir", "cannot create the state directory: %w",
-			err)
+		return term.WithHint("choose another directory with --state-dir",
+			"cannot create the state directory: %w", err)
 	}
 	return nil
 }
@@ -93,11 +93,11 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		case ours(own):
 			texts, returnErr := returnBehind(own)
 			said, err = append(said, texts...), errors.Join(err, returnErr)
-			_ = durable.Rename(path, path+node.OffSuffix) // else it is removed
+			_ = durable.Rename(path, path+node.OffSuffix) // if this fails, the file is removed below
 		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
 		case path == s.Path():
 			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
-				"%s was not written by unwindctl: left unchanged", path)
+				"unwindctl did not write %s, and leaves it unchanged", path)
 		default:
 			continue
 		}

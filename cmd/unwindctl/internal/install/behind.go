@@ -80,11 +80,12 @@ func (b *behind) write(given *netconf.Conflist) error {
 	return durable.ReplaceLike(given.Path, bytes.NewReader(given.Data), like)
 }
 
+// sentences returns a text for each plugin, which continues "would move:", "moved:" or "returned:".
 func (b *behind) sentences(to string) (texts []string) {
 	for _, plugin := range b.types {
-		text := fmt.Sprintf("%s was after unwind: %s already contains it", plugin, to)
+		text := fmt.Sprintf("%s out of unwind's file, because %s already contains it", plugin, to)
 		if slices.Contains(b.lacking, plugin) {
-			text = fmt.Sprintf("%s was after unwind: moved to the end of %s", plugin, to)
+			text = fmt.Sprintf("%s from unwind's file to the end of %s", plugin, to)
 		}
 		if providers.Of(plugin).Restarts {
 			text += "; if " + plugin + "'s pod on this node is not ready afterwards, restart it"
@@ -95,7 +96,7 @@ func (b *behind) sentences(to string) (texts []string) {
 }
 
 // returnBehind moves the plugins after unwind in our file to the provider's file, before our file
-// is removed. It returns sentences about the moved plugins.
+// is removed. It returns a text about each moved plugin.
 func returnBehind(own *netconf.Conflist) ([]string, error) {
 	b := behindIn(own)
 	if len(b.types) == 0 {

@@ -44,7 +44,7 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	if err != nil {
 		return "", err
 	}
-	const hint = "set --binary; make build puts the plugin next to unwindctl"
+	const hint = "set --binary to the plugin; make build puts the plugin next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case ctx.Err() != nil:
@@ -122,10 +122,10 @@ func (s Setup) KeepsInstalled(theirs, about string) (why string) {
 	case theirs == "" || theirs == own:
 		return ""
 	case !semver.IsValid(theirs) || !semver.IsValid(own): // such as dev
-		return fmt.Sprintf("cannot compare %s (%s) with this agent's version (%s); --allow-downgrade or "+
-			"unwindctl install replaces it", s.plugin(), theirs, own)
+		return fmt.Sprintf("cannot compare %s (%s) with this agent's version (%s); to replace it, set "+
+			"--allow-downgrade or run unwindctl install", s.plugin(), theirs, own)
 	case semver.Compare(theirs, own) > 0:
-		return fmt.Sprintf("%s (%s) is newer than this agent (%s): --allow-downgrade replaces it",
+		return fmt.Sprintf("%s (%s) is newer than this agent (%s); to replace it, set --allow-downgrade",
 			s.plugin(), theirs, own)
 	}
 	return ""
@@ -141,7 +141,8 @@ func (s Setup) PluginMissing() bool {
 
 // InstallBinary installs the plugin atomically. A running instance of the previous plugin is not
 // affected. It does nothing if the installed plugin has the same content. It refuses a plugin that
-// cannot read the journal, which it checks with this program of the same build.
+// cannot read the journal. To check that, it reads the journal with this program, which is of the
+// same build.
 func (s Setup) InstallBinary() (changed bool, err error) {
 	from, err := s.binary()
 	if err != nil {
@@ -153,8 +154,8 @@ func (s Setup) InstallBinary() (changed bool, err error) {
 	nothing := func(*journal.Tx) error { return nil }
 	store := &journal.Store{Dir: s.stateDir()}
 	if err := store.View(context.Background(), nothing); errors.Is(err, journal.ErrNewer) {
-		return false, term.WithHint("install the newer release; or run its unwindctl sweep until the "+
-			"journal is empty, then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
+		return false, term.WithHint("install the newer release, or run that release's unwindctl sweep "+
+			"until the journal is empty and then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
 			store.Path(), err)
 	}
 	return s.copyProgram(from, s.plugin())

@@ -62,16 +62,16 @@ func (c *Copy) Chosen(by Setup) bool { return !c.OfOurs() && by.Entry().ChainFil
 
 func (c *Copy) Obstacle() *Obstacle {
 	const remedy = "give cilium its own conflist (cni.customConf) instead of cni.chainingTarget, " +
-		"or do not use unwind: scripts/providers/cilium.md"
+		"or do not use unwind; see scripts/providers/cilium.md"
 	if c.OfOurs() {
-		return NewObstacle(CiliumChaining, "unwindctl uninstall; then "+remedy,
+		return NewObstacle(CiliumChaining, "run unwindctl uninstall, then "+remedy,
 			"cilium copied unwind's file to %s, because cni-chaining-target is set: "+
 				"unwind would run inside itself, or cilium would not run", c.file.Path)
 	}
-	return NewObstacle(CiliumChaining, remedy+"; if that file is cilium's own conflist: "+
-		"--provider-conf "+c.file.Path, "cilium seems to copy the first file of network %q into %s on "+
-		"every start, because cni-chaining-target is set: unwind's file would be the first",
-		c.file.Name, c.file.Path)
+	return NewObstacle(CiliumChaining, remedy+"; if that file is cilium's own conflist, set "+
+		"--provider-conf "+c.file.Path, "cni-chaining-target is set, so cilium seems to copy the first "+
+		"conflist of network %q into %s at every start; after an install, it would copy unwind's "+
+		"conflist", c.file.Name, c.file.Path)
 }
 
 // renamedBy is the suffix that cilium adds to the names of other files if cni.exclusive is set.

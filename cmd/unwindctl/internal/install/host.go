@@ -18,10 +18,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// binaryEnv names the plugin to install if it is not next to this program.
+// binaryEnv is the environment variable with the path of the plugin to install, if the plugin is
+// not next to this program.
 const binaryEnv = "UNWIND_BINARY"
 
-// containerEnv names the root directory of the container that started the program. See runOnHost.
+// containerEnv is the environment variable with the path of the root directory of the container
+// that started the program. See runOnHost.
 const containerEnv = "UNWIND_CONTAINER"
 
 // ContainerRoot returns the path of the root in which this program was started, before EnterHost.
@@ -137,8 +139,7 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 // openFiles is the directory that contains a path for each open file of this process.
 const openFiles = "/proc/self/fd/"
 
-// keepOpenFile keeps programs that this one starts from inheriting the file that binaryEnv may
-// name.
+// keepOpenFile prevents child programs from inheriting the file that binaryEnv may name.
 func keepOpenFile() {
 	number, is := strings.CutPrefix(os.Getenv(binaryEnv), openFiles)
 	if fd, err := strconv.Atoi(number); is && err == nil {
@@ -146,7 +147,7 @@ func keepOpenFile() {
 	}
 }
 
-// open opens files that the programs that this one executes do not inherit.
+// open opens files with O_CLOEXEC, so that programs that this one executes do not inherit them.
 func open(paths ...string) (fds []int, err error) {
 	for _, path := range paths {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -44,7 +44,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
-		return term.Usage("--systemd needs --install-dir: its units run unwindctl from there")
+		return term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
 	if err := p.RefusedBy(r); err != nil {
 		return err
@@ -84,7 +84,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	return errors.Join(o.printDone(ctx, to.Out, r, s, p, binary, conflist), o.installForNode(to, s))
 }
 
-// onWithin is how long an agent may need to install after it was switched on.
+// onWithin is the time that an agent may take to install unwind after unwind was switched on.
 const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
@@ -121,7 +121,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	}
 	for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
 		if time.Now().After(end) || ctx.Err() != nil {
-			return term.WithHint("unwindctl doctor", "the agent (process %s) has not installed unwind "+
+			return term.WithHint("run unwindctl doctor", "the agent (process %s) has not installed unwind "+
 				"within %s", pid, onWithin)
 		}
 	}
@@ -141,7 +141,7 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 	}
 	written, err := s.InstallPrograms(o.ProgramDir)
 	if err != nil && o.UnitDir == "" {
-		fmt.Fprintf(to.Err, "warning: unwindctl is not installed on this node: %v; choose another "+
+		fmt.Fprintf(to.Err, "warning: cannot install unwindctl on this node: %v; choose another "+
 			"--install-dir\n", err)
 		return nil
 	}
@@ -155,8 +155,8 @@ func (o Options) installForNode(to term.Streams, s Setup) error {
 		fmt.Fprintf(to.Out, "%s %s\n", word, path)
 	}
 	if err == nil && o.UnitDir != "" && !s.DryRun {
-		fmt.Fprintf(to.Out, "To run sweeps with systemd: systemctl daemon-reload && systemctl enable "+
-			"--now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd: "+
+		fmt.Fprintf(to.Out, "To run sweeps with systemd, run systemctl daemon-reload && systemctl "+
+			"enable --now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run "+
 			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
 			"unwind-sweep-boot.service\n")
 	}
@@ -193,7 +193,7 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 		fmt.Fprintf(&text, "%s is up to date\n", s.plugin())
 	}
 	if p.was != nil {
-		fmt.Fprintf(&text, "would switch on: %v\n", p.was)
+		fmt.Fprintf(&text, "would switch unwind on: %v\n", p.was)
 	}
 	for _, sentence := range p.Repairs() {
 		fmt.Fprintf(&text, "would move: %s\n", sentence)
@@ -225,7 +225,7 @@ func (o Options) printDone(ctx context.Context, out io.Writer, r node.Runtime, s
 	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[conflist], p.path,
 		p.Source.Name, strings.Join(types, " → "), p.Source.Path)
 	if p.was != nil {
-		fmt.Fprintf(&text, "switched on; previously: %v\n", p.was)
+		fmt.Fprintf(&text, "switched unwind on; previously: %v\n", p.was)
 	}
 	for _, sentence := range p.Repairs() {
 		fmt.Fprintf(&text, "moved: %s\n", sentence)
@@ -236,7 +236,7 @@ func (o Options) printDone(ctx context.Context, out io.Writer, r node.Runtime, s
 	} else {
 		fmt.Fprintln(&text, r.SweepAdvice(ctx))
 	}
-	fmt.Fprintf(&text, "To switch it off: unwindctl off%s, or rm %s\n", o.again(r), p.path)
+	fmt.Fprintf(&text, "To switch unwind off, run unwindctl off%s, or rm %s\n", o.again(r), p.path)
 	_, err := io.WriteString(out, text.String())
 	return err
 }

@@ -71,15 +71,15 @@ func ReasonOf(err error) Reason {
 //     would do so again immediately, so the file is written again only after unwindctl on.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
-		return NewObstacle(Off, "unwindctl on", "%s", off)
+		return NewObstacle(Off, "run unwindctl on", "%s", off)
 	}
 	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
 		return c.Obstacle()
 	}
 	if path := s.renamed(); path != "" {
 		return NewObstacle(CiliumExclusive,
-			"install cilium with cni.exclusive=false, then unwindctl on: "+
-				"scripts/providers/cilium.md", "cilium has renamed unwind's file to %s: pods do not go "+
+			"install cilium with cni.exclusive=false, then run unwindctl on; see "+
+				"scripts/providers/cilium.md", "cilium has renamed unwind's file to %s, so pods do not go "+
 				"through unwind", path)
 	}
 	return nil
@@ -90,7 +90,7 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 // can also create it with touch.
 const OffName = "off"
 
-// somebody switched unwind off if the file does not say who.
+// somebody is the value of OffState.By if the file names nobody.
 const somebody = "somebody"
 
 // OffState records since when unwind is switched off, and by whom.
@@ -100,10 +100,11 @@ type OffState struct {
 }
 
 func (o *OffState) String() string {
-	return fmt.Sprintf("unwind has been switched off since %s, by %s", term.Time(o.Since), o.By)
+	return fmt.Sprintf("unwind has been off since %s, switched off by %s", term.Time(o.Since), o.By)
 }
 
-// ReadOff returns nil if unwind is not switched off. A file that cannot be read switches it off.
+// ReadOff returns the record of the off switch, or nil if unwind is not switched off. A file that
+// cannot be read also switches unwind off.
 func ReadOff(stateDir string) *OffState {
 	path := filepath.Join(stateDir, OffName)
 	info, err := os.Lstat(path)

@@ -77,7 +77,7 @@ func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
 // readOwn reads our file, or else the one that off has kept. It returns nil if there is neither,
 // and an error if unwindctl did not write it.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
-	path, hint := p.path, "correct it; to switch unwind off immediately: rm "+p.path
+	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	_, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		path, hint = s.offPath(), "correct it, or remove it"
@@ -92,7 +92,7 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	switch {
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
-			"%s was not written by unwindctl: left unchanged", path)
+			"unwindctl did not write %s, and leaves it unchanged", path)
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
@@ -130,8 +130,8 @@ func (s Setup) checkDirectory(p *Plan) error {
 		}
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
 			if ours(c) {
-				return term.WithHint("unwindctl uninstall --unwind-file "+filepath.Base(path),
-					"unwind is already installed, by %s", path)
+				return term.WithHint("first run unwindctl uninstall --unwind-file "+filepath.Base(path),
+					"unwind is already installed, with the conflist %s", path)
 			}
 			return term.WithHint("replace it with the provider's conflist first",
 				"%s already runs unwind", path)
@@ -151,7 +151,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 // findMasterPlugin). It must not use our file, because it would then call itself.
 const besideMultus = "00-multus-unwind.json"
 
-// nameBefore advises a name of our conflist that sorts before a given one.
+// nameBefore returns a hint with a name for our conflist that sorts before another file.
 func nameBefore(other, ext string) string {
 	candidates := []string{"00-unwind" + ext, "00--unwind" + ext, "0--unwind" + ext, "+unwind" + ext}
 	if strings.HasPrefix(other, "00-multus") {
@@ -159,10 +159,10 @@ func nameBefore(other, ext string) string {
 	}
 	for _, name := range candidates {
 		if name < other {
-			return "--unwind-file " + name + " sorts before it"
+			return "use --unwind-file " + name + ", which sorts before it"
 		}
 	}
-	return "rename it, so that a --unwind-file can sort before it"
+	return "rename that file, so that an --unwind-file can sort before it"
 }
 
 // firstOther returns the first conflist in the directory that is not ours, "" if there is none.
@@ -215,7 +215,7 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("run unwindctl install, or an agent without --provider-conf: both follow "+
+	return term.WithHint("run unwindctl install, or an agent, without --provider-conf: both then use "+
 		"that file", "%w", err)
 }
 
@@ -232,11 +232,11 @@ func (s Setup) readSource(p *Plan) error {
 	if err != nil {
 		return err
 	}
-	const half = "try again if its provider is writing it; otherwise correct it: the runtime " +
-		"cannot use it either"
+	const half = "try again if the provider is still writing the file; otherwise correct the file, " +
+		"because the runtime cannot use it either"
 	p.Source, err = netconf.ReadConflist(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return NewObstacle(NoProvider, "install the network's provider, which writes it", "%s: %w",
+		return NewObstacle(NoProvider, "install the network's provider, which writes that file", "%s: %w",
 			path, err)
 	}
 	if err != nil && (p.Source == nil || p.Source.Unwind == nil) {
@@ -286,7 +286,7 @@ func (p *Plan) checkProviders() error {
 				provider.RenamesUnless))
 		}
 		if provider.IsMultus && filepath.Ext(p.path) != ".json" {
-			return term.WithHint("--unwind-file "+besideMultus+" is a name that Multus ignores",
+			return term.WithHint("use --unwind-file "+besideMultus+", a name that Multus ignores",
 				"Multus may use %s as the cluster network. It would then call itself, and no pod could start",
 				filepath.Base(p.path))
 		}

@@ -149,8 +149,8 @@ func TestNameBefore(t *testing.T) {
 	t.Parallel()
 	for _, other := range []string{"00-multus.conf", "00-multus.conflist", "00-a.conflist", "00--z.conf", "0.conf", "01-x.conf", "..conflist", "!.conf"} {
 		advice := nameBefore(other, ".json")
-		name, ok := strings.CutPrefix(advice, "--unwind-file ")
-		name, _, _ = strings.Cut(name, " ")
+		name, ok := strings.CutPrefix(advice, "use --unwind-file ")
+		name, _, _ = strings.Cut(name, ",")
 		if ok && (name >= other || filepath.Ext(name) != ".json") || ok == (other == "!.conf") {
 			t.Errorf("%s: %s", other, advice)
 		}

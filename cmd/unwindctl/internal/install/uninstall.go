@@ -253,7 +253,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it; once no agent "+
-			"runs here: rm -r %s", off, o.StateDir)
+			"runs here, run rm -r %s", off, o.StateDir)
 	}
 	return err
 }
@@ -292,8 +292,8 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	return false, done.remove(path, "")
 }
 
-// dropHeld releases the addresses that killed DELs still hold: see ipam.Hold. It ignores conflists
-// that cannot be read.
+// dropHeld releases each address that unwind has reserved for a late DEL (see ipam.Hold) if that
+// DEL was killed. It ignores conflists that it cannot read.
 func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	all, _ := pools.Read(stateDir, s.ConfDir)
@@ -301,7 +301,7 @@ func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (er
 		found, scanErr := ipam.Scan(p.Dir)
 		dropped, dropErr := sweep.DropHeld(ctx, &journal.Store{Dir: stateDir}, p.Network, found)
 		for _, r := range dropped {
-			done.add("released", "%s, which a killed DEL still held", r.Address)
+			done.add("released", "%s, which was still reserved for a killed DEL", r.Address)
 		}
 		err = errors.Join(err, scanErr, dropErr)
 	}
@@ -319,8 +319,8 @@ func (s Setup) naming(ctx context.Context) (paths []string, err error) {
 	return paths, err
 }
 
-// cachedNaming returns how many attachments libcni has cached with a configuration that names
-// unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
+// cachedNaming returns the number of attachments that libcni has cached with a configuration that
+// names unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
 // pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
@@ -379,7 +379,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	if pid := agentlock.Process(stateDir); pid != "" {
 		return term.WithHint("stop the agent first; uninstall without --purge keeps unwind switched off "+
 			"while the agent runs",
-			"--purge: nothing was changed: an agent is running (process %s) and would install again", pid)
+			"--purge: nothing was changed: an agent (process %s) is running and would install unwind again",
+			pid)
 	}
 	attachments, err := inspect.ReadJournal(ctx, store)
 	if err != nil {
@@ -394,8 +395,8 @@ func checkPurge(ctx context.Context, stateDir string) error {
 	return nil
 }
 
-// purge removes unwind's files, following no link, and the state directory. It returns an error if
-// the directory contains other files.
+// purge removes unwind's files, and then the state directory. It follows no symbolic link, and
+// returns an error if the directory contains other files.
 func purge(stateDir string) error {
 	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))

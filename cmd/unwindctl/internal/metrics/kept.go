@@ -8,8 +8,8 @@ import (
 
 // Limits on the work that requests for metrics can cause.
 const (
-	keep   = 5 * time.Second // how long the text of one collection is served
-	atMost = 9 * time.Second // for a collection: Prometheus times out after 10 s
+	keep   = 5 * time.Second // the time for which the text of one collection is served
+	atMost = 9 * time.Second // the timeout of a collection; Prometheus times out after 10 s
 )
 
 // Kept caches the text of the metrics for any number of callers. It runs one collection at a time,

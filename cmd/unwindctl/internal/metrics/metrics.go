@@ -68,15 +68,16 @@ var helps = map[string][]string{
 	"pending_deletes": {"DELs that fail or have not run yet, of attachments that are no longer live.",
 		"network", "plugin"},
 	"waiting_deletes": {"DELs that wait for something other than their plugin, of attachments that " +
-		"are no longer live: owner (their address has a new one), container, queue, runtime, " +
-		"rule, repeat, newer. Not included in the pending DELs.", "network", "plugin", "for"},
-	"oldest_pending_delete_timestamp_seconds": {"Time since when the oldest pending DEL has been " +
-		"pending; absent if there is none."},
+		"are no longer live. The label for is owner (the address has a new owner), container, queue, " +
+		"runtime, rule, repeat or newer. unwind_pending_deletes does not count these DELs.",
+		"network", "plugin", "for"},
+	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
+		"absent if no DEL is pending."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
-		"complete or pending.", "plugin", "result"},
+		"complete, or pending if DELs remain.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
-		"the minute; absent if none has."},
+		"the minute; absent if no sweep has finished."},
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
@@ -86,12 +87,13 @@ var helps = map[string][]string{
 		"state"},
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
-	"plugin_info": {"The version of the installed plugin, always 1.", "version"},
-	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent if it is on.",
-		"by"},
+	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
+	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent while unwind " +
+		"is on.", "by"},
 	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
 		"limit, or failed to post.", "result"},
-	"build_info":       {"The version of this program, always 1.", "version", "goversion"},
+	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
+		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
 }
 
@@ -110,7 +112,8 @@ func (c *collection) add(name string, value float64, labels ...string) {
 	c.all = append(c.all, prometheus.MustNewConstMetric(desc, kind, value, labels...))
 }
 
-// Describe implements prometheus.Collector. Without it, metrics are checked when they are gathered.
+// Describe implements prometheus.Collector. It describes no metric, so the registry checks metrics
+// only when it gathers them.
 func (*collection) Describe(chan<- *prometheus.Desc) {}
 
 func (c *collection) Collect(to chan<- prometheus.Metric) {
@@ -186,7 +189,8 @@ func (c *collection) collectJournal(ctx context.Context) error {
 		counters = s.Counters
 	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
-	if err == nil && !slices.ContainsFunc(counters, duplicates) { // else it would restart at 0
+	// after an error the counter is unknown, and 0 would look like a restart
+	if err == nil && !slices.ContainsFunc(counters, duplicates) {
 		c.add("duplicate_addresses_total", 0)
 	}
 	if !s.LastSweep.IsZero() {
@@ -222,12 +226,13 @@ func (c *collection) collectPools(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("pools: %w", err)
+		return fmt.Errorf("cannot read the pools: %w", err)
 	}
 	return nil
 }
 
-// WriteTextfile writes a file atomically. It follows links, and does not replace devices.
+// WriteTextfile writes a file atomically. It follows symbolic links. It returns a usage error if
+// path exists and is not a regular file.
 func WriteTextfile(path string, text io.Reader) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real

@@ -82,9 +82,9 @@ func (r *Runtime) settle(root string) {
 		if hash, ok := strings.CutPrefix(r.BinDirs[0], k3sDir+"/data/"); ok &&
 			strings.HasSuffix(hash, "/bin") {
 			r.Problems = append(r.Problems,
-				fmt.Sprintf("the next upgrade of this k3s moves the plugin directory %s, and then no pod "+
-					"could start: upgrade it first (releases since October 2024 keep the directory), or set "+
-					"--conf-dir and --cni-bin-dir, and install again after the upgrade", r.BinDirs[0]))
+				fmt.Sprintf("the next upgrade of this k3s moves the plugin directory %s, after which no pod "+
+					"could start; upgrade k3s first (releases since October 2024 keep the directory), or set "+
+					"--conf-dir and --cni-bin-dir and install again after the upgrade", r.BinDirs[0]))
 		}
 	case "microk8s":
 		current := microK8sDir + "/current"
@@ -153,10 +153,10 @@ type containerdFile struct {
 	} `toml:"plugins"`
 }
 
-// needsAnswer adds a problem that only exists while containerd does not respond.
+// needsAnswer adds a problem that exists only while containerd does not respond.
 func (r *Runtime) needsAnswer(format, path string) {
-	r.Problems = append(r.Problems, fmt.Sprintf("%s does not respond at %s, and "+format+": start "+
-		"it, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket, path))
+	r.Problems = append(r.Problems, fmt.Sprintf("%s does not respond at %s, and "+format+"; start "+
+		"%[1]s, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket, path))
 }
 
 // containerdCNI is the CRI plugin's table "cni". bin_dirs exists since containerd 2.1; 2.4 reads

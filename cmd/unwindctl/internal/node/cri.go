@@ -57,14 +57,16 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command. The command then reports on stderr what it waits for,
-// and does not immediately query a runtime again that has not responded.
+// Waiting returns a context for one command. With it, the command reports on stderr for which
+// runtime it waits. If a runtime has not responded, the command does not query it again
+// immediately.
 func Waiting(ctx context.Context, stderr io.Writer) context.Context {
 	return context.WithValue(ctx, waitingKey{},
 		&waiting{stderr: stderr, silent: map[string]time.Time{}})
 }
 
-// waitingFor reports whether to call a runtime. The caller calls stop when the call has returned.
+// waitingFor reports whether to call a runtime. If so, the caller calls stop when that call has
+// returned.
 func waitingFor(ctx context.Context, socket string, within time.Duration) (wait bool, stop func()) {
 	w, _ := ctx.Value(waitingKey{}).(*waiting)
 	if w == nil {
@@ -115,9 +117,9 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
-		return nil, term.WithHint("check the runtime: crictl --runtime-endpoint unix://"+
-			socketPath(socket)+" pods; or pass a list: --valid-attachments FILE --network NAME",
-			"the runtime at %s returned no list of pods; judging attachments by other evidence: %w",
+		return nil, term.WithHint("check the runtime with crictl --runtime-endpoint unix://"+
+			socketPath(socket)+" pods, or pass a list with --valid-attachments FILE --network NAME",
+			"the runtime at %s returned no list of pods; attachments are judged by other evidence: %w",
 			socket, err)
 	}
 	list := facts.NewList("", nil)

@@ -54,8 +54,9 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 
 type finder func(ctx context.Context, root string) ([]Runtime, error)
 
-// firstInstalled returns the first runtime's conflist directory that contains unwind's conflist,
-// and its conflists that run unwind. If there is none, it returns the first directory.
+// firstInstalled returns the first conflist directory of any runtime that contains unwind's
+// conflist, and its conflists that run unwind. If no directory contains one, firstInstalled returns
+// the first directory and nil.
 func firstInstalled(ctx context.Context, root string, find finder) (
 	dir string, ours []*netconf.Conflist,
 ) {
@@ -127,8 +128,8 @@ func BinPath(ctx context.Context) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// OffSuffix is what unwindctl off appends to the name of unwind's conflist, so that no runtime
-// loads the file.
+// OffSuffix is the suffix that unwindctl off appends to the name of unwind's conflist, so that no
+// runtime loads the file.
 const OffSuffix = ".off"
 
 // Installed returns the conflists that run unwind, in a directory and in those of all runtimes. In

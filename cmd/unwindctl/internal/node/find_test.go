@@ -61,7 +61,7 @@ func TestFindRuntimes(t *testing.T) {
 		{"version 3 with the key of the plugins that containerd 2.4 does not read", map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/b'\n"},
 			standard(func(r *Runtime) {
 				r.Major, r.BinDirs = 2, []string{"/b"}
-				r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and containerd up to 2.3 uses bin_dir in /etc/containerd/config.toml, but later releases do not: "}
+				r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and containerd up to 2.3 uses bin_dir in /etc/containerd/config.toml, but later releases do not; "}
 			})},
 		{"imports", map[string]string{
 			nodetest.ContainerdConfig:       "version = 3\nimports = ['conf.d/*.toml', '/other/one.toml', '/none/*.toml']\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/main']\nconf_dir = '/main'\n",
@@ -72,8 +72,8 @@ func TestFindRuntimes(t *testing.T) {
 		}, standard(func(r *Runtime) {
 			r.ConfDir, r.BinDirs, r.Major = "/main", []string{"/main"}, 2
 			r.Problems = []string{
-				"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its CNI directories: start it, or set --conf-dir and --cni-bin-dir",
-				"containerd does not respond at /run/containerd/containerd.sock, and /other/one.toml may change its CNI directories: ",
+				"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its CNI directories; start containerd, or set --conf-dir and --cni-bin-dir",
+				"containerd does not respond at /run/containerd/containerd.sock, and /other/one.toml may change its CNI directories; ",
 			}
 		})},
 		{"imports of version 1", map[string]string{
@@ -81,7 +81,7 @@ func TestFindRuntimes(t *testing.T) {
 			"etc/containerd/conf.d/10.toml": "[plugins.cri.registry]\nconfig_path = '/r'\n",
 		}, standard(func(r *Runtime) {
 			r.BinDirs = []string{"/main"} // containerd 1 would not have it
-			r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its CNI directories: "}
+			r.Problems = []string{"containerd does not respond at /run/containerd/containerd.sock, and /etc/containerd/conf.d/10.toml may change its CNI directories; "}
 		})},
 		{"Docker's containerd", map[string]string{nodetest.ContainerdConfig: "disabled_plugins = [\"cri\"]\n"}, nil},
 		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
@@ -118,14 +118,14 @@ func TestFindRuntimes(t *testing.T) {
 			"run/k0s/containerd-cri.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/opt/cni/bin'\nconf_dir = '/etc/cni/net.d'\n"},
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Socket, r.Kubelet = "k0s", "/"+nodetest.K0sConfig, "/run/k0s/containerd.sock", true
-				r.Problems = []string{"k0s does not respond at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its CNI directories: "}
+				r.Problems = []string{"k0s does not respond at /run/k0s/containerd.sock, and /run/k0s/containerd-cri.toml may change its CNI directories; "}
 			})},
 		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\nimports = ['/etc/cri/conf.d/cri.toml']\n", nodetest.ContainerdSocket[1:]: "",
 			"etc/cri/conf.d/cri.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n",
 			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"},
 			standard(func(r *Runtime) {
 				r.Name, r.Config, r.Kubelet, r.Major = "talos", "/"+nodetest.TalosConfig, true, 2
-				r.Problems = []string{"talos does not respond at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its CNI directories: "}
+				r.Problems = []string{"talos does not respond at /run/containerd/containerd.sock, and /etc/cri/conf.d/cri.toml may change its CNI directories; "}
 			})},
 		{"Bottlerocket", map[string]string{nodetest.ContainerdConfig: "version = 3\nimports = ['/etc/containerd/config.d/*.toml']\n[grpc]\naddress = '/run/containerd/containerd.sock'\n" +
 			"[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = [ '/opt/cni/bin' ]\nconf_dir = '/etc/cni/net.d'\n", "var/lib/kubelet/": "",

@@ -53,9 +53,8 @@ func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 func (r *Runtime) Check(root string) {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
-			"containerd uses that many files in %s for each "+
-			"pod, including the provider's file, which bypasses unwind; set it to 1", r.MaxConfs,
-			cmp.Or(r.Config, r.Name), r.ConfDir))
+			"containerd uses that many files in %s for each pod, so the provider's file would also run, "+
+			"without unwind; set max_conf_num to 1", r.MaxConfs, cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
 	if r.DefaultNetwork == "" {
 		return
@@ -71,10 +70,10 @@ func (r *Runtime) Check(root string) {
 	}
 }
 
-// OtherNetwork returns the text for a runtime that would not use the wrapped network.
+// OtherNetwork returns the problem that the runtime would not use the network of a file.
 func (r *Runtime) OtherNetwork(name, file string) string {
-	return fmt.Sprintf("cni_default_network is %q in %s, but %s is for network %q: %s would not "+
-		"use it; set --provider-conf to the default network's file", r.DefaultNetwork, r.Config,
+	return fmt.Sprintf("cni_default_network is %q in %s, but %s is for network %q, so %s would not "+
+		"use that file; set --provider-conf to the default network's file", r.DefaultNetwork, r.Config,
 		file, name, r.Name)
 }
 
@@ -121,7 +120,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	case r.Name == "cri-o" && r.StatusGrace && (major > 1 || minor >= 36):
 		return "CRI-O triggers a sweep every few seconds (STATUS)."
 	case r.Name == "cri-o":
-		return "CRI-O triggers a sweep only when it starts; for the time between, " + Timer
+		return "CRI-O triggers a sweep only when it starts; for further sweeps, " + Timer
 	case r.Name == "" || r.Socket == "":
 		return "If the runtime is not containerd 2 or later, " + Timer
 	case major == 1:
@@ -135,8 +134,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		"earlier version, " + Timer
 }
 
-// firstThere returns the directories, without those before the first one that exists. It returns
-// all if none exists.
+// firstThere returns the directories from the first one that exists. It returns all if none exists.
 func firstThere(root string, dirs ...string) []string {
 	for i, dir := range dirs {
 		if anyExists(root, dir) {
@@ -217,7 +215,7 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 		if r != nil {
 			if r.ByName() {
 				r.Notes = append(r.Notes, r.Name+
-					" finds each network by its name, in its own file: --provider-conf selects the one to wrap")
+					" finds each network by its name, in a file of its own; --provider-conf selects the file")
 			}
 			r.settle(root)
 			r.Check(root)
