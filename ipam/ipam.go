@@ -39,7 +39,7 @@ type Reservation struct {
 func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
 
 // WhyEmpty says why an empty reservation can be released.
-const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases it"
+const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases the address"
 
 // IsHeld reports whether Hold made the reservation. The attachment in HeldFor has lost the address,
 // so it is not the owner.

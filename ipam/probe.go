@@ -44,7 +44,7 @@ func OnNode() map[string]Probe {
 // removes each file after the deletion (pkg/endpoint/api/endpoint_deletion_queue.go).
 type Cilium struct{}
 
-// ciliumQueue is DeleteQueueDir of pkg/defaults.
+// ciliumQueue is the queue's directory (DeleteQueueDir in Cilium's pkg/defaults).
 const ciliumQueue = "/var/run/cilium/deleteQueue"
 
 // ErrQueued means that the plugin's DEL exited 0, but only put the deletion into the plugin's own

@@ -61,8 +61,8 @@ func delError(key journal.Key, failures []*delegate.Failure, durable bool) *type
 	}
 	hint := "; see unwindctl show " + key.String()
 	if !durable {
-		hint = "; the journal cannot be written, see unwind's log"
+		hint = "; the journal cannot be written (see unwind's log)"
 	}
-	return ownError(failures[0].Code, "DEL incomplete, it will be retried: %s%s",
+	return ownError(failures[0].Code, "DEL incomplete; it will be retried: %s%s",
 		strings.Join(names, ", "), hint)
 }
