@@ -56,8 +56,8 @@ var edges = map[State][]State{
 // CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
 	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: illegal change of state from %q to %q; this is a bug in unwind, "+
-			"please report it", from, to)
+		return fmt.Errorf("journal: illegal change of state from %q to %q; please report "+
+			"this bug in unwind", from, to)
 	}
 	return nil
 }

@@ -48,7 +48,8 @@ func (p Place) Close() {
 }
 
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
-// unless ifname is "". A missing interface is not an error. With an error, only the path is set.
+// unless ifname is "". A missing interface is not an error. After an error, the place contains only
+// the path.
 func Open(path, ifname string) (Place, error) {
 	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
 	held, err := ns.GetNS(path)
@@ -68,7 +69,7 @@ func Open(path, ifname string) (Place, error) {
 	return p, nil
 }
 
-// Look is Open for callers that do not need the namespace to stay open.
+// Look is Open, but closes the namespace, for callers that need only the facts.
 func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
@@ -98,13 +99,13 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	return Place{}, err
 }
 
-// Find opens a network namespace and inspects an interface in it. It tries the given paths, then
-// the path of its ADD, then its mounts in this process's mount namespace. If it finds none, the
-// place is empty. An error means that the namespace may still exist, for example under another
-// mount.
+// Find opens a network namespace and inspects an interface in it. It tries the given paths, the
+// path that the ADD recorded, and the namespace's mounts in this process's mount namespace. If it
+// finds none, the place is empty. An error means that the namespace may still exist, for example
+// under another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		// an error is ignored here, since search reports it for a mount
+		// an error is ignored here, because search reports it for a mount
 		if place, _ := openSame(path, id, ifname); place.There() {
 			return place, nil
 		}

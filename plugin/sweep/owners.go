@@ -98,14 +98,15 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	return findings, errors.Join(g.errs...)
 }
 
-// gathering collects the owners.
+// gathering collects the owners of addresses and of files in libcni's cache that are not in the
+// journal.
 type gathering struct {
 	*Sweep
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	booted    time.Time
-	noChain   []chainError // by error
+	noChain   []chainError // one for each error
 	errs      []error
 }
 
@@ -186,7 +187,7 @@ func (g *gathering) failChain(path string, err error) {
 type chainError struct {
 	err  error
 	path string // of the first file
-	more int    // files
+	more int    // number of other files
 }
 
 func (e chainError) named() error {
@@ -233,7 +234,7 @@ func (s *Sweep) judge(o *owner) decide.Verdict {
 	v := s.w.Node.JudgeOwner(s.factsOf(o))
 	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
 		return decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
-			"if this one has none: unwindctl sweep --force", "")
+			"if this node has none, run unwindctl sweep --force", "")
 	}
 	return v
 }

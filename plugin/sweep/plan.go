@@ -28,12 +28,12 @@ type Finding struct {
 	Released  bool          // nothing remains of it
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released
-	Left      time.Duration // of its grace period, if it is Recent
+	Left      time.Duration // the rest of its grace period, if it is Recent
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 
 	thisBoot bool     // it was added in this boot
-	passed   bool     // live only in the journal, as its DEL succeeded, see facts.Node.Passed
+	passed   bool     // its DEL succeeded, but it is live in the journal (see facts.Node.Passed)
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // see undo.FailingPlugins
 
@@ -91,7 +91,7 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 		// the outline of a damaged entry is neither live nor of this boot
 		return tx.Outlines(func(o journal.Outline, _ error) error {
 			if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
-				outlines[n-1] = o // a newer ADD, which decides on the older one
+				outlines[n-1] = o // only the newest ADD of an attachment counts
 			} else if s.covers(o.Key) {
 				outlines = append(outlines, o)
 			}

@@ -38,7 +38,7 @@ type Job struct {
 // ErrNotTried means that the sweep was interrupted or out of time before it reached an attachment.
 var ErrNotTried = errors.New("not attempted: out of time")
 
-// Sweep is one running sweep.
+// Sweep is one running sweep. Its steps:
 //
 //  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
 //     too many of them seem dead: see MassReleaseError.

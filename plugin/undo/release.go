@@ -27,7 +27,7 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned is as in Job.
+// holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
@@ -159,7 +159,7 @@ func (w *Worker) RetryWaiting(ctx context.Context, others []*journal.Entry) {
 			continue
 		}
 		if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
-			continue // its ADD may be waiting for this DEL, see claim
+			continue // its ADD may be waiting for this DEL (see claim)
 		}
 		if err := w.Release(ctx, other.Key); err != nil {
 			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)

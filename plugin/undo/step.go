@@ -34,15 +34,15 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	p := u.pass(ctx, true)
 	if s.Code == 0 && s.Last != "" && s.ADD != journal.AddKilled &&
 		u.probe(ctx, s).Free == tristate.Yes {
-		return true, nil // its plugin has freed the address since
+		return true, nil // the address has been released since the last try
 	}
 	wait := decide.Due(s, p)
 	if wait == (journal.Wait{}) {
 		if why := u.forwardedBy(ctx, s); why != "" {
 			wait.For = journal.ForRule
 			if s.Wait.For != journal.ForRule {
-				u.Log.Warn("DEL waits: a host port may forward to the address that it would release",
-					"plugin", s.Type, "why", why)
+				u.Log.Warn("the DEL waits, because a host port may forward to the address that it would "+
+					"release", "plugin", s.Type, "why", why)
 				u.record(journal.Waiting, s, why)
 			}
 		}
@@ -70,7 +70,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// outcome returns the result of a DEL.
+// outcome describes the result of a DEL for decide.After.
 func (u *undoing) outcome(
 	ctx context.Context, s *journal.Step, f *delegate.Failure,
 ) (o decide.Outcome) {
@@ -86,12 +86,12 @@ func (u *undoing) outcome(
 	return o
 }
 
-// report logs and records what has changed in a step.
+// report logs and records the changes in a step.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
-		u.Log.Info("pending DEL dropped: the ADD failed, and this plugin is no longer in the chain",
-			"plugin", after.Type, "tries", after.Tries, "err", after.Last)
+		u.Log.Info("the pending DEL was dropped, because the ADD failed and the plugin is no longer in "+
+			"the chain", "plugin", after.Type, "tries", after.Tries, "err", after.Last)
 		u.record(journal.Untaken, after, after.Last)
 	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
 		msg := "DEL failed and is pending"
@@ -105,7 +105,8 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 			"address", address)
 		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
 	case f == nil && after.Last != "" && before.Last != after.Last:
-		u.Log.Warn("DEL succeeded, but its address is not free", "plugin", after.Type, "why", after.Last)
+		u.Log.Warn("DEL succeeded, but did not release everything; it stays pending",
+			"plugin", after.Type, "why", after.Last)
 		u.record(journal.Unverified, after, after.Last)
 	}
 }
@@ -308,8 +309,8 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 			switch {
 			case err == nil:
 				made = append(made, c)
-			case errors.Is(err, fs.ErrNotExist): // no pool, so nothing to hold
-			case errors.Is(err, fs.ErrExist): // it has an owner
+			case errors.Is(err, fs.ErrNotExist): // the pool does not exist, so there is nothing to hold
+			case errors.Is(err, fs.ErrExist): // the address has an owner
 				u.withheld = append(u.withheld, c.Address)
 			default:
 				u.withheld = append(u.withheld, c.Address)
