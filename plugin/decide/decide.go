@@ -24,7 +24,7 @@ type Evidence struct {
 	HostLink        Fact   // the host end of its interface exists
 	Listed          Fact   // the runtime's list contains it; unknown if no list covers it
 	PastGracePeriod Fact   // older than the grace period, so a current list would contain it
-	AddedUnseen     Fact   // by an ADD that is not in the journal, see facts.Node.Later
+	AddedUnseen     Fact   // an ADD that is not in the journal added it again (see facts.Node.Later)
 }
 
 // Fate is the verdict on an attachment.
@@ -241,7 +241,7 @@ func (r Reason) Is(other Reason) bool { return r.Code == other.Code && r.Code !=
 
 // The reasons to undo an attachment.
 var (
-	Requested   = Reason{"requested", "the runtime asked for its DEL"}
+	Requested   = Reason{"requested", "the runtime requested its DEL"}
 	Superseded  = Reason{"superseded", "superseded by another ADD of the same container ID"}
 	FailedADD   = Reason{"failed-add", "its ADD failed"}
 	EarlierBoot = Reason{"earlier-boot", "it was added before the last boot"}

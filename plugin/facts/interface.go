@@ -47,7 +47,7 @@ func (s Interface) HasAny(named journal.Interface) tristate.Value {
 }
 
 // Is reports whether the interface can be the one in a result: both have the same MAC, and share an
-// address. Is does not compare a value that one of them lacks, but at least one must match.
+// address. Is does not compare a value that one of them lacks, but at least one value must match.
 func (s Interface) Is(named journal.Interface) bool {
 	mac, address := s.HasMAC(named), s.HasAny(named)
 	return s.There() && mac != tristate.No && address != tristate.No &&

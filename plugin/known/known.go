@@ -46,8 +46,8 @@ type Plugin struct {
 	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
 	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
-	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0, see
-	// ipam.ErrQueued.
+	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0 (see
+	// ipam.ErrQueued).
 	Queues bool
 
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
@@ -63,7 +63,7 @@ type NetNS string
 
 // The values of NetNS.
 const (
-	AsPlain NetNS = ""        // as without unwind, in the runtime's own DEL
+	AsPlain NetNS = ""        // in the runtime's own DEL, the same as without unwind
 	Scratch NetNS = "scratch" // a namespace with an interface of the same name and addresses
 	Empty   NetNS = "empty"   // a namespace without an interface
 	None    NetNS = "none"    // no CNI_NETNS

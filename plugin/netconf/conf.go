@@ -1,5 +1,5 @@
 // Package netconf parses unwind's configuration and its chain, the runtime's conflists, and CNI
-// results. It does not run plugins. Of the journal it uses only the types.
+// results. It does not run plugins. It uses only the types of package journal.
 package netconf
 
 import (
@@ -37,7 +37,7 @@ type Conf struct {
 	Capabilities  map[string]bool
 	RuntimeConfig map[string]json.RawMessage
 	PrevResult    json.RawMessage
-	Injected      map[string]json.RawMessage // keys for the delegates, see InjectedKeys
+	Injected      map[string]json.RawMessage // keys for the delegates (see InjectedKeys)
 	Chain         json.RawMessage
 	ChainFile     string
 	DisableGC     bool
@@ -51,7 +51,7 @@ type Conf struct {
 	OnJournalFailure   string // degrade, fail
 	OnDuplicateAddress string // fail, warn
 	SweepOnStatus      bool
-	Stores             map[string]string // paths of stores by plugin, see ipam.Query
+	Stores             map[string]string // paths of stores by plugin (see ipam.Query)
 	LogLevel           slog.Level
 	LogFile            string
 	LogFormat          string   // text, json
@@ -163,8 +163,9 @@ func (c *Conf) Warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
-// field decodes a value into *to, which it does not change if the value has another type or convert
-// rejects it. As in libcni, null is the same as absent.
+// field returns a function that decodes a value into *to. If the value has another type, or convert
+// rejects it, the function returns an error and leaves *to unchanged. As in libcni, null is the
+// same as absent.
 func field[J, T any](
 	to *T, want string, convert func(J) (T, bool),
 ) func(json.RawMessage) error {

@@ -22,7 +22,7 @@ type Conflist struct {
 	Unwind     *Conf    // unwind's entry, or nil
 }
 
-// ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
+// ReadConflist reads the configuration in a file (see ParseConflist). Its errors do not contain the
 // path.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)
