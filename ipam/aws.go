@@ -58,7 +58,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 	}
 	var checkpoint struct {
 		Version     string            `json:"version"`
-		Allocations []json.RawMessage `json:"allocations"` // ipamd writes [] for none
+		Allocations []json.RawMessage `json:"allocations"` // ipamd writes [] if there are none
 	}
 	if err == nil {
 		err = json.Unmarshal(data, &checkpoint)

@@ -26,11 +26,11 @@ func (o Owner) Is(containerID, ifname string) bool {
 type Reservation struct {
 	Address netip.Addr
 	Owner   Owner // zero if empty or held
-	HeldFor Owner // zero unless it is held: see Hold
+	HeldFor Owner // zero unless held (see Hold)
 	Pool    string
 	File    File
 
-	content string // of its file
+	content string // the content of its file
 }
 
 // Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates

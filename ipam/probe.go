@@ -28,7 +28,7 @@ type Probe interface {
 type Query struct {
 	Network, ContainerID, IfName string
 
-	Config json.RawMessage // of the delegate
+	Config json.RawMessage // the delegate's configuration
 	IPAM   string          // the IPAM plugin that the delegate calls, or ""
 	Store  string          // the path of the store; "" means the plugin's default path
 }

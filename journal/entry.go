@@ -74,14 +74,14 @@ type Entry struct {
 	NetNS         NetNS           `json:"netns"`
 	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path          string          `json:"path,omitempty"`       // CNI_PATH
-	CNIVersion    string          `json:"cniVersion,omitempty"` // of the chain
+	CNIVersion    string          `json:"cniVersion,omitempty"` // the chain's version
 	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage `json:"result,omitempty"` // the latest known, in its own version
+	Result        json.RawMessage `json:"result,omitempty"` // the last known result
 	Claims        []Claim         `json:"claims,omitempty"`
 	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // in the ADD's configuration
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // from the ADD's configuration
 	// Stores maps a plugin to the path of its store, if that is not the default path. The paths
 	// come from the configuration of the ADD.
 	Stores map[string]string `json:"stores,omitempty"`
@@ -106,7 +106,7 @@ type Entry struct {
 	Unnamed bool `json:"unnamed,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool   `json:"abandoned,omitempty"`
-	Cause     string `json:"cause,omitempty"`  // of its state: decide.Reason.Code
+	Cause     string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
 	Reason    string `json:"reason,omitempty"` // the cause in words
 	Since     Time   `json:"since"`            // when the record entered this state
 	Updated   Time   `json:"updated"`
@@ -209,7 +209,7 @@ func (i Interface) Known() bool { return i.MAC != "" || len(i.Addresses) > 0 }
 type Host struct {
 	BootID  string `json:"bootID"`
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
-	MountNS string `json:"mountNS"` // as readlink of /proc/self/ns/mnt prints it
+	MountNS string `json:"mountNS"` // the link text of /proc/self/ns/mnt
 	PIDNS   string `json:"pidNS"`
 	NetNS   string `json:"netNS,omitempty"`  // it has the host's bridges and firewall rules
 	TimeNS  string `json:"timeNS,omitempty"` // can shift CLOCK_BOOTTIME; "" on kernels before 5.6

@@ -38,7 +38,7 @@ type Event struct {
 	Pod       Pod          `json:"pod,omitzero"`
 	Reason    string       `json:"reason"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
-	Plugins   []string     `json:"plugins,omitempty"` // that failed, or have a pending DEL
+	Plugins   []string     `json:"plugins,omitempty"` // the plugins that failed or have a pending DEL
 	At        Time         `json:"at"`
 	// Count is the name of a counter that the event increments, followed by its labels. An event
 	// without a kind only increments that counter.

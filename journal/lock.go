@@ -251,7 +251,7 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	l, err := take(filepath.Join(s.Dir, locksName, name), false, false)
 	if err != nil {
-		return nil // held, or gone
+		return nil // the lock is held, or the file is gone
 	}
 	defer l.Release()
 	if known, err := s.lockNames(ctx); err != nil || known[name] {

@@ -8,7 +8,7 @@ import (
 // Step is one delegate that may have allocated or created something, and whose DEL is still
 // pending.
 type Step struct {
-	Index int    `json:"index"` // in the chain
+	Index int    `json:"index"` // position in the chain, from 0
 	Type  string `json:"type"`
 	// Config is the delegate's stdin, without prevResult. It is from the ADD, or from the chain at
 	// the time of the runtime's DEL if unwind did not see the ADD.
@@ -66,7 +66,7 @@ const (
 // they make their rules for that address.
 type Claim struct {
 	Address netip.Addr `json:"address"`
-	Step    int        `json:"step"` // index in the chain
+	Step    int        `json:"step"` // Index of that step
 	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
 	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`

@@ -78,7 +78,7 @@ func newestMeta(data []byte) (newest meta, ok bool) {
 // pages is the state of a walk through a file.
 type pages struct {
 	data []byte
-	used []bool // by page number
+	used []bool // indexed by page number
 }
 
 // checkStructure checks, as of the newest transaction, that no page is used twice, that keys

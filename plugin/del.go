@@ -90,13 +90,13 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 			}
 		}
 		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // after an error, Run reads them
+			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // if this fails, Run reads them
 		}
 		return journal.IgnoreDamaged(err)
 	}
 	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.rec.Update(ctx, look) // starts a new journal
+		err = d.rec.Update(ctx, look) // Update starts a new journal
 	}
 	if err != nil {
 		d.degrade("DEL", err)

@@ -39,7 +39,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
 		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-			drop() // the transaction may run twice
+			drop() // the event of a first run: the transaction may run twice
 			event := record.EventOf(journal.Forgotten, records[0])
 			event.Reason = "forgotten by an operator"
 			for _, e := range records {

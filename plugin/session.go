@@ -31,9 +31,9 @@ type op struct {
 	args *skel.CmdArgs
 	conf *netconf.Conf
 	bad  error         // the configuration's error, or nil
-	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
-	lock *journal.Lock // of the verb's attachment; nil without a journal
-	log  *slog.Logger  // names the verb's attachment; w.Log does not
+	key  journal.Key   // the verb's attachment; zero for GC and STATUS
+	lock *journal.Lock // the lock of that attachment; nil without a journal
+	log  *slog.Logger  // adds the verb's attachment to each line; w.Log does not
 	rec  *record.Recorder
 	lost error // why the verb continues without the journal, or nil
 	node *facts.Node
@@ -186,7 +186,7 @@ type adding struct {
 	chain   *netconf.Chain
 	entry   *journal.Entry
 	prior   []*journal.Entry  // earlier ADDs of the attachment in the journal, newest first
-	cached  journal.Interface // in libcni's cache when the ADD began
+	cached  journal.Interface // the interface in libcni's cache when the ADD began
 	started int               // number of delegates that were started
 	durable bool              // the entry is live and complete in the journal
 }
@@ -226,7 +226,7 @@ func (a *adding) findPrior(tx *journal.Tx) error {
 	}
 	a.prior = slices.DeleteFunc(records,
 		func(e *journal.Entry) bool { return e.State == journal.Undone })
-	return journal.IgnoreDamaged(err) // the intent overwrites a damaged record
+	return journal.IgnoreDamaged(err) // the intent replaces a damaged record
 }
 
 // isOver reports whether an earlier ADD of the attachment is over although it is live in the
@@ -240,7 +240,7 @@ type deleting struct {
 	entry  *journal.Entry   // the newest ADD to undo
 	older  []*journal.Entry // other ADDs to undo, newest first
 	undone []*journal.Entry // ADDs that are undone, newest first
-	others []*journal.Entry // entries that claim one of its addresses; nil if not read
+	others []*journal.Entry // entries that claim an address of entry; nil if not read
 }
 
 // checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores

@@ -44,7 +44,7 @@ type Pass struct {
 	Now         int64         // CLOCK_BOOTTIME, nanoseconds
 	SameBoot    bool          // the ADD was in this boot
 	Since       int64         // when the record entered its state, on the same clock
-	GracePeriod time.Duration // of the attachment
+	GracePeriod time.Duration // the attachment's grace period
 	Asked       bool          // the runtime has sent the DEL of this attachment
 	IgnorePause bool          // GC, unwindctl sweep or the runtime's DEL started the pass
 	NoNetNS     bool          // the DEL cannot get the namespace, and nothing is at its path

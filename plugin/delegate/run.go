@@ -132,7 +132,7 @@ func (i *input) Read(p []byte) (int, error) {
 // output keeps the beginning of a process's output.
 type output struct {
 	kept    bytes.Buffer
-	most    int  // bytes to keep
+	most    int  // the limit, in bytes
 	dropped bool // the process printed more
 }
 

@@ -36,8 +36,8 @@ type Cached struct {
 	// RuntimeConfig is the runtime's arguments for plugins with capabilities.
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
-	Path    string    `json:"-"` // of its file
-	Written time.Time `json:"-"` // by the wall clock; zero if only this file was read
+	Path    string    `json:"-"` // the path of this file
+	Written time.Time `json:"-"` // the file's modification time; zero from CachedADD
 }
 
 // CNIArgs returns the ADD's CNI_ARGS.
@@ -99,9 +99,9 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err 
 			continue
 		}
 		c, err := n.readCached(f.Name())
-		info, infoErr := f.Info() // afterwards, so it is not older than the content
+		info, infoErr := f.Info() // after the content, so that it is not older
 		switch {
-		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
+		case errors.Is(infoErr, fs.ErrNotExist): // the DEL has just removed the file
 		case infoErr != nil:
 			errs = append(errs, infoErr)
 		case err == nil && c != nil && fileName(c.Key()) == f.Name():

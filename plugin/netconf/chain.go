@@ -29,7 +29,7 @@ type Delegate struct {
 	Type         string
 	IPAM         string // ipam.type, or ""
 	Capabilities map[string]bool
-	object       map[string]json.RawMessage // as in the conflist
+	object       map[string]json.RawMessage // its entry in the conflist
 }
 
 // maxDelegates limits the length of a chain, because a journal entry contains every delegate. The

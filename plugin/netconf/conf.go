@@ -45,16 +45,16 @@ type Conf struct {
 	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
 	StateDir           string
-	DelegateTimeout    time.Duration // of one delegate's ADD; 0: only the runtime's deadline
+	DelegateTimeout    time.Duration // limit for one delegate's ADD; 0: only the runtime's deadline
 	GracePeriod        time.Duration
-	OnDelFailure       string // report, defer
-	OnJournalFailure   string // degrade, fail
-	OnDuplicateAddress string // fail, warn
+	OnDelFailure       string // "report" or "defer"
+	OnJournalFailure   string // "degrade" or "fail"
+	OnDuplicateAddress string // "fail" or "warn"
 	SweepOnStatus      bool
 	Stores             map[string]string // paths of stores by plugin (see ipam.Query)
 	LogLevel           slog.Level
 	LogFile            string
-	LogFormat          string   // text, json
+	LogFormat          string   // "text" or "json"
 	Warnings           []string // for the log
 }
 

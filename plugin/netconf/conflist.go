@@ -15,10 +15,10 @@ import (
 // configuration of a single plugin.
 type Conflist struct {
 	Path       string
-	Name       string // of the network
+	Name       string // the network's name
 	CNIVersion string
 	Data       []byte
-	Types      []string // of its plugins, in their order in the file
+	Types      []string // the types of its plugins, in the order of the file
 	Unwind     *Conf    // unwind's entry, or nil
 }
 

@@ -107,9 +107,9 @@ func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 // decisions do not depend on them.
 const (
 	CountRollbacks  = "rollbacks"           // the plugin that failed; the result: complete, pending
-	CountSwept      = "swept"               // reason, see decide.Reason
-	CountDuplicates = "duplicate_addresses" //
-	CountDegraded   = "degraded"            // verb; reason, see trouble
+	CountSwept      = "swept"               // reason (see decide.Reason)
+	CountDuplicates = "duplicate_addresses" // no labels
+	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 
 // trouble returns one word for the cause of a journal failure.

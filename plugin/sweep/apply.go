@@ -134,7 +134,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	switch busy := errors.Is(err, journal.ErrBusy); {
 	case busy && f.orphaned:
 		lock, killed, err = w.TakeOver(f.Key)
-	case busy: // another unwind is working on it
+	case busy: // another unwind process holds the lock
 		f.Verdict, f.Busy = decide.Locked, true
 		return nil
 	}

@@ -21,8 +21,8 @@ type owner struct {
 	journal.Key
 	Pod    journal.Pod // from the runtime's list or libcni's cache
 	held   []ipam.Reservation
-	cached *facts.Cached  // from this boot; nil if there is no file
-	chain  *netconf.Chain // of the cached ADD, else of the first pool
+	cached *facts.Cached  // its file in the cache, if from this boot, or nil
+	chain  *netconf.Chain // the chain of the cached ADD, or else of the first pool
 	conf   *netconf.Conf
 	// earlier is set if an address or the cache file is from before this boot. Then its rules and
 	// interfaces are gone. The disk may also be a copy of another machine's disk, and a DEL could

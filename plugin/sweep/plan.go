@@ -19,11 +19,11 @@ import (
 type Finding struct {
 	journal.Key
 	decide.Verdict
-	Addresses []netip.Addr // of an attachment that is not in the journal, else empty
+	Addresses []netip.Addr // set if the attachment is not in the journal
 	Cached    bool         // the attachment is in libcni's cache
 	Pod       journal.Pod
 	State     journal.State // before the release
-	Busy      bool          // another unwind is working on it, so it counts as live
+	Busy      bool          // another unwind process holds its lock, so it counts as live
 	Deferred  bool          // it is dead, but not ready to retry
 	Released  bool          // nothing remains of it
 	Pending   []string      // the delegates with a pending DEL, each with the reason
@@ -35,7 +35,7 @@ type Finding struct {
 	thisBoot bool     // it was added in this boot
 	passed   bool     // its DEL succeeded, but it is live in the journal (see facts.Node.Passed)
 	orphaned bool     // orphaned delegates hold its lock
-	failing  []string // see undo.FailingPlugins
+	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
 	owner *owner // set if the attachment is not in the journal
 }
@@ -127,7 +127,7 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
-	if f.Warn && !s.Quick { // not at each STATUS
+	if f.Warn && !s.Quick { // a Quick sweep would repeat it at each STATUS
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {

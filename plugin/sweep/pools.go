@@ -18,7 +18,7 @@ import (
 type Pool struct {
 	Network string
 	Dir     string
-	Config  json.RawMessage // of the delegate that calls host-local
+	Config  json.RawMessage // the configuration of the delegate that calls host-local
 	// Plain is set if a runtime runs the chain itself, without unwind.
 	Plain bool
 

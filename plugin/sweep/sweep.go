@@ -29,7 +29,7 @@ type Job struct {
 	// empty, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
-	Quick    bool // part of a STATUS or an ADD: see inFull
+	Quick    bool // part of a STATUS or an ADD (see inFull)
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.
 	Progress func(done, of int)
@@ -108,14 +108,14 @@ func (s *Sweep) inFull() bool { return !s.Quick || s.stale() }
 // minute ago.
 func (s *Sweep) stale() bool {
 	age := time.Since(s.last)
-	lately := age >= 0 && age < time.Minute // s.last in the future: the clock was wrong then
+	lately := age >= 0 && age < time.Minute // if s.last is in the future, the clock was wrong
 	return s.Network == "" && s.Attachment == nil && !lately
 }
 
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
 // few seconds.
 func (s *Sweep) noteEnd(ctx context.Context) {
-	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // do not create one
+	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // a sweep creates no journal
 		return
 	}
 	if err := s.w.Journal.Store.NoteSweep(); err != nil {

@@ -18,7 +18,7 @@ type Budgets struct {
 	Status   time.Duration // a whole STATUS
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL
-	Reserve  time.Duration // kept for each later DEL, unless a delegate was killed
+	Reserve  time.Duration // reserved for each later DEL, unless a delegate was killed
 	LateDel  time.Duration // a late DEL whose address cannot be held (see hold)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release

@@ -99,7 +99,7 @@ type stopping struct {
 	*Worker
 	key       journal.Key
 	owner     int   // the process that got SIGTERM
-	delegates []int // of the owner, at the last check
+	delegates []int // the owner's delegates at the last check
 	looked    time.Time
 	limit     time.Time
 }

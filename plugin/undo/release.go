@@ -18,9 +18,9 @@ import (
 
 // Outcome is the result of releasing an attachment.
 type Outcome struct {
-	Entry    *journal.Entry // the newest ADD, after the release; nil if it was not in the journal
-	State    journal.State  // before the release
-	Verdict  decide.Verdict // under the attachment's lock
+	Entry    *journal.Entry // the record of the newest ADD, after the release; nil if none existed
+	State    journal.State  // the state before the release
+	Verdict  decide.Verdict // the verdict under the attachment's lock
 	Released bool           // nothing is left
 	Err      error          // why something is left, unless the verdict says so
 }

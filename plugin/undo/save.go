@@ -66,7 +66,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 		switch {
 		case len(e.Steps) > 0:
 			last, err = false, tx.Put(e)
-		case !last, !asked && !e.Unnamed: // the runtime's DEL may come
+		case !last, !asked && !e.Unnamed: // the runtime's DEL may still come
 			err = tx.Put(w.Buried(e))
 		default:
 			err = tx.Delete(e)

@@ -203,7 +203,7 @@ func (u *undoing) delWith(
 	u.unnamed = c.Netns == ""
 	stderr := u.Stderr
 	if decide.Failing(s) {
-		stderr = io.Discard // already in the log
+		stderr = io.Discard // the log already contains the failure
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
 	if f == nil && u.wentMeanwhile(s, c.Netns) {
@@ -221,7 +221,8 @@ func (u *undoing) delWith(
 }
 
 // wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
-// resources by the interface. Without the interface, such a DEL succeeds but leaves the resources.
+// resources by the interface. Without the interface, such a DEL succeeds, but leaves the resources
+// behind.
 func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
@@ -284,7 +285,7 @@ func (u *undoing) chain() *netconf.Chain {
 	if u.Verb.Conf.Name != u.Entry.Network {
 		return nil
 	}
-	chain, _ := u.Verb.Chain() // nil with an error
+	chain, _ := u.Verb.Chain() // nil after an error
 	return chain
 }
 

@@ -18,7 +18,7 @@ import (
 // Job is a record with pending DELs.
 type Job struct {
 	Entry *journal.Entry
-	Lock  *journal.Lock // the attachment's; nil without a journal
+	Lock  *journal.Lock // the attachment's lock; nil without a journal
 	// Others are the records of other attachments that claim the record's addresses. If Others is
 	// nil, Run reads these records.
 	Others []*journal.Entry

@@ -27,7 +27,7 @@ type Worker struct {
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
 	Probes    map[string]ipam.Probe // of all stores that can be queried, by plugin
-	Stderr    io.Writer             // of the delegates
+	Stderr    io.Writer             // the delegates' standard error
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb
