@@ -48,7 +48,7 @@ func Hold(ctx context.Context, pool string, owner Owner, address netip.Addr) (
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pool %s: cannot hold address %s: %w", pool, address, err)
+		return nil, fmt.Errorf("pool %s: cannot reserve address %s for a DEL: %w", pool, address, err)
 	}
 	return func(ctx context.Context) error { return DropHeld(ctx, pool, owner, address) }, nil
 }

@@ -148,7 +148,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 		return nil, &DamagedError{k, err}
 	}
 	if e.Key != k || e.Number != number {
-		return nil, &DamagedError{k, fmt.Errorf("the value belongs to %s, number %d", e.Key, e.Number)}
+		return nil, &DamagedError{k, fmt.Errorf("its value belongs to %s, number %d", e.Key, e.Number)}
 	}
 	if err := checkTexts(e); err != nil {
 		return nil, &DamagedError{k, err}

@@ -63,7 +63,7 @@ func (s *Store) Record(events ...Event) error {
 		}
 		line, err := json.Marshal(e)
 		if err != nil {
-			return fmt.Errorf("journal: event: %w", err)
+			return fmt.Errorf("journal: cannot encode an event: %w", err)
 		}
 		lines = append(append(lines, line...), '\n')
 	}

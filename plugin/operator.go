@@ -29,7 +29,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	defer closeLog()
 	lock, err := o.rec.Store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
-		return fmt.Errorf("%s: %s", key, decide.Locked.Reason)
+		return fmt.Errorf("%s: %s; retry later", key, decide.Locked.Reason)
 	}
 	if err != nil {
 		return err

@@ -111,8 +111,8 @@ func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
 	return chain, err
 }
 
-// loadChain is readChain with retries for a missing or invalid chainFile, which its owner may be
-// rewriting. It does not retry an error in unwind's own configuration, which is permanent.
+// loadChain calls readChain. If the chainFile is missing or invalid, it retries, because the owner
+// of that file may be rewriting it. It does not retry after an error in unwind's own configuration.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	awaitExchange(ctx, func() bool {
 		chain, err = readChain(o.conf, o.log)

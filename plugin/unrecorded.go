@@ -113,7 +113,7 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(e.Steps) == 0 {
-		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no ADD result",
+		d.succeedIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result",
 			nil, false)
 		return nil
 	}

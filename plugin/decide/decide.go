@@ -18,7 +18,7 @@ type Evidence struct {
 	LockFile        Fact   // it has a lock file
 	SameNamespaces  Fact   // this process runs in the namespaces of its ADD
 	SameBoot        Fact   // its newest ADD was in this boot
-	OtherHost       Fact   // that ADD was on another machine
+	OtherHost       Fact   // its newest ADD was on another machine
 	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
@@ -156,7 +156,7 @@ type Orphan struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // the reservation is older than the grace period
-	Cached          Fact // it is in libcni's cache, and its network namespace exists
+	Cached          Fact // libcni's cache contains the owner, whose namespace exists
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
 }

@@ -69,7 +69,8 @@ func Open(path, ifname string) (Place, error) {
 	return p, nil
 }
 
-// Look is Open, but closes the namespace, for callers that need only the facts.
+// Look inspects an interface in the network namespace at a path (see Open). It does not keep the
+// namespace open.
 func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
@@ -84,9 +85,9 @@ func IsNoNetNS(err error) bool {
 // errElsewhere means that a path leads to another network namespace.
 var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame is Open for one particular network namespace. If another namespace is at the path, the
-// error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone, and
-// openSame returns no error and an empty place.
+// openSame opens one particular network namespace (see Open). If another namespace is at the path,
+// the error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone,
+// and openSame returns no error and an empty place.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -164,7 +165,7 @@ func lookAtMounts() (map[string][]string, error) {
 		}
 		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
 		if err != nil {
-			return all, fmt.Errorf("mount point %q: %w", fields[4], err)
+			return all, fmt.Errorf("cannot decode mount point %q: %w", fields[4], err)
 		}
 		all[fields[3]] = append(all[fields[3]], point)
 	}

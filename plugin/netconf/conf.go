@@ -91,7 +91,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return c, fmt.Errorf("the configuration: %w", jsonError(err))
+		return c, fmt.Errorf("invalid configuration: %w", jsonError(err))
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),

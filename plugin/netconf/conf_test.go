@@ -116,8 +116,8 @@ func TestParseConfErrors(t *testing.T) {
 		})
 	}
 	for data, want := range map[string]string{
-		`{"name": "s3cret`: `the configuration: not valid JSON: unexpected end of JSON input`,
-		`["s3cret"]`:       `the configuration: a list, not an object`,
+		`{"name": "s3cret`: `invalid configuration: not valid JSON: unexpected end of JSON input`,
+		`["s3cret"]`:       `invalid configuration: a list, not an object`,
 	} {
 		if _, err := ParseConf([]byte(data)); fmt.Sprint(err) != want {
 			t.Errorf("\ngot  %v\nwant %s", err, want)

@@ -57,7 +57,7 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 		dropped, dropErr := DropHeld(ctx, s.w.Journal.Store, pool.Network, found)
 		for _, r := range dropped {
 			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-				"owner", r.HeldFor.ContainerID, "reason", "the DEL that held the address was killed")
+				"owner", r.HeldFor.ContainerID, "reason", "the DEL that reserved it was killed")
 		}
 		var applyErr error
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)

@@ -86,7 +86,7 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	return facts.Place{}, false
 }
 
-// findUnknown is find for a namespace whose identity was not recorded. The interface in it must
+// findUnknown searches for a namespace whose identity was not recorded. The interface in it must
 // match the ADD's.
 func (u *undoing) findUnknown(ctx context.Context, paths ...string) (_ facts.Place, gone bool) {
 	some := false // a path names a namespace

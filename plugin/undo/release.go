@@ -44,9 +44,9 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 	return errors.New(out.Verdict.Reason.Text)
 }
 
-// ReleaseLocked is Release for a caller that holds the attachment's lock. It decides by the current
-// content of the journal. killed names the delegates that held the lock and that unwind had to
-// kill. If the newest ADD is live, the DELs of the older ones wait.
+// ReleaseLocked does the work of Release for a caller that holds the attachment's lock. It decides
+// by the current content of the journal. killed names the delegates that held the lock and that
+// unwind had to kill. If the newest ADD is live, the DELs of the older ones wait.
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
 	assigned ...netip.Addr,

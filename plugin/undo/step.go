@@ -315,7 +315,7 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 				u.withheld = append(u.withheld, c.Address)
 			default:
 				u.withheld = append(u.withheld, c.Address)
-				u.Log.Warn("cannot hold an address for a DEL; running it without the address",
+				u.Log.Warn("cannot reserve an address for a DEL; running the DEL without the address",
 					"plugin", s.Type, "address", c.Address, "err", err)
 			}
 		}
@@ -333,7 +333,7 @@ func (u *undoing) dropHeld(ctx context.Context, claims []journal.Claim) {
 			continue
 		}
 		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
-			u.Log.Warn("cannot release an address that was held for a DEL", "address", c.Address,
+			u.Log.Warn("cannot release an address that was reserved for a DEL", "address", c.Address,
 				"err", err)
 		}
 	}
