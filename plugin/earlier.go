@@ -102,7 +102,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	for i, e := range samePod {
 		left := time.Until(deadline)
 		if left < a.Budgets.Release/5 {
-			a.log.Debug("out of time; a later verb releases the other attachments of the pod", "attachments", len(samePod)-i)
+			a.log.Debug("out of time; a later verb releases the other attachments of the pod",
+				"attachments", len(samePod)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx,

@@ -83,7 +83,7 @@ func (o *op) toForget(
 	return records, nil
 }
 
-// Sweep sweeps the journal in a state directory: see sweep.Sweep.
+// Sweep sweeps the journal in a state directory (see sweep.Sweep).
 func (p *Plugin) Sweep(
 	ctx context.Context, stateDir string, job sweep.Job,
 ) ([]sweep.Finding, error) {

@@ -41,12 +41,12 @@ var ErrNotTried = errors.New("not attempted: out of time")
 // Sweep is one running sweep. Its steps:
 //
 //  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
-//     too many of them seem dead: see MassReleaseError.
+//     too many of them seem dead (see MassReleaseError).
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
 //     each under its lock, without waiting for the lock, and judge it again by its current entry.
 //     Then release attachments with a DEL that waited for one of the others.
 //  3. Given the runtime's list, judge and release the attachments that are not in the journal, in
-//     the same two steps: see undoOwner.
+//     the same two steps (see undoOwner).
 //  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
 	Job
