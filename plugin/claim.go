@@ -92,7 +92,8 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 	return a.unrecorded(i, err)
 }
 
-// unrecorded decides whether the ADD continues although its entry could not be written.
+// unrecorded handles an entry that could not be written. It fails the ADD if onJournalFailure is
+// "fail". Otherwise it logs the error, and the ADD continues.
 func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
 		return a.callOf(i).Failed(types.ErrTryAgainLater, err.Error())

@@ -59,7 +59,7 @@ func (o *op) gc(ctx context.Context) error {
 	return ownError(code, "GC incomplete with %d %s: %v", len(errs), noun, errors.Join(errs...))
 }
 
-// sweepForGC sweeps in at most two thirds of the time, and leaves the rest to the delegates. It
+// sweepForGC sweeps in at most two thirds of GC's time, and leaves the rest to the delegates. It
 // reports whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,

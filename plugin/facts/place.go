@@ -145,8 +145,8 @@ func search(
 // LinkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
 func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// lookAtMounts returns the paths at which network namespaces are mounted in this process's mount
-// namespace, by their link text (see LinkOf).
+// lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
+// namespace. The keys are the namespaces' link texts (see LinkOf).
 func lookAtMounts() (map[string][]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

@@ -70,8 +70,8 @@ func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to the network namespaces of all processes, by their link text (see
-// LinkOf).
+// lookAtMembers returns paths to each network namespace that contains a process. The keys are the
+// namespaces' link texts (see LinkOf).
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
