@@ -171,7 +171,7 @@ func Apply(
 // A missing pool needs no lock, because it has no addresses. If ctx ends first, lock returns an
 // error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	// as filemutex opens it for host-local, but with O_CLOEXEC, so no delegate inherits it
+	// host-local opens the file in the same way, but without O_CLOEXEC (filemutex)
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil

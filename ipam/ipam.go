@@ -17,7 +17,7 @@ type Owner struct {
 	IfName      string
 }
 
-// Is reports whether the owner is this attachment of a container.
+// Is reports whether the owner is the attachment with this container ID and interface.
 func (o Owner) Is(containerID, ifname string) bool {
 	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
 }

@@ -111,10 +111,10 @@ func HoldBack(forwarded tristate.Value, mayHaveRule bool) bool {
 // known to have failed.
 func MayHaveTaken(s *journal.Step) bool { return s.ADD != journal.AddFailed }
 
-// freesByContainer reports whether a step's DEL has succeeded, or may have, and would free an
-// address of another attachment of the same container if it ran again. For example, whereabouts
-// frees by container ID and interface in all networks, and before 0.9.0 by container ID alone. A
-// DEL that may have run when unwind was killed counts as successful.
+// freesByContainer reports whether a second DEL of a step could free an address of another
+// attachment of the same container, because the first DEL succeeded or may have succeeded. For
+// example, whereabouts frees by container ID and interface in all networks, and before 0.9.0 by
+// container ID alone. A DEL that may have run when unwind was killed counts as successful.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.Tries > 0 && (s.Code == 0 || s.ADD == journal.AddKilled)
 	return (passed || s.MayHaveRun) && known.IPAMOf(s.Config).Elsewhere

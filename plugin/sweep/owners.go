@@ -24,8 +24,8 @@ type owner struct {
 	cached *facts.Cached  // its file in the cache, if from this boot, or nil
 	chain  *netconf.Chain // the chain of the cached ADD, or else of the first pool
 	conf   *netconf.Conf
-	// earlier is set if an address or the cache file is from before this boot. Then its rules and
-	// interfaces are gone. The disk may also be a copy of another machine's disk, and a DEL could
+	// earlier is set if an address or the cache file is from before this boot. The owner's rules and
+	// interfaces are gone then. The disk may also be a copy of another machine's disk, and a DEL could
 	// release the address of that machine's pod through a cluster-wide IPAM plugin.
 	earlier bool
 }
