@@ -71,7 +71,7 @@ var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlin
 var emptyKeys = []string{"dns", "ipam"}
 
 // FoldedKey is the key for the number of plugins at the end of "chain" that were not in the
-// original conflist. unwindctl wrap takes them from the directory with the network's name, and
+// original conflist. unwindctl wrap adds them from the directory with the network's name, and
 // unwindctl unwrap removes them again.
 const FoldedKey = "folded"
 

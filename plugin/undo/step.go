@@ -293,8 +293,8 @@ func (u *undoing) chain() *netconf.Chain {
 // alone. If the address is free, a new pod could get it during the DEL and lose its rules. So hold
 // reserves such an address until end is called: it creates host-local's file for the address again.
 // If that fails, the address is withheld from the DEL. An address of another IPAM plugin cannot be
-// held. Then LateDel limits the DEL. An ADD that gets the address waits longer than that for the
-// attachment's lock. After a crash, the next pass or sweep removes the file.
+// held. For such an address, LateDel limits the DEL, and an ADD that gets the address waits longer
+// than LateDel for the attachment's lock. After a crash, the next pass or sweep removes the file.
 func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
 	bounded, cancel := context.WithCancel(ctx)
 	var made []journal.Claim
