@@ -41,7 +41,8 @@ func (a *adding) claim(
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return a.callOf(i).Failed(types.ErrInternal,
-					fmt.Sprintf("duplicate address %s: already in use by %s", c.Address, other.Key))
+					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", c.Address,
+						other.Key, other.Key))
 			}
 		}
 	}

@@ -212,7 +212,7 @@ func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
 			return nil, false
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.FreesByContainer && !p.Queues {
-			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect",
+			c.Warn("key %q: plugin %q has no store on the node that unwind can read; the path has no effect",
 				"stores", plugin)
 		}
 		stores[plugin] = path

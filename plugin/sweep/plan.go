@@ -61,7 +61,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 			switch {
 			case err != nil:
 				findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
-					Fate: decide.Unknown, Reason: decide.Reason{Text: "its entry cannot be read"}}})
+					Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
 			case e != nil:
 				entries = append(entries, e)
 			}
