@@ -34,8 +34,8 @@ type Reservation struct {
 }
 
 // Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates
-// and writes a reservation under one lock. While Apply holds that lock, no host-local is about to
-// write the owner.
+// and writes a reservation under one lock. While Apply holds that lock, no host-local process can
+// be about to write the owner.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
 
 // WhyEmpty says why an empty reservation can be released.

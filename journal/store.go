@@ -31,11 +31,11 @@ import (
 //     readers share. Check that it is still the file at its path. Verify its content, unless the
 //     queue file records that the last commit succeeded in this boot. A writer may have to copy the
 //     file (see trust).
-//  4. A reader releases the queue, so that other readers can start. No new reader can start while
-//     a writer waits, because the writer keeps the queue.
+//  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
+//     while a writer waits, because the writer keeps that lock.
 //  5. Run one bbolt transaction. Record in the queue file that the commit begins, and afterwards
 //     that it succeeded.
-//  6. Close the file and release the queue.
+//  6. Close the journal file and unlock the queue file.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, the store
 // sets it aside, starts a new one and runs the transaction again. So a function passed to Update

@@ -64,8 +64,8 @@ func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text:
 
 func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
 
-// Undecided returns the verdict Unknown with a text as its reason, followed by doubt, if that is not
-// "", as the cause.
+// Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", it follows
+// the text as the cause.
 func Undecided(text, doubt string) Verdict {
 	if doubt != "" {
 		text += ": " + doubt

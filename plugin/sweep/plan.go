@@ -88,7 +88,7 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 	s.last = s.w.Journal.Store.LastSweep()
 	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		outlines = nil
-		// the outline of a damaged entry is neither live nor of this boot
+		// a damaged outline has neither a state nor a boot ID
 		return tx.Outlines(func(o journal.Outline, _ error) error {
 			if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 				outlines[n-1] = o // only the newest ADD of an attachment counts
