@@ -21,15 +21,15 @@ type AWS struct{}
 const (
 	// awsCheckpoint is where ipamd keeps its checkpoint by default.
 	awsCheckpoint = "/var/run/aws-node/ipam.json"
-	// awsFormat is the version of the checkpoint that AWS reads; ipamd 1.12 to 1.23 write it.
+	// awsFormat is the only checkpoint version that the probe reads. ipamd 1.12 to 1.23 write it.
 	awsFormat = "vpc-cni-ipam/1"
 	// maxCheckpoint limits the size of a checkpoint, in bytes. A pod takes about 300 bytes.
 	maxCheckpoint = 4 << 20
 )
 
-// Held reads the checkpoints. If no checkpoint exists in a known format, there is no store to
-// query. (The directory is in memory, so a reboot empties it.) A file that cannot be read is an
-// error, unless another file lists the attachment.
+// Held reads the checkpoints. asked is false if no checkpoint in a known format exists: the
+// directory is in memory, so a reboot empties it. A file that cannot be read is an error, unless
+// another file lists the attachment.
 func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err error) {
 	first := cmp.Or(q.Store, awsCheckpoint)
 	ext := filepath.Ext(first)
@@ -47,9 +47,10 @@ func (AWS) Held(_ context.Context, q Query) (held []netip.Addr, asked bool, err 
 	return nil, asked, err
 }
 
-// readCheckpoint returns an attachment's addresses in one checkpoint (CheckpointEntry). known is
-// false if the checkpoint is missing or its format is unknown. It is an error if the attachment's
-// entry contains no valid address. readCheckpoint skips entries that ipamd did not write.
+// readCheckpoint returns an attachment's addresses in one checkpoint (CheckpointEntry in ipamd's
+// code). known is false if the checkpoint is missing or its format is unknown. If the attachment's
+// entry contains no valid address, readCheckpoint returns an error. It skips entries that it cannot
+// decode.
 func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err error) {
 	data, _, err := readRegular(path, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +58,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 	}
 	var checkpoint struct {
 		Version     string            `json:"version"`
-		Allocations []json.RawMessage `json:"allocations"` // ipamd writes [] for none
+		Allocations []json.RawMessage `json:"allocations"` // ipamd writes [] if there are none
 	}
 	if err == nil {
 		err = json.Unmarshal(data, &checkpoint)
@@ -76,7 +77,7 @@ func readCheckpoint(path string, q Query) (held []netip.Addr, known bool, err er
 			IPv4        string `json:"ipv4"`
 			IPv6        string `json:"ipv6"`
 		}
-		_ = json.Unmarshal(raw, &entry) // an allocation of another form leaves entry empty
+		_ = json.Unmarshal(raw, &entry) // if this fails, entry names no attachment
 		if entry.Network != q.Network || entry.ContainerID != q.ContainerID || entry.IfName != q.IfName {
 			continue
 		}

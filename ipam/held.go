@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heldMark is the last of three lines in a held address's file. The container ID and the interface
-// come first, each followed by CR LF. For host-local, the file's name alone reserves the address.
-// host-local's DEL and CHECK compare the whole content with the container ID and the interface, so
-// they never match a held file (plugins v1.9 host-local/backend/disk).
+// heldMark is the last of the three lines in a file that Hold creates. The container ID and the
+// interface come first, each followed by CR LF. For host-local, the file's name alone reserves the
+// address. host-local's DEL and CHECK compare the whole content with the container ID and the
+// interface, so they never match such a file (plugins v1.9 host-local/backend/disk).
 const heldMark = "held"
 
 // Hold reserves a free address while the DEL of its former attachment runs, so no other attachment
@@ -44,17 +44,17 @@ func Hold(ctx context.Context, pool string, owner Owner, address netip.Addr) (
 	err = create(pool, fileName(address), content)
 	if errors.Is(err, fs.ErrExist) {
 		if r, _, lookErr := look(pool, address); lookErr == nil && r.HeldFor == owner {
-			err = nil // left by a crash
+			err = nil // a crash left the file
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pool %s: cannot hold address %s: %w", pool, address, err)
+		return nil, fmt.Errorf("pool %s: cannot reserve address %s for a DEL: %w", pool, address, err)
 	}
 	return func(ctx context.Context) error { return DropHeld(ctx, pool, owner, address) }, nil
 }
 
-// DropHeld removes the files that Hold created for an owner, for the given addresses, or for all if
-// no address is given. The caller holds the lock of the attachment.
+// DropHeld removes files that Hold created for an owner: those of the given addresses, or all if no
+// address is given. The caller holds the lock of the attachment.
 func DropHeld(ctx context.Context, pool string, owner Owner, addresses ...netip.Addr) error {
 	_, err := remove(ctx, pool, owner, addresses,
 		func(r Reservation, o Owner) bool { return r.HeldFor == o })

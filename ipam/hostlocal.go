@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local keeps one file for each address. The file contains the container ID, CR LF, and the
-// interface (no interface before version 0.8). It is empty if host-local died between creating and
-// writing it. host-local does both under the lock of the pool. A pool is the directory of a
-// network.
+// host-local has one file for each address, in a directory for each network, the pool. The file
+// contains the container ID, CR LF, and the interface (no interface before version 0.8). host-local
+// creates and writes the file under the lock of the pool. If host-local dies in between, the file
+// stays empty.
 
 // Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
 // does not call host-local. network must be a valid network name.
@@ -42,19 +42,20 @@ func Pool(config json.RawMessage, network string) string {
 	return filepath.Join(dir, network)
 }
 
-// Path returns the file of a reservation.
+// Path returns the path of the reservation's file.
 func (r Reservation) Path() string { return filepath.Join(r.Pool, fileName(r.Address)) }
 
 // fileName returns the name of an address's file, which is the address as net.IP prints it.
 func fileName(address netip.Addr) string { return address.Unmap().WithZone("").String() }
 
-// ParseName returns the address that a file's name stands for.
-func ParseName(name string) (netip.Addr, bool) {
+// ParseName returns the address that a file's name stands for. ok is false if it is no address.
+func ParseName(name string) (address netip.Addr, ok bool) {
 	address, err := netip.ParseAddr(name)
 	return address, err == nil && fileName(address) == name
 }
 
-// Made returns when the reservation was made (wall clock); host-local never rewrites its file.
+// Made returns when the reservation was made, by the wall clock. host-local never rewrites its
+// file.
 func (r Reservation) Made() time.Time { return time.Unix(0, r.File.Mtime) }
 
 // File identifies the file of a reservation: host-local creates a new file for each reservation.
@@ -120,7 +121,8 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	return r, true, nil
 }
 
-// readRegular reads a file of at most most bytes. It rejects links, devices and pipes.
+// readRegular reads a regular file. It rejects links, devices, pipes, and files of more than most
+// bytes.
 func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -169,7 +171,7 @@ func Apply(
 // A missing pool needs no lock, because it has no addresses. If ctx ends first, lock returns an
 // error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	// as filemutex opens it for host-local, but with O_CLOEXEC, so no delegate inherits it
+	// host-local opens the file in the same way, but without O_CLOEXEC (filemutex)
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil

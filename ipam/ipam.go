@@ -17,7 +17,7 @@ type Owner struct {
 	IfName      string
 }
 
-// Is reports whether the owner is this attachment of a container.
+// Is reports whether the owner is the attachment with this container ID and interface.
 func (o Owner) Is(containerID, ifname string) bool {
 	return o.ContainerID == containerID && (o.IfName == "" || o.IfName == ifname)
 }
@@ -26,20 +26,20 @@ func (o Owner) Is(containerID, ifname string) bool {
 type Reservation struct {
 	Address netip.Addr
 	Owner   Owner // zero if empty or held
-	HeldFor Owner // zero unless it is held: see Hold
+	HeldFor Owner // zero unless held (see Hold)
 	Pool    string
 	File    File
 
-	content string // of its file
+	content string // the content of its file
 }
 
 // Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates
-// and writes a reservation under one lock. While Apply holds that lock, no host-local is about to
-// write the owner.
+// and writes a reservation under one lock. While Apply holds that lock, no host-local process can
+// be about to write the owner.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
 
 // WhyEmpty says why an empty reservation can be released.
-const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases it"
+const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases the address"
 
 // IsHeld reports whether Hold made the reservation. The attachment in HeldFor has lost the address,
 // so it is not the owner.

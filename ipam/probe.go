@@ -28,7 +28,7 @@ type Probe interface {
 type Query struct {
 	Network, ContainerID, IfName string
 
-	Config json.RawMessage // of the delegate
+	Config json.RawMessage // the delegate's configuration
 	IPAM   string          // the IPAM plugin that the delegate calls, or ""
 	Store  string          // the path of the store; "" means the plugin's default path
 }
@@ -44,7 +44,7 @@ func OnNode() map[string]Probe {
 // removes each file after the deletion (pkg/endpoint/api/endpoint_deletion_queue.go).
 type Cilium struct{}
 
-// ciliumQueue is DeleteQueueDir of pkg/defaults.
+// ciliumQueue is the queue's directory (DeleteQueueDir in Cilium's pkg/defaults).
 const ciliumQueue = "/var/run/cilium/deleteQueue"
 
 // ErrQueued means that the plugin's DEL exited 0, but only put the deletion into the plugin's own

@@ -13,15 +13,17 @@ import (
 	"unicode/utf8"
 )
 
-// The layout of the file, a bbolt database:
+// The layout of the journal file, a bbolt database. 00 is a zero byte, and a number takes 8 bytes,
+// big-endian.
 //
-//	meta     "format"                                              → format
-//	entries  network 00 containerID 00 ifname 00 number            → Outline, and Entry, JSON
-//	index    "pod" 00 namespace 00 name 00 <entry key>             → nothing
-//	         "address" 00 address 00 <entry key>                   → nothing
+//	bucket    key                                             value
+//	meta      "format"                                        the format, as JSON
+//	entries   network 00 containerID 00 ifname 00 number      the Outline, then the Entry as JSON
+//	index     "pod" 00 namespace 00 name 00 <entry key>       empty
+//	          "address" 00 address 00 <entry key>             empty
 //
-// A number takes 8 bytes, big-endian. The transaction that writes an entry also writes its index
-// keys, which depend only on the entry. An undone entry is not in the index.
+// The transaction that writes an entry also writes its index keys, which depend only on the entry.
+// The index omits undone entries.
 var (
 	bucketMeta    = []byte("meta")
 	bucketEntries = []byte("entries")
@@ -31,21 +33,22 @@ var (
 	buckets = [][]byte{bucketMeta, bucketEntries, bucketIndex}
 )
 
-// Version is the format that this code writes, and the newest that it reads.
+// Version is the version of the file's format that this code writes. It is also the newest version
+// that this code can read.
 const Version = 2
 
-// format says which releases can read the file. Writer is the format version of the release that
-// wrote it. OldestReader is the oldest format version that can read it. A release that changes the
-// format raises Writer. Only the release after it raises OldestReader, so users can go back by one
-// release.
+// format records which releases can read the file. Writer is the Version of the release that
+// created the file. OldestReader is the lowest Version that a reader needs. A release that changes
+// the format raises Writer. Only the release after it raises OldestReader, so users can go back by
+// one release.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`
 }
 
-// ErrNewer is returned for a file that only a newer release can read. The file is not changed.
-var ErrNewer = errors.New("journal: the file was written by a newer unwind; install that release " +
-	"or a later one")
+// ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
+var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
+	"release or a later one")
 
 func checkFormat(data []byte) error {
 	var f format
@@ -81,7 +84,7 @@ func podKey(p Pod) string { return "pod\x00" + p.Namespace + "\x00" + p.Name + "
 
 func addressKey(a netip.Addr) string { return "address\x00" + a.Unmap().String() + "\x00" }
 
-// indexKeys returns the keys of an entry in the index.
+// indexKeys returns the keys under which the index lists an entry.
 func indexKeys(e *Entry) (keys []string) {
 	if e == nil || e.State == Undone {
 		return nil
@@ -96,8 +99,8 @@ func indexKeys(e *Entry) (keys []string) {
 	return keys
 }
 
-// DamagedError is returned for an entry that cannot be read, although the rest of the file can.
-// The entry stays in the file until the attachment's next ADD or DEL overwrites it.
+// DamagedError is returned for an entry that cannot be read in an otherwise readable file. The
+// entry stays in the file until the attachment's next ADD or DEL removes it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -109,8 +112,8 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// encodeEntry encodes an entry, preceded by its outline. A reader of many entries decodes only
-// their outlines.
+// encodeEntry returns the value that is stored for an entry: its outline, then the entry as JSON. A
+// reader of many entries decodes only their outlines.
 //
 //	state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
 //
@@ -124,7 +127,7 @@ func encodeEntry(e *Entry) ([]byte, error) {
 		e.NetNS.Dev, e.NetNS.Ino, e.NetNS.Path), data...), err
 }
 
-// checkTexts rejects an entry that decoding would not restore as it was.
+// checkTexts rejects an entry if encoding and decoding would change one of its texts.
 func checkTexts(e *Entry) error {
 	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
 		return fmt.Errorf("%q is not valid UTF-8", key)
@@ -145,7 +148,7 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 		return nil, &DamagedError{k, err}
 	}
 	if e.Key != k || e.Number != number {
-		return nil, &DamagedError{k, fmt.Errorf("the value belongs to %s, number %d", e.Key, e.Number)}
+		return nil, &DamagedError{k, fmt.Errorf("its value belongs to %s, number %d", e.Key, e.Number)}
 	}
 	if err := checkTexts(e); err != nil {
 		return nil, &DamagedError{k, err}

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create creates the journal file if it does not exist. The caller holds the queue.
+// create creates the journal file if it does not exist. The caller has locked the queue file.
 func (s *Store) create(queue *os.File) error {
 	if _, err := os.Lstat(s.Path()); !errors.Is(err, fs.ErrNotExist) {
-		return err // open refuses a path that is not a regular file, and an empty file
+		return err // nil if the file exists; open then checks it
 	}
 	return s.replace(queue, fill)
 }
 
 // replace replaces the journal with a file that write creates. A crash leaves the old journal (or
-// none, if none existed) or the new one, and possibly a journal.db.new, which the next call
-// replaces.
+// none, if none existed) or the new one. It may also leave a file journal.db.new, which the next
+// call removes.
 //
 //	pwrite   journal.lock: a commit began
 //	unlink   journal.db.new
@@ -40,7 +40,7 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	if err := errors.Join(s.setCommit(queue, began), os.RemoveAll(tmp)); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	defer func() { _ = os.Remove(tmp) }() // if it is not renamed
+	defer func() { _ = os.Remove(tmp) }() // after the rename, this does nothing
 	if err := write(tmp); err != nil {
 		return fmt.Errorf("journal: %s: %w", tmp, err)
 	}
@@ -95,8 +95,8 @@ func fill(path string) error {
 	return errors.Join(err, db.Close())
 }
 
-// setAside keeps a damaged journal file under another name, so a new journal can be created. The
-// caller holds the queue.
+// setAside renames a damaged journal file, so that a new journal can be created. The caller has
+// locked the queue file.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(),
 		time.Now().UTC().Format("20060102T150405.000000000Z"))
@@ -104,13 +104,14 @@ func (s *Store) setAside(cause error) error {
 		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
 	log := cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
-	log.Error("damaged journal set aside, starting a new one; "+
+	log.Error("the damaged journal was set aside, and a new one is started; "+
 		"DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	return syncPath(s.Dir)
 }
 
-// makeDir creates missing directories (0700), and checks each before anything is created in it.
+// makeDir creates the state directory and its directory of lock files (mode 0700) if they are
+// missing. It checks each directory before it creates anything in it.
 func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
@@ -126,8 +127,9 @@ func (s *Store) makeDir() error {
 	return nil
 }
 
-// checkDir rejects a directory that is a link, or that anyone except this user and root can write
-// to, because whoever can write to it can make root run any DEL.
+// checkDir rejects a path that is not a directory, such as a symbolic link. It also rejects a
+// directory that anyone except this user and root owns or can write to, because that user could
+// make root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {

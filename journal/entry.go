@@ -34,14 +34,14 @@ const (
 	Gone State = ""
 	// an ADD is running; if the attachment's lock is free, unwind died before it printed a result
 	Adding State = "adding"
-	// the ADD has a result; it succeeded, unless it still holds the lock
+	// the ADD's result is recorded; the ADD has succeeded, unless it still holds the lock
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
 	Deleting    State = "deleting"     // the runtime sent a DEL; it has pending DELs
-	Undone      State = "undone"       // released without the runtime's own DEL, which will succeed
+	Undone      State = "undone"       // already released; the runtime's own DEL will succeed
 )
 
-// edges holds every legal change of state. Gone changes to Deleting when the runtime sends the DEL
+// edges lists every legal change of state. Gone changes to Deleting when the runtime sends the DEL
 // of an attachment without a record: it was added before unwind was installed, or its record was
 // lost. Gone changes to Undone if an operator forgets a damaged record.
 var edges = map[State][]State{
@@ -56,8 +56,8 @@ var edges = map[State][]State{
 // CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
 	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: illegal change of state from %q to %q; this is a bug in unwind, "+
-			"please report it", from, to)
+		return fmt.Errorf("journal: illegal change of state from %q to %q; please report "+
+			"this bug in unwind", from, to)
 	}
 	return nil
 }
@@ -74,18 +74,18 @@ type Entry struct {
 	NetNS         NetNS           `json:"netns"`
 	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path          string          `json:"path,omitempty"`       // CNI_PATH
-	CNIVersion    string          `json:"cniVersion,omitempty"` // of the chain
+	CNIVersion    string          `json:"cniVersion,omitempty"` // the chain's version
 	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage `json:"result,omitempty"` // the best known, in its own version
+	Result        json.RawMessage `json:"result,omitempty"` // the last known result
 	Claims        []Claim         `json:"claims,omitempty"`
 	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
 	Host          Host            `json:"host"`
 	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // of the ADD's configuration
+	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // from the ADD's configuration
 	// Stores maps a plugin to the path of its store, if that is not the default path. The paths
 	// come from the configuration of the ADD.
 	Stores map[string]string `json:"stores,omitempty"`
-	Steps  []Step            `json:"steps,omitempty"` // with a pending DEL, in chain order
+	Steps  []Step            `json:"steps,omitempty"` // pending DELs, in chain order
 	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
 	Begun bool `json:"begun,omitempty"`
 	// Occupant is the interface (index and MAC) that already used the interface name in the
@@ -95,19 +95,19 @@ type Entry struct {
 	// Interface is the container's interface in the result. An undone record keeps it instead of the
 	// result.
 	Interface Interface `json:"interface,omitzero"`
-	// Before is the interface of an earlier ADD in the journal that libcni's cache still contained
-	// when this ADD began. The cache keeps it until this ADD succeeds, however many are interrupted,
-	// so it is no sign of an ADD that the journal did not record.
+	// Before is the interface in libcni's cache when this ADD began, if an earlier ADD in the journal
+	// created it. The cache keeps this interface until an ADD succeeds. So if the cache still contains
+	// it later, that is no sign of an ADD that the journal did not record.
 	Before Interface `json:"before,omitzero"`
-	// Failed is set if the ADD failed, so that the runtime has no result.
+	// Failed is set if the ADD failed. The runtime then has no result.
 	Failed bool `json:"failed,omitempty"`
 	// Unnamed is set if the last pass left a DEL to the runtime (see decide.LeftToRuntime). Such a
 	// record does not become Undone, so the runtime's DEL still runs the chain.
 	Unnamed bool `json:"unnamed,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool   `json:"abandoned,omitempty"`
-	Cause     string `json:"cause,omitempty"`  // why it is in its state: decide.Reason.Code
-	Reason    string `json:"reason,omitempty"` // the same in words
+	Cause     string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
+	Reason    string `json:"reason,omitempty"` // the cause in words
 	Since     Time   `json:"since"`            // when the record entered this state
 	Updated   Time   `json:"updated"`
 }
@@ -149,8 +149,7 @@ func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Bury makes the record Undone. The only use of such a record is that the runtime's later DEL
-// succeeds.
+// Bury makes the record Undone. Such a record exists only so that the runtime's later DEL succeeds.
 func (e *Entry) Bury() {
 	*e = Entry{
 		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
@@ -197,9 +196,9 @@ type HostLink struct {
 	MAC  string `json:"mac"`
 }
 
-// Interface identifies the container's interface of one ADD.
+// Interface identifies the interface that one ADD created in the container.
 type Interface struct {
-	MAC       string       `json:"mac,omitempty"` // lower case; "" if it identifies nothing
+	MAC       string       `json:"mac,omitempty"` // lower case; "" if invalid or all zeros
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 }
 
@@ -210,9 +209,9 @@ func (i Interface) Known() bool { return i.MAC != "" || len(i.Addresses) > 0 }
 type Host struct {
 	BootID  string `json:"bootID"`
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
-	MountNS string `json:"mountNS"` // as readlink of /proc/self/ns/mnt prints it
+	MountNS string `json:"mountNS"` // the link text of /proc/self/ns/mnt
 	PIDNS   string `json:"pidNS"`
-	NetNS   string `json:"netNS,omitempty"`  // with the host's bridges and firewall rules
+	NetNS   string `json:"netNS,omitempty"`  // it has the host's bridges and firewall rules
 	TimeNS  string `json:"timeNS,omitempty"` // can shift CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 

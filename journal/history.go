@@ -22,12 +22,12 @@ type EventKind string
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
 	Swept      EventKind = "swept"       // released without the runtime's DEL
-	Released   EventKind = "released"    // a host-local address without a recorded attachment
-	Waiting    EventKind = "waiting"     // a DEL waits because another attachment has the address
+	Released   EventKind = "released"    // an address whose owner is not in the journal was released
+	Waiting    EventKind = "waiting"     // a DEL waits because its address has another owner
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
-	Forgotten  EventKind = "forgotten"   // forgotten by an operator, with pending DELs
+	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
 	Unverified EventKind = "unverified"  // a DEL succeeded, but its address is not free
-	Untaken    EventKind = "untaken"     // the DEL of a failed ADD was dropped, see decide.After
+	Untaken    EventKind = "untaken"     // the DEL of a failed ADD was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )
 
@@ -38,7 +38,7 @@ type Event struct {
 	Pod       Pod          `json:"pod,omitzero"`
 	Reason    string       `json:"reason"`
 	Addresses []netip.Addr `json:"addresses,omitempty"`
-	Plugins   []string     `json:"plugins,omitempty"` // that failed, or have a pending DEL
+	Plugins   []string     `json:"plugins,omitempty"` // the plugins that failed or have a pending DEL
 	At        Time         `json:"at"`
 	// Count is the name of a counter that the event increments, followed by its labels. An event
 	// without a kind only increments that counter.
@@ -63,7 +63,7 @@ func (s *Store) Record(events ...Event) error {
 		}
 		line, err := json.Marshal(e)
 		if err != nil {
-			return fmt.Errorf("journal: event: %w", err)
+			return fmt.Errorf("journal: cannot encode an event: %w", err)
 		}
 		lines = append(append(lines, line...), '\n')
 	}
@@ -79,7 +79,7 @@ func (s *Store) Record(events ...Event) error {
 	if _, err := f.Write(lines); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	// Only one process renames a file.
+	// The flock ensures that only one process renames a file.
 	size, err := f.Seek(0, io.SeekCurrent)
 	if err == nil && size > maxHistory &&
 		unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && samePath(path, f) {
@@ -117,8 +117,9 @@ func (t *Tail) Next() (events []Event, err error) {
 	return events, nil
 }
 
-// readHistory returns the content of both files. It opens the newer file first. If that is renamed
-// before the older one is opened, both paths lead to the same file.
+// readHistory returns the content of both history files. It opens the newer one first. If a writer
+// renames that file before readHistory opens the older one, both paths lead to the same file, which
+// is read only once.
 func (s *Store) readHistory() (data []byte, err error) {
 	path := filepath.Join(s.Dir, historyName)
 	var newer *os.File
@@ -143,8 +144,8 @@ func (s *Store) readHistory() (data []byte, err error) {
 	return data, nil
 }
 
-// NoteSweep records that a sweep of all networks has just ended. The modification time of a file is
-// the record; the file is not synced.
+// NoteSweep records that a sweep of all networks has just ended. The record is the modification
+// time of a file that is not synced.
 func (s *Store) NoteSweep() error {
 	now := fmt.Appendln(nil, time.Now().UTC().Format(time.RFC3339))
 	return os.WriteFile(filepath.Join(s.Dir, sweptName), now, 0o600)

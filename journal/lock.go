@@ -111,7 +111,7 @@ func take(path string, create, over bool) (*Lock, error) {
 			err = setLock(l.own, ownedByte)
 		}
 		if err == nil && l.inPlace() {
-			// on a full disk, the process ID stays unknown
+			// this fails on a full disk; the process ID then stays unknown
 			_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-*d\n", pidSize, os.Getpid()), 0)
 			return l, nil
 		}
@@ -148,8 +148,8 @@ func lockError(k Key, err error) error {
 // LockPath returns the path of an attachment's lock file.
 func (s *Store) LockPath(k Key) string { return filepath.Join(s.Dir, locksName, lockName(k)) }
 
-// lockName returns the name of an attachment's lock file: a hash, since container IDs may have any
-// length.
+// lockName returns the name of an attachment's lock file: a hash, because container IDs may have
+// any length.
 func lockName(k Key) string {
 	sum := sha256.Sum256(encodeKey(k))
 	return hex.EncodeToString(sum[:16])
@@ -159,8 +159,8 @@ func lockName(k Key) string {
 type LockState struct {
 	Exists bool // the lock file exists
 	Held   bool
-	// Owner is the ID of the live process that took the lock, in its own PID namespace; 1 if the ID
-	// is unknown. If it is 0, the lock is free, or held only by orphaned delegates.
+	// Owner is the process ID of the lock's living owner, as that process itself sees it, or 1 if the
+	// ID is unknown. If Owner is 0, the lock is free, or only orphaned delegates hold it.
 	Owner int
 }
 
@@ -193,7 +193,7 @@ func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
 // Made reports whether taking the lock created its file.
 func (l *Lock) Made() bool { return l != nil && l.made }
 
-// File returns the locked file for delegates to inherit.
+// File returns the locked file, which delegates inherit.
 func (l *Lock) File() *os.File {
 	if l == nil {
 		return nil
@@ -212,7 +212,7 @@ func (l *Lock) Remove() error {
 }
 
 // Release releases the lock, even if a daemon that a delegate left behind has inherited the
-// descriptor. It releases ownership first, before others can take the lock.
+// descriptor. It unlocks the owned byte first, so that the next holder finds that byte free.
 func (l *Lock) Release() {
 	if l == nil {
 		return
@@ -251,7 +251,7 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 func (s *Store) removeStrayLock(ctx context.Context, name string) error {
 	l, err := take(filepath.Join(s.Dir, locksName, name), false, false)
 	if err != nil {
-		return nil // held, or gone
+		return nil // the lock is held, or the file is gone
 	}
 	defer l.Release()
 	if known, err := s.lockNames(ctx); err != nil || known[name] {

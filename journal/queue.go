@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxWait limits a wait for the queue. A caller stops waiting if no process has written for
-// maxWait. It checks this every maxWait. In any case, it waits at most three times maxWait, or
-// until its context ends. On a disk with 45 ms per sync, that is enough for 250 pods that end at
+// maxWait limits a wait for a lock of the journal. A caller stops waiting if no process has written
+// for maxWait, which it checks every maxWait. It never waits longer than three times maxWait, or
+// after its context ends. On a disk with 45 ms per sync, that is enough for 250 pods that end at
 // the same time, with one transaction each.
 const maxWait = 10 * time.Second
 
-// queue takes the queue of the journal: the flock of the queue file. A reader changes nothing on
-// the disk: if the queue file does not exist, queue returns nil, and the reader continues without
+// queue opens the queue file and takes its flock. A reader changes nothing on the disk, so queue
+// does not create a missing file for it. queue then returns nil, and the reader continues without
 // the flock.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
@@ -50,8 +50,9 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 
 // The states of the last commit. The queue file contains the state, followed by the boot ID. If a
 // commit failed or its process died, its changes may or may not be in the journal file. After a
-// failed sync, the kernel treats pages as written that never reached the disk, so the page cache
-// cannot be trusted. After a reboot only the disk counts, so the queue file need not be synced.
+// failed sync, the page cache cannot be trusted either: the kernel treats pages as written although
+// they never reached the disk. After a reboot only the disk counts, so the queue file need not be
+// synced.
 const (
 	began     = 'b'
 	succeeded = 's'
@@ -86,7 +87,7 @@ var bootID = sync.OnceValue(func() string {
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link; remove it: %w", path, syscall.ELOOP)
+		return nil, fmt.Errorf("%s is a symbolic link; remove it", path)
 	}
 	if err != nil {
 		return nil, err
@@ -106,10 +107,10 @@ func openFile(path string, flag int) (*os.File, error) {
 // gets the lock, even if its caller has given up.
 var waiters = make(chan struct{}, 64)
 
-// flock takes the lock of an open file, LOCK_SH or LOCK_EX. The kernel grants the lock in the order
-// of the requests. flock returns ErrBusy if ctx ends, or if no process has written to the queue
-// file for maxWait. Then the caller closes the file, which releases the lock if the kernel grants
-// it later.
+// flock takes the flock of an open file (LOCK_SH or LOCK_EX). The kernel grants it in the order of
+// the requests. flock returns ErrBusy if ctx ends, or if no process has written to the queue file
+// for maxWait. After ErrBusy, the caller closes the file. If the kernel then grants the lock, it is
+// released immediately.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if !errors.Is(err, unix.EWOULDBLOCK) {

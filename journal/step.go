@@ -8,7 +8,7 @@ import (
 // Step is one delegate that may have allocated or created something, and whose DEL is still
 // pending.
 type Step struct {
-	Index int    `json:"index"` // in the chain
+	Index int    `json:"index"` // position in the chain, from 0
 	Type  string `json:"type"`
 	// Config is the delegate's stdin, without prevResult. It is from the ADD, or from the chain at
 	// the time of the runtime's DEL if unwind did not see the ADD.
@@ -44,7 +44,7 @@ const (
 	ForOwner     Cause = "owner"     // its address has another owner
 	ForContainer Cause = "container" // it would free another attachment's resources
 	ForQueue     Cause = "queue"     // its plugin keeps the deletion in its own queue
-	ForRuntime   Cause = "runtime"   // the runtime's own DEL, with CNI_NETNS, at most until Until
+	ForRuntime   Cause = "runtime"   // it is left to the runtime's own DEL, until Until at most
 	ForRule      Cause = "rule"      // a host port of this node still forwards to its address
 	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until
 	ForNewer     Cause = "newer"     // a newer ADD of the attachment is live
@@ -61,12 +61,12 @@ const (
 	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
 )
 
-// Claim is an address that a delegate added to the result. That delegate stores the address under
-// the container ID. The delegates after it know the address only from prevResult, so their rules
-// are keyed by the address.
+// Claim is an address that a delegate added to the result. That delegate's IPAM plugin stores the
+// address under the container ID. The delegates after it know the address only from prevResult, so
+// they make their rules for that address.
 type Claim struct {
 	Address netip.Addr `json:"address"`
-	Step    int        `json:"step"` // index in the chain
+	Step    int        `json:"step"` // Index of that step
 	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
 	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`

@@ -31,11 +31,11 @@ import (
 //     readers share. Check that it is still the file at its path. Verify its content, unless the
 //     queue file records that the last commit succeeded in this boot. A writer may have to copy the
 //     file (see trust).
-//  4. A reader releases the queue, so that other readers can start. No new reader can start while
-//     a writer waits, because the writer keeps the queue.
+//  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
+//     while a writer waits, because the writer keeps that lock.
 //  5. Run one bbolt transaction. Record in the queue file that the commit begins, and afterwards
 //     that it succeeded.
-//  6. Close the file and release the queue.
+//  6. Close the journal file and unlock the queue file.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, the store
 // sets it aside, starts a new one and runs the transaction again. So a function passed to Update
@@ -59,10 +59,10 @@ const (
 
 // ErrDamaged is View's error for a damaged file. The next Update sets the file aside and starts a
 // new one.
-var ErrDamaged = errors.New("journal: the file is damaged")
+var ErrDamaged = errors.New("journal: journal.db is damaged")
 
 var (
-	errAgain     = errors.New("journal: the file was replaced while it was being opened; try again")
+	errAgain     = errors.New("journal: journal.db was replaced while it was being opened; try again")
 	errUnchanged = errors.New("journal: nothing to commit")
 )
 
@@ -114,8 +114,8 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// transact opens the file, runs fn and closes the file. The caller holds the queue. For a reader,
-// transact releases the queue as soon as it has locked the file.
+// transact opens the journal file, runs fn and closes the file. The caller has locked the queue
+// file. For a reader, transact unlocks the queue file as soon as it has locked the journal file.
 func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
@@ -162,8 +162,8 @@ func (s *Store) transact(
 	return errors.Join(err, db.Close())
 }
 
-// open opens and locks the journal file. It fails if another file is at the path by then, or if the
-// file is empty or damaged.
+// open opens and locks the journal file. It returns an error if another file has replaced it
+// meanwhile, or if the file is empty or damaged.
 func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.File, err error) {
 	flag, how := os.O_RDONLY, unix.LOCK_SH
 	if write {
@@ -227,9 +227,10 @@ func (s *Store) inTx(tx *Tx, queue *os.File, fn func(*Tx) error) error {
 	return err
 }
 
-// blame decides whether an error from opening the file means damage. An error from the kernel does
-// not, because a disk that recovers from EIO loses nothing. But bbolt reports a meta page that it
-// cannot read as damaged, so blame reads the whole file.
+// blame decides whether an error from opening the file means that the file is damaged. An error
+// from the kernel does not mean that, because a disk that recovers from EIO loses nothing. But
+// bbolt also reports damage if the kernel cannot read a meta page, so blame reads the whole file
+// itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch _, cause := verify(s.Path()); {

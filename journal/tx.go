@@ -10,7 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Tx is one transaction on the journal. It ends when the function that got it returns.
+// Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
 	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
 	// changed is set if the transaction has something to commit.
@@ -88,9 +88,9 @@ func (tx *Tx) stored(key []byte) *Entry {
 	return e
 }
 
-// Put writes a record and its indexes. It rejects an illegal change of state. A record without a
-// number belongs to a new ADD: Put assigns the next number and deletes the attachment's undone and
-// damaged records, because they belong to earlier ADDs.
+// Put writes a record and its index keys. It rejects an illegal change of state. A record without a
+// number belongs to a new ADD. For such a record, Put assigns the next number, and deletes the
+// attachment's undone and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
 	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
 	if old != nil {
@@ -107,7 +107,7 @@ func (tx *Tx) Put(e *Entry) (err error) {
 			return err
 		}
 	} else if e.Number > b.Sequence() {
-		// from a journal that was set aside: the next ADD must get a higher number
+		// the record comes from a journal that was set aside: the next ADD must get a higher number
 		if err := b.SetSequence(e.Number); err != nil {
 			return err
 		}
@@ -131,8 +131,8 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	return nil
 }
 
-// Delete removes the record of an ADD and its indexes, and the attachment's undone and damaged
-// records. A missing record is not an error.
+// Delete removes the record of an ADD and its index keys. It also removes the attachment's undone
+// and damaged records. A missing record is not an error.
 func (tx *Tx) Delete(e *Entry) error {
 	key := recordKey(e.Key, e.Number)
 	if old := tx.stored(key); old != nil {
@@ -187,8 +187,8 @@ func (tx *Tx) drop(keys ...[]byte) error {
 	return nil
 }
 
-// IgnoreDamaged returns nil if an error is only about damaged records. The attachment's next ADD
-// overwrites such records.
+// IgnoreDamaged returns nil if an error is only about damaged records, because the attachment's
+// next ADD removes them. It returns any other error.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
 	if errors.As(err, &damaged) {
@@ -249,8 +249,8 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	})
 }
 
-// Check verifies the whole file, runs bbolt's own check over it, and decodes every record. After
-// ErrDamaged, no other method is safe to call.
+// Check verifies the whole file, runs bbolt's own check over it, and decodes every record. If it
+// returns ErrDamaged, no other method is safe to call.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil

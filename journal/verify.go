@@ -9,10 +9,10 @@ import (
 	"os"
 )
 
-// verify reads a journal file, checks its structure and returns its content. It returns
-// ErrDamaged for damage, and an error from the kernel unchanged. It cannot crash,
-// unlike bbolt's own check, which overflows the stack on pages that do not form a tree, and faults
-// on an invalid page number.
+// verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
+// for damage, and any other error if the file cannot be read. bbolt's own check can crash: it
+// overflows the stack on pages that do not form a tree, and faults on an invalid page number.
+// verify cannot.
 func verify(path string) (data []byte, err error) {
 	f, err := openFile(path, os.O_RDONLY)
 	if err != nil {
@@ -29,7 +29,7 @@ func verify(path string) (data []byte, err error) {
 }
 
 // The pages of a bbolt file. The first two are meta pages. Each page begins with a header, whose
-// kind determines the rest of the page:
+// kind determines the rest of the page. A number after a name is a size in bytes:
 //
 //	header    number 8  kind 2  count 2  overflow 4 (the number of pages after it that belong to it)
 //	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8
@@ -38,8 +38,8 @@ func verify(path string) (data []byte, err error) {
 //	leaf      count × (flags 4  offset 4  key size 4  value size 4), keys and values
 //	freelist  count × (page 8); if the count is 65535, the real count comes first, in 8 bytes
 //
-// An offset is relative to its own element. The value of a bucket is its root page 8, sequence 8;
-// if the root is 0, a leaf page follows inline.
+// An offset is relative to its own element. The value of a bucket is its root page 8, sequence 8.
+// If the root is 0, a leaf page follows in the value itself.
 const (
 	pageSize     = 4096 // on every machine
 	pageHeader   = 16
@@ -78,7 +78,7 @@ func newestMeta(data []byte) (newest meta, ok bool) {
 // pages is the state of a walk through a file.
 type pages struct {
 	data []byte
-	used []bool // by page number
+	used []bool // indexed by page number
 }
 
 // checkStructure checks, as of the newest transaction, that no page is used twice, that keys
@@ -91,7 +91,7 @@ func checkStructure(data []byte) error {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {
-		return fmt.Errorf("the file has %d bytes; %d pages expected", len(data), m.pages)
+		return fmt.Errorf("the meta page gives %d pages; the file has %d", m.pages, len(data)/pageSize)
 	}
 	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true
@@ -105,7 +105,7 @@ func checkStructure(data []byte) error {
 func (p *pages) use(id, length uint64) error {
 	n := uint64(len(p.used))
 	if id > n || length > n-id {
-		return fmt.Errorf("page %d with %d pages is out of range: the file has %d pages", id, length, n)
+		return fmt.Errorf("page %d (length: %d pages) is outside the file of %d pages", id, length, n)
 	}
 	for i := id; i < id+length; i++ {
 		if p.used[i] {

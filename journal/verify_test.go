@@ -128,7 +128,7 @@ func TestVerify(t *testing.T) {
 		{"a free page that is out of the file", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
 		}, "page 18446744073709551615"},
-		{"cut", func(f *bboltFile) { f.data = f.data[:3*pageSize] }, "the file has 12288 bytes"},
+		{"cut", func(f *bboltFile) { f.data = f.data[:3*pageSize] }, "the file has 3"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFile(t)

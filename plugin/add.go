@@ -82,7 +82,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
 		_, err := netconf.FindPlugin(missing[0], a.args.Path)
-		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: nothing was started", missing[0],
+		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: no plugin was started", missing[0],
 			err)
 		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
 			"missing: "+strings.Join(missing, ", ")), missing...)

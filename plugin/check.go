@@ -18,7 +18,7 @@ import (
 // wait for it.
 func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
-		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
+		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	chain, err := readChain(o.conf, o.log)
 	if err == nil && chain.DisableCheck {
@@ -29,8 +29,8 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("CHECK of an attachment that is not in the journal; " +
-			"running it with the chain on stdin")
+		o.log.Warn("the attachment is not in the journal; running CHECK with the chain that the " +
+			"runtime passed")
 		e = o.newEntry(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.CNIVersion, "0.4.0"); err != nil || !has {
@@ -54,7 +54,7 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// recorded returns the attachment's ADD from the journal, or nil.
+// recorded returns the attachment's live record from the journal, or nil if there is none.
 func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
 	o.rec.Read(ctx, func(tx *journal.Tx) error {
 		e, err := tx.Get(o.key)

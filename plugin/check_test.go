@@ -9,7 +9,7 @@ import (
 )
 
 // warnedUnknown is logged by a CHECK without an entry.
-const warnedUnknown = "CHECK of an attachment that is not in the journal"
+const warnedUnknown = "the attachment is not in the journal"
 
 // prevs has the statement "prevs ADDRESS …": what a delegate's CHECKs since "forgets" had as prevResult.
 var prevs = acts{"prevs": func(s *story, w []string) {

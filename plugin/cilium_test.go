@@ -37,7 +37,7 @@ func TestQueuedDEL(t *testing.T) {
 	cilium; add a
 	queue a; del a
 	unverified a $file; entry a deleting 1; pending a cilium
-	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has queued it)'
+	del a; events 'unverified a' 'no-op a [] []: pending: cilium-cni (waiting: its plugin has queued the deletion)'
 	unwritten a; agent; agent; agent; unwritten a
 	times 1 DEL cilium; unverified a $file
 	lose $file; agent

@@ -41,7 +41,8 @@ func (a *adding) claim(
 			a.rec.Count(record.CountDuplicates)
 			if a.conf.OnDuplicateAddress == "fail" {
 				return a.callOf(i).Failed(types.ErrInternal,
-					fmt.Sprintf("duplicate address %s: already in use by %s", c.Address, other.Key))
+					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", c.Address,
+						other.Key, other.Key))
 			}
 		}
 	}
@@ -73,7 +74,7 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 		if c.Pool == "" {
 			continue
 		}
-		// another IPAM plugin under host-local's name may not keep such a file
+		// another IPAM plugin that is named host-local may not create such a file
 		file := ipam.FileAt(c.Pool, c.Address)
 		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
 	}
@@ -92,7 +93,8 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 	return a.unrecorded(i, err)
 }
 
-// unrecorded decides whether the ADD continues although its entry could not be written.
+// unrecorded handles an entry that could not be written. It fails the ADD if onJournalFailure is
+// "fail". Otherwise it logs the error, and the ADD continues.
 func (a *adding) unrecorded(i int, err error) *delegate.Failure {
 	if err != nil && a.conf.OnJournalFailure == "fail" {
 		return a.callOf(i).Failed(types.ErrTryAgainLater, err.Error())
@@ -131,10 +133,10 @@ func (a *adding) record(
 	return others, err
 }
 
-// confirm ensures, before the result is printed, that the entry is live in the journal. The journal
-// file may have been set aside or removed since the entry was written. Then a sweep whose list
-// lacks the pod may have released an address, and confirm fails the ADD. confirm also rewrites an
-// entry that is too old, because the grace period starts with success.
+// confirm ensures, before the result is printed, that the entry is live in the journal. Since the
+// entry was written, the journal file may have been set aside or removed. If a sweep then released
+// an address, because its list lacks the pod, confirm fails the ADD. confirm also rewrites an entry
+// that is too old, because the grace period begins when the ADD succeeds.
 func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
 	if address, is := a.lostAddress(); is {
 		return a.callOf(last).Failed(types.ErrTryAgainLater,

@@ -34,7 +34,7 @@ func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
 	defer cancel()
 	if o.bad != nil {
-		o.log.Warn("invalid keys ignored, using defaults", "err", o.bad)
+		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
 	d.w.Verb.DEL = true
@@ -70,10 +70,11 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// fromJournal reads the attachment's records. If it changes the newest record, it writes that
-// record before any DEL runs. Otherwise, if unwind is killed after the address is free, the next
-// pass would not know the claims. It also writes the record first for an IPAM plugin whose DEL must
-// not simply run again: see decide.Due.
+// fromJournal reads the attachment's records. If it changes the newest one, it writes that record
+// before any DEL runs. Otherwise, if unwind is killed after the address is free, the next pass
+// would not know the claims. fromJournal also writes the record first if an IPAM plugin stores
+// addresses outside the node, because the DEL of such a plugin must not simply run again (see
+// decide.Due).
 func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	look := func(tx *journal.Tx) error {
 		d.entry, d.older, d.undone = nil, nil, nil
@@ -89,13 +90,13 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 			}
 		}
 		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // after an error, Run reads them
+			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // if this fails, Run reads them
 		}
 		return journal.IgnoreDamaged(err)
 	}
 	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.rec.Update(ctx, look) // starts a new journal
+		err = d.rec.Update(ctx, look) // Update starts a new journal
 	}
 	if err != nil {
 		d.degrade("DEL", err)
@@ -127,8 +128,9 @@ func keptElsewhere(e *journal.Entry) bool {
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
-// if the runtime's result comes from another ADD. It is also nil if something exists again that was
-// undone: the attachment's interface, or an address that host-local assigned to the attachment.
+// if the runtime's result comes from another ADD. It is also nil if something that was undone
+// exists again: the attachment's interface, or an address that host-local assigned to the
+// attachment.
 func (d *deleting) answered(ctx context.Context) *journal.Entry {
 	given := d.given()
 	i := slices.IndexFunc(d.undone, func(e *journal.Entry) bool {

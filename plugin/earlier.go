@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// open releases what earlier ADDs have left, and writes the intent. If they left nothing, this
+// open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
 // takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
 // had to kill.
 func (a *adding) open(ctx context.Context, killed []string) error {
@@ -28,7 +28,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
 	cached, err := a.node.CachedADD(a.key)
 	if err != nil {
-		a.log.Warn("cannot read the earlier result of the attachment", "err", err)
+		a.log.Warn("cannot read the result of an earlier ADD of the attachment", "err", err)
 	} else if cached != nil {
 		a.cached = netconf.InterfaceOf(cached.Result, a.key.IfName)
 	}
@@ -102,7 +102,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	for i, e := range samePod {
 		left := time.Until(deadline)
 		if left < a.Budgets.Release/5 {
-			a.log.Debug("deferred: out of time", "attachments", len(samePod)-i)
+			a.log.Debug("out of time; a later verb releases the other attachments of the pod",
+				"attachments", len(samePod)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx,
@@ -175,8 +176,8 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 }
 
 // refuseAgain returns an error if an ADD without unwind already added the attachment in this same
-// namespace. This ADD would fail, and its rollback, which goes by container ID, would remove the
-// resources of the first.
+// namespace. This ADD would fail, and its rollback goes by container ID, so it would remove the
+// resources of the first ADD.
 func (a *adding) refuseAgain(seen facts.Interface) error {
 	if a.entry.Occupant == "" || !seen.Is(a.cached) {
 		return nil
@@ -184,7 +185,8 @@ func (a *adding) refuseAgain(seen facts.Interface) error {
 	return a.addedAlready("in the same network namespace")
 }
 
-// addedAlready refuses the ADD, and restores the state before it.
+// addedAlready returns the error that refuses the ADD. It removes the lock file if this ADD created
+// it.
 func (a *adding) addedAlready(why string) error {
 	if a.lock.Made() {
 		_ = a.lock.Remove()

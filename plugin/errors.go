@@ -37,8 +37,8 @@ func badConfig(err error) *types.Error {
 	return ownError(types.ErrInvalidNetworkConfig, "%v", err)
 }
 
-// addError returns the failed delegate's message, followed by the pending DELs. lost says why the
-// journal cannot record them; it is nil if the journal can.
+// addError returns the failed delegate's message, followed by the pending DELs. lost is the error
+// that keeps the journal from recording these DELs, or nil.
 func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
 	msg, pending := f.Error(), ""
 	if len(e.Steps) > 0 {
@@ -61,8 +61,8 @@ func delError(key journal.Key, failures []*delegate.Failure, durable bool) *type
 	}
 	hint := "; see unwindctl show " + key.String()
 	if !durable {
-		hint = "; the journal cannot be written, see unwind's log"
+		hint = "; the journal cannot be written (see unwind's log)"
 	}
-	return ownError(failures[0].Code, "DEL incomplete, it will be retried: %s%s",
+	return ownError(failures[0].Code, "DEL incomplete; it will be retried: %s%s",
 		strings.Join(names, ", "), hint)
 }

@@ -52,10 +52,14 @@ func (o *op) gc(ctx context.Context) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return ownError(code, "GC incomplete, %d failed: %v", len(errs), errors.Join(errs...))
+	noun := "errors"
+	if len(errs) == 1 {
+		noun = "error"
+	}
+	return ownError(code, "GC incomplete with %d %s: %v", len(errs), noun, errors.Join(errs...))
 }
 
-// sweepForGC sweeps in at most two thirds of the time, and leaves the rest to the delegates. It
+// sweepForGC sweeps in at most two thirds of GC's time, and leaves the rest to the delegates. It
 // reports whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
@@ -90,7 +94,7 @@ func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Ch
 		return err
 	})
 	if err != nil {
-		o.log.Warn("sweep failed; the next one retries", "err", err)
+		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
 	}
 }
 

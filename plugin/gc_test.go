@@ -187,7 +187,7 @@ func TestGCWithFailingDELs(t *testing.T) {
 		let one; let two
 	chain good; add good
 	plan bad DEL fail, gc GC fail; chain gc`+strings.Repeat(`
-	fails gc list code=11 'unwind: GC incomplete, $failed failed: ' '$one' '$two'; tried`, 3)+`
+	fails gc list code=11 'unwind: GC incomplete with $failed errors: ' '$one' '$two'; tried`, 3)+`
 	plan; chain p0; gc`, acts{"tried": func(s *story, _ []string) { // once more, and alone pending
 		s.vars["tries"] += "I"
 		s.wantCount(len(s.entries())+1, s.vars["failed"])
@@ -252,14 +252,14 @@ func TestGCDelegateFails(t *testing.T) {
 	chain d0; add dead
 	chain d1; add other
 	chain p0, "code": 42 | p1 | p2, "code": 43
-	let code 999; let more unwind: GC incomplete,
+	let code 999; let more unwind: GC incomplete with
 	either fail: plan p0 GC fail, p2 GC fail
 		let code 42; let says plugin type="faulty" failed (gc): faulty: p0 GC refused
 	or hang at a DEL too: plan p0 GC hang, p2 GC fail, d0 DEL hang
 		let code 11; let says failed (gc): timed out and was killed
 		let more /dead/eth0: plugin type="faulty" failed (delete): timed out and was killed
 	forgets; clock
-	fails gc list code=$code 'unwind: GC incomplete, ' '$says' '$more' 'p2 GC refused'
+	fails gc list code=$code 'unwind: GC incomplete with ' '$says' '$more' 'p2 GC refused'
 	within 15s
 	sorted-calls DEL d0, DEL d1, GC p0, GC p1, GC p2
 	gone other
@@ -275,7 +275,7 @@ func TestBrakeOnANode(t *testing.T) {
 	plan p0 ADD fail-effect, p0 DEL fail; fails del deleting; fails add rolling-back
 	plan; boot earlier
 	kept $x_eth0 $y_eth0 $z_eth0 deleting.eth0 rolling-back.eth0 earlier.eth0
-	let says unwind: GC incomplete, 1 failed: 12 of the 20 attachments of this boot seem dead, which is implausibly many
+	let says unwind: GC incomplete with 1 error: 12 of the 20 attachments of this boot seem dead, which is implausibly many
 	forgets; fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0; times 0 GC p0
 	fails gc list $z code=11 '$says'; kept $x_eth0 $y_eth0 $z_eth0
 	gc list $y $z; kept $y_eth0 $z_eth0

@@ -71,7 +71,7 @@ func TestBigConfiguration(t *testing.T) {
 		return `{"type": "one", "x": ` + strings.Repeat(`[`, levels) + strings.Repeat(`]`, levels) + `}, {"type": "two"}`
 	}
 	for _, tt := range []struct{ name, plugins, want string }{ // in the error of the ADD; "": it succeeds
-		{"10,000 plugins", many(9_999, "one") + `{"type": "two"}`, `unwind: key "chain": key "plugins" has 10000 plugins; at most 500 are allowed`},
+		{"10,000 plugins", many(9_999, "one") + `{"type": "two"}`, `unwind: key "chain": key "plugins" has 10000 plugins, but a chain may have at most 500`},
 		{"500 plugins, the first fails", many(499, "fails") + `{"type": "fails"}`, `plugin type="fails" failed (add)`},
 		{"500 plugins", many(498, "idle") + `{"type": "one"}, {"type": "two"}`, ""},
 		{"4 MiB", `{"type": "one"}, {"type": "two", "x": "` + strings.Repeat("x", netconf.MaxConfig-2000) + `"}`, ""},

@@ -206,9 +206,9 @@ func TestRefused(t *testing.T) {
 		{"too deep", all, `{"name": "podnet", "x": ` + strings.Repeat(`[`, 20000) + strings.Repeat(`]`, 20000) + `}`, 6, ``},
 
 		{"a delegate is missing", "ADD", chain(`{"type": "faulty"}, {"type": "gone"}`), 50,
-			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
+			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: no plugin was started`},
 		{"an IPAM plugin is missing", "ADD", chain(`{"type": "faulty"}, {"type": "bridge", "ipam": {"type": "gone"}}`), 50,
-			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: nothing was started`},
+			`plugin type="gone" failed (add): failed to find plugin "gone" in path [PATH]; unwind: no plugin was started`},
 
 		{"no netns", "ADD CHECK", env{"CNI_NETNS": ""}, 4, `required env variables [CNI_NETNS] missing`},
 		{"no variable", "ADD", env{"CNI_CONTAINERID": "", "CNI_NETNS": "", "CNI_IFNAME": "", "CNI_PATH": ""}, 4,

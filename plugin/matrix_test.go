@@ -59,7 +59,7 @@ func TestFaultMatrixDel(t *testing.T) {
 		_, err := s.attempt([]string{"del", w[0]})
 		var got *types.Error
 		s.want(errors.As(err, &got) && fmt.Sprint(got.Code) == s.vars["code"] && got.Details == "" && got.Msg == fmt.Sprintf(
-			"unwind: DEL incomplete, it will be retried: faulty (code %s); see unwindctl show %s", s.vars["code"], s.who(w[0]).key()), "%+v", err)
+			"unwind: DEL incomplete; it will be retried: faulty (code %s); see unwindctl show %s", s.vars["code"], s.who(w[0]).key()), "%+v", err)
 	}})
 }
 

@@ -29,7 +29,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	defer closeLog()
 	lock, err := o.rec.Store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
-		return fmt.Errorf("%s: %s", key, decide.Locked.Reason)
+		return fmt.Errorf("%s: %s; retry later", key, decide.Locked.Reason)
 	}
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
 		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-			drop() // the transaction may run twice
+			drop() // the event of a first run: the transaction may run twice
 			event := record.EventOf(journal.Forgotten, records[0])
 			event.Reason = "forgotten by an operator"
 			for _, e := range records {
@@ -83,7 +83,7 @@ func (o *op) toForget(
 	return records, nil
 }
 
-// Sweep sweeps the journal in a state directory: see sweep.Sweep.
+// Sweep sweeps the journal in a state directory (see sweep.Sweep).
 func (p *Plugin) Sweep(
 	ctx context.Context, stateDir string, job sweep.Job,
 ) ([]sweep.Finding, error) {

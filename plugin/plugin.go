@@ -8,7 +8,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plugin is what the verbs need from their process.
+// Plugin contains what the verbs need from their process.
 type Plugin struct {
 	Stdout  io.Writer
 	Stderr  io.Writer

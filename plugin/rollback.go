@@ -15,7 +15,7 @@ import (
 // rollBack undoes the ADD and returns the error for the runtime.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	said := netconf.Shorten(f.Said(), 500)
-	a.log.Warn("ADD failed, rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
+	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
 	a.entry.State = journal.RollingBack

@@ -31,9 +31,9 @@ type op struct {
 	args *skel.CmdArgs
 	conf *netconf.Conf
 	bad  error         // the configuration's error, or nil
-	key  journal.Key   // of the verb's attachment; zero for GC and STATUS
-	lock *journal.Lock // of the verb's attachment; nil without a journal
-	log  *slog.Logger  // names the verb's attachment; w.Log does not
+	key  journal.Key   // the verb's attachment; zero for GC and STATUS
+	lock *journal.Lock // the lock of that attachment; nil without a journal
+	log  *slog.Logger  // adds the verb's attachment to each line; w.Log does not
 	rec  *record.Recorder
 	lost error // why the verb continues without the journal, or nil
 	node *facts.Node
@@ -75,7 +75,8 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		closeLog
 }
 
-// logWriter opens logFile. If that fails, the log goes to stderr: no pod fails because of a log.
+// logWriter opens logFile. If that fails, the log goes to stderr, because a missing log must not
+// make a pod fail.
 func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	if conf.LogFile == "" {
 		return p.Stderr, func() {}
@@ -89,7 +90,7 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// exchange is how long unwind waits until a provider has replaced a configuration file or a plugin.
+// exchange is how long unwind waits for a provider to replace a configuration file or a plugin.
 const exchange = time.Second
 
 // awaitExchange calls look until look returns true, or until exchange has passed.
@@ -110,8 +111,8 @@ func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
 	return chain, err
 }
 
-// loadChain is readChain with retries for a missing or invalid chainFile, which its owner may be
-// rewriting. It does not retry an error in unwind's own configuration, which is permanent.
+// loadChain calls readChain. If the chainFile is missing or invalid, it retries, because the owner
+// of that file may be rewriting it. It does not retry after an error in unwind's own configuration.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	awaitExchange(ctx, func() bool {
 		chain, err = readChain(o.conf, o.log)
@@ -129,8 +130,9 @@ func (o *op) namesHostNetNS() (bool, error) {
 	return facts.IsOwnNetNS(o.args.Netns)
 }
 
-// takeLock takes the lock of the verb's own attachment. If the journal fails, without decides
-// whether the verb continues without the lock.
+// takeLock takes the lock of the verb's own attachment. If the journal fails, the given function
+// decides whether the verb continues without the lock. killed names the delegates that unwind had
+// to kill first.
 func (o *op) takeLock(
 	ctx context.Context, without func(error) error,
 ) (killed []string, err error) {
@@ -184,7 +186,7 @@ type adding struct {
 	chain   *netconf.Chain
 	entry   *journal.Entry
 	prior   []*journal.Entry  // earlier ADDs of the attachment in the journal, newest first
-	cached  journal.Interface // of the attachment in libcni's cache when the ADD began
+	cached  journal.Interface // the interface in libcni's cache when the ADD began
 	started int               // number of delegates that were started
 	durable bool              // the entry is live and complete in the journal
 }
@@ -215,8 +217,8 @@ func (a *adding) journalFailed(ctx context.Context, err error) error {
 }
 
 // findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache
-// contains the result of an earlier ADD in the journal, this ADD's record keeps its interface, see
-// journal.Entry. A result that is not in the journal may be of a pod that still runs.
+// contains the interface of an ADD in the journal, findPrior stores it in this ADD's record (see
+// journal.Entry.Before). Any other interface may belong to a pod that still runs.
 func (a *adding) findPrior(tx *journal.Tx) error {
 	records, err := tx.Records(a.key)
 	if facts.HasADD(records, a.cached) {
@@ -224,11 +226,11 @@ func (a *adding) findPrior(tx *journal.Tx) error {
 	}
 	a.prior = slices.DeleteFunc(records,
 		func(e *journal.Entry) bool { return e.State == journal.Undone })
-	return journal.IgnoreDamaged(err) // the intent overwrites a damaged record
+	return journal.IgnoreDamaged(err) // the intent replaces a damaged record
 }
 
 // isOver reports whether an earlier ADD of the attachment is over although it is live in the
-// journal, see facts.Node.Passed.
+// journal (see facts.Node.Passed).
 func (a *adding) isOver(prior *journal.Entry) bool {
 	return prior.State == journal.Live && a.node.Passed(prior)
 }
@@ -238,10 +240,11 @@ type deleting struct {
 	entry  *journal.Entry   // the newest ADD to undo
 	older  []*journal.Entry // other ADDs to undo, newest first
 	undone []*journal.Entry // ADDs that are undone, newest first
-	others []*journal.Entry // entries that claim one of its addresses; nil if not read
+	others []*journal.Entry // entries that claim an address of entry; nil if not read
 }
 
-// checkText rejects text that encoding as JSON, in a journal entry, would change.
+// checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores
+// them as JSON, which would change such a text.
 func checkText(args *skel.CmdArgs) error {
 	for _, v := range []struct{ name, value string }{
 		{"CNI_IFNAME", args.IfName}, {"CNI_ARGS", args.Args}, {"CNI_NETNS", args.Netns},

@@ -64,7 +64,7 @@ func TestDELThatRunsNothing(t *testing.T) {
 	or the runtime's namespace: let edit CNI_NETNS=/proc/self/ns/net
 		let why its ADD was refused: CNI_NETNS is the runtime
 	or no binary: let edit CNI_PATH=$dir/bin
-		let why no plugin of its chain is in CNI_PATH, and the runtime has no ADD result
+		let why no plugin of the chain is in CNI_PATH, and the runtime has no ADD result
 	forgets; give del a '$edit'; calls
 	said 'level=INFO msg="DEL ran no plugin" attachment=$network/a/eth0' '$why'; leaves`, acts{"said": func(s *story, w []string) {
 		log, events := s.said.stderr, s.node.events()

@@ -18,9 +18,9 @@ import (
 // The problem: the runtime sends the DEL of an attachment whose entry is missing or incomplete.
 // This file creates or completes the entry from the runtime's input.
 
-// amend completes the entry if unwind could not write all of it to the journal. From the runtime's
-// prevResult and the chain on stdin, it adds either the ADD's result or a later ADD, which is
-// undone first. It reports whether it added anything.
+// amend completes the entry if unwind could not write all of it to the journal. It uses the
+// runtime's prevResult and the chain on stdin. It adds the ADD's result, or it creates an entry for
+// a later ADD, which is undone first. It reports whether it changed anything.
 func (d *deleting) amend(killed []string) (amended bool) {
 	e := d.entry
 	amended = d.w.MarkKilled(e, killed)
@@ -95,7 +95,7 @@ func (d *deleting) fromStdin() error {
 		return nil
 	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
-		d.succeedIdle("the journal in "+d.conf.StateDir+" does not contain it, "+
+		d.succeedIdle("the journal in "+d.conf.StateDir+" does not contain the attachment, "+
 			"and the runtime's configuration contains no chain", err, false)
 		return nil
 	default:
@@ -113,7 +113,7 @@ func (d *deleting) fromStdin() error {
 		})
 	}
 	if len(e.Steps) == 0 {
-		d.succeedIdle("no plugin of its chain is in CNI_PATH, and the runtime has no ADD result",
+		d.succeedIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result",
 			nil, false)
 		return nil
 	}
@@ -159,12 +159,13 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	e.Claims = append(e.Claims, newClaims(e, r, by)...)
 }
 
-// succeedIdle logs and records that the DEL succeeds without running a delegate, and why. err, if
-// any, is the reason why unwind knows no more about the attachment. An expected DEL, after a failed
-// ADD, is not recorded, because the history already contains the rollback.
+// succeedIdle logs that the DEL succeeds without running a delegate, and why. It also records this
+// in the history. It does not record an expected DEL, which follows a failed ADD, because the
+// history already contains the rollback. err, if any, is the reason why unwind knows no more about
+// the attachment.
 func (d *deleting) succeedIdle(why string, err error, expected bool) {
 	d.noteIdle(why, err, expected)
-	_ = d.lock.Remove() // of an attachment without a journal entry
+	_ = d.lock.Remove() // the attachment has no journal entry
 }
 
 func (d *deleting) noteIdle(why string, err error, expected bool) {

@@ -178,7 +178,7 @@ func (n *machine) damagedStays(where place) {
 	copy(damaged[4096*2:], bytes.Repeat([]byte{0xff}, len(damaged)-4096*2))
 	n.writeFile(damaged)
 	out := n.sweep(where)
-	if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: journal: the file is damaged") {
+	if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: journal: journal.db is damaged") {
 		n.Errorf("sweep of a damaged journal: %+v", out)
 	}
 	if !bytes.Equal(n.file(), damaged) {

@@ -16,11 +16,11 @@ const maxMistaken = 20
 type Outcome struct {
 	Failed bool
 	Killed bool   // the delegate did not end by itself
-	Code   uint   // of a failure
-	Words  string // of a failure
+	Code   uint   // the error code, if the DEL failed
+	Words  string // the error message, if the DEL failed
 
 	Withheld bool           // an address was removed from its prevResult
-	Free     tristate.Value // its IPAM plugin's store, or portmap, has released the address
+	Free     tristate.Value // the address is released, according to the plugin's store
 	Kept     string         // what still exists, if Free is No
 	Queued   bool           // the plugin has put the DEL into its own queue
 	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
@@ -29,7 +29,7 @@ type Outcome struct {
 	// NotInChain is set if the plugin is no longer in the chain.
 	NotInChain bool
 
-	Jitter float64 // from 0 to 1, see Pause
+	Jitter float64 // from 0 to 1 (see Pause)
 }
 
 // After returns a step's state after a try of its DEL, and whether the step is done. For the table

@@ -18,13 +18,13 @@ type Evidence struct {
 	LockFile        Fact   // it has a lock file
 	SameNamespaces  Fact   // this process runs in the namespaces of its ADD
 	SameBoot        Fact   // its newest ADD was in this boot
-	OtherHost       Fact   // that ADD was on another machine
+	OtherHost       Fact   // its newest ADD was on another machine
 	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
 	Listed          Fact   // the runtime's list contains it; unknown if no list covers it
 	PastGracePeriod Fact   // older than the grace period, so a current list would contain it
-	AddedUnseen     Fact   // by an ADD that is not in the journal, see facts.Node.Later
+	AddedUnseen     Fact   // an ADD that is not in the journal added it again (see facts.Node.Later)
 }
 
 // Fate is the verdict on an attachment.
@@ -64,7 +64,8 @@ func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text:
 
 func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
 
-// Undecided returns the verdict Unknown, with the doubt, if any, as the cause.
+// Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", it follows
+// the text as the cause.
 func Undecided(text, doubt string) Verdict {
 	if doubt != "" {
 		text += ": " + doubt
@@ -156,7 +157,7 @@ type Orphan struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // the reservation is older than the grace period
-	Cached          Fact // it is in libcni's cache, and its network namespace exists
+	Cached          Fact // libcni's cache contains the owner, whose namespace exists
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
 }
@@ -241,7 +242,7 @@ func (r Reason) Is(other Reason) bool { return r.Code == other.Code && r.Code !=
 
 // The reasons to undo an attachment.
 var (
-	Requested   = Reason{"requested", "the runtime asked for its DEL"}
+	Requested   = Reason{"requested", "the runtime requested its DEL"}
 	Superseded  = Reason{"superseded", "superseded by another ADD of the same container ID"}
 	FailedADD   = Reason{"failed-add", "its ADD failed"}
 	EarlierBoot = Reason{"earlier-boot", "it was added before the last boot"}

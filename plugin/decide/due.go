@@ -12,18 +12,18 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// maxPause limits the time between two tries of a failing DEL. After more than often tries,
-// longPause limits it.
+// maxPause limits the pause between two tries of a failing DEL. After 20 tries (often), longPause
+// limits it instead.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
 	often     = 20
 )
 
-// Pause returns how long a sweep waits before it retries a DEL, after that many tries. It is 0
-// after the first try, because the next sandbox's ADD may follow a rollback immediately. Then it is
-// 2 s, 4 s, 8 s and so on. jitter, from 0 to 1, spreads a node's attachments over the upper half of
-// each pause.
+// Pause returns how long a sweep waits before it retries a DEL that was tried that many times. It
+// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately. Then
+// it is 2 s, 4 s, 8 s and so on. jitter, from 0 to 1, spreads a node's attachments over the upper
+// half of each pause.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -44,15 +44,16 @@ type Pass struct {
 	Now         int64         // CLOCK_BOOTTIME, nanoseconds
 	SameBoot    bool          // the ADD was in this boot
 	Since       int64         // when the record entered its state, on the same clock
-	GracePeriod time.Duration // of the attachment
+	GracePeriod time.Duration // the attachment's grace period
 	Asked       bool          // the runtime has sent the DEL of this attachment
 	IgnorePause bool          // GC, unwindctl sweep or the runtime's DEL started the pass
-	NoNetNS     bool          // the namespace cannot be passed on, and nothing is at its path
+	NoNetNS     bool          // the DEL cannot get the namespace, and nothing is at its path
 	NewerLives  bool          // a newer ADD of the attachment is live
 
 	ContainerLives func() bool // another attachment of the container is live or being added
 	PodLives       func() bool // another sandbox of the pod is live or being added
-	Queued         func(*journal.Step) bool
+	// Queued reports whether the plugin's own queue still contains the step's DEL.
+	Queued func(*journal.Step) bool
 	// Withheld reports whether an address in the step's prevResult has another owner.
 	Withheld func(*journal.Step) bool
 	// Forwarded reports whether a host port of this node may forward to an address that the step's
@@ -110,10 +111,10 @@ func HoldBack(forwarded tristate.Value, mayHaveRule bool) bool {
 // known to have failed.
 func MayHaveTaken(s *journal.Step) bool { return s.ADD != journal.AddFailed }
 
-// freesByContainer reports whether a step's DEL has succeeded, or may have, and would free an
-// address of another attachment of the same container if it ran again. For example, whereabouts
-// frees by container ID and interface in all networks, and before 0.9.0 by container ID alone. A
-// DEL that may have run when unwind was killed counts as successful.
+// freesByContainer reports whether a second DEL of a step could free an address of another
+// attachment of the same container, because the first DEL succeeded or may have succeeded. For
+// example, whereabouts frees by container ID and interface in all networks, and before 0.9.0 by
+// container ID alone. A DEL that may have run when unwind was killed counts as successful.
 func freesByContainer(s *journal.Step) bool {
 	passed := s.Tries > 0 && (s.Code == 0 || s.ADD == journal.AddKilled)
 	return (passed || s.MayHaveRun) && known.IPAMOf(s.Config).Elsewhere
@@ -148,7 +149,8 @@ func Order(steps []journal.Step) (order []int) {
 	return order
 }
 
-// Words describes the state of a step's DEL in a few words, or "" if none was tried.
+// Words describes the state of a step's DEL in a few words. It returns "" for a DEL that was never
+// tried.
 func Words(s *journal.Step) string {
 	waits := map[journal.Cause]string{
 		journal.ForOwner:     "waiting: its address has a new owner",
@@ -156,7 +158,7 @@ func Words(s *journal.Step) string {
 		journal.ForRule:      "waiting: a host port forwards to its address",
 		journal.ForNewer:     "waiting: the container was added again",
 		journal.ForRuntime:   "waiting for the runtime's own DEL",
-		journal.ForQueue:     "waiting: its plugin has queued it",
+		journal.ForQueue:     "waiting: its plugin has queued the deletion",
 		journal.ForRepeat:    "succeeded; runs once more",
 	}
 	switch words := waits[s.Wait.For]; {

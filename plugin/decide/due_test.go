@@ -167,7 +167,7 @@ func TestFactsOfSteps(t *testing.T) {
 		"waiting: a host port forwards to its address":           {Wait: journal.Wait{For: journal.ForRule}},
 		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
 		"waiting for the runtime's own DEL":                      {Wait: journal.Wait{For: journal.ForRuntime}},
-		"waiting: its plugin has queued it":                      {Wait: journal.Wait{For: journal.ForQueue}},
+		"waiting: its plugin has queued the deletion":            {Wait: journal.Wait{For: journal.ForQueue}},
 	}
 	for want, s := range words {
 		if got := Words(&s); got != want {

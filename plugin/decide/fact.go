@@ -24,7 +24,7 @@ func No(f Fact) bool { v, _ := ask(f); return v == tristate.No }
 
 func unknown(f Fact) bool { v, _ := ask(f); return v == tristate.Unknown }
 
-// why returns why the first unknown fact is unknown, or "".
+// why returns the reason why the first unknown fact is unknown, or "".
 func why(facts ...Fact) string {
 	for _, f := range facts {
 		if _, why := ask(f); why != "" {

@@ -14,9 +14,9 @@ import (
 type NetNS struct {
 	Found     bool           // the ADD's namespace exists, and a DEL may get it
 	Gone      bool           // the ADD's namespace is proven gone
-	Interface tristate.Value // the ADD's interface is in it
+	Interface tristate.Value // the namespace contains the ADD's interface
 	Asked     bool           // the runtime has sent this DEL, with a path
-	Path      string         // of the ADD
+	Path      string         // CNI_NETNS of the ADD
 	PathFree  bool           // nothing is at Path
 }
 
@@ -34,17 +34,17 @@ const (
 	ShowNowhere  Shown = "nowhere"  // a path that never exists
 )
 
-// Show decides which CNI_NETNS the DEL of a step gets.
+// Show decides which CNI_NETNS the DEL of a step gets. The first case that applies decides:
 //
-//	found, but its interface is gone; finds its resources by the interface   scratch
-//	found; a sweep, and the delegate opens the namespace itself              pinned
-//	found                                                                    path
-//	finds its resources by the interface                                     scratch
-//	frees nothing without a namespace                                        empty
-//	a sweep                                                                  none
-//	must not get another container's device                                  none
-//	the runtime's path, which does not exist                                 recorded
-//	the runtime's path, at which something exists or may appear              nowhere
+//   - The namespace exists, but not the interface by which the delegate finds resources: scratch.
+//   - The namespace exists, and the delegate of a sweep opens it itself: pinned.
+//   - The namespace exists: path.
+//   - The delegate finds resources by the interface: scratch.
+//   - The delegate frees nothing without a namespace: empty.
+//   - The DEL runs in a sweep: none.
+//   - The delegate must not get another container's device: none.
+//   - The runtime sent a path at which nothing exists: recorded.
+//   - The runtime sent a path at which something exists or may appear: nowhere.
 //
 // In the runtime's own DEL, a delegate gets the same as without unwind: the path of the ADD, which
 // no longer exists. Some delegates free nothing without a path (SkipsUnnamed), and ovs-cni finds

@@ -46,7 +46,7 @@ const (
 // Call is one execution of a delegate.
 type Call struct {
 	Command     string
-	Plugin      string // type
+	Plugin      string // the plugin's type
 	Path        string // CNI_PATH
 	ContainerID string
 	Netns       string

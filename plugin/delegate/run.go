@@ -30,8 +30,8 @@ type Processes struct {
 }
 
 // Run executes a delegate in its own process group and returns its standard output. It returns once
-// the process has exited or, if ctx ended it, once its whole group has. A nil Failure means that
-// the process ran and exited 0.
+// the process has exited. If ctx ends first, Run kills the whole group, and waits for its end (see
+// awaitGroup). A nil Failure means that the process ran and exited 0.
 func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure) {
 	binary, err := netconf.FindPlugin(c.Plugin, c.Path)
 	if err != nil {
@@ -70,8 +70,8 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	return out.kept.Bytes(), nil
 }
 
-// command returns the process of a call, without its pipes. The process inherits lock as LockFD,
-// unless lock is nil.
+// command returns the command that runs a call, without its pipes. The process inherits lock as
+// LockFD, unless lock is nil.
 func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = c.environ()
@@ -84,9 +84,9 @@ func (c *Call) command(ctx context.Context, binary string, lock *os.File) *exec.
 	return cmd
 }
 
-// start starts a command, which it creates for each try. It retries for busyDelay if the binary is
-// being written or the process limit is reached. If RLIMIT_NOFILE does not allow LockFD, start runs
-// the delegate without the lock. If that delegate is orphaned, no later verb waits for it.
+// start creates a command and starts it. It tries again, for busyDelay, if the binary is being
+// written or the process limit is reached. If RLIMIT_NOFILE does not allow LockFD, start runs the
+// delegate without the lock. If that delegate is orphaned, no later verb waits for it.
 func start(
 	ctx context.Context, command func(lock *os.File) *exec.Cmd, lock *os.File,
 ) (*exec.Cmd, error) {
@@ -132,7 +132,7 @@ func (i *input) Read(p []byte) (int, error) {
 // output keeps the beginning of a process's output.
 type output struct {
 	kept    bytes.Buffer
-	most    int  // bytes to keep
+	most    int  // the limit, in bytes
 	dropped bool // the process printed more
 }
 

@@ -36,8 +36,8 @@ type Cached struct {
 	// RuntimeConfig is the runtime's arguments for plugins with capabilities.
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
-	Path    string    `json:"-"` // of its file
-	Written time.Time `json:"-"` // by the wall clock; zero if only this file was read
+	Path    string    `json:"-"` // the path of this file
+	Written time.Time `json:"-"` // the file's modification time; zero from CachedADD
 }
 
 // CNIArgs returns the ADD's CNI_ARGS.
@@ -86,8 +86,8 @@ func (c Cached) Key() journal.Key {
 // an ADD may still be writing such a file.
 func (n *Node) Cache() ([]Cached, error) { return n.readCache("", n.GracePeriod) }
 
-// readCache returns the attachments whose files in libcni's cache have names that begin with a
-// prefix. The error names those that cannot be read, except those that are younger than young.
+// readCache returns the attachments in libcni's cache whose file names begin with a prefix. The
+// error names the files that cannot be read, except those that are younger than young.
 func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,9 +99,9 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err 
 			continue
 		}
 		c, err := n.readCached(f.Name())
-		info, infoErr := f.Info() // afterwards, so it is not older than the content
+		info, infoErr := f.Info() // after the content, so that it is not older
 		switch {
-		case errors.Is(infoErr, fs.ErrNotExist): // its DEL has just removed it
+		case errors.Is(infoErr, fs.ErrNotExist): // the DEL has just removed the file
 		case infoErr != nil:
 			errs = append(errs, infoErr)
 		case err == nil && c != nil && fileName(c.Key()) == f.Name():
@@ -145,23 +145,22 @@ func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
 // CachedOwner reports whether an attachment in libcni's cache owns an address and its network
 // namespace exists. If an IPAM plugin does not record owners, the cache is the only source.
-// CachedOwner skips the ADDs for which but returns true. If the namespace cannot be checked, it
+// CachedOwner skips attachments for which skip returns true. A namespace that cannot be checked
 // counts as existing.
-func (n *Node) CachedOwner(address netip.Addr, but func(Cached) bool) bool {
+func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
 	return n.anyCached(func(c Cached) bool {
 		addresses := netconf.InterfaceOf(c.Result, c.IfName).Addresses
-		return !but(c) && slices.Contains(addresses, address.Unmap()) && c.netNSThere()
+		return !skip(c) && slices.Contains(addresses, address.Unmap()) && c.netNSThere()
 	})
 }
 
-// anyCached reports whether is returns true for an ADD in libcni's cache. It skips files that it
-// cannot read.
-func (n *Node) anyCached(is func(Cached) bool) bool {
+// anyCached reports whether an ADD in libcni's cache matches. It skips files that it cannot read.
+func (n *Node) anyCached(matches func(Cached) bool) bool {
 	all, err := n.Cache()
 	if err != nil {
-		n.Log.Warn("cannot read libcni's cache for the owner of an address", "err", err)
+		n.Log.Warn("cannot read libcni's cache to find the owner of an address", "err", err)
 	}
-	return slices.ContainsFunc(all, is)
+	return slices.ContainsFunc(all, matches)
 }
 
 // netNSThere reports whether the ADD's network namespace exists. It returns true if that is

@@ -19,7 +19,8 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
 
-// Gather returns the evidence on an attachment. ours is its lock, if the caller holds it.
+// Gather returns the evidence on an attachment. ours is the attachment's lock if the caller holds
+// it, and nil otherwise.
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
@@ -53,7 +54,8 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
-// Doubt returns the first of several joined errors, short enough for a verdict's reason.
+// Doubt returns the text of the first of several joined errors. It is short enough for a verdict's
+// reason.
 func Doubt(err error) string {
 	if err == nil {
 		return ""
@@ -62,8 +64,8 @@ func Doubt(err error) string {
 	return netconf.Shorten(first, 300)
 }
 
-// GraceOf returns the grace period of an attachment's network. It is the configured one, or for any
-// other network the one that the ADD recorded.
+// GraceOf returns an attachment's grace period. For the network whose configuration this process
+// has read, it is the configured one. For any other network, it is the one that the ADD recorded.
 func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	if recorded := e.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded

@@ -14,11 +14,11 @@ type Fact struct {
 	looked bool
 }
 
-// lookFor returns a fact that is determines. If is returns an error, the fact is unknown for that
-// reason.
-func lookFor(is func() (bool, error)) *Fact {
+// lookFor returns a fact that check determines. If check returns an error, the fact is unknown, and
+// the error is the reason.
+func lookFor(check func() (bool, error)) *Fact {
 	return &Fact{look: func() (tristate.Value, error) {
-		is, err := is()
+		is, err := check()
 		return tristate.Of(is, err), err
 	}}
 }

@@ -58,7 +58,7 @@ func hostPortsTable(ctx context.Context, family string) ([]string, error) {
 	return nil, err
 }
 
-// hasTarget reports whether, in a rule, the word that follows after is the address with a port.
+// hasTarget reports whether the address, with a port, directly follows the text after in a rule.
 func hasTarget(rule, after string, address netip.Addr) bool {
 	_, rest, _ := strings.Cut(rule, " "+after+" ")
 	word, _, _ := strings.Cut(strings.TrimSpace(rest), " ")

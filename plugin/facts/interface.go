@@ -46,8 +46,8 @@ func (s Interface) HasAny(named journal.Interface) tristate.Value {
 	return tristate.Equal(len(named.Addresses) > 0, has)
 }
 
-// Is reports whether the interface matches everything that a result says about it. A result
-// with neither a MAC nor an address matches no interface.
+// Is reports whether the interface can be the one in a result: both have the same MAC, and share an
+// address. Is does not compare a value that one of them lacks, but at least one value must match.
 func (s Interface) Is(named journal.Interface) bool {
 	mac, address := s.HasMAC(named), s.HasAny(named)
 	return s.There() && mac != tristate.No && address != tristate.No &&

@@ -17,14 +17,15 @@ type Node struct {
 	Journal *record.Recorder
 	Log     *slog.Logger
 	Host    journal.Host
-	// Invoked is set if a runtime started this process, see SameNamespaces.
+	// Invoked is set if a runtime started this process (see SameNamespaces).
 	Invoked bool
 	// List is the runtime's list of attachments, or nil.
 	List *List
 	// Network is the network whose configuration this process has read. GracePeriod comes from it.
 	Network     string
 	GracePeriod time.Duration
-	// ListGrace, if not 0, replaces every grace period before a list can prove something dead.
+	// ListGrace, if not 0, replaces every grace period that a list needs before it proves something
+	// dead.
 	ListGrace time.Duration
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
@@ -32,7 +33,7 @@ type Node struct {
 	View     *View // shared by all workers of a process
 }
 
-// Fork returns the same node for another goroutine, with its own recorder.
+// Fork returns a copy of the node for another goroutine. The copy uses the given recorder.
 func (n *Node) Fork(journal *record.Recorder) *Node {
 	fork := *n
 	fork.Journal = journal

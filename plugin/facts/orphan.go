@@ -12,11 +12,11 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Owner is a container that is not in the journal, with facts that may prove it live.
+// Owner is a container that is not in the journal. Its fields help to prove it live or dead.
 type Owner struct {
 	Network, ContainerID string
 	Addresses            []netip.Addr
-	Made                 time.Time // of its youngest file, by the wall clock; zero if unknown
+	Made                 time.Time // wall-clock time of its youngest file; zero if unknown
 	Grace                time.Duration
 }
 
@@ -44,9 +44,9 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 	return decide.DecideOrphan(seen)
 }
 
-// OwnerGraceLeft is GraceLeft for a container that is not in the journal.
+// OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
+// journal (see GraceLeft).
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	// If the wall clock was set since Made, the difference is wrong. The age counts for at most the
-	// time since boot.
+	// The wall clock may have been set since Made, so the age counts for at most the time since boot.
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }

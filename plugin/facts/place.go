@@ -48,7 +48,8 @@ func (p Place) Close() {
 }
 
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
-// unless ifname is "". A missing interface is not an error. With an error, only the path is set.
+// unless ifname is "". A missing interface is not an error. After an error, the place contains only
+// the path.
 func Open(path, ifname string) (Place, error) {
 	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
 	held, err := ns.GetNS(path)
@@ -68,7 +69,8 @@ func Open(path, ifname string) (Place, error) {
 	return p, nil
 }
 
-// Look is Open for callers that do not need the namespace to stay open.
+// Look inspects an interface in the network namespace at a path (see Open). It does not keep the
+// namespace open.
 func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
@@ -83,9 +85,9 @@ func IsNoNetNS(err error) bool {
 // errElsewhere means that a path leads to another network namespace.
 var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame is Open for one particular network namespace. If another namespace is at the path, the
-// error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone, and
-// openSame returns no error and an empty place.
+// openSame opens one particular network namespace (see Open). If another namespace is at the path,
+// the error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone,
+// and openSame returns no error and an empty place.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -98,13 +100,13 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	return Place{}, err
 }
 
-// Find opens a network namespace and inspects an interface in it. It tries the given paths, then
-// the path of its ADD, then its mounts in this process's mount namespace. If it finds none, the
-// place is empty. An error means that the namespace may still exist, for example under another
-// mount.
+// Find opens a network namespace and inspects an interface in it. It tries the given paths, the
+// path that the ADD recorded, and the namespace's mounts in this process's mount namespace. If it
+// finds none, the place is empty. An error means that the namespace may still exist, for example
+// under another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		// an error is ignored here, since search reports it for a mount
+		// an error is ignored here, because search reports it for a mount
 		if place, _ := openSame(path, id, ifname); place.There() {
 			return place, nil
 		}
@@ -143,8 +145,8 @@ func search(
 // LinkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
 func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// lookAtMounts returns the paths at which network namespaces are mounted in this process's mount
-// namespace, by their link text (see LinkOf).
+// lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
+// namespace. The keys are the namespaces' link texts (see LinkOf).
 func lookAtMounts() (map[string][]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -163,7 +165,7 @@ func lookAtMounts() (map[string][]string, error) {
 		}
 		point, err := strconv.Unquote(`"` + strings.ReplaceAll(fields[4], `"`, `\"`) + `"`)
 		if err != nil {
-			return all, fmt.Errorf("mount point %q: %w", fields[4], err)
+			return all, fmt.Errorf("cannot decode mount point %q: %w", fields[4], err)
 		}
 		all[fields[3]] = append(all[fields[3]], point)
 	}

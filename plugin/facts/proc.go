@@ -46,14 +46,15 @@ func readNS(path string) (link string, err error) {
 	return link, err
 }
 
-// checkAllShown returns an error if this process may not inspect all others. In that case, /proc
-// may also hide some processes (proc(5), hidepid).
+// checkAllShown returns an error if this process is not permitted to inspect all others. In that
+// case, /proc may also hide some processes (proc(5), hidepid).
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	err := unix.Capget(&header, &sets[0])
 	if err == nil && sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
-		err = errors.New("unwind may not inspect all processes; run it as root with CAP_SYS_PTRACE")
+		err = errors.New("unwind is not permitted to inspect all processes; run it as root with " +
+			"CAP_SYS_PTRACE")
 	}
 	if err == nil {
 		_, err = os.Readlink("/proc/1/ns/net")
@@ -127,7 +128,8 @@ func Older(pid, than int) bool {
 	return older != 0 && older < newer
 }
 
-// startOf returns the time since boot at which a process started, or 0 if that is unknown.
+// startOf returns the time since boot at which a process started, in clock ticks, or 0 if that is
+// unknown.
 func startOf(pid int) uint64 {
 	stat, _ := os.ReadFile(procOf(pid) + "/stat")
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))

@@ -87,7 +87,8 @@ func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
 	})
 }
 
-// InterfaceOf returns the container's interface, if the record of the ADD still contains it.
+// InterfaceOf returns the container's interface in a record. It is zero if the record does not
+// contain it.
 func InterfaceOf(e *journal.Entry) journal.Interface {
 	if named := netconf.InterfaceOf(e.Result, e.IfName); named.Known() {
 		return named
@@ -95,17 +96,17 @@ func InterfaceOf(e *journal.Entry) journal.Interface {
 	return e.Interface
 }
 
-// HasADD reports whether one of the records is certainly of the ADD with a named interface, or
-// follows that ADD.
+// HasADD reports whether one of the records certainly belongs to the ADD that created an interface,
+// or to an ADD that followed it (see journal.Entry.Before).
 func HasADD(records []*journal.Entry, named journal.Interface) bool {
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
 		return SameADD(InterfaceOf(e), named) == tristate.Yes || SameADD(e.Before, named) == tristate.Yes
 	})
 }
 
-// SameADD reports whether two results can come from the same ADD. Conversion to an old version of
-// the specification drops the interfaces, and all but one address per family. So the addresses of
-// one result may be a subset of the other's.
+// SameADD reports whether the interfaces in two results can come from the same ADD. The conversion
+// of a result to an old version of the specification drops the interfaces, and all but one address
+// per family. So the addresses of one result may be a subset of the other's.
 func SameADD(a, b journal.Interface) tristate.Value {
 	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
 		return tristate.No
@@ -121,8 +122,8 @@ func SameADD(a, b journal.Interface) tristate.Value {
 	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
 }
 
-// Passed reports whether an attachment's DEL has succeeded, although the attachment is still live
-// in the journal because that could not be written. Passed needs two pieces of evidence: libcni's
+// Passed reports whether an attachment's DEL has succeeded although the attachment is live in the
+// journal, because the journal could not be written. It needs two pieces of evidence: libcni's
 // cache does not contain the attachment, and host-local no longer reserves its addresses. One is
 // not enough, because an operator may have cleared host-local's files, and the runtime may not use
 // the cache.

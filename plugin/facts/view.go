@@ -43,10 +43,10 @@ func (s *seen[T]) get(look func() (T, error)) (T, error) {
 	return s.found, s.err
 }
 
-// OpenByProcess opens a network namespace through a process in it. If there is no such process, the
-// place is empty. An error means that this is unknown, because some process cannot be inspected. If
-// rescan is set, OpenByProcess does not use cached facts, which may lack a new process. That is for
-// an attachment without other evidence.
+// OpenByProcess opens a network namespace through a process in it. If there is no such process, it
+// returns an empty Place. An error means that there may be one, because some process cannot be
+// inspected. If rescan is set, OpenByProcess ignores cached facts, which may lack a new process.
+// Callers set it for an attachment without other evidence.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -63,15 +63,15 @@ func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Plac
 	return place, err
 }
 
-// ProcessIn reports whether a process is in the network namespace: see OpenByProcess.
+// ProcessIn reports whether a process is in the network namespace (see OpenByProcess).
 func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	place, err := v.OpenByProcess(id, "", rescan)
 	place.Close()
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to the network namespaces of all processes, by their link text (see
-// LinkOf).
+// lookAtMembers returns paths to each network namespace that contains a process. The keys are the
+// namespaces' link texts (see LinkOf).
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
@@ -85,7 +85,7 @@ func lookAtMembers() (map[string][]string, error) {
 }
 
 // Uses reports whether an interface in any network namespace has one of the addresses. An error
-// means that this is unknown.
+// means that some namespace could not be inspected.
 func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
@@ -113,7 +113,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 				switch err := addAddresses(point, link, all); {
 				case err == nil:
 					delete(members, link)
-				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // its path still leads to it
+				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // the path still leads to it
 					errs = append(errs, err)
 				}
 			}
@@ -134,7 +134,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	return all, err
 }
 
-// reservations returns the reservations in a pool, as Scan does.
+// reservations returns the reservations in a pool (see ipam.Scan).
 func (v *View) reservations(pool string) ([]ipam.Reservation, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -147,8 +147,8 @@ func (v *View) reservations(pool string) ([]ipam.Reservation, error) {
 	return v.pools[pool].get(func() ([]ipam.Reservation, error) { return ipam.Scan(pool) })
 }
 
-// ContainerRuns reports whether the cgroup of some process names a container: see namesContainer.
-// An error means that this is unknown.
+// ContainerRuns reports whether a process runs in a container, according to its cgroup (see
+// namesContainer). An error means that some cgroups could not be read.
 func (v *View) ContainerRuns(id string) (bool, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

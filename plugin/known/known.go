@@ -23,13 +23,13 @@ type Plugin struct {
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
-	// ByInterface lists configuration keys. With one of them, the plugin's DEL uses the container's
-	// own interface, or a device that may have moved to another container since. Then the DEL does
-	// not get an empty namespace.
+	// ByInterface lists configuration keys. If the configuration contains one of them, the plugin's
+	// DEL uses the container's own interface, or a device that may have moved to another container
+	// since. Such a DEL does not get an empty namespace.
 	ByInterface []string
-	// LeftTo names the program that cleans up instead of the plugin's DEL. With a key of
-	// ByInterface, the DEL always fails once the container's namespace is gone, and unwind counts
-	// it as done.
+	// LeftTo names the program that cleans up instead of the plugin's DEL. If the configuration
+	// contains a key of ByInterface, the DEL always fails once the container's namespace is gone,
+	// and unwind counts it as done.
 	LeftTo string
 	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and changes nothing on
 	// the node.
@@ -46,8 +46,8 @@ type Plugin struct {
 	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
 	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
-	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0, see
-	// ipam.ErrQueued.
+	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0 (see
+	// ipam.ErrQueued).
 	Queues bool
 
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
@@ -63,8 +63,8 @@ type NetNS string
 
 // The values of NetNS.
 const (
-	AsPlain NetNS = ""        // as without unwind, in the runtime's own DEL
-	Scratch NetNS = "scratch" // a namespace with an interface of the same name and addresses
+	AsPlain NetNS = ""        // in the runtime's own DEL, the same as without unwind
+	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
 	Empty   NetNS = "empty"   // a namespace without an interface
 	None    NetNS = "none"    // no CNI_NETNS
 )

@@ -8,8 +8,9 @@ const (
 // table has one row for each plugin. The compiler lays it out in memory, so the program does not
 // spend time on it at each pod start.
 var table = []Plugin{
-	// The reference plugins. In cmdAdd, those in plugins/main call ipam.ExecAdd. In cmdDel, Pinned
-	// ones pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The others do not read it.
+	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
+	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
+	// do not read it.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. macspoofchk creates rules too.

@@ -29,7 +29,7 @@ type Delegate struct {
 	Type         string
 	IPAM         string // ipam.type, or ""
 	Capabilities map[string]bool
-	object       map[string]json.RawMessage // as in the conflist
+	object       map[string]json.RawMessage // its entry in the conflist
 }
 
 // maxDelegates limits the length of a chain, because a journal entry contains every delegate. The
@@ -85,8 +85,8 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
 	}
 	if len(list.Plugins) > maxDelegates {
-		return nil, fmt.Errorf(`key "plugins" has %d plugins; at most %d are allowed`, len(list.Plugins),
-			maxDelegates)
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`,
+			len(list.Plugins), maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion)
@@ -279,7 +279,7 @@ func (ch *Chain) Missing(path string) []string {
 	return missing
 }
 
-// LostCapabilities returns the capabilities that delegates declare and unwind's own entry does not.
+// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not.
 // libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
 // arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {

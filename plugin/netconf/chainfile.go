@@ -38,10 +38,10 @@ func (c *Conf) readChainFile() (*Chain, error) {
 }
 
 // readRenamed finds the chain if the chainFile is gone. A provider may have renamed its file, and a
-// runtime without unwind would read the new one. In the runtime's order, readRenamed takes the
-// first configuration in the directory that has the same network name and does not contain unwind.
-// It takes no other network, because that would give pods other addresses under this name. If it
-// finds no file, it returns an error.
+// runtime without unwind would read the new one. readRenamed returns the first configuration in the
+// directory, in the runtime's order, that has the same network name and does not contain unwind. It
+// never returns another network, because that would give pods other addresses under this name. If
+// it finds no file, it returns an error.
 func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	paths, err := Conflists(filepath.Dir(c.ChainFile))
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%w; %s: %w", gone, path, err)
 			}
-			chain.Warning = fmt.Sprintf("chainFile %s is gone: using %s of the same network",
+			chain.Warning = fmt.Sprintf("chainFile %s is gone; using %s of the same network",
 				c.ChainFile, path)
 			return chain, nil
 		case other == nil:

@@ -52,7 +52,7 @@ func TestChainFileRenamed(t *testing.T) {
 			got := fmt.Sprint(err)
 			if err == nil {
 				got = chain.Delegates[0].Type
-				warning, found := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" is gone: using ")
+				warning, found := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" is gone; using ")
 				file, _, _ := strings.Cut(warning, " of the same network")
 				if found {
 					got += " of " + filepath.Base(file)

@@ -1,5 +1,5 @@
 // Package netconf parses unwind's configuration and its chain, the runtime's conflists, and CNI
-// results. It does not run plugins. Of the journal it uses only the types.
+// results. It does not run plugins. It uses only the types of package journal.
 package netconf
 
 import (
@@ -37,7 +37,7 @@ type Conf struct {
 	Capabilities  map[string]bool
 	RuntimeConfig map[string]json.RawMessage
 	PrevResult    json.RawMessage
-	Injected      map[string]json.RawMessage // keys for the delegates, see InjectedKeys
+	Injected      map[string]json.RawMessage // keys for the delegates (see InjectedKeys)
 	Chain         json.RawMessage
 	ChainFile     string
 	DisableGC     bool
@@ -45,16 +45,16 @@ type Conf struct {
 	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
 	StateDir           string
-	DelegateTimeout    time.Duration // of one delegate's ADD; 0: only the runtime's deadline
+	DelegateTimeout    time.Duration // limit for one delegate's ADD; 0: only the runtime's deadline
 	GracePeriod        time.Duration
-	OnDelFailure       string // report, defer
-	OnJournalFailure   string // degrade, fail
-	OnDuplicateAddress string // fail, warn
+	OnDelFailure       string // "report" or "defer"
+	OnJournalFailure   string // "degrade" or "fail"
+	OnDuplicateAddress string // "fail" or "warn"
 	SweepOnStatus      bool
-	Stores             map[string]string // paths of stores by plugin, see ipam.Query
+	Stores             map[string]string // paths of stores by plugin (see ipam.Query)
 	LogLevel           slog.Level
 	LogFile            string
-	LogFormat          string   // text, json
+	LogFormat          string   // "text" or "json"
 	Warnings           []string // for the log
 }
 
@@ -71,7 +71,7 @@ var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlin
 var emptyKeys = []string{"dns", "ipam"}
 
 // FoldedKey is the key for the number of plugins at the end of "chain" that were not in the
-// original conflist. unwindctl wrap takes them from the directory with the network's name, and
+// original conflist. unwindctl wrap adds them from the directory with the network's name, and
 // unwindctl unwrap removes them again.
 const FoldedKey = "folded"
 
@@ -91,7 +91,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
-		return c, fmt.Errorf("the configuration: %w", jsonError(err))
+		return c, fmt.Errorf("invalid configuration: %w", jsonError(err))
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
@@ -163,8 +163,9 @@ func (c *Conf) Warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
-// field decodes a value into *to, which it does not change if the value has another type or convert
-// rejects it. As in libcni, null is the same as absent.
+// field returns a function that decodes a value into *to. If the value has another type, or convert
+// rejects it, the function returns an error and leaves *to unchanged. As in libcni, null is the
+// same as absent.
 func field[J, T any](
 	to *T, want string, convert func(J) (T, bool),
 ) func(json.RawMessage) error {
@@ -211,7 +212,7 @@ func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
 			return nil, false
 		}
 		if p := known.Of(plugin); p.Elsewhere || !p.FreesByContainer && !p.Queues {
-			c.Warn("key %q: %q has no store on the node that unwind can read, so its path has no effect",
+			c.Warn("key %q: plugin %q has no store on the node that unwind can read; the path has no effect",
 				"stores", plugin)
 		}
 		stores[plugin] = path

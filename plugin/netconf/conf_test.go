@@ -74,8 +74,8 @@ func TestParseConf(t *testing.T) {
 			func(c *Conf) {
 				c.Stores = map[string]string{"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}
 				for _, plugin := range []string{"aws-cmi", "bridge", "whereabouts"} {
-					c.Warnings = append(c.Warnings, fmt.Sprintf(`key "stores": %q has no store on the node that unwind can read, `+
-						"so its path has no effect", plugin))
+					c.Warnings = append(c.Warnings, fmt.Sprintf(`key "stores": plugin %q has no store on the node that unwind can read; `+
+						"the path has no effect", plugin))
 				}
 			}},
 		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
@@ -116,8 +116,8 @@ func TestParseConfErrors(t *testing.T) {
 		})
 	}
 	for data, want := range map[string]string{
-		`{"name": "s3cret`: `the configuration: not valid JSON: unexpected end of JSON input`,
-		`["s3cret"]`:       `the configuration: a list, not an object`,
+		`{"name": "s3cret`: `invalid configuration: not valid JSON: unexpected end of JSON input`,
+		`["s3cret"]`:       `invalid configuration: a list, not an object`,
 	} {
 		if _, err := ParseConf([]byte(data)); fmt.Sprint(err) != want {
 			t.Errorf("\ngot  %v\nwant %s", err, want)

@@ -15,14 +15,14 @@ import (
 // configuration of a single plugin.
 type Conflist struct {
 	Path       string
-	Name       string // of the network
+	Name       string // the network's name
 	CNIVersion string
 	Data       []byte
-	Types      []string // of its plugins, in their order in the file
+	Types      []string // the types of its plugins, in the order of the file
 	Unwind     *Conf    // unwind's entry, or nil
 }
 
-// ReadConflist reads the configuration in a file, as ParseConflist does. Errors do not contain the
+// ReadConflist reads the configuration in a file (see ParseConflist). Its errors do not contain the
 // path.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)

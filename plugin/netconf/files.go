@@ -47,7 +47,7 @@ func ReadAll(r io.Reader) ([]byte, error) {
 // in which a runtime reads them. The first is the node's network. For a missing directory,
 // Conflists returns no paths.
 func Conflists(dir string) ([]string, error) {
-	return filesIn(dir, ".conflist", ".conf", ".json") // as libcni
+	return filesIn(dir, ".conflist", ".conf", ".json") // the extensions that libcni reads
 }
 
 // filesIn returns the paths of the files in a directory with one of the extensions.

@@ -27,14 +27,16 @@ type Result struct {
 	IPs []struct {
 		Address string `json:"address"`
 	} `json:"ips"`
-	IP4, IP6 *oldIP // before 0.3.0
+	IP4, IP6 *oldIP // in a result before CNI 0.3.0
 }
 
+// oldIP is an address of a result before CNI 0.3.0, with its prefix length.
 type oldIP struct {
 	IP string `json:"ip"`
 }
 
-// ParseResult reads a result. Without any bytes, or with an error, it returns an empty Result.
+// ParseResult reads a result. If there are no bytes, or if it returns an error, the Result is
+// empty.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
@@ -80,8 +82,8 @@ func (r *Result) Addresses() []netip.Addr {
 
 // ReadResult returns the result that libcni would pass on, given a delegate's output on ADD (cni
 // pkg/invoke, ExecPluginWithResult). It decodes the output into libcni's types and encodes it
-// again, without unknown fields. If the output has no version, ReadResult sets the configuration's
-// (cni#895). Like libcni, it rejects a result that it cannot decode.
+// again, without unknown fields. If the output has no version, ReadResult sets the version of the
+// configuration (cni#895). Like libcni, it rejects a result that it cannot decode.
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
@@ -149,7 +151,7 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 		p, err := netip.ParsePrefix(text)
 		return err == nil && slices.Contains(drop, p.Addr().Unmap())
 	}
-	for key, value := range object { // keys in any case, as plugins read them
+	for key, value := range object { // plugins read keys in any letter case
 		switch {
 		case strings.EqualFold(key, "ips"):
 			var ips []json.RawMessage

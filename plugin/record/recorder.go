@@ -25,7 +25,8 @@ type Recorder struct {
 	events  []journal.Event // recorded after the next transaction
 }
 
-// Fork returns a recorder for another goroutine, with its own pending events.
+// Fork returns a new recorder of the same journal for another goroutine. It has its own pending
+// events.
 func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store, Log: r.Log} }
 
 // Event adds an event to the pending ones. counter is the name of the counter that the event
@@ -55,7 +56,7 @@ func (r *Recorder) Update(ctx context.Context, fn func(*journal.Tx) error) error
 	return err
 }
 
-// Save writes an entry whose lock the verb holds.
+// Save writes an entry. The caller holds the lock of the attachment.
 func (r *Recorder) Save(ctx context.Context, e *journal.Entry) error {
 	return r.Update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
 }
@@ -106,9 +107,9 @@ func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
 // decisions do not depend on them.
 const (
 	CountRollbacks  = "rollbacks"           // the plugin that failed; the result: complete, pending
-	CountSwept      = "swept"               // reason, see decide.Reason
-	CountDuplicates = "duplicate_addresses" //
-	CountDegraded   = "degraded"            // verb; reason, see trouble
+	CountSwept      = "swept"               // reason (see decide.Reason)
+	CountDuplicates = "duplicate_addresses" // no labels
+	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 
 // trouble returns one word for the cause of a journal failure.

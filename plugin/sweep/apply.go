@@ -25,7 +25,7 @@ func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 		return f.Deferred &&
 			slices.ContainsFunc(f.failing, func(plugin string) bool { return works[plugin] })
 	})
-	for i := range findings { // one at a time, since two of them may need the same address
+	for i := range findings { // one at a time, because two of them may need the same address
 		s.releaseEach(ctx, findings[i:i+1],
 			func(f *Finding) bool { return s.unparked(ctx, f.Key) })
 	}
@@ -34,9 +34,9 @@ func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 // probes is the number of attachments that a sweep tries for each plugin whose DELs fail.
 const probes = 3
 
-// deferFailing handles attachments whose pending DELs have all failed before. For each plugin, it
-// leaves a few of them for this sweep and defers the rest. Those untried for longest come first, so
-// each gets its turn.
+// deferFailing defers most attachments whose pending DELs have all failed before. For each plugin
+// with such a DEL, it leaves a few of these attachments to this sweep (see probes). It chooses
+// those that were untried for longest, so each gets its turn.
 func deferFailing(findings []Finding) {
 	tries := map[string]int{}
 	for i := range findings {
@@ -54,15 +54,15 @@ func deferFailing(findings []Finding) {
 	}
 }
 
-// releaseEach releases in parallel the dead attachments for which now returns true. It returns the
-// plugins with a DEL that failed before and has succeeded now.
+// releaseEach releases the dead attachments that match, in parallel. It returns the plugins with a
+// DEL that failed before and has succeeded now.
 func (s *Sweep) releaseEach(
-	ctx context.Context, findings []Finding, now func(*Finding) bool,
+	ctx context.Context, findings []Finding, matches func(*Finding) bool,
 ) (works map[string]bool) {
 	var ready []*Finding
 	for i := range findings {
 		f := &findings[i]
-		if f.Releasable() && !f.Released && f.Err == nil && now(f) {
+		if f.Releasable() && !f.Released && f.Err == nil && matches(f) {
 			f.Deferred = false
 			ready = append(ready, f)
 		}
@@ -134,7 +134,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	switch busy := errors.Is(err, journal.ErrBusy); {
 	case busy && f.orphaned:
 		lock, killed, err = w.TakeOver(f.Key)
-	case busy: // another unwind is working on it
+	case busy: // another unwind process holds the lock
 		f.Verdict, f.Busy = decide.Locked, true
 		return nil
 	}

@@ -14,7 +14,7 @@ type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
 	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
-		"many; they are kept. If they are dead: unwindctl sweep --force", e.Dead, e.Live)
+		"many; they are kept. If they really are dead, run unwindctl sweep --force", e.Dead, e.Live)
 }
 
 // guardMassRelease keeps this boot's attachments in state Live if too many of them seem dead. An

@@ -21,11 +21,11 @@ type owner struct {
 	journal.Key
 	Pod    journal.Pod // from the runtime's list or libcni's cache
 	held   []ipam.Reservation
-	cached *facts.Cached  // from this boot; nil if there is no file
-	chain  *netconf.Chain // of the cached ADD, else of the first pool
+	cached *facts.Cached  // its file in the cache, if from this boot, or nil
+	chain  *netconf.Chain // the chain of the cached ADD, or else of the first pool
 	conf   *netconf.Conf
-	// earlier is set if an address or the cache file is from before this boot. Then its rules and
-	// interfaces are gone. The disk may also be a copy of another machine's disk, and a DEL could
+	// earlier is set if an address or the cache file is from before this boot. The owner's rules and
+	// interfaces are gone then. The disk may also be a copy of another machine's disk, and a DEL could
 	// release the address of that machine's pod through a cluster-wide IPAM plugin.
 	earlier bool
 }
@@ -98,14 +98,15 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	return findings, errors.Join(g.errs...)
 }
 
-// gathering collects the owners.
+// gathering collects the owners of addresses and of files in libcni's cache that are not in the
+// journal.
 type gathering struct {
 	*Sweep
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	booted    time.Time
-	noChain   []chainError // by error
+	noChain   []chainError // one for each error
 	errs      []error
 }
 
@@ -186,7 +187,7 @@ func (g *gathering) failChain(path string, err error) {
 type chainError struct {
 	err  error
 	path string // of the first file
-	more int    // files
+	more int    // number of other files
 }
 
 func (e chainError) named() error {
@@ -233,7 +234,7 @@ func (s *Sweep) judge(o *owner) decide.Verdict {
 	v := s.w.Node.JudgeOwner(s.factsOf(o))
 	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
 		return decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
-			"if this one has none: unwindctl sweep --force", "")
+			"if this node has none, run unwindctl sweep --force", "")
 	}
 	return v
 }

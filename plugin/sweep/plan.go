@@ -19,23 +19,23 @@ import (
 type Finding struct {
 	journal.Key
 	decide.Verdict
-	Addresses []netip.Addr // of an attachment that is not in the journal, else empty
+	Addresses []netip.Addr // set if the attachment is not in the journal
 	Cached    bool         // the attachment is in libcni's cache
 	Pod       journal.Pod
 	State     journal.State // before the release
-	Busy      bool          // another unwind is working on it, so it counts as live
+	Busy      bool          // another unwind process holds its lock, so it counts as live
 	Deferred  bool          // it is dead, but not ready to retry
 	Released  bool          // nothing remains of it
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released
-	Left      time.Duration // of its grace period, if it is Recent
+	Left      time.Duration // the rest of its grace period, if it is Recent
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 
 	thisBoot bool     // it was added in this boot
-	passed   bool     // live only in the journal, as its DEL succeeded, see facts.Node.Passed
+	passed   bool     // its DEL succeeded, but it is live in the journal (see facts.Node.Passed)
 	orphaned bool     // orphaned delegates hold its lock
-	failing  []string // see undo.FailingPlugins
+	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
 	owner *owner // set if the attachment is not in the journal
 }
@@ -61,7 +61,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 			switch {
 			case err != nil:
 				findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
-					Fate: decide.Unknown, Reason: decide.Reason{Text: "its entry cannot be read"}}})
+					Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
 			case e != nil:
 				entries = append(entries, e)
 			}
@@ -88,10 +88,10 @@ func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journa
 	s.last = s.w.Journal.Store.LastSweep()
 	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		outlines = nil
-		// the outline of a damaged entry is neither live nor of this boot
+		// a damaged outline has neither a state nor a boot ID
 		return tx.Outlines(func(o journal.Outline, _ error) error {
 			if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
-				outlines[n-1] = o // a newer ADD, which decides on the older one
+				outlines[n-1] = o // only the newest ADD of an attachment counts
 			} else if s.covers(o.Key) {
 				outlines = append(outlines, o)
 			}
@@ -127,7 +127,7 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
-	if f.Warn && !s.Quick { // not at each STATUS
+	if f.Warn && !s.Quick { // a Quick sweep would repeat it at each STATUS
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {

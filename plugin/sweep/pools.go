@@ -18,7 +18,7 @@ import (
 type Pool struct {
 	Network string
 	Dir     string
-	Config  json.RawMessage // of the delegate that calls host-local
+	Config  json.RawMessage // the configuration of the delegate that calls host-local
 	// Plain is set if a runtime runs the chain itself, without unwind.
 	Plain bool
 
@@ -57,7 +57,7 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 		dropped, dropErr := DropHeld(ctx, s.w.Journal.Store, pool.Network, found)
 		for _, r := range dropped {
 			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-				"owner", r.HeldFor.ContainerID, "reason", "a DEL that held it was killed")
+				"owner", r.HeldFor.ContainerID, "reason", "the DEL that reserved it was killed")
 		}
 		var applyErr error
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
@@ -121,7 +121,7 @@ func DropHeld(
 func dropHeld(
 	ctx context.Context, store *journal.Store, network string, r ipam.Reservation,
 ) error {
-	if _, err := os.Lstat(store.Dir); err == nil { // else there are no locks
+	if _, err := os.Lstat(store.Dir); err == nil { // without the directory, there are no locks
 		unlock, err := lockAttachment(store, journal.Key{Network: network,
 			ContainerID: r.HeldFor.ContainerID, IfName: r.HeldFor.IfName})
 		if err != nil {

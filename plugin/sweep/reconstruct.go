@@ -22,8 +22,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// If a runtime never sends a DEL, or its DEL always fails, not only addresses leak but also rules
-// and devices, which only a DEL removes. For an attachment that is not in the journal, undoOwner
+// If a runtime never sends a DEL, or its DEL always fails, rules and devices leak as well as
+// addresses, and only a DEL removes them. For an attachment that is not in the journal, undoOwner
 // reconstructs the missing record and undoes it like any other:
 //
 //  1. Take the lock of the attachment, and judge it again.
@@ -59,8 +59,8 @@ func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error
 	}
 	e, err := s.reconstruct(o)
 	if err != nil {
-		w.Log.Warn("cannot reconstruct an attachment; running no DELs, only releasing its addresses",
-			"attachment", o.Key.String(), "err", err)
+		w.Log.Warn("cannot reconstruct the record of an attachment; running no DELs, only releasing "+
+			"its addresses", "attachment", o.Key.String(), "err", err)
 	}
 	if err = s.undoRecord(ctx, w, f, e); err != nil || !f.Released {
 		return err
@@ -177,8 +177,8 @@ func resultOf(o *owner) json.RawMessage {
 		"interfaces": []map[string]string{{"name": o.IfName, "sandbox": "/proc/0/ns/net"}}})
 }
 
-// claimsOf returns a claim for each address of an owner. It belongs to the step that allocates from
-// host-local, or else to step -1, before all others.
+// claimsOf returns a claim for each address of an owner. Each claim belongs to the step that
+// allocates from host-local, or else to step -1, before all others.
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {
@@ -196,8 +196,8 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	return claims
 }
 
-// lockAttachment takes the lock of an attachment, which may not be in the journal, if it is free.
-// unlock removes a lock file that lockAttachment created.
+// lockAttachment takes an attachment's lock if that is free. The attachment need not be in the
+// journal. unlock removes a lock file that lockAttachment created.
 func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
 	lock, err := store.TryAcquire(key)
 	if err != nil {

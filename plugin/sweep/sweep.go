@@ -29,7 +29,7 @@ type Job struct {
 	// empty, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
-	Quick    bool // part of a STATUS or an ADD: see inFull
+	Quick    bool // part of a STATUS or an ADD (see inFull)
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.
 	Progress func(done, of int)
@@ -38,15 +38,15 @@ type Job struct {
 // ErrNotTried means that the sweep was interrupted or out of time before it reached an attachment.
 var ErrNotTried = errors.New("not attempted: out of time")
 
-// Sweep is one running sweep.
+// Sweep is one running sweep. Its steps:
 //
 //  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
-//     too many of them seem dead: see MassReleaseError.
+//     too many of them seem dead (see MassReleaseError).
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
 //     each under its lock, without waiting for the lock, and judge it again by its current entry.
 //     Then release attachments with a DEL that waited for one of the others.
 //  3. Given the runtime's list, judge and release the attachments that are not in the journal, in
-//     the same two steps: see undoOwner.
+//     the same two steps (see undoOwner).
 //  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
 	Job
@@ -108,14 +108,14 @@ func (s *Sweep) inFull() bool { return !s.Quick || s.stale() }
 // minute ago.
 func (s *Sweep) stale() bool {
 	age := time.Since(s.last)
-	lately := age >= 0 && age < time.Minute // s.last in the future: the clock was wrong then
+	lately := age >= 0 && age < time.Minute // if s.last is in the future, the clock was wrong
 	return s.Network == "" && s.Attachment == nil && !lately
 }
 
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
 // few seconds.
 func (s *Sweep) noteEnd(ctx context.Context) {
-	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // do not create one
+	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // a sweep creates no journal
 		return
 	}
 	if err := s.w.Journal.Store.NoteSweep(); err != nil {

@@ -29,7 +29,7 @@ func Equal(comparable, equal bool) Value {
 	return Of(equal, nil)
 }
 
-// Ask returns the value, so that a Value is a decide.Fact.
+// Ask returns the value. With this method, a Value is a decide.Fact.
 func (a Value) Ask() (v Value, why string) { return a, "" }
 
 func (a Value) String() string { return [...]string{"unknown", "no", "yes"}[a] }

@@ -18,11 +18,11 @@ type Budgets struct {
 	Status   time.Duration // a whole STATUS
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL
-	Reserve  time.Duration // kept for each later DEL, unless a delegate was killed
-	LateDel  time.Duration // a late DEL with an address that cannot be held, see hold
+	Reserve  time.Duration // reserved for each later DEL, unless a delegate was killed
+	LateDel  time.Duration // a late DEL whose address cannot be held (see hold)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
-	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops: see stopping
+	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops (see stopping)
 }
 
 // DefaultBudgets are the budgets on a real node.

@@ -99,7 +99,7 @@ type stopping struct {
 	*Worker
 	key       journal.Key
 	owner     int   // the process that got SIGTERM
-	delegates []int // of the owner, at the last check
+	delegates []int // the owner's delegates at the last check
 	looked    time.Time
 	limit     time.Time
 }
@@ -139,7 +139,7 @@ func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 		facts.Environ(owner, "CNI_IFNAME") != s.key.IfName || !facts.Older(owner, os.Getpid()) {
 		return false
 	}
-	s.Log.Warn("this DEL ends the ADD of the same attachment, which still runs",
+	s.Log.Warn("stopping an ADD that still runs, because the runtime sent the DEL of its attachment",
 		"attachment", s.key.String(), "pid", owner, "signal", sig.String())
 	return p.Signal(sig) == nil
 }

@@ -16,8 +16,9 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// show returns the CNI_NETNS for a step's DEL. It verifies the path of the namespace before each
-// delegate, because the runtime may have mounted another namespace there.
+// show returns the CNI_NETNS for a step's DEL, and a function to call after the DEL. It verifies
+// the path of the namespace before each delegate, because the runtime may have mounted another
+// namespace there.
 func (u *undoing) show(s *journal.Step) (netns string, remove func()) {
 	switch decide.Show(s, u.netns(s)) {
 	case decide.ShowPinned:
@@ -73,8 +74,8 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	}
 	switch {
 	case !found.There():
-		// The kernel destroys a namespace some time after its last user is gone. If a host link
-		// existed and is gone, that proves it, even if some process cannot be inspected.
+		// The kernel destroys a namespace some time after its last user is gone. If a host link existed
+		// and is gone, so is the namespace, even if some process cannot be inspected.
 		return found, u.awaitHostLinkGone() && (err == nil || len(e.HostLinks) > 0)
 	case u.shows(ctx, found.Seen):
 		return found, false
@@ -85,7 +86,7 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	return facts.Place{}, false
 }
 
-// findUnknown is find for a namespace whose identity was not recorded. The interface in it must
+// findUnknown searches for a namespace whose identity was not recorded. The interface in it must
 // match the ADD's.
 func (u *undoing) findUnknown(ctx context.Context, paths ...string) (_ facts.Place, gone bool) {
 	some := false // a path names a namespace
@@ -111,8 +112,8 @@ func (u *undoing) awaitHostLinkGone() bool {
 	}
 }
 
-// shows reports whether a DEL may get the ADD's namespace: it contains no such interface, or the
-// interface does not belong to another attachment.
+// shows reports whether a DEL may get the ADD's namespace. It may if the interface is missing in
+// the namespace, or does not belong to another attachment.
 func (u *undoing) shows(ctx context.Context, seen facts.Interface) bool {
 	if !seen.There() {
 		return true

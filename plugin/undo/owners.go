@@ -27,7 +27,7 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		if assigned {
 			own = append(own, u.Verb.Key)
 		}
-		named := tristate.No // host-local's file names another owner
+		named := tristate.No // whether host-local's file names another owner
 		if c.Pool != "" {
 			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 			named = tristate.Of(given && !slices.ContainsFunc(own,

@@ -18,16 +18,16 @@ import (
 
 // Outcome is the result of releasing an attachment.
 type Outcome struct {
-	Entry    *journal.Entry // the newest ADD, after the release; nil if it was not in the journal
-	State    journal.State  // before the release
-	Verdict  decide.Verdict // under the attachment's lock
+	Entry    *journal.Entry // the record of the newest ADD, after the release; nil if none existed
+	State    journal.State  // the state before the release
+	Verdict  decide.Verdict // the verdict under the attachment's lock
 	Released bool           // nothing is left
 	Err      error          // why something is left, unless the verdict says so
 }
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned is as in Job.
+// holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key)
 	if err != nil {
@@ -44,9 +44,9 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 	return errors.New(out.Verdict.Reason.Text)
 }
 
-// ReleaseLocked is Release for a caller that holds the attachment's lock. It decides by the current
-// content of the journal. killed names the delegates that held the lock and that unwind had to
-// kill. If the newest ADD is live, the DELs of the older ones wait.
+// ReleaseLocked does the work of Release for a caller that holds the attachment's lock. It decides
+// by the current content of the journal. killed names the delegates that held the lock and that
+// unwind had to kill. If the newest ADD is live, the DELs of the older ones wait.
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
 	assigned ...netip.Addr,
@@ -159,7 +159,7 @@ func (w *Worker) RetryWaiting(ctx context.Context, others []*journal.Entry) {
 			continue
 		}
 		if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
-			continue // its ADD may be waiting for this DEL, see claim
+			continue // its ADD may be waiting for this DEL (see claim)
 		}
 		if err := w.Release(ctx, other.Key); err != nil {
 			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)

@@ -22,19 +22,19 @@ func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reas
 // it added claims that are not in the journal. Those must be written before the first DEL.
 func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
-	asked := w.asksFor(e) // that DEL runs without unwind too
+	asked := w.asksFor(e) // without unwind, that DEL would run too
 	switch e.State {
 	case journal.Adding:
 		e.State, e.Failed = journal.RollingBack, true
 		Interrupted(e.Steps)
 	case journal.Live:
 		e.State = journal.Deleting
-		// unwind may have been killed after its first result
+		// unwind may have been killed after it recorded the first result
 		if asked && w.Verb.Conf.NeverAdded() {
 			Interrupted(e.Steps[min(1, len(e.Steps)):])
 		}
 	}
-	// otherwise the recorded text may contain more details
+	// a recorded text for the same reason stays, because it may contain more details
 	if e.Reason == "" || !decide.Recorded(e.Cause, e.Reason).Is(reason) {
 		e.Reason = reason.Text
 	}
@@ -66,7 +66,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 		switch {
 		case len(e.Steps) > 0:
 			last, err = false, tx.Put(e)
-		case !last, !asked && !e.Unnamed: // the runtime's DEL may come
+		case !last, !asked && !e.Unnamed: // the runtime's DEL may still come
 			err = tx.Put(w.Buried(e))
 		default:
 			err = tx.Delete(e)

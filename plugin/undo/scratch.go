@@ -15,10 +15,11 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Some plugins find their resources by the container's interface, so their DEL leaves them when the
-// container's namespace is gone. For such a DEL, scratch creates a scratch network namespace. It
-// contains an interface with the given name and the ADD's addresses, or no interface if ifname is
-// "". Only a thread of this process keeps the namespace alive, so a crash leaves nothing behind.
+// Some plugins find their resources by the container's interface. When the container's namespace is
+// gone, their DELs leave these resources behind. For such a DEL, scratch creates a scratch network
+// namespace. It contains an interface with the given name and the ADD's addresses, or no interface
+// if ifname is "". Only a thread of this process keeps the namespace alive, so a crash leaves
+// nothing behind.
 func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {

@@ -34,15 +34,15 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	p := u.pass(ctx, true)
 	if s.Code == 0 && s.Last != "" && s.ADD != journal.AddKilled &&
 		u.probe(ctx, s).Free == tristate.Yes {
-		return true, nil // its plugin has freed the address since
+		return true, nil // the address has been released since the last try
 	}
 	wait := decide.Due(s, p)
 	if wait == (journal.Wait{}) {
 		if why := u.forwardedBy(ctx, s); why != "" {
 			wait.For = journal.ForRule
 			if s.Wait.For != journal.ForRule {
-				u.Log.Warn("DEL waits: a host port may forward to the address that it would release",
-					"plugin", s.Type, "why", why)
+				u.Log.Warn("the DEL waits, because a host port may forward to the address that it would "+
+					"release", "plugin", s.Type, "why", why)
 				u.record(journal.Waiting, s, why)
 			}
 		}
@@ -70,7 +70,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// outcome returns the result of a DEL.
+// outcome describes the result of a DEL for decide.After.
 func (u *undoing) outcome(
 	ctx context.Context, s *journal.Step, f *delegate.Failure,
 ) (o decide.Outcome) {
@@ -86,12 +86,12 @@ func (u *undoing) outcome(
 	return o
 }
 
-// report logs and records what has changed in a step.
+// report logs and records the changes in a step.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
-		u.Log.Info("pending DEL dropped: the ADD failed, and this plugin is no longer in the chain",
-			"plugin", after.Type, "tries", after.Tries, "err", after.Last)
+		u.Log.Info("the pending DEL was dropped, because the ADD failed and the plugin is no longer in "+
+			"the chain", "plugin", after.Type, "tries", after.Tries, "err", after.Last)
 		u.record(journal.Untaken, after, after.Last)
 	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
 		msg := "DEL failed and is pending"
@@ -105,7 +105,8 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 			"address", address)
 		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
 	case f == nil && after.Last != "" && before.Last != after.Last:
-		u.Log.Warn("DEL succeeded, but its address is not free", "plugin", after.Type, "why", after.Last)
+		u.Log.Warn("DEL succeeded, but did not release everything; it stays pending",
+			"plugin", after.Type, "why", after.Last)
 		u.record(journal.Unverified, after, after.Last)
 	}
 }
@@ -202,7 +203,7 @@ func (u *undoing) delWith(
 	u.unnamed = c.Netns == ""
 	stderr := u.Stderr
 	if decide.Failing(s) {
-		stderr = io.Discard // already in the log
+		stderr = io.Discard // the log already contains the failure
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
 	if f == nil && u.wentMeanwhile(s, c.Netns) {
@@ -220,7 +221,8 @@ func (u *undoing) delWith(
 }
 
 // wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
-// resources by the interface. Without the interface, such a DEL succeeds but leaves the resources.
+// resources by the interface. Without the interface, such a DEL succeeds, but leaves the resources
+// behind.
 func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
@@ -283,7 +285,7 @@ func (u *undoing) chain() *netconf.Chain {
 	if u.Verb.Conf.Name != u.Entry.Network {
 		return nil
 	}
-	chain, _ := u.Verb.Chain() // nil with an error
+	chain, _ := u.Verb.Chain() // nil after an error
 	return chain
 }
 
@@ -291,8 +293,8 @@ func (u *undoing) chain() *netconf.Chain {
 // alone. If the address is free, a new pod could get it during the DEL and lose its rules. So hold
 // reserves such an address until end is called: it creates host-local's file for the address again.
 // If that fails, the address is withheld from the DEL. An address of another IPAM plugin cannot be
-// held. Then LateDel limits the DEL. An ADD that gets the address waits longer than that for the
-// attachment's lock. After a crash, the next pass or sweep removes the file.
+// held. For such an address, LateDel limits the DEL, and an ADD that gets the address waits longer
+// than LateDel for the attachment's lock. After a crash, the next pass or sweep removes the file.
 func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
 	bounded, cancel := context.WithCancel(ctx)
 	var made []journal.Claim
@@ -308,12 +310,12 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 			switch {
 			case err == nil:
 				made = append(made, c)
-			case errors.Is(err, fs.ErrNotExist): // no pool, so nothing to hold
-			case errors.Is(err, fs.ErrExist): // it has an owner
+			case errors.Is(err, fs.ErrNotExist): // the pool does not exist, so there is nothing to hold
+			case errors.Is(err, fs.ErrExist): // the address has an owner
 				u.withheld = append(u.withheld, c.Address)
 			default:
 				u.withheld = append(u.withheld, c.Address)
-				u.Log.Warn("cannot hold an address for a DEL; running it without the address",
+				u.Log.Warn("cannot reserve an address for a DEL; running the DEL without the address",
 					"plugin", s.Type, "address", c.Address, "err", err)
 			}
 		}
@@ -331,7 +333,7 @@ func (u *undoing) dropHeld(ctx context.Context, claims []journal.Claim) {
 			continue
 		}
 		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
-			u.Log.Warn("cannot release an address that was held for a DEL", "address", c.Address,
+			u.Log.Warn("cannot release an address that was reserved for a DEL", "address", c.Address,
 				"err", err)
 		}
 	}

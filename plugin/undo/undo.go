@@ -18,13 +18,13 @@ import (
 // Job is a record with pending DELs.
 type Job struct {
 	Entry *journal.Entry
-	Lock  *journal.Lock // the attachment's; nil without a journal
+	Lock  *journal.Lock // the attachment's lock; nil without a journal
 	// Others are the records of other attachments that claim the record's addresses. If Others is
 	// nil, Run reads these records.
 	Others []*journal.Entry
-	// Assigned are addresses that a running ADD has just got and that this record also claims. For
-	// that reason the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL
-	// with these addresses cannot remove rules of the ADD.
+	// Assigned are addresses that a running ADD has just got and that this record also claims, which
+	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
+	// these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
 	Later    int // number of steps that the caller must run after this record's
 	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
@@ -179,7 +179,8 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	return found
 }
 
-// Ready reports whether a record has a step whose DEL is due.
+// Ready reports whether a record has a step whose DEL is due. If ignorePause is set, the pause
+// after a failed try does not count.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
 	u := &undoing{Worker: w, Job: Job{Entry: e}}
 	p := u.pass(ctx, ignorePause)
@@ -198,8 +199,8 @@ func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) 
 	return lives
 }
 
-// FailingPlugins returns the plugins with a DEL that has failed, if the record has no other pending
-// DELs.
+// FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
+// another pending DEL.
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for i := range e.Steps {
 		if !decide.Failing(&e.Steps[i]) {

@@ -27,7 +27,7 @@ type Worker struct {
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
 	Probes    map[string]ipam.Probe // of all stores that can be queried, by plugin
-	Stderr    io.Writer             // of the delegates
+	Stderr    io.Writer             // the delegates' standard error
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb
@@ -49,7 +49,8 @@ type Verb struct {
 // asksFor reports whether the verb is the runtime's DEL of an attachment.
 func (w *Worker) asksFor(e *journal.Entry) bool { return w.Verb.DEL && e.Key == w.Verb.Key }
 
-// Fork returns a worker for another goroutine, with its own delegates and pending events.
+// Fork returns a copy of the worker for another goroutine. The copy has its own runner and pending
+// events.
 func (w *Worker) Fork() *Worker {
 	fork := *w
 	fork.Journal = w.Journal.Fork()
@@ -68,7 +69,7 @@ func (w *Worker) at(point string) {
 type PanicError struct{ Value any }
 
 func (e *PanicError) Error() string {
-	return fmt.Sprintf("internal error: %v; this is a bug in unwind, please report it", e.Value)
+	return fmt.Sprintf("internal error: %v; please report this bug in unwind", e.Value)
 }
 
 // Safely turns a panic into an error.
