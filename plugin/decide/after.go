@@ -33,8 +33,8 @@ type Outcome struct {
 }
 
 // After returns a step's state after a try of its DEL, and whether the step is done. For the table
-// of cases, see "What follows a try of a DEL" in README.md. A plugin that frees by pod gets no second
-// DEL after a successful one.
+// of cases, see "What follows a try of a DEL" in README.md. A plugin that frees by pod gets no
+// second DEL after a successful one.
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
