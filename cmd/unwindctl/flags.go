@@ -75,12 +75,15 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// refuseEmpty returns an error if a flag is set to "", unless its help gives that a meaning. A
-// script has probably left a variable empty.
+// mayBeEmpty are the flags to which "" is a value.
+var mayBeEmpty = []string{"install-dir", "listen"}
+
+// refuseEmpty returns an error if another flag is set to "". A script has probably left a variable
+// empty.
 func refuseEmpty(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		isText := f.Value.Type() == "string"
-		if isText && f.Value.String() == "" && !strings.Contains(f.Usage, "empty: ") {
+		if isText && f.Value.String() == "" && !slices.Contains(mayBeEmpty, f.Name) {
 			err = term.WithHint("set --"+f.Name+" to a value, or omit it", "%w",
 				term.Usage("--%s is empty", f.Name))
 		}

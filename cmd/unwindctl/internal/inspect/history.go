@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
 )
 
@@ -141,7 +142,8 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 }
 
 func nothing(arg, stateDir string) error {
-	if !durable.Exists((&journal.Store{Dir: stateDir}).Path()) {
+	path := (&journal.Store{Dir: stateDir}).Path()
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return term.WithHint("without a journal, unwindctl ipam --cri auto shows addresses, and "+
 			"unwindctl sweep --cri auto releases leaked ones",
 			"no attachment %s: there is no journal in %s", arg, stateDir)
