@@ -77,7 +77,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
 		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
-			"drops them; add these to the entry", "add",
+			"drops their arguments; add these capabilities to the entry", "add",
 			fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {

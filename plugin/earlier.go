@@ -176,8 +176,8 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 }
 
 // refuseAgain returns an error if an ADD without unwind already added the attachment in this same
-// namespace. This ADD would fail, and its rollback goes by container ID, so it would remove the
-// resources of the first ADD.
+// namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
+// would remove those of the first ADD.
 func (a *adding) refuseAgain(seen facts.Interface) error {
 	if a.entry.Occupant == "" || !seen.Is(a.cached) {
 		return nil

@@ -56,7 +56,7 @@ func doctorCommand() *cobra.Command {
 	}
 	addPlaceFlags(cmd, &options.Target)
 	cmd.Flags().StringVar(&options.StateDir, "state-dir", "",
-		"use the journal in `DIR` (default: from unwind's conflist)")
+		"use the journal in `DIR` (default: the one that unwind's conflist names)")
 	cmd.Flags().StringVar(&failOn, "fail-on", "",
 		"exit 1 if the worst problem has at least this `SEVERITY`, warning or error; else exit 0")
 	_ = cmd.RegisterFlagCompletionFunc("fail-on", cobra.FixedCompletions(

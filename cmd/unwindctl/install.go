@@ -74,7 +74,7 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
-		"use the journal in `DIR` (default: from unwind's conflist)")
+		"use the journal in `DIR` (default: the one that unwind's conflist names)")
 	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
 	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user,
 		"record that `WHO` switched unwind off")

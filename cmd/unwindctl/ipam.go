@@ -37,7 +37,7 @@ func ipamCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the list of --network's valid attachments from `FILE`, as in unwindctl sweep")
+		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")

@@ -86,7 +86,7 @@ func sweepCommand() *cobra.Command {
 		"for this sweep, use the grace period `DURATION` instead of the networks' own")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the list of --network's valid attachments from `FILE` (- for stdin): "+
+		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
 	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
 		"run the plugins in `DIR` for attachments that are not in the journal "+

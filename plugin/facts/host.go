@@ -87,7 +87,8 @@ func OnThread(fn func()) {
 }
 
 // HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
-// delegates do. It omits an unwind that has the file open but only waits for the lock.
+// delegates do. It omits an unwind process that has the file open but only waits
+// for the lock.
 func HoldersOf(path string, descriptor int) (pids []int, err error) {
 	var want, st unix.Stat_t
 	if err := unix.Stat(path, &want); err != nil {

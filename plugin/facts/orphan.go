@@ -47,6 +47,6 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 // OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
 // journal (see GraceLeft).
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	// The wall clock may have been set since Made, so the age counts for at most the time since boot.
+	// The wall clock may have been set since Made, so the age is capped at the time since boot.
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }

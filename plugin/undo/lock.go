@@ -139,7 +139,7 @@ func (s *stopping) signal(owner int, sig syscall.Signal) (sent bool) {
 		facts.Environ(owner, "CNI_IFNAME") != s.key.IfName || !facts.Older(owner, os.Getpid()) {
 		return false
 	}
-	s.Log.Warn("stopping an ADD that still runs, because the runtime sent the DEL of its attachment",
-		"attachment", s.key.String(), "pid", owner, "signal", sig.String())
+	s.Log.Warn("stopping an ADD that is still running, because the runtime sent the DEL of its "+
+		"attachment", "attachment", s.key.String(), "pid", owner, "signal", sig.String())
 	return p.Signal(sig) == nil
 }

@@ -124,11 +124,11 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		released, err := ipam.Release(ctx, c.Pool, u.owner(), c.Address)
 		if err != nil {
-			u.Log.Warn("cannot release an address that its DEL left behind", "address", c.Address,
+			u.Log.Warn("cannot release an address that the DEL left behind", "address", c.Address,
 				"err", err)
 		}
 		if len(released) > 0 {
-			u.Log.Info("released an address that its DEL left behind", "address", c.Address)
+			u.Log.Info("released an address that the DEL left behind", "address", c.Address)
 		}
 	}
 }

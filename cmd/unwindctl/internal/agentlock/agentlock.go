@@ -30,7 +30,7 @@ func Take(stateDir string) (*Lock, error) {
 	path := Path(stateDir)
 	var f *os.File
 	err := fs.ErrNotExist
-	// a sweep may remove the state directory at its end if the directory is still empty
+	// a sweep that ends may remove the state directory if it is still empty
 	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
 		if err := makeDir(stateDir); err != nil {
 			return nil, fmt.Errorf("the agent's lock: %w", err)

@@ -93,7 +93,7 @@ func (e *examination) multus(ctx context.Context, r node.Runtime) {
 			"%s in a file that does not use unwind: %s", plural(len(d.files)), some(d.files))
 	}
 	if len(d.refused) > 0 {
-		e.add("multus", Warning, "correct that key, or leave the definition as it is: see "+page,
+		e.add("multus", Warning, "correct the definition, or leave it as it is; see "+page,
 			"%s refused by unwindctl wrap: %s", plural(len(d.refused)), some(d.refused))
 	}
 	if d.wrapped > 0 {

@@ -17,11 +17,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist writes our file atomically, as planned. From then on unwind is in use. It does
-// nothing if the existing file is equivalent.
+// WriteConflist writes our file atomically, as planned. From then on unwind is in use.
+// WriteConflist does nothing if the existing file is equivalent.
 //
-//  1. Move plugins that another program has added after unwind to the end of the provider's file. A
-//     crash here leaves them in both files, so they run twice rather than not at all.
+//  1. If another program has added plugins after unwind's entry, move them to the end of the
+//     provider's file. A crash here leaves them in both files, so they run twice rather than not at
+//     all.
 //  2. Write our file.
 //  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {

@@ -224,8 +224,8 @@ func (s Setup) readSource(p *Plan) error {
 	path := s.Source
 	if path == "" {
 		if path = s.firstOther(); path == "" {
-			return NewObstacle(NoProvider, "install again once the network's provider has written one",
-				"no provider's conflist in %s", s.ConfDir)
+			return NewObstacle(NoProvider, "run unwindctl install again once the network's provider has "+
+				"written one", "no provider's conflist in %s", s.ConfDir)
 		}
 	}
 	path, err := filepath.Abs(path)

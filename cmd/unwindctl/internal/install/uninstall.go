@@ -330,8 +330,8 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	}
 	count := 0
 	for _, f := range files {
-		// An attachment with neither a namespace nor a journal entry was swept: the runtime has
-		// forgotten it.
+		// If the recorded namespace is gone and the journal has no entry, a sweep has released the
+		// attachment, because the runtime forgot it.
 		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
 				return a.ContainerID == f.ContainerID

@@ -98,7 +98,8 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
-// 1.1.0 came with libcni 1.2: containerd has it since 2.0, CRI-O at the latest since 1.34.
+// Version 1.1.0 came with libcni 1.2. containerd has had it since 2.0, and CRI-O since 1.34 at the
+// latest.
 func (r Runtime) CNIVersion(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
@@ -120,7 +121,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	case r.Name == "cri-o" && r.StatusGrace && (major > 1 || minor >= 36):
 		return "CRI-O triggers a sweep every few seconds (STATUS)."
 	case r.Name == "cri-o":
-		return "CRI-O triggers a sweep only when it starts; for further sweeps, " + Timer
+		return "CRI-O triggers a sweep only when it starts, so also " + Timer
 	case r.Name == "" || r.Socket == "":
 		return "If the runtime is not containerd 2 or later, " + Timer
 	case major == 1:

@@ -123,7 +123,8 @@ func (r Rewrite) definition(arg string, o object) (string, error) {
 	what := display(arg) + ": " + o.String()
 	config, isText := o.Spec.Config.(string)
 	if o.Spec.Config == nil || isText && config == "" {
-		r.unchanged(what, "without spec.config Multus uses a file of that name on each node")
+		r.unchanged(what, "it has no spec.config, so Multus uses the conflist with that name on "+
+			"each node, which unwindctl wrap --in-place changes")
 		return "", nil
 	}
 	if !isText {
