@@ -75,7 +75,7 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 	}
 }
 
-// mayBeEmpty are the flags to which "" is a value.
+// mayBeEmpty lists the flags that accept an empty value.
 var mayBeEmpty = []string{"install-dir", "listen"}
 
 // refuseEmpty returns an error if another flag is set to "". A script has probably left a variable

@@ -91,7 +91,7 @@ func (s *sweeper) report(findings []sweep.Finding) {
 }
 
 // reportCounts logs how many attachments there are in each state. It does not log if only the
-// number of live ones has changed, or if a pending DEL only waits for its next try.
+// number of live attachments has changed, or if a pending DEL only waits for its next try.
 func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
 	if allElsewhere {

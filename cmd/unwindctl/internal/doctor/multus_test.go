@@ -90,8 +90,8 @@ func TestMultus(t *testing.T) {
 		{"no JSON", []string{`{"type": "SECRET`}, "warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: " +
 			"prod/a (not valid JSON: unexpected end of JSON input)"},
 		{"no version", []string{`{"type": "macvlan"}`}, `warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
-			`prod/a (key "cniVersion" is missing; set it to the version in which the plugins are called: without it a ` +
-			`runtime uses 0.1.0, and unwind anot…`},
+			`prod/a (key "cniVersion" is missing; set it to a CNI version that the plugins support: without the key, a ` +
+			`runtime uses 0.1.0, but unwind ano…`},
 		{"a chain that is none", []string{`{"cniVersion": "1.0.0", "type": "unwind", "chain": {"plugins": []}}`},
 			`warning: 1 NetworkAttachmentDefinition is refused by unwindctl wrap: ` +
 				`prod/a (key "chain": key "plugins" is empty; put the plugins to run there)`},

@@ -96,7 +96,7 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
-	if path == p.path { // off has already moved the plugins after unwind
+	if path == p.path { // unwindctl off has already moved such plugins
 		p.behind = behindIn(c)
 	}
 	return c, nil

@@ -25,7 +25,7 @@ const DefaultUnitDir = "/etc/systemd/system"
 var programs = []string{"unwindctl", netconf.Name}
 
 // InstallPrograms copies this program and the plugin into a directory, and returns the written
-// paths. Without them, a host that was installed from a container has no unwindctl.
+// paths. If a container installed unwind, the host has no other unwindctl.
 func (s Setup) InstallPrograms(dir string) (written []string, err error) {
 	plugin, err := s.binary()
 	if err != nil {

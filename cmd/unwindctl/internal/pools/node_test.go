@@ -46,7 +46,7 @@ func TestOfNode(t *testing.T) {
 		{calico + `"nodename_file": "DIR/nodename"`, `"ranges": [[{"subnet": "usePodCidr"}], [{"subnet": "10.1.0.0/30"}]]`, v4 + "[10.1.0.1-10.1.0.2]"},
 		{calico + `"nodename": "new"`, `"subnet": "usePodCidr"`, `no pod CIDR for "usePodCidr"`},
 		{calico + `"nodename": "other"`, `"subnet": "usePodCidr"`, "cannot read node other at 127.0.0.1"},
-		{calico + `"nodename": "../x"`, `"subnet": "usePodCidr"`, "not a node's name"},
+		{calico + `"nodename": "../x"`, `"subnet": "usePodCidr"`, "is not a valid node name"},
 		{calico + `"nodename": "other"`, `"subnet": "10.244.1.0/24"`, v4},
 		{`"type": "calico"`, `"subnet": "usePodCidr"`, "sets no kubernetes.kubeconfig"},
 		{`"type": "bridge"`, `"subnet": "usePodCidr"`, "invalid CIDR address: usePodCidr"},

@@ -33,9 +33,9 @@ type definitionList struct {
 	}
 }
 
-// Definitions calls each for every NetworkAttachmentDefinition in a kubeconfig's API. It calls it
-// for none if the API does not have that kind. An error means that the list is incomplete. It names
-// the API's host or the file, and the reason, but contains no secret.
+// Definitions calls each for every NetworkAttachmentDefinition in the API of a kubeconfig. If the
+// API does not have that kind, it returns nil without a call. An error means that the list is
+// incomplete. The error names the API's host or the file, and the reason, but contains no secret.
 func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(Definition)) error {
 	api, err := p.connect(kubeconfig)
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *Prober) Definitions(ctx context.Context, kubeconfig string, each func(D
 	}
 	defer api.client.CloseIdleConnections()
 	ctx, cancel := context.WithTimeoutCause(ctx, listTimeout,
-		fmt.Errorf("not finished within %v", listTimeout))
+		fmt.Errorf("the query did not finish within %v", listTimeout))
 	defer cancel()
 	if err := api.definitions(ctx, each); err != nil {
 		return fmt.Errorf("%s: %w", api.server.Host, api.reason(err))

@@ -9,13 +9,13 @@ import (
 	"net/netip"
 )
 
-// PodCIDRs returns a node's pod CIDRs from the cache of a kubeconfig's API. An error names the
-// API's host or the file, and the reason, but contains no secret.
+// PodCIDRs returns a node's pod CIDRs from the cache of the API server in a kubeconfig. An error
+// names the API's host or the file, and the reason, but contains no secret.
 func (p *Prober) PodCIDRs(
 	ctx context.Context, kubeconfig, node string,
 ) (cidrs []netip.Prefix, err error) {
 	if !objectName.MatchString(node) {
-		return nil, fmt.Errorf("%.40q is not a node's name", node)
+		return nil, fmt.Errorf("%.40q is not a valid node name", node)
 	}
 	api, err := p.connect(kubeconfig)
 	if err != nil {

@@ -261,8 +261,8 @@ func (p *ipPool) held(containerID, ifname string) ([]netip.Addr, error) {
 	return held, nil
 }
 
-// after returns the address at an offset from the first one. Beyond the last address of all, it
-// returns an address in another network.
+// after returns the address at an offset from the first one. If the sum overflows, it returns an
+// address in another network.
 func after(first netip.Addr, n uint64) netip.Addr {
 	b := first.As16()
 	low, carry := bits.Add64(binary.BigEndian.Uint64(b[8:]), n, 0)

@@ -28,11 +28,11 @@ func Inline(src Source) ([]byte, error) {
 	}
 	if _, typed := member(o.members, "type"); typed && !o.single && src.definition != "" {
 		return nil, errors.New(`keys "type" and "plugins" are both set: Multus would run one ` +
-			`plugin instead of the list; keep one`)
+			`plugin instead of the list; keep one of the keys`)
 	}
 	if o.single && filepath.Ext(src.arg) == ".conflist" {
 		return nil, errors.New(
-			`key "plugins" is missing: a .conflist is a list of plugins`)
+			`key "plugins" is missing: a .conflist file contains a list of plugins`)
 	}
 	var directory []json.RawMessage
 	if src.arg != "-" && !o.onlyInlined {
@@ -60,8 +60,8 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 		return nil, err
 	}
 	if !hasVersion(o.text) {
-		return nil, errors.New(`key "cniVersion" is missing; set it to the version in which ` +
-			`the plugins are called: without it a runtime uses 0.1.0, and unwind another one`)
+		return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
+			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
 	}
 	out := layOut(o, loaded.LostCapabilities(conf), len(directory), chain)
 	_, _, err = readBack(out)
@@ -141,7 +141,7 @@ func layOut(o *original, capabilities []string, folded int, chain jsonText) []by
 // readBack reads a wrapped list as a runtime does, and unwind's entry in it as unwind does.
 func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
 	if _, err := netconf.ParseConflist(wrapped); err != nil {
-		return nil, nil, fmt.Errorf("wrapped: %w", err)
+		return nil, nil, fmt.Errorf("the wrapped configuration: %w", err)
 	}
 	list, err := libcni.NetworkConfFromBytes(wrapped)
 	if err != nil {
@@ -212,7 +212,7 @@ func outline(x []byte, defaultName string) (*original, error) {
 		seen[m.key] = true
 		for _, key := range listKeys {
 			if key != m.key && strings.EqualFold(key, m.key) {
-				return nil, fmt.Errorf("key %q: write it %q; runtimes accept only this spelling", m.key,
+				return nil, fmt.Errorf("key %q: spell it %q; runtimes accept only this spelling", m.key,
 					key)
 			}
 		}

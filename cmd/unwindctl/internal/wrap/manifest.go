@@ -35,7 +35,7 @@ func (o object) isDefinition() bool {
 	return o.Kind == definitionKind && strings.HasPrefix(o.APIVersion, "k8s.cni.cncf.io/")
 }
 
-// manifest is one pass over Kubernetes objects in YAML or JSON. It changes spec.config of
+// manifest rewrites Kubernetes objects in YAML or JSON. It changes spec.config of
 // NetworkAttachmentDefinitions, and leaves everything else unchanged: JSON byte for byte, YAML with
 // its order and comments.
 type manifest struct {
@@ -81,8 +81,8 @@ func encode(document *yaml.Node) ([]byte, error) {
 		return nil, err
 	}
 	if yaml.Unmarshal(out, &is) != nil || !reflect.DeepEqual(was, is) {
-		return nil, term.WithHint("use JSON: kubectl get -o json",
-			"cannot rewrite this YAML without changing it")
+		return nil, term.WithHint("use JSON (kubectl get -o json)",
+			"cannot rewrite this YAML without changing other parts of it")
 	}
 	return out, nil
 }
@@ -130,7 +130,7 @@ func (m *manifest) json(text jsonText) (jsonText, error) {
 	}
 	c, ok := member(members, "config")
 	if !ok {
-		return nil, fmt.Errorf(`%s: key "spec.config" must be spelled exactly so`, o)
+		return nil, fmt.Errorf(`%s: the key must be spelled exactly "spec.config"`, o)
 	}
 	return text.cut(c.value, c.end).insert(c.value, netconf.Marshal(config)...), nil
 }

@@ -179,7 +179,7 @@ func TestDefinitionsRefused(t *testing.T) {
 		{"a wrong name", definitionOf("b", `{"cniVersion": "1.0.0", "name": "../x", "type": "a"}`), of + `key "spec.config": key "name": "../x" is not`},
 		{"no name at all", definitionOf("", good), `Definition prod: key "spec.config": key "name" is missing`},
 		{"a list that multus takes for one plugin", definitionOf("b", `{"cniVersion": "1.0.0", "type": "a", "plugins": [{"type": "b"}]}`),
-			of + `key "spec.config": keys "type" and "plugins" are both set: Multus would run one plugin instead of the list; keep one`},
+			of + `key "spec.config": keys "type" and "plugins" are both set: Multus would run one plugin instead of the list; keep one of the keys`},
 		{"no string", definitionOf("b", map[string]string{"type": "a"}), of + `key "spec.config" is not a string`},
 		{"a number", definitionOf("b", 5), of + `key "spec.config" is not a string`},
 		{"no object", strings.Replace(definitionOf("b", good), `"spec":{`, `"spec":[],"x":{`, 1), of},
@@ -192,7 +192,7 @@ func TestDefinitionsRefused(t *testing.T) {
 		{"a key twice", "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: b, namespace: prod}\n" +
 			"spec: {config: 'x', config: 'y'}\n", of},
 		{"what the library does not write as it reads it", "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n" +
-			"metadata:\n  name: b\n  annotations:\n    x: |1\n     \ty\nspec:\n  config: '" + good + "'\n", "stdin: cannot rewrite this YAML without changing it"},
+			"metadata:\n  name: b\n  annotations:\n    x: |1\n     \ty\nspec:\n  config: '" + good + "'\n", "stdin: cannot rewrite this YAML without changing other parts of it"},
 		{"an anchor", "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: b, namespace: prod}\n" +
 			"spec: {config: &a '" + good + "', x: *a}\n", of + `key "spec.config" has an anchor or an alias`},
 		{"an alias", "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: b, namespace: prod}\n" +
@@ -215,7 +215,7 @@ func TestDefinitionsRefused(t *testing.T) {
 // TestDefinitionsLeft has definitions that need nothing printed as they are, with a note of why.
 func TestDefinitionsLeft(t *testing.T) {
 	t.Parallel()
-	const onTheNode = "without spec.config Multus uses a file"
+	const onTheNode = "it has no spec.config, so Multus uses the conflist"
 	for _, tt := range []struct{ name, text, want string }{
 		{"wrapped by hand, without a name", definitionOf("b", `{"cniVersion": "1.0.0", "plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]}`), "as it is"},
 		{"wrapped by hand, one plugin", definitionOf("b", `{"cniVersion": "1.0.0", "type": "unwind", "chain": {"plugins": [{"type": "a"}]}}`), "as it is"},

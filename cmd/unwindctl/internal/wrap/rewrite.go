@@ -18,7 +18,7 @@ type Source struct {
 	*netconf.Conflist
 	arg string // the file's path, not following links, or "-" for the standard input
 	bad error  // the problem with unwind's own entry, or nil
-	// definition is the name of the NetworkAttachmentDefinition that contains it, or "".
+	// definition is the name of the NetworkAttachmentDefinition with this configuration, or "".
 	definition string
 }
 
@@ -207,13 +207,13 @@ func fits(path string, text []byte) error {
 			`set the network's name in "chain"`)
 	case single && ext == ".conflist":
 		return term.WithHint("omit --in-place, write the output to NAME.conf, and remove the "+
-			".conflist",
-			"a .conflist is a list of plugins, and the result is the configuration of one plugin")
+			".conflist file",
+			"a .conflist file contains a list of plugins, but the result is the configuration of one plugin")
 	case !single && ext != ".conflist":
 		return term.WithHint("omit --in-place, write the output to NAME.conflist, and remove "+
 			"this file",
-			"a file with the extension %q is the configuration of one plugin, and the result is a list",
-			ext)
+			"a file with the extension %q contains the configuration of one plugin, but the result "+
+				"is a list", ext)
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ func unfold(x jsonText, entry []part) ([]byte, error) {
 	}
 	var n int
 	if err := json.Unmarshal(folded.raw, &n); err != nil || n < 0 {
-		return nil, fmt.Errorf("key %q is not a plugin count", netconf.FoldedKey)
+		return nil, fmt.Errorf("key %q is not a number of plugins", netconf.FoldedKey)
 	}
 	members, err := x.parts(0)
 	if err != nil {
