@@ -51,11 +51,12 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return l, lockError(k, err)
 }
 
-// TakeOver takes the lock of an attachment whose owner died while processes that inherited the lock
-// still hold it. TakeOver owns the lock while it calls end, which ends these processes. end reports
-// whether only daemons are left. Daemons would hold the lock as long as they live, so TakeOver then
-// replaces the lock file with a new one that it has already locked. A crash leaves the old or the
-// new file at the path, and possibly the new one next to it, which RemoveStrayLocks removes.
+// TakeOver takes an attachment's lock if the lock's owner is dead, but processes that inherited the
+// lock still hold it. It first locks the owned byte, then calls end, which ends these processes,
+// and then locks the held byte. end reports whether only daemons are left. Daemons would hold the
+// lock as long as they live, so TakeOver then replaces the lock file with a new one that it has
+// already locked. A crash leaves the old or the new file at the path, and possibly the new one next
+// to it, which RemoveStrayLocks removes.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	l, err := take(s.LockPath(k), true, true)
 	if err != nil {

@@ -208,8 +208,9 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if durable {
 		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
 			if f.PutRight {
-				d.log.Warn("a DEL stays pending, but the runtime gets no error: the ADD failed too, "+
-					"with a configuration that is no longer in the chain", "plugin", f.Plugin, "code", f.Code)
+				d.log.Warn("a DEL failed and stays pending, but the runtime gets no error: the "+
+					"plugin's ADD had also failed, and its configuration is no longer in the chain",
+					"plugin", f.Plugin, "code", f.Code)
 			}
 			return f.PutRight
 		})

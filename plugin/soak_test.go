@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -91,7 +92,7 @@ func TestSoak(t *testing.T) {
 		pairs = n
 	}
 	seed := seedOf(t)
-	s := newSoak(t)
+	s := newSoak(t, pairs)
 	began := time.Now()
 	var points []point
 	for i := range soakPoints {
@@ -109,7 +110,7 @@ func TestSoak(t *testing.T) {
 		c.sweeps.Load(), c.swept.Load())
 }
 
-func newSoak(t *testing.T) *soak {
+func newSoak(t *testing.T, pairs int) *soak {
 	s := &soak{node: newNode(t)}
 	s.conf["logLevel"] = "error"
 	s.subnet = "10.99.0.0/16"
@@ -128,27 +129,53 @@ func newSoak(t *testing.T) *soak {
 		}
 		s.faults = append(s.faults, chain(instances, extra))
 	}
-	s.age()
+	s.age(pairs)
 	return s
 }
 
-// age fills the journal's history and tombstones to their bounds.
-func (s *soak) age() {
-	key := func(i int) journal.Key {
-		return journal.Key{Network: s.network, ContainerID: fmt.Sprintf("old-%064d", i), IfName: "eth0"}
+// age fills the journal's history and tombstones to their bounds. Before a long run it does so as pods that come and go: every 16th
+// leaves a tombstone, so the pages are as full as after a long time.
+func (s *soak) age(pairs int) {
+	const tombstones = 5000
+	every, batch, first := 1, tombstones, journal.Undone
+	if pairs >= 10_000 {
+		every, batch, first = 16, soakWorkers, journal.Adding
 	}
-	err := s.store.Update(s.Context(), func(tx *journal.Tx) error {
-		for i := range 5000 {
-			if err := tx.Put(&journal.Entry{Key: key(i), State: journal.Undone, Reason: "it is gone, and so is its network namespace"}); err != nil {
-				return err
-			}
+	entry := func(i int, state journal.State) *journal.Entry {
+		return &journal.Entry{
+			Key: journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}, State: state,
+			NetNS: journal.NetNS{Path: filepath.Join(s.dir, "netns/0"), Dev: 4, Ino: 4026533637, Cookie: 165760},
+			Host:  journal.Host{BootID: "22d0bfd6-9700-4200-9fff-fb73e6a13ffb"}, Created: journal.Now(),
+			Interface: journal.Interface{Addresses: []netip.Addr{netip.MustParseAddr("10.98.25.138")}},
+			Cause:     "no-netns", Reason: "it is gone, and so is its network namespace",
 		}
-		return nil
-	})
-	for i := range 3000 {
-		err = errors.Join(err, s.store.Record(journal.Event{Key: key(i), Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}))
 	}
-	must(s, err)
+	for begin := 0; begin < every*tombstones; begin += batch {
+		added := make([]*journal.Entry, batch)
+		must(s, s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
+			for i := range added {
+				added[i] = entry(begin+i, first)
+				err = errors.Join(err, tx.Put(added[i]))
+			}
+			return err
+		}))
+		must(s, s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
+			for i, e := range added {
+				switch {
+				case i%every > 0:
+					err = errors.Join(err, tx.Delete(e))
+				case first == journal.Adding:
+					e.State = journal.Undone
+					err = errors.Join(err, tx.Put(e))
+				}
+			}
+			return err
+		}))
+	}
+	for i := range 3000 {
+		must(s, s.store.Record(journal.Event{Key: entry(i, journal.Undone).Key, Kind: journal.Swept,
+			Reason: "it is gone, and so is its network namespace"}))
+	}
 }
 
 // hurt makes the DELs of soakFaults fail; with false, they succeed.

@@ -84,7 +84,7 @@ func Decide(ev Evidence) Verdict {
 			"undoes both")
 		v.Warn = true
 	case v.Fate == Dead && unknown(ev.AddedUnseen):
-		return Undecided("it is unknown whether an ADD without a journal entry added it again",
+		return Undecided("cannot tell whether an ADD without a journal entry added it again",
 			why(ev.AddedUnseen))
 	}
 	return v
@@ -109,7 +109,7 @@ func DecideRecorded(ev Evidence) Verdict {
 	case No(ev.SameBoot) && No(ev.OtherHost):
 		return dead(EarlierBoot)
 	case !Yes(ev.SameBoot):
-		return Undecided("it is unknown whether it was added in this boot of this machine", "")
+		return Undecided("cannot tell whether it was added since this machine last booted", "")
 	case ev.State == journal.Adding && Yes(ev.LockFile):
 		return dead(Interrupted)
 	case !Yes(ev.Listed) && No(ev.NetNS) && No(ev.HasProcess) &&
@@ -173,7 +173,7 @@ func DecideOrphan(o Orphan) Verdict {
 		return Undecided("this process does not run in the runtime's namespaces (run this on the "+
 			"host, or with --cri)", why(o.SameNamespaces))
 	case unknown(o.Listed) && Yes(o.Runs):
-		return live("no runtime's list covers its owner, but one of its processes is running")
+		return live("no runtime's list covers its owner, but one of the owner's processes is running")
 	case unknown(o.Listed) && Yes(o.InUse):
 		return live("no runtime's list covers its owner, but an interface has the address")
 	case unknown(o.Listed):

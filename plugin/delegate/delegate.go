@@ -69,8 +69,8 @@ type Failure struct {
 	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
 	// anything.
 	Unstarted bool
-	// PutRight is set if the runtime need not get this failure as an error: the ADD also failed,
-	// with a configuration that is no longer in the chain.
+	// PutRight is set if the runtime need not get the failure of a DEL as an error: the plugin's ADD
+	// had also failed, and its configuration is no longer in the chain, so somebody has corrected it.
 	PutRight bool
 }
 

@@ -74,13 +74,14 @@ var table = []Plugin{
 		Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true,
 	},
 	{
-		// A DEL frees by container ID, and fails unless CNI_NETNS is some namespace
-		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). deviceID names a device,
-		// netAttachDefName a secondary network. With either key, the DEL fails once the container's
-		// namespace is gone. Before it fails, it removes the device from the pod's annotation
-		// (cni.go, cmdDel). ovnkube-node itself cleans up every minute: it removes ports without an
-		// interface, and ports of devices whose pod is gone
-		// (controllermanager/node_controller_manager.go, checkForStaleOVS…).
+		// A DEL finds what it frees by the container ID. It fails unless CNI_NETNS names an
+		// existing namespace, but any one will do (go-controller/pkg/cni/helper_linux.go,
+		// UnconfigureInterface). The key deviceID names a device, and netAttachDefName names a
+		// secondary network. With either key, the DEL fails once the container's namespace is gone.
+		// Before it fails, it removes the device from the pod's annotation (cni.go, cmdDel).
+		// ovnkube-node itself cleans up every minute: it removes ports without an interface, and
+		// ports of devices whose pod is gone (controllermanager/node_controller_manager.go,
+		// checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 	},

@@ -51,7 +51,7 @@ func (w *Worker) Lock(
 }
 
 // TakeOver takes the lock of an attachment from the delegates of a dead unwind. It kills the
-// delegates that hold the lock, waits up to delegate.GroupDelay until they have ended, and returns
+// delegates that hold the lock, waits up to delegate.GroupDelay for them to end, and returns
 // the names of their programs. It never kills an unwind, or a daemon (a process that created its
 // own session). A daemon keeps its file descriptor, but loses the lock.
 func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string, err error) {

@@ -26,7 +26,7 @@ type Options struct {
 	Listen    string        // the address of /metrics and /healthz; "" for none
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
-	Off       bool          // keep unwind switched off while the agent has this flag
+	Off       bool          // keep unwind switched off while it runs with this flag
 	Downgrade bool          // replace a newer plugin with an older one
 	Events    bool          // post Events to Kubernetes
 	Version   string        // this program's version

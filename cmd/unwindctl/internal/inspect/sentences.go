@@ -146,7 +146,7 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			strings.Join(untried, " and of ")))
 	}
 	if ready {
-		lines = append(lines, fmt.Sprintf("To try it now, run unwindctl sweep %s", a.Key))
+		lines = append(lines, fmt.Sprintf("To run the pending DELs now, run unwindctl sweep %s", a.Key))
 	}
 	if failed {
 		lines = append(lines, fmt.Sprintf("If it can never succeed, for example because the plugin is "+

@@ -253,7 +253,7 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it; once no agent "+
-			"runs here, run rm -r %s", off, o.StateDir)
+			"runs here, run rm -r %s to remove this record too", off, o.StateDir)
 	}
 	return err
 }

@@ -215,8 +215,8 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	for _, r := range all {
 		if r != nil {
 			if r.ByName() {
-				r.Notes = append(r.Notes, r.Name+
-					" finds each network by its name, in a file of its own; --provider-conf selects the file")
+				r.Notes = append(r.Notes, r.Name+" finds each network by its name, in a separate file for "+
+					"each network; set --provider-conf to the file of the network that unwind is to run")
 			}
 			r.settle(root)
 			r.Check(root)

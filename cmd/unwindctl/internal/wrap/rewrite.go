@@ -203,17 +203,18 @@ func fits(path string, text []byte) error {
 	}
 	switch {
 	case json.Unmarshal(text, &named) == nil && named.Name == "":
-		return errors.New(`the result has no "name", and a runtime ignores such a file; ` +
+		return errors.New(`the output has no "name", and a runtime ignores such a file; ` +
 			`set the network's name in "chain"`)
 	case single && ext == ".conflist":
 		return term.WithHint("omit --in-place, write the output to NAME.conf, and remove the "+
 			".conflist file",
-			"a .conflist file contains a list of plugins, but the result is the configuration of one plugin")
+			"cannot replace this file: the extension .conflist is for a list of plugins, but the output "+
+				"is the configuration of one plugin")
 	case !single && ext != ".conflist":
 		return term.WithHint("omit --in-place, write the output to NAME.conflist, and remove "+
 			"this file",
-			"a file with the extension %q contains the configuration of one plugin, but the result "+
-				"is a list", ext)
+			"cannot replace this file: the extension %q is for the configuration of one plugin, but the "+
+				"output is a list of plugins", ext)
 	}
 	return nil
 }
