@@ -23,8 +23,8 @@ var glossary = []struct{ kind, word, meaning string }{
 		"prove it dead"},
 	{"term", "mass-release guard", "a safeguard that keeps all attachments while implausibly many " +
 		"seem dead; see the result kept"},
-	{"state", "adding", "its ADD is running, or was killed before it printed a result"},
-	{"state", "live", "its ADD succeeded"},
+	{"state", "adding", "its ADD is running, or was killed, and has no result yet"},
+	{"state", "live", "its ADD succeeded, or has a result and is still running"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime sent a DEL, or a sweep found it dead, and it has pending DELs"},
 	{"verdict", "live", "in use; only the runtime's DEL releases it"},

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -189,6 +190,30 @@ func TestUninstallReleases(t *testing.T) {
 				t.Errorf("the binary: %v", err)
 			}
 		})
+	}
+}
+
+// TestUninstallDuringADD has an ADD run during the uninstall: the plugin stays, because libcni caches the configuration for the
+// DEL only when the ADD ends.
+func TestUninstallDuringADD(t *testing.T) {
+	t.Parallel()
+	n := newRuntimeMachine(t)
+	n.provide(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": "loopback"}]}`, network))
+	n.mustCtl("install")
+	key := journal.Key{Network: network, ContainerID: "a", IfName: "eth0"}
+	lock, err := n.store.TryAcquire(key)
+	check(t, err)
+	check(t, n.store.Update(context.Background(), func(tx *journal.Tx) error {
+		return tx.Put(&journal.Entry{Key: key, State: journal.Adding})
+	}))
+	plugin := filepath.Join(n.BinDir(), "unwind")
+	if out := n.mustCtl("uninstall"); !strings.Contains(out, "kept:      "+plugin+" (used by a running operation on 1 attachment;") {
+		t.Errorf("uninstall during an ADD: %s", out)
+	}
+	lock.Release()
+	n.mustCtl("uninstall")
+	if _, err := os.Lstat(plugin); !os.IsNotExist(err) {
+		t.Errorf("the plugin after the ADD: %v", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/pools"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 )
 
@@ -20,7 +21,13 @@ func (e *examination) leftovers(ctx context.Context, found *inspect.Node) {
 		return
 	}
 	again := inRules(ctx) // an ADD or a DEL may have run meanwhile
-	free = slices.DeleteFunc(free, func(a netip.Addr) bool { return !slices.Contains(again, a) })
+	attachments, _ := inspect.ReadJournal(ctx, &journal.Store{Dir: e.StateDir})
+	free = slices.DeleteFunc(free, func(a netip.Addr) bool {
+		inUse := func(o inspect.Attachment) bool { // such as after its network was renamed
+			return slices.Contains(o.Addresses, a)
+		}
+		return !slices.Contains(again, a) || slices.ContainsFunc(attachments, inUse)
+	})
 	if len(free) == 0 {
 		return
 	}

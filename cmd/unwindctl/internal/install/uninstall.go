@@ -267,7 +267,8 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 		return false, nil
 	}
 	conflists, err := s.naming(ctx)
-	attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	store := &journal.Store{Dir: stateDir}
+	attachments, readErr := inspect.ReadJournal(ctx, store)
 	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
 	if err = errors.Join(err, readErr, cacheErr); err != nil {
 		done.add("kept", "%s (it may still be in use)", path)
@@ -279,6 +280,13 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	}
 	if cached > 0 {
 		why = append(why, term.Attachments(cached)+" in libcni's cache")
+	}
+	running := slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
+		lock, err := store.LookAtLock(a.Key)
+		return err == nil && !lock.Held
+	})
+	if n := len(running); n > 0 { // libcni caches the configuration of an ADD when the ADD ends
+		why = append(why, "a running operation on "+term.Attachments(n))
 	}
 	if len(why) > 0 {
 		done.add("kept", "%s (used by %s; run unwindctl uninstall again once their pods are gone)",
