@@ -211,6 +211,12 @@ func TestUninstallDuringADD(t *testing.T) {
 		t.Errorf("uninstall during an ADD: %s", out)
 	}
 	lock.Release()
+	conf := filepath.Join(n.ConfDir(), "00-unwind.conflist.off")
+	check(t, os.Rename(conf, conf+".away"))
+	if out := n.mustCtl("uninstall"); !strings.Contains(out, "kept:      "+plugin+" (used by 1 attachment in the journal;") {
+		t.Errorf("uninstall without the conflist of the ADD: %s", out)
+	}
+	check(t, os.Rename(conf+".away", conf))
 	n.mustCtl("uninstall")
 	if _, err := os.Lstat(plugin); !os.IsNotExist(err) {
 		t.Errorf("the plugin after the ADD: %v", err)

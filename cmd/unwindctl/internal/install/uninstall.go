@@ -134,7 +134,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		}
 		return errors.Join(err, readErr, done.print(out, &o.Output))
 	}
-	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, &done)
+	found := removed != nil || len(s.kept()) > 0
+	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, found, &done)
 	journal := describeJournal(ctx, o.StateDir)
 	var heldErr error
 	if journal != "" {
@@ -258,10 +259,11 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 	return err
 }
 
-// removeBinary removes the plugin, unless it is or may be in use.
-func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done *changes) (
-	inUse bool, err error,
-) {
+// removeBinary removes the plugin, unless it is or may be in use. found says whether our conflist
+// was found. If it was not, the attachments in the journal may use a conflist in another directory.
+func (s Setup) removeBinary(
+	ctx context.Context, cacheDir, stateDir string, found bool, done *changes,
+) (inUse bool, err error) {
 	path := s.plugin()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -280,6 +282,9 @@ func (s Setup) removeBinary(ctx context.Context, cacheDir, stateDir string, done
 	}
 	if cached > 0 {
 		why = append(why, term.Attachments(cached)+" in libcni's cache")
+	}
+	if n := len(attachments); n > 0 && !found {
+		why = append(why, term.Attachments(n)+" in the journal")
 	}
 	running := slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
 		lock, err := store.LookAtLock(a.Key)
