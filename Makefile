@@ -164,8 +164,9 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, pkill, s
 # The plugin under test is started some thousand times, so it is built without the race detector, which is for what runs
 # inside one process: a sweep, STATUS, the agent, the journal. There TestSoak has 100 pairs, which start the plugin with the
 # race detector.
+# The longest package comes first, so the others run beside it.
 test: deps tools build ## run all tests on real plugins and namespaces, then those of one process with -race (as root)
-	CGO_ENABLED=0 go test -parallel 16 -timeout 30m ./...
+	CGO_ENABLED=0 go test -parallel 16 -timeout 30m ./plugin ./...
 	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 go test -race -parallel 16 -timeout 30m -run '^$(RACES)$$' \
 		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
