@@ -36,6 +36,17 @@ func big(i int) *Entry {
 	return e
 }
 
+// spread is how far apart the changes are that change several pages.
+const spread = 13
+
+// bigs returns every step-th of n big entries.
+func bigs(n, step int) (all []*Entry) {
+	for i := 0; i < n; i += step {
+		all = append(all, big(i))
+	}
+	return all
+}
+
 // populate makes a journal of many pages, some of them free.
 func populate(s *Store) error {
 	return errors.Join(s.Update(context.Background(), func(tx *Tx) error {
