@@ -18,6 +18,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -324,6 +325,50 @@ func TestDamagedFile(t *testing.T) {
 					t.Error("a journal.db.new is left")
 				}
 			}
+		})
+	}
+}
+
+// TestReportedDamage: a trusting store does not verify a file whose last commit succeeded in this boot,
+// but its readers do not go in circles. If any reader finds damage, the next writer sets the file aside,
+// although it is trusting. A reader that may not write the queue file changes nothing.
+func TestReportedDamage(t *testing.T) {
+	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
+	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }
+	for _, tt := range []struct {
+		name     string
+		damage   func(f *bboltFile)
+		trusting bool // the reader
+		readOnly bool
+		found    bool // by the reader
+		want     int  // files set aside
+	}{
+		{"a verifying reader", keyOfBranch, false, false, true, 1},
+		{"a trusting reader does not see it", keyOfBranch, true, false, false, 0},
+		{"a trusting reader goes round in a circle", twice, true, false, true, 1},
+		{"the queue file is read-only", keyOfBranch, false, true, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, s := newFile(t), newStore(t)
+			s.Trusting = true
+			put(t, s)
+			tt.damage(f)
+			check(t, os.WriteFile(s.Path(), f.data, 0o600))
+			queue := filepath.Join(s.Dir, queueName)
+			if tt.readOnly {
+				needRoot(t)
+				check(t, unix.Mount(queue, queue, "", unix.MS_BIND, ""))
+				check(t, unix.Mount("", queue, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+			}
+			err := (&Store{Dir: s.Dir, Trusting: tt.trusting}).View(t.Context(), look)
+			if errors.Is(err, ErrDamaged) != tt.found {
+				t.Errorf("View: %v", err)
+			}
+			if tt.readOnly {
+				check(t, unix.Unmount(queue, unix.MNT_DETACH))
+			}
+			put(t, s, adding("new"))
+			wantAside(t, s, tt.want)
 		})
 	}
 }

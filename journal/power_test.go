@@ -105,7 +105,7 @@ func powerSteps() (steps []powerStep) {
 func changing(id string, fn func(*Entry)) func(*Tx) error {
 	return func(tx *Tx) error {
 		e, err := tx.Get(keyOf(id))
-		if err != nil {
+		if e == nil || err != nil {
 			return err
 		}
 		fn(e)
