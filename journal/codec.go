@@ -7,40 +7,34 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
+	"hash/crc32"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
 
 // The layout of the journal file, a bbolt database. 00 is a zero byte, and a number takes 8 bytes,
-// big-endian.
+// big-endian. A sum is the CRC-32C of the key and of the rest of the value: 4 bytes, big-endian.
 //
 //	bucket    key                                             value
-//	meta      "format"                                        the format, as JSON
-//	entries   network 00 containerID 00 ifname 00 number      the Outline, then the Entry as JSON
-//	index     "pod" 00 namespace 00 name 00 <entry key>       empty
-//	          "address" 00 address 00 <entry key>             empty
-//
-// The transaction that writes an entry also writes its index keys, which depend only on the entry.
-// The index omits undone entries.
+//	meta      "format"                                        sum, the format as JSON
+//	entries   network 00 containerID 00 ifname 00 number      sum, the Outline, the Entry as JSON
 var (
 	bucketMeta    = []byte("meta")
 	bucketEntries = []byte("entries")
-	bucketIndex   = []byte("index")
 	keyFormat     = []byte("format")
 
-	buckets = [][]byte{bucketMeta, bucketEntries, bucketIndex}
+	buckets = [][]byte{bucketMeta, bucketEntries}
 )
 
 // Version is the version of the file's format that this code writes. It is also the newest version
-// that this code can read.
-const Version = 2
+// that this code can read. No release wrote versions 1 and 2; this code cannot read them.
+const Version = 3
 
 // format records which releases can read the file. Writer is the Version of the release that
 // created the file. OldestReader is the lowest Version that a reader needs. A release that changes
 // the format raises Writer. Only the release after it raises OldestReader, so users can go back by
-// one release.
+// one release. The value of the format keeps its layout in all releases.
 type format struct {
 	Writer       int `json:"writer"`
 	OldestReader int `json:"oldestReader"`
@@ -50,15 +44,40 @@ type format struct {
 var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
 	"release or a later one")
 
-func checkFormat(data []byte) error {
+func checkFormat(value []byte) error {
 	var f format
-	if err := json.Unmarshal(data, &f); err != nil || f.OldestReader < 1 {
-		return fmt.Errorf("%w: no format version", ErrDamaged)
+	data, err := unseal(keyFormat, value)
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		return fmt.Errorf("%w, or from before the first release: format: %w", ErrDamaged, err)
 	}
 	if f.OldestReader > Version {
 		return ErrNewer
 	}
 	return nil
+}
+
+const sumSize = 4 // bytes
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sum(key, data []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, data)
+}
+
+// Seal returns the value that is stored for data under a key: a checksum, then the data.
+func Seal(key, data []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, sum(key, data)), data...)
+}
+
+// unseal returns the data in a value, or an error if the key or the value is not what Seal got.
+func unseal(key, value []byte) ([]byte, error) {
+	if len(value) < sumSize || binary.BigEndian.Uint32(value) != sum(key, value[sumSize:]) {
+		return nil, errors.New("wrong checksum")
+	}
+	return value[sumSize:], nil
 }
 
 // encodeKey returns the prefix of the keys of all records of an attachment.
@@ -75,28 +94,10 @@ func decodeKey(b []byte) (k Key, number uint64, err error) {
 	network, rest, _ := strings.Cut(string(b[:n]), "\x00")
 	containerID, ifName, whole := strings.Cut(rest, "\x00")
 	if !whole || strings.Contains(ifName, "\x00") || b[n] != 0 {
-		return k, 0, fmt.Errorf("journal: malformed entry key %q; run unwindctl doctor", b)
+		return k, 0, fmt.Errorf("journal: malformed entry key %s; run unwindctl doctor",
+			shorten(strconv.Quote(string(b))))
 	}
 	return Key{network, containerID, ifName}, binary.BigEndian.Uint64(b[n+1:]), nil
-}
-
-func podKey(p Pod) string { return "pod\x00" + p.Namespace + "\x00" + p.Name + "\x00" }
-
-func addressKey(a netip.Addr) string { return "address\x00" + a.Unmap().String() + "\x00" }
-
-// indexKeys returns the keys under which the index lists an entry.
-func indexKeys(e *Entry) (keys []string) {
-	if e == nil || e.State == Undone {
-		return nil
-	}
-	key := string(recordKey(e.Key, e.Number))
-	if e.Pod.Name != "" {
-		keys = append(keys, podKey(e.Pod)+key)
-	}
-	for _, a := range e.Addresses() {
-		keys = append(keys, addressKey(a)+key)
-	}
-	return keys
 }
 
 // DamagedError is returned for an entry that cannot be read in an otherwise readable file. The
@@ -112,67 +113,79 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// encodeEntry returns the value that is stored for an entry: its outline, then the entry as JSON. A
-// reader of many entries decodes only their outlines.
+// encodeEntry returns the key and the value that are stored for an entry. A reader of many entries
+// decodes only their outlines.
 //
-//	state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
+//	sum, state 00 boot ID 00 device 00 inode 00 path of the network namespace 00
+//	namespace of the pod 00 name of the pod 00 addresses, divided by commas 00 JSON
 //
-// Neither JSON nor a path contains a zero byte.
-func encodeEntry(e *Entry) ([]byte, error) {
-	if err := checkTexts(e); err != nil {
-		return nil, err
+// Neither JSON nor any of these texts contains a zero byte.
+func encodeEntry(e *Entry) (key, value []byte, err error) {
+	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
+		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
+	}
+	var addresses []string
+	for _, a := range e.Addresses() {
+		addresses = append(addresses, a.Unmap().String())
+	}
+	outline := strings.Join([]string{string(e.State), e.Host.BootID, fmt.Sprint(e.NetNS.Dev),
+		fmt.Sprint(e.NetNS.Ino), e.NetNS.Path, e.Pod.Namespace, e.Pod.Name,
+		strings.Join(addresses, ",")}, "\x00") + "\x00"
+	if strings.Count(outline, "\x00") != outlineParts {
+		return nil, nil, fmt.Errorf("%q contains a zero byte", outline)
 	}
 	data, err := json.Marshal(e)
-	return append(fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID,
-		e.NetNS.Dev, e.NetNS.Ino, e.NetNS.Path), data...), err
+	return key, Seal(key, append([]byte(outline), data...)), err
 }
 
-// checkTexts rejects an entry if encoding and decoding would change one of its texts.
-func checkTexts(e *Entry) error {
-	if key := string(encodeKey(e.Key)); !utf8.ValidString(key) {
-		return fmt.Errorf("%q is not valid UTF-8", key)
+const outlineParts = 8
+
+// openEntry returns the key of an encoded entry, its outline and its JSON.
+func openEntry(key, value []byte) (k Key, number uint64, outline, data []byte, err error) {
+	if k, number, err = decodeKey(key); err == nil {
+		if data, err = unseal(key, value); err != nil {
+			err = &DamagedError{k, err}
+		}
 	}
-	if text := string(e.State) + e.Host.BootID + e.NetNS.Path; strings.ContainsRune(text, 0) {
-		return fmt.Errorf("%q contains a zero byte", text)
-	}
-	return nil
+	n := bytes.LastIndexByte(data, 0) + 1
+	return k, number, data[:n], data[n:], err
 }
 
 func decodeEntry(key, value []byte) (*Entry, error) {
-	k, number, err := decodeKey(key)
+	k, number, _, data, err := openEntry(key, value)
 	if err != nil {
 		return nil, err
 	}
 	e := &Entry{}
-	if err := json.Unmarshal(value[bytes.LastIndexByte(value, 0)+1:], e); err != nil {
+	if err := json.Unmarshal(data, e); err != nil {
 		return nil, &DamagedError{k, err}
 	}
-	if e.Key != k || e.Number != number {
-		return nil, &DamagedError{k, fmt.Errorf("its value belongs to %s, number %d", e.Key, e.Number)}
-	}
-	if err := checkTexts(e); err != nil {
-		return nil, &DamagedError{k, err}
-	}
+	e.Key, e.Number = k, number
 	return e, nil
 }
 
-func decodeOutline(key, value []byte) (o Outline, err error) {
-	if o.Key, o.Number, err = decodeKey(key); err != nil {
+func decodeOutline(key, value []byte) (Outline, error) {
+	k, number, outline, _, err := openEntry(key, value)
+	o := Outline{Key: k, Number: number}
+	if err != nil {
 		return o, err
 	}
-	parts := bytes.SplitN(value, []byte{0}, 6)
-	if len(parts) < 6 {
-		return o, &DamagedError{o.Key, errors.New("the outline is missing")}
+	part := strings.Split(string(outline), "\x00")
+	if len(part) != outlineParts+1 {
+		return o, &DamagedError{k, errors.New("the outline is missing")}
 	}
-	dev, devErr := strconv.ParseUint(string(parts[2]), 10, 64)
-	ino, inoErr := strconv.ParseUint(string(parts[3]), 10, 64)
+	var devErr, inoErr error
+	o.State, o.BootID, o.NetNS.Path = State(part[0]), part[1], part[4]
+	o.NetNS.Dev, devErr = strconv.ParseUint(part[2], 10, 64)
+	o.NetNS.Ino, inoErr = strconv.ParseUint(part[3], 10, 64)
+	o.Pod, o.addresses = Pod{Namespace: part[5], Name: part[6]}, part[7]
 	if err := cmp.Or(devErr, inoErr); err != nil {
-		return o, &DamagedError{o.Key, err}
+		return o, &DamagedError{k, err}
 	}
-	o.State, o.BootID = State(parts[0]), string(parts[1])
-	o.NetNS = NetNS{Path: string(parts[4]), Dev: dev, Ino: ino}
 	return o, nil
 }
 
 // isUndone reports whether an encoded entry is undone.
-func isUndone(value []byte) bool { return bytes.HasPrefix(value, []byte(Undone+"\x00")) }
+func isUndone(value []byte) bool {
+	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(Undone+"\x00"))
+}

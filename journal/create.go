@@ -86,11 +86,11 @@ func fill(path string) error {
 				return err
 			}
 		}
-		data, err := json.Marshal(format{Writer: Version, OldestReader: 1})
+		data, err := json.Marshal(format{Writer: Version, OldestReader: Version})
 		if err != nil {
 			return err
 		}
-		return tx.Bucket(bucketMeta).Put(keyFormat, data)
+		return tx.Bucket(bucketMeta).Put(keyFormat, Seal(keyFormat, data))
 	})
 	return errors.Join(err, db.Close())
 }

@@ -36,6 +36,17 @@ func big(i int) *Entry {
 	return e
 }
 
+// spread is how far apart the changes are that change several pages.
+const spread = 13
+
+// bigs returns every step-th of n big entries.
+func bigs(n, step int) (all []*Entry) {
+	for i := 0; i < n; i += step {
+		all = append(all, big(i))
+	}
+	return all
+}
+
 // populate makes a journal of many pages, some of them free.
 func populate(s *Store) error {
 	return errors.Join(s.Update(context.Background(), func(tx *Tx) error {
@@ -238,7 +249,7 @@ func TestDamagedFile(t *testing.T) {
 	newer := fmt.Sprint(Version + 1)
 	format := func(value string) func(t *testing.T, s *Store) {
 		return func(t *testing.T, s *Store) {
-			raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, []byte(value)) })
+			raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketMeta).Put(keyFormat, Seal(keyFormat, []byte(value))) })
 		}
 	}
 	type row struct {
@@ -248,10 +259,15 @@ func TestDamagedFile(t *testing.T) {
 	}
 	rows := []row{
 		{"empty", func(t *testing.T, s *Store) { check(t, os.Truncate(s.Path(), 0)) }, ErrDamaged},
-		{"our format", format(`{"writer":1,"oldestReader":1}`), nil},
+		{"our format", format(`{"writer":` + fmt.Sprint(Version) + `,"oldestReader":1}`), nil},
 		{"newer, but we can read it", format(`{"writer":` + newer + `,"oldestReader":` + fmt.Sprint(Version) + `,"more":[]}`), nil},
 		{"newer", format(`{"writer":` + newer + `,"oldestReader":` + newer + `}`), ErrNewer},
-		{"no format", format(`{}`), ErrDamaged},
+		{"no format", format(`[]`), ErrDamaged},
+		{"from before the first release", func(t *testing.T, s *Store) {
+			raw(t, s, func(btx *bolt.Tx) error {
+				return btx.Bucket(bucketMeta).Put(keyFormat, []byte(`{"writer":2,"oldestReader":1}`))
+			})
+		}, ErrDamaged},
 		{"a newer bbolt's", func(t *testing.T, s *Store) {
 			data, err := os.ReadFile(s.Path())
 			check(t, err)
@@ -273,11 +289,13 @@ func TestDamagedFile(t *testing.T) {
 			tt.damage(t, s)
 			data, err := os.ReadFile(s.Path())
 			check(t, err)
-			changed := untouched(t, s.Dir)
 			if err := s.View(t.Context(), look); !errors.Is(err, tt.want) {
 				t.Errorf("View: %v, want %v", err, tt.want)
 			}
-			changed()
+			if now, err := os.ReadFile(s.Path()); err != nil || !bytes.Equal(now, data) {
+				t.Errorf("View changed it (%v)", err)
+			}
+			changed := untouched(t, s.Dir)
 			err = s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
 			switch {
 			case tt.want == nil:
@@ -310,11 +328,12 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// damage replaces the bytes of an entry.
-func damage(t *testing.T, s *Store, k Key, value string) {
+// damage replaces the bytes of an entry. value gets the entry's number.
+func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
-		return btx.Bucket(bucketEntries).Put(recordKey(k, numberOf(btx, k)), []byte(value))
+		number := numberOf(btx, k)
+		return btx.Bucket(bucketEntries).Put(recordKey(k, number), []byte(value(number)))
 	})
 }
 
@@ -380,14 +399,22 @@ func ofPod(id string, addresses ...string) *Entry {
 
 // TestDamagedEntry: a damaged entry hides no other, is found by Check, and is written over or deleted.
 func TestDamagedEntry(t *testing.T) {
-	const b = `{"network":"podnet","containerID":"b","ifname":"eth0","state":"live","generations":`
-	for name, value := range map[string]string{
-		"garbage":       "\x00\xff",
-		"nothing":       "",
-		"cut":           b + `[{"number":1`,
-		"another's":     `{"network":"podnet","containerID":"z","ifname":"eth0","state":"live","generations":[{"number":1}]}`,
-		"no generation": b + `[]}`,
-		"bad address":   b + `[{"claims":[{"address":"10.0.0"}]}]}`,
+	_, anothers, err := encodeEntry(ofPod("z", "10.0.0.1"))
+	check(t, err)
+	_, itsOwn, err := encodeEntry(ofPod("b", "10.0.0.1"))
+	check(t, err)
+	const outline = "live\x00\x000\x000\x00\x00ns\x00pod\x0010.0.0.1\x00"
+	sealed := func(number uint64, data string) string {
+		return string(Seal(recordKey(keyOf("b"), number), []byte(data)))
+	}
+	for name, value := range map[string]func(number uint64) string{
+		"garbage":        func(uint64) string { return "\x00\xff" },
+		"nothing":        func(uint64) string { return "" },
+		"cut":            func(uint64) string { return string(itsOwn[:len(itsOwn)/2]) },
+		"another's":      func(uint64) string { return string(anothers) },
+		"another number": func(number uint64) string { return sealed(number+1, outline+`{}`) },
+		"no JSON":        func(number uint64) string { return sealed(number, outline+`{"steps":`) },
+		"bad address":    func(number uint64) string { return sealed(number, outline+`{"claims":[{"address":"10.0.0"}]}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t)

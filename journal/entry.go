@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,9 +23,19 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// String returns network/containerID/ifname. None of the three may contain a slash (SPEC 1.1 §2
-// "Parameters").
-func (k Key) String() string { return k.Network + "/" + k.ContainerID + "/" + k.IfName }
+// String returns network/containerID/ifname, for people to read. None of the three may contain a
+// slash (SPEC 1.1 §2 "Parameters"). A key that is longer than 200 bytes may be damaged; String
+// returns only its beginning.
+func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
+
+// shorten cuts a text to at most 200 bytes.
+func shorten(text string) string {
+	const longest, mark = 200, "…"
+	if len(text) <= longest {
+		return text
+	}
+	return strings.ToValidUTF8(text[:longest-len(mark)], "") + mark
+}
 
 // State is the stage of an attachment between its ADD and its last DEL.
 type State string
@@ -126,6 +137,9 @@ type Outline struct {
 	State  State
 	BootID string
 	NetNS  NetNS // without Cookie
+	Pod    Pod   // without UID
+
+	addresses string // divided by commas
 }
 
 // Addresses returns every address that the record claims, without duplicates, sorted.

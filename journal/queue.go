@@ -22,8 +22,8 @@ import (
 // the same time, with one transaction each.
 const maxWait = 10 * time.Second
 
-// queue opens the queue file and takes its flock. A reader changes nothing on the disk, so queue
-// does not create a missing file for it. queue then returns nil, and the reader continues without
+// queue opens the queue file and takes its flock. A reader creates no file, so queue does
+// not create a missing one for it. queue then returns nil, and the reader continues without
 // the flock.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
@@ -54,7 +54,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 // they never reached the disk. After a reboot only the disk counts, so the queue file need not be
 // synced.
 const (
-	began     = 'b'
+	began     = 'b' // or a reader found damage
 	succeeded = 's'
 )
 

@@ -28,21 +28,23 @@ import (
 //     starve a writer, because bbolt only polls its own lock, every 50 ms.
 //  2. Check that the queue file is still the one at its path; otherwise start again.
 //  3. Create the journal file if it is missing (see create). Open it and take its flock, which
-//     readers share. Check that it is still the file at its path. Verify its content, unless the
-//     queue file records that the last commit succeeded in this boot. A writer may have to copy the
-//     file (see trust).
+//     readers share. Check that it is still the file at its path. Verify it (see trust). A writer
+//     may have to copy it.
 //  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
 //     while a writer waits, because the writer keeps that lock.
 //  5. Run one bbolt transaction. Record in the queue file that the commit begins, and afterwards
 //     that it succeeded.
 //  6. Close the journal file and unlock the queue file.
 //
-// A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, the store
-// sets it aside, starts a new one and runs the transaction again. So a function passed to Update
-// may run twice.
+// A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer sets
+// it aside, starts a new one and runs the transaction again. So a function passed to Update may run
+// twice. A reader records the damage in the queue file, so that the next writer verifies the file.
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
+	// Trusting is set by the plugin, which runs for every pod: the store does not verify the journal
+	// file if the last commit succeeded in this boot.
+	Trusting bool
 	// Point is called wherever a crash would leave a different state on the disk, with the name of
 	// that place. Tests set it.
 	Point func(name string)
@@ -57,8 +59,8 @@ const (
 	locksName = "locks"
 )
 
-// ErrDamaged is View's error for a damaged file. The next Update sets the file aside and starts a
-// new one.
+// ErrDamaged is View's error for a damaged file. The next Update, also one of a trusting store, sets
+// the file aside and starts a new one.
 var ErrDamaged = errors.New("journal: journal.db is damaged")
 
 var (
@@ -80,8 +82,8 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	return s.run(ctx, true, fn)
 }
 
-// View runs fn in one read-only transaction and changes nothing on the disk. If no journal exists,
-// fn sees an empty one. Other Views may run at the same time; an Update waits for fn.
+// View runs fn in one read-only transaction, and changes no record. If no journal exists, fn sees an
+// empty one. Other Views may run at the same time; an Update waits for fn.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
 		return fn(&Tx{})
@@ -100,14 +102,21 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 		return err
 	}
 	defer queue.Close()
-	for try := 0; ; try++ {
+	for try, aside := 0, false; ; try++ {
 		err := s.transact(ctx, queue, write, fn)
 		switch {
 		case errors.Is(err, errAgain) && try < 3:
-		case errors.Is(err, ErrDamaged) && write && try == 0:
+		case errors.Is(err, ErrDamaged) && write && !aside:
+			aside = true
 			if err := s.setAside(err); err != nil {
 				return err
 			}
+		case errors.Is(err, ErrDamaged) && !write:
+			// a trusting writer now verifies the file, unless this process may not write the queue file
+			if queue, err := openFile(filepath.Join(s.Dir, queueName), os.O_WRONLY); err == nil {
+				_ = errors.Join(s.setCommit(queue, began), queue.Close())
+			}
+			return err
 		default:
 			return err
 		}
@@ -189,15 +198,17 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the last commit succeeded in this boot. If a commit began
-// in this boot and did not succeed, a writer also replaces the file with a copy (see began).
+// trust verifies the journal file, unless the store is trusting and the last commit succeeded in this
+// boot. If a commit began in this boot and did not succeed, a writer also replaces the file with a
+// copy (see began).
 func (s *Store) trust(queue *os.File, write bool) error {
 	state, earlier := s.lastCommit(queue)
-	if state == succeeded && !earlier {
+	succeeded := state == succeeded && !earlier
+	if succeeded && s.Trusting {
 		return nil
 	}
 	data, err := verify(s.Path())
-	if err != nil || !write || earlier {
+	if err != nil || !write || earlier || succeeded {
 		return err
 	}
 	err = s.replace(queue, func(path string) error { return os.WriteFile(path, data, 0o600) })

@@ -222,6 +222,10 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		err = os.RemoveAll(a.Dir)
 	case "put":
 		err = a.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) })
+	case "fill": // several pages, with none free
+		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, 1)...) })
+	case "spread": // change several of these pages
+		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, spread)...) })
 	case "hold", "wreck":
 		err = a.hold(verb == "wreck", id)
 	case "list":

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -17,35 +18,24 @@ type Tx struct {
 	changed bool
 }
 
-// scan calls fn for every key of a bucket that begins with a prefix, in key order.
-func (tx *Tx) scan(bucket, prefix []byte, fn func(key, value []byte) error) error {
+// scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
+// bbolt may return the same keys for ever; scan then returns ErrDamaged.
+func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		return nil
 	}
-	c := tx.btx.Bucket(bucket).Cursor()
+	var last []byte
+	c := tx.btx.Bucket(bucketEntries).Cursor()
 	for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		if bytes.Compare(k, last) <= 0 {
+			return fmt.Errorf("%w: its keys are out of order", ErrDamaged)
+		}
+		last = k
 		if err := fn(k, v); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// put writes a value to a bucket. The value must not be nil, because Get returns nil for a missing
-// key.
-func (tx *Tx) put(bucket, key, value []byte) error {
-	tx.changed = true
-	return tx.btx.Bucket(bucket).Put(key, value)
-}
-
-// delete removes a key from a bucket. A missing key is not an error.
-func (tx *Tx) delete(bucket, key []byte) error {
-	b := tx.btx.Bucket(bucket)
-	if b.Get(key) == nil {
-		return nil
-	}
-	tx.changed = true
-	return b.Delete(key)
 }
 
 // Get returns the record of the newest ADD of an attachment, or nil if the attachment has no
@@ -68,7 +58,7 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 // damaged records; the error names them.
 func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	var errs []error
-	err = tx.scan(bucketEntries, encodeKey(k), func(key, value []byte) error {
+	err = tx.scan(encodeKey(k), func(key, value []byte) error {
 		e, err := decodeEntry(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
@@ -88,7 +78,7 @@ func (tx *Tx) stored(key []byte) *Entry {
 	return e
 }
 
-// Put writes a record and its index keys. It rejects an illegal change of state. A record without a
+// Put writes a record. It rejects an illegal change of state. A record without a
 // number belongs to a new ADD. For such a record, Put assigns the next number, and deletes the
 // attachment's undone and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
@@ -115,24 +105,20 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	if e.Updated = Now(); from != e.State || e.Since == (Time{}) {
 		e.Since = e.Updated
 	}
-	value, err := encodeEntry(e)
+	key, value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
-	if err := tx.reindex(old, e); err != nil {
-		return err
+	tx.changed = true
+	err = tx.btx.Bucket(bucketEntries).Put(key, value)
+	if e.State == Undone && from != Undone && err == nil {
+		err = tx.prune()
 	}
-	if err := tx.put(bucketEntries, recordKey(e.Key, e.Number), value); err != nil {
-		return err
-	}
-	if e.State == Undone && from != Undone {
-		return tx.prune()
-	}
-	return nil
+	return err
 }
 
-// Delete removes the record of an ADD and its index keys. It also removes the attachment's undone
-// and damaged records. A missing record is not an error.
+// Delete removes the record of an ADD. It also removes the attachment's undone and damaged records.
+// A missing record is not an error.
 func (tx *Tx) Delete(e *Entry) error {
 	key := recordKey(e.Key, e.Number)
 	if old := tx.stored(key); old != nil {
@@ -146,7 +132,7 @@ func (tx *Tx) Delete(e *Entry) error {
 // dropAnswered removes the undone and the damaged records of an attachment.
 func (tx *Tx) dropAnswered(k Key) error {
 	var keys [][]byte
-	err := tx.scan(bucketEntries, encodeKey(k), func(key, _ []byte) error {
+	err := tx.scan(encodeKey(k), func(key, _ []byte) error {
 		if e := tx.stored(key); e == nil || e.State == Undone {
 			keys = append(keys, key)
 		}
@@ -160,7 +146,7 @@ const maxUndone = 4096
 
 func (tx *Tx) prune() error {
 	var keys [][]byte
-	err := tx.scan(bucketEntries, nil, func(key, value []byte) error {
+	err := tx.scan(nil, func(key, value []byte) error {
 		if len(key) > 8 && isUndone(value) {
 			keys = append(keys, key)
 		}
@@ -175,12 +161,15 @@ func (tx *Tx) prune() error {
 	return errors.Join(err, tx.drop(keys[:len(keys)-maxUndone]...))
 }
 
-// drop removes records and their index keys. The index keys of a damaged record stay, because they
-// cannot be derived from it. ByPod and ByAddress skip them.
+// drop removes records. A missing record is not an error.
 func (tx *Tx) drop(keys ...[]byte) error {
+	b := tx.btx.Bucket(bucketEntries)
 	for _, key := range keys {
-		err := errors.Join(tx.reindex(tx.stored(key), nil), tx.delete(bucketEntries, key))
-		if err != nil {
+		if b.Get(key) == nil {
+			continue
+		}
+		tx.changed = true
+		if err := b.Delete(key); err != nil {
 			return err
 		}
 	}
@@ -197,31 +186,28 @@ func IgnoreDamaged(err error) error {
 	return err
 }
 
-func (tx *Tx) reindex(old, entry *Entry) error {
-	before, after := indexKeys(old), indexKeys(entry)
-	var errs []error
-	for _, k := range before {
-		if !slices.Contains(after, k) {
-			errs = append(errs, tx.delete(bucketIndex, []byte(k)))
-		}
-	}
-	for _, k := range after {
-		if !slices.Contains(before, k) {
-			errs = append(errs, tx.put(bucketIndex, []byte(k), []byte{}))
-		}
-	}
-	return errors.Join(errs...)
+// ByPod returns the records of a pod, by namespace and name, in all networks, except undone and
+// damaged ones.
+func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
+	p.UID = ""
+	return tx.find(func(o *Outline) bool { return p.Name != "" && o.Pod == p })
 }
 
-// ByPod returns the records of a pod, by namespace and name, in all networks, except undone ones.
-func (tx *Tx) ByPod(p Pod) ([]*Entry, error) { return tx.byIndex(podKey(p)) }
+// ByAddress returns the records that claim an address, in all networks, except undone and damaged
+// ones.
+func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
+	text := a.Unmap().String()
+	return tx.find(func(o *Outline) bool {
+		return slices.Contains(strings.Split(o.addresses, ","), text)
+	})
+}
 
-// ByAddress returns the records that claim an address, in all networks, except undone ones.
-func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) { return tx.byIndex(addressKey(a)) }
-
-func (tx *Tx) byIndex(prefix string) (entries []*Entry, err error) {
-	err = tx.scan(bucketIndex, []byte(prefix), func(k, _ []byte) error {
-		if e := tx.stored(k[len(prefix):]); slices.Contains(indexKeys(e), string(k)) {
+func (tx *Tx) find(match func(*Outline) bool) (entries []*Entry, err error) {
+	err = tx.eachPending(func(k, v []byte) error {
+		if o, err := decodeOutline(k, v); err != nil || !match(&o) {
+			return nil
+		}
+		if e, err := decodeEntry(k, v); err == nil {
 			entries = append(entries, e)
 		}
 		return nil
@@ -241,7 +227,7 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 }
 
 func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
-	return tx.scan(bucketEntries, nil, func(k, v []byte) error {
+	return tx.scan(nil, func(k, v []byte) error {
 		if isUndone(v) {
 			return nil
 		}
@@ -262,7 +248,7 @@ func (tx *Tx) Check() error {
 	for err := range tx.btx.Check() {
 		errs = append(errs, err)
 	}
-	err := tx.scan(bucketEntries, nil, func(k, v []byte) error {
+	err := tx.scan(nil, func(k, v []byte) error {
 		_, err := decodeEntry(k, v)
 		errs = append(errs, err)
 		return nil

@@ -29,7 +29,7 @@ func TestUndoneAreBounded(t *testing.T) {
 		return errors.Join(errs...)
 	})
 	view(t, s, func(tx *Tx) error {
-		if n := len(bucketOf(tx, bucketEntries)); n != maxUndone {
+		if n := numberOfRecords(tx); n != maxUndone {
 			t.Errorf("%d records, want %d", n, maxUndone)
 		}
 		return nil
@@ -46,7 +46,7 @@ func TestDamagedUndone(t *testing.T) {
 		return errors.Join(buryIn(tx, keyOf("a"), "", ""), buryIn(tx, keyOf("b"), "", ""))
 	})
 	raw(t, s, func(btx *bolt.Tx) error {
-		return btx.Bucket(bucketEntries).Put(recordKey(keyOf("a"), 1), []byte(Undone+"\x00?"))
+		return btx.Bucket(bucketEntries).Put(recordKey(keyOf("a"), 1), []byte("sum:"+Undone+"\x00?"))
 	})
 	err := s.View(t.Context(), func(tx *Tx) error {
 		_, err := tx.Records(keyOf("a"))

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"io"
 	"os"
+	"slices"
 )
 
 // verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
@@ -19,8 +20,13 @@ func verify(path string) (data []byte, err error) {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	if data, err = io.ReadAll(f); err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
+	info, err := f.Stat()
+	if err == nil {
+		data = make([]byte, info.Size())
+		_, err = io.ReadFull(f, data)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
 	if err := checkStructure(data); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -38,8 +44,8 @@ func verify(path string) (data []byte, err error) {
 //	leaf      count × (flags 4  offset 4  key size 4  value size 4), keys and values
 //	freelist  count × (page 8); if the count is 65535, the real count comes first, in 8 bytes
 //
-// An offset is relative to its own element. The value of a bucket is its root page 8, sequence 8.
-// If the root is 0, a leaf page follows in the value itself.
+// An offset is relative to its own element. bbolt writes keys and values without gaps. The value of
+// a bucket is its root page 8, sequence 8. If the root is 0, a leaf page follows in the value itself.
 const (
 	pageSize     = 4096 // on every machine
 	pageHeader   = 16
@@ -81,10 +87,10 @@ type pages struct {
 	used []bool // indexed by page number
 }
 
-// checkStructure checks, as of the newest transaction, that no page is used twice, that keys
-// ascend, that each key of a branch is the first key of its child page (bbolt relies on that when
-// it writes), and that no free page is in use. If no meta page is valid, it returns nil, because
-// bbolt then reports the reason.
+// checkStructure checks, as of the newest transaction, that each page is used once or is free, that
+// keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is the
+// first key of its child page (bbolt relies on that when it writes). If no meta page is valid, it
+// returns nil, because bbolt then reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok {
@@ -98,7 +104,13 @@ func checkStructure(data []byte) error {
 	if err := p.walk(m.root, nil, new([]byte)); err != nil {
 		return err
 	}
-	return p.free(m.freelist)
+	if err := p.free(m.freelist); err != nil {
+		return err
+	}
+	if id := slices.Index(p.used, false); id >= 0 {
+		return fmt.Errorf("page %d is neither used nor free", id)
+	}
+	return nil
 }
 
 // use marks pages as used.
@@ -150,11 +162,13 @@ func (p *pages) check(page, first []byte, last *[]byte) error {
 	if kind != kindLeaf && (kind != kindBranch || count == 0) || pageHeader+16*count > len(page) {
 		return fmt.Errorf("invalid page of kind %#x with %d elements", kind, count)
 	}
+	start := pageHeader + 16*count
 	for i := range count {
-		element, key, value, ok := elementAt(page, i)
+		element, key, value, ok := elementAt(page, i, start)
 		if !ok {
-			return fmt.Errorf("element %d exceeds the page", i)
+			return fmt.Errorf("element %d has a wrong offset or size", i)
 		}
+		start += len(key) + len(value)
 		if i == 0 && first != nil && !bytes.Equal(key, first) ||
 			*last != nil && bytes.Compare(key, *last) <= 0 {
 			return fmt.Errorf("key %d is out of order", i)
@@ -172,13 +186,15 @@ func (p *pages) check(page, first []byte, last *[]byte) error {
 	return nil
 }
 
-func elementAt(page []byte, i int) (element, key, value []byte, ok bool) {
+// elementAt returns an element of a page whose key must begin at start.
+func elementAt(page []byte, i, start int) (element, key, value []byte, ok bool) {
 	element = page[pageHeader+16*i:]
 	at, keySize, valueSize := u32(element), u32(element[4:]), uint32(0)
 	if u16(page[8:]) == kindLeaf {
 		at, keySize, valueSize = u32(element[4:]), u32(element[8:]), u32(element[12:])
 	}
-	if uint64(at)+uint64(keySize)+uint64(valueSize) > uint64(len(element)) {
+	if uint64(at)+uint64(keySize)+uint64(valueSize) > uint64(len(element)) ||
+		pageHeader+16*i+int(at) != start {
 		return nil, nil, nil, false
 	}
 	return element, element[at:][:keySize], element[at+keySize:][:valueSize], true

@@ -32,7 +32,7 @@ func newFile(t testing.TB) *bboltFile {
 	}
 	f := &bboltFile{data: data, freelist: m.freelist}
 	for _, e := range f.elements(t, m.root) {
-		if bytes.Equal(e.key, bucketIndex) {
+		if bytes.Equal(e.key, bucketEntries) {
 			f.branch = native.Uint64(e.value)
 		}
 	}
@@ -46,11 +46,14 @@ func (f *bboltFile) page(id uint64) []byte { return f.data[id*pageSize:][:pageSi
 func (f *bboltFile) elements(t testing.TB, id uint64) []element {
 	t.Helper()
 	var elements []element
-	for i := range int(u16(f.page(id)[10:])) {
-		e, key, value, ok := elementAt(f.page(id), i)
+	count := int(u16(f.page(id)[10:]))
+	start := pageHeader + 16*count
+	for i := range count {
+		e, key, value, ok := elementAt(f.page(id), i, start)
 		if !ok {
 			t.Fatalf("page %d has no element %d", id, i)
 		}
+		start += len(key) + len(value)
 		elements = append(elements, element{key, value, u64(e[8:])})
 	}
 	return elements
@@ -95,10 +98,16 @@ func TestVerify(t *testing.T) {
 		{"more elements than fit", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], math.MaxUint16) }, "65535 elements"},
 		{"a key that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branch, 0)[4:], math.MaxUint32)
-		}, "exceeds the page"},
+		}, "element 0 has a wrong offset or size"},
 		{"a value that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
-		}, "exceeds the page"},
+		}, "element 0 has a wrong offset or size"},
+		{"a leaf with an element less", func(f *bboltFile) {
+			native.PutUint16(f.page(f.branchElements[0].child)[10:], uint16(len(f.leaf)-1))
+		}, "element 0 has a wrong offset or size"},
+		{"a value that is a byte shorter", func(f *bboltFile) {
+			f.element(f.branchElements[0].child, 0)[12]--
+		}, "element 1 has a wrong offset or size"},
 		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0] = 0xff }, "out of order"},
 		{"a leaf that begins after its branch says", func(f *bboltFile) {
 			key := f.branchElements[1].key
@@ -109,8 +118,8 @@ func TestVerify(t *testing.T) {
 		}, "out of order"},
 		{"a bucket without a root", func(f *bboltFile) {
 			for i := range f.data {
-				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketIndex), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
-					f.data[i+len(bucketIndex)] = 0
+				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketEntries), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
+					f.data[i+len(bucketEntries)] = 0
 				}
 			}
 		}, "invalid bucket of 16 bytes"},
@@ -125,6 +134,7 @@ func TestVerify(t *testing.T) {
 		{"a free page twice", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], native.Uint64(f.page(f.freelist)[pageHeader+8:]))
 		}, "twice"},
+		{"a free page less", func(f *bboltFile) { f.page(f.freelist)[10]-- }, "is neither used nor free"},
 		{"a free page that is out of the file", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
 		}, "page 18446744073709551615"},

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,14 +29,14 @@ var breakages = map[string]func(n *node) (mend func()){
 		return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
 	},
 	"newer format": func(n *node) func() {
-		n.editJournal(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(`{"writer": 99, "oldestReader": 99}`))
-		})
-		return func() {
+		be := func(version int) {
+			format := []byte("format")
 			n.editJournal(func(tx *bolt.Tx) error {
-				return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(`{"writer": 1, "oldestReader": 1}`))
+				return tx.Bucket([]byte("meta")).Put(format, journal.Seal(format, fmt.Appendf(nil, `{"oldestReader": %d}`, version)))
 			})
 		}
+		be(journal.Version + 1)
+		return func() { be(journal.Version) }
 	},
 	"file that others can write to": func(n *node) func() {
 		must(n, os.Chmod(n.stateDir, 0o770))

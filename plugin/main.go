@@ -39,7 +39,7 @@ func (p *Plugin) verb(
 	return func(args *skel.CmdArgs) error {
 		conf, bad := netconf.ParseConf(args.StdinData)
 		o, closeLog := p.newOp(args, conf)
-		o.bad, o.node.Invoked = bad, true
+		o.bad, o.node.Invoked, o.rec.Store.Trusting = bad, true, true
 		defer closeLog()
 		defer o.rec.Flush()
 		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too

@@ -290,13 +290,14 @@ var wallYear = regexp.MustCompile(`"wall":"\d{4}`)
 func (w writer) years(args []string) error {
 	years, err := strconv.Atoi(args[0])
 	entries, moved := 0, 0
-	err = errors.Join(err, inFile(w.Store, "entries", "", func(entry []byte) []byte {
+	err = errors.Join(err, inFile(w.Store, "entries", "", func(key, entry []byte) []byte {
 		entries++
-		return wallYear.ReplaceAllFunc(entry, func(b []byte) []byte {
+		const sum = 4
+		return journal.Seal(key, wallYear.ReplaceAllFunc(entry[sum:], func(b []byte) []byte {
 			moved++
 			year, _ := strconv.Atoi(string(b[len(b)-4:]))
 			return fmt.Appendf(nil, `"wall":"%d`, year+years)
-		})
+		}))
 	}))
 	if err == nil && (entries == 0 || moved != 3*entries) {
 		err = fmt.Errorf("%d times of %d entries moved", moved, entries)
@@ -305,7 +306,9 @@ func (w writer) years(args []string) error {
 }
 
 func (w writer) newer([]string) error {
-	return inFile(w.Store, "meta", "format", become(`{"writer":99,"oldestReader":99}`))
+	return inFile(w.Store, "meta", "format", func(key, _ []byte) []byte {
+		return journal.Seal(key, []byte(`{"writer":99,"oldestReader":99}`))
+	})
 }
 
 func (w writer) recordEvents(files []string) error {
@@ -357,10 +360,12 @@ func here(e *journal.Entry) *journal.Entry {
 	return e
 }
 
-func become(value string) func([]byte) []byte { return func([]byte) []byte { return []byte(value) } }
+func become(value string) func(_, _ []byte) []byte {
+	return func(_, _ []byte) []byte { return []byte(value) }
+}
 
 // inFile changes the values of a bucket whose keys begin so, past the journal's own code.
-func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) error {
+func inFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {
 		return err
@@ -369,7 +374,7 @@ func inFile(s *journal.Store, bucket, key string, change func([]byte) []byte) er
 		b, changed := tx.Bucket([]byte(bucket)), map[string][]byte{}
 		c := b.Cursor()
 		for k, v := c.Seek([]byte(key)); bytes.HasPrefix(k, []byte(key)) && k != nil; k, v = c.Next() {
-			changed[string(k)] = change(bytes.Clone(v))
+			changed[string(k)] = change(k, bytes.Clone(v))
 		}
 		for k, v := range changed {
 			err = errors.Join(err, b.Put([]byte(k), v))

@@ -178,8 +178,9 @@ func newerJournal(k *reconciling, _ []string) error {
 	if err != nil {
 		return err
 	}
-	newer := fmt.Sprintf(`{"writer":%d,"oldestReader":%[1]d}`, journal.Version+1)
-	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(newer)) })
+	format := []byte("format")
+	newer := journal.Seal(format, fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, journal.Version+1))
+	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put(format, newer) })
 	return errors.Join(err, db.Close())
 }
 
