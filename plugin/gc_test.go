@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -240,6 +241,25 @@ func TestListJudgesItsNetwork(t *testing.T) {
 		p := s.who(w[0]).second()
 		p.node = s.node
 		s.pods[w[1]] = p
+	}})
+}
+
+// TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and an
+// address without a record are old. Nobody can tell their age there, so both stay.
+func TestGCInAnotherTimeNamespace(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 10m; chain bridge | p0; add a
+	reserve $ip9 stranger eth0; shell 'touch -d "20 minutes ago" $data/$network/$ip9'
+	shifted; entry a live; reserved 2
+	forget $ip9; del a`, acts{"shifted": func(s *story, _ []string) {
+		if _, err := os.Lstat("/proc/self/ns/time"); err != nil {
+			s.Skip("the kernel has no time namespaces")
+		}
+		chain := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(s.plugins(s.node), ", "))
+		list := map[string]any{"cniVersion": "1.1.0", validKey: json.RawMessage(`[{"containerID": "other", "ifname": "eth0"}]`)}
+		out := s.node.start(&input{stdin: s.entryOf(chain, list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
+			env: map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": strings.Join(s.path, ":")}})
+		s.want(out.code == 0, "%+v", out)
 	}})
 }
 

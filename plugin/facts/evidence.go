@@ -37,7 +37,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
 		ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
 	}
-	if e.Updated.Boot != 0 {
+	if e.Updated.Boot != 0 && e.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
 	if e.NetNS.Known() && n.SameBoot(e) == tristate.Yes {

@@ -131,14 +131,14 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	var killed []string
 	lock, err := w.Journal.Store.TryAcquire(f.Key)
-	switch busy := errors.Is(err, journal.ErrBusy); {
-	case busy && f.orphaned:
-		lock, killed, err = w.TakeOver(f.Key)
-	case busy: // another unwind process holds the lock
+	if f.orphaned && errors.Is(err, journal.ErrBusy) {
+		lock, killed, err = w.LockOrphaned(ctx, f.Key)
+	}
+	switch {
+	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
 		f.Verdict, f.Busy = decide.Locked, true
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	defer lock.Release()
