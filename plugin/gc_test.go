@@ -178,6 +178,23 @@ func TestGCIsPassedOn(t *testing.T) {
 	})
 }
 
+// TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are not on
+// a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL fails, and
+// both keep their addresses. Somebody of whom the journal knows nothing loses his, as without unwind.
+func TestGCHandsOnWhatIsKept(t *testing.T) {
+	stories(t, `
+	versions 1.1.0 1.1.0; conf gracePeriod 10m
+	chain bridge; add listed young owed; breaks host-local; fails del owed; reserve $ip9 unknown eth0
+	script collects '[ $CNI_COMMAND = GC ] || exit 0; list=$(cat); cd $data/$network;
+		for f in *.*.*.*; do case "$list" in *\"$(head -n 1 $f | tr -d "\r")\"*) ;; *) rm $f ;; esac; done'
+	chain {"type": "collects"}
+	either by the specification's key: let list 'valid=[{"containerID":"listed","ifname":"eth0"}]'
+	or by both: let list 'slip=[] valid=[{"containerID":"listed","ifname":"eth0"}]'
+	fails gc $list 'GC incomplete with 1 error'
+	owners '$listed listed eth0' '$young young eth0' '$owed owed eth0'
+	works host-local; chain bridge; del owed young listed`)
+}
+
 // TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one
 // error, if there is room, and stays pending, with its last error. Every GC tries it again.
 func TestGCWithFailingDELs(t *testing.T) {
