@@ -311,6 +311,9 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 			case err == nil:
 				made = append(made, c)
 			case errors.Is(err, fs.ErrNotExist): // the pool does not exist, so there is nothing to hold
+			case errors.Is(err, fs.ErrExist) && u.hasFile(c): // a power loss has cut it off
+				cancel()
+				bounded, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
 			case errors.Is(err, fs.ErrExist): // the address has an owner
 				u.withheld = append(u.withheld, c.Address)
 			default:

@@ -118,7 +118,7 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 func (u *undoing) releaseHeld(ctx context.Context) {
 	for _, c := range u.Entry.Claims {
 		this := func(o journal.Claim) bool { return o == c }
-		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.holds(c) ||
+		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
 			u.claimedAgain(ctx, c) || u.forwarded(ctx, u.mayHaveRule(), this) != "" {
 			continue
 		}
@@ -141,6 +141,13 @@ func (u *undoing) owner() ipam.Owner {
 func (u *undoing) holds(c journal.Claim) bool {
 	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
+}
+
+// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a power
+// loss has cut it off.
+func (u *undoing) hasFile(c journal.Claim) bool {
+	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
+	return err == nil && has
 }
 
 // claimedAgain reports whether another ADD of the attachment got the same address.
