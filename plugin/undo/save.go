@@ -49,15 +49,14 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 
 // Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
 // pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
-// undone record (see journal.Undone). For the runtime's DEL, it returns the records of other
-// attachments that claim one of the addresses.
-func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, err error) {
+// undone record (see journal.Undone).
+func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e, asked := job.Entry, w.asksFor(job.Entry)
 	if w.Journal.Unwritable {
-		return w.othersOf(ctx, e), nil
+		return nil
 	}
 	last := false // the attachment has no other record
-	err = w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
+	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
 		left, err := tx.Pending(e.Key)
 		if err := journal.IgnoreDamaged(err); err != nil {
 			return err
@@ -71,18 +70,12 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 		default:
 			err = tx.Delete(e)
 		}
-		if err == nil && asked {
-			others, err = Others(tx, e.Key, e.Addresses())
-		}
 		return err
 	})
-	switch {
-	case err != nil && asked:
-		others = w.othersOf(ctx, e)
-	case err == nil && last && !job.Superseded:
+	if err == nil && last && !job.Superseded {
 		err = job.Lock.Remove()
 	}
-	return others, err
+	return err
 }
 
 // Buried returns the undone record that replaces a record. It keeps the ADD's interface, but no
