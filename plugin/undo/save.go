@@ -3,9 +3,11 @@ package undo
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -111,11 +113,19 @@ func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
 	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
 }
 
-// Failed marks a step whose delegate's ADD failed. killed says whether the delegate was killed.
-func (w *Worker) Failed(e *journal.Entry, s *journal.Step, killed bool) {
-	if s.ADD = journal.AddFailed; killed {
+// Failed marks a step whose delegate's ADD failed.
+func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
+	if f.Killed {
 		*s = w.killed(e, *s)
+		return
 	}
+	s.ADD = journal.AddFailed
+	s.Refusal = journal.Refusal{Code: max(1, f.Code), Words: wordsOf(f)}
+}
+
+// wordsOf returns a delegate's message as a step stores it.
+func wordsOf(f *delegate.Failure) string {
+	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
 }
 
 // Interrupted marks steps whose ADDs may not have succeeded, because unwind was killed.
