@@ -202,7 +202,7 @@ func (u *undoing) delWith(
 	e := u.Entry
 	c := &delegate.Call{
 		Command: "DEL", Plugin: s.Type, Path: e.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(),
+		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env,
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved

@@ -13,6 +13,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/tristate"
 )
 
 // Job is a record with pending DELs.
@@ -46,7 +47,10 @@ type undoing struct {
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	noRule   []netip.Addr // claimed addresses to which no host port forwards
 	unnamed  bool         // the last delegate got no CNI_NETNS
-	ran      int          // number of delegates that ran
+	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
+	// in the runtime's own DEL, and if the ADD's directories are not all there.
+	env map[string]string
+	ran int // number of delegates that ran
 }
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
@@ -72,6 +76,9 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
+	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes && facts.SearchPathsThere(u.Entry.Env) {
+		u.env = u.Entry.Env
+	}
 	u.Entry.Begun = true
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
