@@ -134,7 +134,7 @@ func TestNoDuplicate(t *testing.T) {
 	if another network: network other o
 	add b; given b $a
 	logged 'cannot release another attachment that claims the same address' $warnings
-	del a b`, acts{"flush": func(s *story, w []string) {
+	del a b; sweep`, acts{"flush": func(s *story, w []string) {
 		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
 	}})
 }
