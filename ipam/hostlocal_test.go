@@ -250,10 +250,11 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestReleaseOne releases one address of an attachment, if it is the attachment's.
+// TestReleaseOne releases one address of an attachment, if its file is the attachment's, or was cut off.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
-	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false, "": false, held: false} {
+	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false, held: false,
+		"": true, "\x00\x00\x00": true, "a\r": true, "a\r\neth": true, "a\r\neth\x00": true, "ab": false, "a\r\nnet": false, "a\r\neth0\x00": true} {
 		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
 		released, err := Release(t.Context(), pool, attachment, address2)
 		_, statErr := os.Stat(filepath.Join(pool, "10.1.0.2"))

@@ -14,6 +14,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // pooled is a delegate that calls host-local, as bridge does, with the addresses from first to
@@ -218,6 +219,7 @@ func (c *contest) wantOutcome(errDEL, errADD error) {
 		c.wantHas("after another DEL of A")
 	}
 	c.b.mustDel(c.list)
+	c.sweep(undo.DefaultBudgets) // of a DEL of A that waited for B
 	c.over()
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -177,6 +178,23 @@ func TestGCIsPassedOn(t *testing.T) {
 	})
 }
 
+// TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are not on
+// a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL fails, and
+// both keep their addresses. Somebody of whom the journal knows nothing loses his, as without unwind.
+func TestGCHandsOnWhatIsKept(t *testing.T) {
+	stories(t, `
+	versions 1.1.0 1.1.0; conf gracePeriod 10m
+	chain bridge; add listed young owed; breaks host-local; fails del owed; reserve $ip9 unknown eth0
+	script collects '[ $CNI_COMMAND = GC ] || exit 0; list=$(cat); cd $data/$network;
+		for f in *.*.*.*; do case "$list" in *\"$(head -n 1 $f | tr -d "\r")\"*) ;; *) rm $f ;; esac; done'
+	chain {"type": "collects"}
+	either by the specification's key: let list 'valid=[{"containerID":"listed","ifname":"eth0"}]'
+	or by both: let list 'slip=[] valid=[{"containerID":"listed","ifname":"eth0"}]'
+	fails gc $list 'GC incomplete with 1 error'
+	owners '$listed listed eth0' '$young young eth0' '$owed owed eth0'
+	works host-local; chain bridge; del owed young listed`)
+}
+
 // TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one
 // error, if there is room, and stays pending, with its last error. Every GC tries it again.
 func TestGCWithFailingDELs(t *testing.T) {
@@ -240,6 +258,25 @@ func TestListJudgesItsNetwork(t *testing.T) {
 		p := s.who(w[0]).second()
 		p.node = s.node
 		s.pods[w[1]] = p
+	}})
+}
+
+// TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and an
+// address without a record are old. Nobody can tell their age there, so both stay.
+func TestGCInAnotherTimeNamespace(t *testing.T) {
+	stories(t, `
+	conf gracePeriod 10m; chain bridge | p0; add a
+	reserve $ip9 stranger eth0; shell 'touch -d "20 minutes ago" $data/$network/$ip9'
+	shifted; entry a live; reserved 2
+	forget $ip9; del a`, acts{"shifted": func(s *story, _ []string) {
+		if _, err := os.Lstat("/proc/self/ns/time"); err != nil {
+			s.Skip("the kernel has no time namespaces")
+		}
+		chain := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(s.plugins(s.node), ", "))
+		list := map[string]any{"cniVersion": "1.1.0", validKey: json.RawMessage(`[{"containerID": "other", "ifname": "eth0"}]`)}
+		out := s.node.start(&input{stdin: s.entryOf(chain, list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
+			env: map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": strings.Join(s.path, ":")}})
+		s.want(out.code == 0, "%+v", out)
 	}})
 }
 

@@ -44,6 +44,27 @@ func TestOrphanIsEnded(t *testing.T) {
 	ended $call`)
 }
 
+// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. The owner's
+// delegate still gets its own time to end.
+func TestOrphansOfAnOwnerThatDies(t *testing.T) {
+	stories(t, `
+	script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/began ] && exit;
+		touch $dir/began; until [ -e $dir/go ]; do sleep 0.02; done; kill -9 $PPID; sleep 0.3; touch $dir/ended'
+	chain p0 | {"type": "p1"}; add a; as b a; into b a
+	start del a; appears $dir/began; start del b; pause 2500ms; file $dir/go
+	wait del b; fails wait del a; appears $dir/ended; logged 'killing orphaned plugin' 0`)
+}
+
+// TestDelEndsALoop: the plugin of an ADD runs one short program after the other, and never ends, at
+// its ADD and at the DEL of its rollback. The runtime's DEL does not wait for as long as they do.
+func TestDelEndsALoop(t *testing.T) {
+	stories(t, `
+	script p1 '[ -e $dir/well ] && exit; touch $dir/$CNI_COMMAND; while :; do sleep 0.05; done'
+	chain p0 | {"type": "p1"}
+	start add a; appears $dir/ADD; start del a; clock; appears $dir/DEL; file $dir/well
+	wait del a; within 40s; fails wait add a`)
+}
+
 // TestDelDuringAdd: a DEL ends an ADD of its attachment that still runs, and rolls everything back: the
 // runtime is dead, or has given the ADD up. An unwind that does not stop is killed. An ADD of another
 // attachment that releases this one meanwhile is waited for, and not signalled.

@@ -171,6 +171,7 @@ func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry 
 	e := &journal.Entry{
 		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
 		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
+		Env:        facts.SearchPaths(),
 		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
 		GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
 		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),

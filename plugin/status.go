@@ -79,7 +79,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 			return len(missing) == 0
 		})
 		if len(missing) == 0 {
-			failures = o.passOn(ctx, chain, "STATUS")
+			failures = o.passOn(ctx, chain, "STATUS", nil)
 		}
 	})
 	looking.Go(func() {

@@ -22,7 +22,7 @@ type Budgets struct {
 	LateDel  time.Duration // a late DEL whose address cannot be held (see hold)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
-	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops (see stopping)
+	Stop     time.Duration // a DEL's wait for the rollback of a running ADD (see stopping)
 }
 
 // DefaultBudgets are the budgets on a real node.
@@ -36,5 +36,5 @@ var DefaultBudgets = Budgets{
 	LateDel:  4 * time.Second,
 	HostLink: time.Second,
 	Orphans:  2 * time.Second,
-	Stop:     5 * time.Second,
+	Stop:     8 * time.Second,
 }

@@ -22,7 +22,7 @@ func TestBudgetTable(t *testing.T) {
 		"LateDel":  "limit for a DEL whose address is already free, unless host-local assigned it",
 		"HostLink": "how long unwind waits for an interface's host end to disappear after its namespace",
 		"Orphans":  "how long unwind waits for the delegates of a killed unwind to end",
-		"Stop":     "how long a DEL waits for a running ADD of its attachment while none of that ADD's delegates ends",
+		"Stop":     "how long a DEL waits for the rollback of a running ADD of its attachment",
 	}
 	table := "| budget | time |\n|---|---|\n"
 	budgets := reflect.ValueOf(DefaultBudgets)
