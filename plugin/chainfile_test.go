@@ -74,7 +74,7 @@ func TestChainFileUnusable(t *testing.T) {
 // file.
 func TestChainFileIsLookedForAgain(t *testing.T) {
 	stories(t, `
-	versions 1.1.0 1.0.0; chainfile p0; shell 'mv $file $file.new'
+	budget Exchange 3m; versions 1.1.0 1.0.0; chainfile p0; shell 'mv $file $file.new'
 	either away:
 	or half written: file $file '{"cniVersion": "1.0.0", "plug'
 	or empty: file $file ' '

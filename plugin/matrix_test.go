@@ -95,7 +95,7 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 // the same pass.
 func TestHangingDELLeavesTime(t *testing.T) {
 	stories(t, `
-	budget Undo 40s; budget Reserve 10s; chain p0 | p1 | p2
+	budget Undo 40s; budget Step 10s; chain p0 | p1 | p2
 	add a; forgets; plan p2 DEL hang
 	fails del a; calls DEL p2, DEL p1, DEL p0; pending a p2
 	plan; del a`)

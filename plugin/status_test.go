@@ -35,12 +35,12 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	}})
 }
 
-// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back within the
-// second, as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
+// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back soon after,
+// as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
 // looks at several things at once.
 func TestStatusDuringUpgrade(t *testing.T) {
 	stories(t, `
-	script upgraded 'echo asked >>$dir/asked'; shell 'mv $dir/bin/upgraded $dir/bin/away'
+	budget Exchange 3m; script upgraded 'echo asked >>$dir/asked'; shell 'mv $dir/bin/upgraded $dir/bin/away'
 	either delegate: chain {"type": "upgraded"}
 	or IPAM: chain {"type": "faulty", "dir": "$dir", "ipam": {"type": "upgraded"}}
 	either 1.0.0: versions 1.1.0 1.0.0

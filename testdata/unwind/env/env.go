@@ -27,11 +27,12 @@ const (
 )
 
 // Long are the budgets in tests. They end no delegate that works, however slow the machine is; a
-// test sets those that it is about. Orphans is short, because a delegate that outlives its unwind
-// hangs in most tests.
+// test sets those that it is about. Orphans and Exchange are those of a real node, because a
+// delegate that outlives its unwind hangs in most tests, and what is missing stays so.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Release: long, LateDel: long, HostLink: long, Stop: long,
-	Step: 500 * time.Millisecond, Reserve: 4 * time.Second, Orphans: 2 * time.Second,
+	Step: undo.DefaultBudgets.Step, Orphans: undo.DefaultBudgets.Orphans,
+	Exchange: undo.DefaultBudgets.Exchange,
 }
 
 const long = 3 * time.Minute
