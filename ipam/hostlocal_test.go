@@ -200,7 +200,7 @@ func TestReleaseIsBounded(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), pool) {
 			t.Errorf("%v, want that the time for the pool's lock is over", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(sandbox.Patience):
 		t.Fatal("it still waits")
 	}
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
@@ -209,9 +209,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // still: an flock cannot be cancelled
 	unlock()
 	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 0, 0)
-	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	check(t, <-releaseBeside(ctx, pool))
+	check(t, <-releaseBeside(t.Context(), pool))
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); given || err != nil {
 		t.Errorf("with the lock: given %t, %v", given, err)
 	}

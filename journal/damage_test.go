@@ -18,6 +18,8 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+
+	"cni-unwind/testdata/sandbox"
 )
 
 var (
@@ -148,7 +150,7 @@ func helpDamage(s *Store, args []string) error {
 			if err != nil {
 				tell(strings.ReplaceAll(fmt.Sprintf("fail %s: %v", v.name, err), "\n", "; "))
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(sandbox.Patience):
 			_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 2)
 			return fmt.Errorf("%s: it hangs", v.name)
 		}

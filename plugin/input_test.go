@@ -24,6 +24,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
 // input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
@@ -59,7 +60,7 @@ type outcome struct {
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
 	n.seeConfiguration([]byte(in.stdin))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	binary := filepath.Join(n.path[0], netconf.Name)
 	cmd := exec.CommandContext(ctx, binary)
@@ -369,7 +370,7 @@ func TestVERSION(t *testing.T) {
 	defer r.Close()
 	cmd := exec.Command(filepath.Join(n.path[0], netconf.Name))
 	cmd.Env, cmd.Stdin = []string{"CNI_COMMAND=VERSION", "GORACE=" + os.Getenv("GORACE")}, r
-	timer := time.AfterFunc(30*time.Second, func() { w.Close() })
+	timer := time.AfterFunc(sandbox.Patience, func() { w.Close() })
 	out, err := cmd.Output()
 	if err != nil || !timer.Stop() {
 		t.Fatalf("%v: it failed, or waited for its input", err)

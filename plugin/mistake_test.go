@@ -129,7 +129,7 @@ func TestFailsAsItsADD(t *testing.T) {
 // executed.
 func TestNeverRan(t *testing.T) {
 	stories(t, `
-	hasty; chain p0 | {"type": "broken"}
+	chain p0 | {"type": "broken"}
 	either not executable: file 0644 '#!/bin/sh'
 	or of another format: file 0755 '1234'
 	or missing:

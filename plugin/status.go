@@ -74,7 +74,7 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	var journalErr error
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		awaitExchange(ctx, func() bool {
+		o.awaitExchange(ctx, func() bool {
 			missing = chain.Missing(o.args.Path)
 			return len(missing) == 0
 		})

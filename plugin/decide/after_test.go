@@ -184,7 +184,7 @@ func TestLeftToRuntime(t *testing.T) {
 }
 
 func TestShare(t *testing.T) {
-	const reserve, least = 2 * time.Second, time.Second
+	const least = 2 * time.Second
 	for _, tt := range []struct {
 		name  string
 		left  time.Duration
@@ -203,7 +203,7 @@ func TestShare(t *testing.T) {
 		if tt.hung {
 			s.ADD = journal.AddKilled
 		}
-		if got := Share(s, tt.left, tt.steps, reserve, least); got != tt.want {
+		if got := Share(s, tt.left, tt.steps, least); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}

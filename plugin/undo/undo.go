@@ -93,7 +93,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time"}), u.ran
 		}
-		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Reserve, u.Budgets.Step)
+		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Step)
 		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		done, f := u.try(stepCtx, s)
 		cancel()
