@@ -110,7 +110,7 @@ HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
 # The tests that have several goroutines at work in one process.
-RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|OneSweep.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
+RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|Parked.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
 
 # testdata is outside of ./...
 ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...

@@ -111,7 +111,7 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 		return r, false, err
 	}
 	r.content, r.File = string(content), File{st.Ino, st.Mtim.Nano()}
-	id, rest, _ := strings.Cut(strings.TrimSpace(r.content), "\r\n")
+	id, rest, _ := strings.Cut(textOf(r.content), "\r\n")
 	ifname, mark, _ := strings.Cut(rest, "\r\n")
 	if id != "" && ifname != "" && mark == heldMark {
 		r.HeldFor = Owner{id, ifname}
@@ -120,6 +120,9 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	}
 	return r, true, nil
 }
+
+// textOf returns the text of a reservation's file. A power loss may leave zeros in place of it.
+func textOf(content string) string { return strings.TrimSpace(strings.TrimRight(content, "\x00")) }
 
 // readRegular reads a regular file. It rejects links, devices, pipes, and files of more than most
 // bytes.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 )
 
 // Owner is the attachment that owns an address. IfName is "" if host-local before 0.8 wrote the
@@ -50,6 +51,28 @@ func (r Reservation) belongsTo(o Owner) bool {
 	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
+// isOf reports whether the reservation of an address that an attachment's record claims belongs to
+// the attachment. Then a file that contains only the beginning of the attachment's text, or nothing,
+// is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes such a file.
+func (r Reservation) isOf(o Owner) bool {
+	whole := o.ContainerID + "\r\n" + o.IfName
+	return r.belongsTo(o) || !r.IsHeld() && strings.HasPrefix(whole, textOf(r.content))
+}
+
+// HasFileOf reports whether the file of an address belongs to an attachment whose record claims the
+// address, or was cut off.
+func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
+	r, there, err := look(pool, address)
+	return there && r.isOf(owner), err
+}
+
+// OwnedByOther reports whether an address has an owner that is none of the given ones, whose records
+// claim the address.
+func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
+	r, _, err := look(pool, address)
+	return r.Owner != Owner{} && !slices.ContainsFunc(own, r.isOf), err
+}
+
 // OwnerOf returns the owner of an address in a pool. ok is false if the address is free or has no
 // owner. Use the result only as a reason to keep something: the owner may change at any time.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
@@ -78,14 +101,17 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases an attachment's addresses in a pool: the given ones, or all if none is given. It
-// takes host-local's own lock, and keeps an address that no longer belongs to the attachment. If
-// the pool does not exist, Release does nothing and does not create it. ctx limits the wait for the
-// lock.
+// Release releases an attachment's addresses in a pool: the given ones, which the attachment's record
+// claims, or all if none is given. It takes host-local's own lock, and keeps an address that no
+// longer belongs to the attachment. If the pool does not exist, Release does nothing and does not
+// create it. ctx limits the wait for the lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {
-	return remove(ctx, pool, owner, addresses, Reservation.belongsTo)
+	if len(addresses) > 0 {
+		return remove(ctx, pool, owner, addresses, Reservation.isOf)
+	}
+	return remove(ctx, pool, owner, nil, Reservation.belongsTo)
 }
 
 var errUnnamed = errors.New("the container ID or the interface name is missing")

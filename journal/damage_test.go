@@ -19,6 +19,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/testdata/sandbox"
 )
 
 var (
@@ -149,7 +151,7 @@ func helpDamage(s *Store, args []string) error {
 			if err != nil {
 				tell(strings.ReplaceAll(fmt.Sprintf("fail %s: %v", v.name, err), "\n", "; "))
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(sandbox.Patience):
 			_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 2)
 			return fmt.Errorf("%s: it hangs", v.name)
 		}

@@ -79,20 +79,24 @@ func CheckEdge(from, to State) error {
 // the earlier ADD. Then the attachment has two records, which differ in Number.
 type Entry struct {
 	Key
-	Number        uint64          `json:"number"` // grows with every ADD in this journal
-	State         State           `json:"state"`
-	Pod           Pod             `json:"pod,omitzero"`
-	NetNS         NetNS           `json:"netns"`
-	Args          string          `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
-	Path          string          `json:"path,omitempty"`       // CNI_PATH
-	CNIVersion    string          `json:"cniVersion,omitempty"` // the chain's version
-	RuntimeConfig json.RawMessage `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage `json:"result,omitempty"` // the last known result
-	Claims        []Claim         `json:"claims,omitempty"`
-	HostLinks     []HostLink      `json:"hostLinks,omitempty"`
-	Host          Host            `json:"host"`
-	Created       Time            `json:"created"`
-	GracePeriod   time.Duration   `json:"gracePeriod,omitempty"` // from the ADD's configuration
+	Number     uint64 `json:"number"` // grows with every ADD in this journal
+	State      State  `json:"state"`
+	Pod        Pod    `json:"pod,omitzero"`
+	NetNS      NetNS  `json:"netns"`
+	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
+	Path       string `json:"path,omitempty"`       // CNI_PATH
+	CNIVersion string `json:"cniVersion,omitempty"` // the chain's version
+	// Env contains the variables of the ADD's process in which plugins look for programs and libraries:
+	// PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR. A value contains only the absolute directories that
+	// existed, and is "" without any. Env is nil if it is unknown.
+	Env           map[string]string `json:"env,omitempty"`
+	RuntimeConfig json.RawMessage   `json:"runtimeConfig,omitempty"`
+	Result        json.RawMessage   `json:"result,omitempty"` // the last known result
+	Claims        []Claim           `json:"claims,omitempty"`
+	HostLinks     []HostLink        `json:"hostLinks,omitempty"`
+	Host          Host              `json:"host"`
+	Created       Time              `json:"created"`
+	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the ADD's configuration
 	// Stores maps a plugin to the path of its store, if that is not the default path. The paths
 	// come from the configuration of the ADD.
 	Stores map[string]string `json:"stores,omitempty"`

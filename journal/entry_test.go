@@ -56,10 +56,11 @@ func everything() *Entry {
 		Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
 		Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
 		GracePeriod: 10 * time.Minute, Stores: map[string]string{"aws-cni": "/ipam.json"},
+		Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"},
 		Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-			ADD:    AddUnknown, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, MayHaveRun: true,
+			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, MayHaveRun: true,
 		}},
 		Begun: true, Occupant: "5 0a:00:00:00:00:01",
 		Interface: Interface{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"cni-unwind/testdata/sandbox"
 )
 
 // TestLock tells of the lock of an attachment.
@@ -75,7 +77,7 @@ func TestLock(t *testing.T) {
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
 	// While a test starts a process, all descriptors exist twice for a moment.
-	l, err := acquire(within(t, 5*time.Second), s, k)
+	l, err := acquire(within(t, sandbox.Patience), s, k)
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l

@@ -99,7 +99,7 @@ func (p *process) line() string {
 			return err.Error()
 		}
 		return ""
-	case <-time.After(30 * time.Second):
+	case <-time.After(sandbox.Patience):
 		p.t.Fatal("the helper says nothing")
 		return ""
 	}
@@ -197,7 +197,7 @@ func wantEntries(t testing.TB, s *Store, want ...string) {
 // raw changes a journal's file directly by bbolt.
 func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 	t.Helper()
-	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{Timeout: time.Second})
+	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{Timeout: sandbox.Patience})
 	check(t, err)
 	check(t, db.Update(fn))
 	check(t, db.Close())

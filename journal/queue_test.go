@@ -13,6 +13,7 @@ import (
 
 // TestQueue tells of transactions that wait for each other.
 func TestQueue(t *testing.T) {
+	t.Parallel()
 	tellStories(t, []story{
 		{"readers read at once, a writer waits for those before it, later ones for the writer", `
 			we put a = ok; p view = in; q view = in; w put b -> journal.db; r view -> journal.lock
@@ -45,6 +46,7 @@ func TestStillQueue(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits: make test")
 	}
+	t.Parallel()
 	tellStories(t, []story{
 		{"still", `
 			we put a = ok; p hold b = in; p stop

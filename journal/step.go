@@ -14,7 +14,13 @@ type Step struct {
 	// the time of the runtime's DEL if unwind did not see the ADD.
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
-	Tries  int             `json:"tries,omitempty"` // tries of its DEL
+	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the last tries of its DEL
+	// that failed in a row with the same error, the first of them at AlikeSince (CLOCK_BOOTTIME,
+	// nanoseconds).
+	Refusal    Refusal `json:"refusal,omitzero"`
+	Alike      int     `json:"alike,omitempty"`
+	AlikeSince int64   `json:"alikeSince,omitempty"`
+	Tries      int     `json:"tries,omitempty"` // tries of its DEL
 	// Last is the delegate's error message if the last try failed, or the reason why a success did
 	// not count. It is "" before the first try, and after a success that counts. Code is the CNI
 	// error code, or 0 if the delegate succeeded.
@@ -27,6 +33,12 @@ type Step struct {
 	Again int64 `json:"again,omitempty"`
 	// MayHaveRun is set if the pass that started the step's first DEL was interrupted.
 	MayHaveRun bool `json:"mayHaveRun,omitempty"`
+}
+
+// Refusal is an error that a delegate returned by itself.
+type Refusal struct {
+	Code  uint   `json:"code"` // the CNI error code; never 0
+	Words string `json:"words"`
 }
 
 // Wait says why a step's DEL does not run in the next pass, and how long it waits.

@@ -159,7 +159,7 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	}
 	stdout, f := a.w.Runner.Run(ctx, c, a.Stderr)
 	if f != nil {
-		a.w.Failed(a.entry, step, f.Killed)
+		a.w.Failed(a.entry, step, f)
 		if f.Unstarted {
 			a.started = i
 		}

@@ -98,7 +98,7 @@ func TestQuietParking(t *testing.T) {
 	add b; lose $dir/log
 	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc
 	logs DEL waits: its address has another owner
-	plan; del b`, owing())
+	plan; del b; sweep`, owing())
 }
 
 // These are those of the code, for any DEL that fails.

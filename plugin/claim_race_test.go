@@ -14,6 +14,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
 // pooled is a delegate that calls host-local, as bridge does, with the addresses from first to
@@ -151,7 +152,7 @@ func (t *turn) await(d time.Duration) {
 func (t *turn) finish() error {
 	t.Helper()
 	t.replan("ok")
-	if t.await(time.Minute); !t.ended {
+	if t.await(sandbox.Patience); !t.ended {
 		t.Fatalf("the %s of %s does not end", t.command, t.pod.ContainerID)
 	}
 	return t.err
@@ -218,6 +219,7 @@ func (c *contest) wantOutcome(errDEL, errADD error) {
 		c.wantHas("after another DEL of A")
 	}
 	c.b.mustDel(c.list)
+	c.sweep() // of a DEL of A that waited for B
 	c.over()
 }
 

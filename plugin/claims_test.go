@@ -122,17 +122,16 @@ func TestSlowLateDELAgainstClaim(t *testing.T) {
 	del a; rules $a.p1; del b; rules`)
 }
 
-// TestOneSweepIsEnough: A has a DEL that is parked, or will be, because B has its address. When the
-// runtime calls GC, both are dead. That one GC leaves nothing, though A comes first, being dead for
-// longer.
-func TestOneSweepIsEnough(t *testing.T) {
+// TestParkedUntilTheNextSweep: A has a DEL that is parked, or will be, because B has its address. When
+// the runtime calls GC, both are dead. That GC undoes B, and the next one leaves nothing of A.
+func TestParkedUntilTheNextSweep(t *testing.T) {
 	stories(t, `
 	chain single | p1, "rules": true | p2
 	add a; plan p1 DEL fail; fails del a; rules $a.p1; reserved 0
 	add b; plan
 	either parked before: del a
 	or parked by the GC:
-	drop b; gc; left; rules`)
+	drop b; gc; gc; left; rules`)
 }
 
 // hostPorts are statements about the rules of host ports.

@@ -12,7 +12,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // events returns the events in the history, each as "KIND CONTAINER ADDRESSES PLUGINS: REASON".
@@ -141,7 +140,7 @@ func TestNotesOfTheKilled(t *testing.T) {
 	told`, acts{"told": func(s *story, _ []string) {
 		there, told := s.who("a").entry() != nil, len(s.node.events()) > 0
 		s.want(!told || !there, "told, and still there: %v", s.node.events())
-		s.sweep(undo.DefaultBudgets)
+		s.sweep()
 		s.want((told || there) == (len(s.node.events()) == 1), "there %t, told %t, then %v", there, told, s.node.events())
 		total := uint64(0)
 		for _, count := range s.node.counters() {

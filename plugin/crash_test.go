@@ -52,17 +52,13 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 	return err
 }
 
-// awaitDelegates waits, for a while, until no delegate holds a lock: it carries out its
-// configuration although its unwind is dead.
+// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although its
+// unwind is dead.
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
 	must(n, err)
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if !slices.ContainsFunc(files, held) {
-			return
-		}
-	}
+	eventually(n, "no delegate runs", func() bool { return !slices.ContainsFunc(files, held) })
 }
 
 // held says whether somebody has the lock of a file.

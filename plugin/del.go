@@ -26,7 +26,6 @@ import (
 //     undone, there is nothing to do. If the attachment is not in the journal, create an entry from
 //     the chain on stdin. Write the entry if it has changed.
 //  3. Undo the entry, and write the DELs that are still pending.
-//  4. Run the DELs of other attachments that waited for an address of this one.
 //
 // No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
 // contains every DEL that may not have run.
@@ -169,9 +168,8 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the records, newest first, and writes the DELs that are still pending. Then it runs
-// DELs of other attachments that wait for one of the addresses. durable reports whether the journal
-// contains all pending DELs.
+// undo undoes the records, newest first, and writes the DELs that are still pending. durable reports
+// whether the journal contains all pending DELs.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	durable = true
 	ran, later := 0, 0
@@ -188,13 +186,12 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		job.Later = later
 		failed, n := d.w.Run(ctx, job)
 		failures, ran = append(failures, failed...), ran+n
-		others, err := d.w.Finish(ctx, job)
+		err := d.w.Finish(ctx, job)
 		if err != nil {
 			d.rec.Degraded("DEL", err)
 			d.log.Error("cannot record the outcome of a DEL; a later pass may run it again", "err", err)
 		}
 		durable = durable && err == nil && !d.rec.Unwritable
-		d.w.RetryWaiting(ctx, others)
 	}
 	if ran == 0 && len(failures) == 0 && len(d.entry.Steps) > 0 {
 		d.noteIdle("pending: "+strings.Join(undo.PendingSteps(d.entry), ", "), nil, false)

@@ -101,13 +101,13 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 	deadline, _ := ctx.Deadline()
 	for i, e := range samePod {
 		left := time.Until(deadline)
-		if left < a.Budgets.Release/5 {
+		if left < a.Budgets.Step {
 			a.log.Debug("out of time; a later verb releases the other attachments of the pod",
 				"attachments", len(samePod)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx,
-			max(left/time.Duration(len(samePod)-i), a.Budgets.Release/5))
+			max(left/time.Duration(len(samePod)-i), a.Budgets.Step))
 		if err := a.w.Release(one, e.Key); err != nil {
 			a.w.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}

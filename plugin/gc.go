@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
@@ -19,9 +21,9 @@ import (
 
 // gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network, it uses the
 // runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
-// alone, because a renamed network never gets a GC again. Then gc passes the GC, with the list, to
-// the delegates that support the verb, unless the list cannot be trusted (see
-// sweep.MassReleaseError). It runs all delegates and collects all errors.
+// alone, because a renamed network never gets a GC again. Then gc passes the GC to the delegates
+// that support the verb, with the list and what unwind keeps (see listKept), unless the list cannot
+// be trusted (see sweep.MassReleaseError). It runs all delegates and collects all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
 // valid. gc does not pass it on, because a delegate that treats an absent list as an empty one
@@ -41,8 +43,12 @@ func (o *op) gc(ctx context.Context) error {
 	defer cancel()
 	errs, believed := o.sweepForGC(ctx, chain)
 	code := types.ErrTryAgainLater
-	if believed {
-		for _, f := range o.passOn(ctx, chain, "GC") {
+	if believed && o.conf.Valid != nil {
+		lists, err := o.listKept(ctx)
+		if err != nil {
+			return ownError(code, "GC incomplete: %v", errors.Join(append(errs, err)...))
+		}
+		for _, f := range o.passOn(ctx, chain, "GC", lists) {
 			if len(errs) == 0 {
 				code = f.Code
 			}
@@ -98,23 +104,50 @@ func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Ch
 	}
 }
 
-// passOn runs STATUS or GC of all delegates in parallel, if the chain's CNI version has these
-// verbs. Without unwind, the runtime would not call them in an older version either.
-func (o *op) passOn(ctx context.Context, chain *netconf.Chain, command string) []*delegate.Failure {
-	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
-		return nil
+// listKept returns the runtime's list under each of its keys, with each attachment of the network
+// that has a pending DEL in the journal. A delegate may release whatever is not on the list
+// (host-local since 1.10). The runtime's list may lack a pod that is starting, and it lacks a dead
+// one whose DELs are pending.
+func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
+	var kept []json.RawMessage
+	err := o.rec.Store.View(ctx, func(tx *journal.Tx) error {
+		kept = nil
+		return tx.Outlines(func(e journal.Outline, _ error) error { // a damaged record is kept too
+			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
+			if e.Network == o.conf.Name && e.State != journal.Undone && !slices.Contains(o.conf.Valid, a) {
+				kept = append(kept, netconf.Marshal(a))
+			}
+			return nil
+		})
+	})
+	if err != nil || len(kept) == 0 {
+		return o.conf.ValidRaw, err
 	}
-	if command == "GC" && o.conf.Valid == nil {
-		o.log.Debug("GC not forwarded to the plugins: the runtime sent no list", "network", o.conf.Name)
+	lists := map[string]json.RawMessage{}
+	for key, raw := range o.conf.ValidRaw {
+		var list []json.RawMessage
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return nil, err
+		}
+		lists[key] = netconf.Marshal(append(list, kept...))
+	}
+	return lists, nil
+}
+
+// passOn runs STATUS or GC of all delegates in parallel, if the chain's CNI version has these
+// verbs. Without unwind, the runtime would not call them in an older version either. The delegates
+// get the given keys in addition to their configurations.
+func (o *op) passOn(
+	ctx context.Context, chain *netconf.Chain, command string, keys map[string]json.RawMessage,
+) []*delegate.Failure {
+	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
 		return nil
 	}
 	failures := make([]*delegate.Failure, len(chain.Delegates))
 	var running sync.WaitGroup
 	for i, d := range chain.Delegates {
 		config := netconf.ObjectOf(chain.Config(i, o.conf))
-		if command == "GC" {
-			maps.Copy(config, o.conf.ValidRaw)
-		}
+		maps.Copy(config, keys)
 		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path,
 			Stdin: netconf.Marshal(config)}
 		running.Go(func() {

@@ -58,7 +58,7 @@ func TestAddOverLive(t *testing.T) {
 // entry.
 func TestSecondDelAfterGrace(t *testing.T) {
 	stories(t, `
-	hasty; conf gracePeriod 1h; conf delegateTimeout 300ms
+	hasty; conf gracePeriod 1h
 	chain p0 | p1 | p2
 	either hangs: plan p1 ADD hang-effect
 	or crashes: plan p1 ADD crash-effect

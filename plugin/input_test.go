@@ -24,6 +24,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
 
 // input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
@@ -59,7 +60,7 @@ type outcome struct {
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
 	n.seeConfiguration([]byte(in.stdin))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	binary := filepath.Join(n.path[0], netconf.Name)
 	cmd := exec.CommandContext(ctx, binary)
@@ -67,11 +68,11 @@ func (n *node) start(in *input) (out outcome) {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")} // unless in.env has them
 	for name, value := range in.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	cmd.Env = append(cmd.Env, in.more...)
-	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "GORACE="+os.Getenv("GORACE"))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.stdin), &stdout, &stderr
 	err := cmd.Run()
@@ -369,7 +370,7 @@ func TestVERSION(t *testing.T) {
 	defer r.Close()
 	cmd := exec.Command(filepath.Join(n.path[0], netconf.Name))
 	cmd.Env, cmd.Stdin = []string{"CNI_COMMAND=VERSION", "GORACE=" + os.Getenv("GORACE")}, r
-	timer := time.AfterFunc(30*time.Second, func() { w.Close() })
+	timer := time.AfterFunc(sandbox.Patience, func() { w.Close() })
 	out, err := cmd.Output()
 	if err != nil || !timer.Stop() {
 		t.Fatalf("%v: it failed, or waited for its input", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -64,21 +65,40 @@ func TestFaultMatrixDel(t *testing.T) {
 }
 
 // TestFaultMatrixDelKilled: the fault kills unwind itself. Every delegate gets its DEL within as many
-// DELs as there are delegates.
+// DELs as there are delegates. If the fault comes late, the DEL is on record as tried by then, so the
+// others get theirs first in the next pass.
 func TestFaultMatrixDelKilled(t *testing.T) {
 	stories(t, `
-	each mode kill-parent-late kill-parent-effect orphan
+	each mode hold-kill-parent kill-parent-effect orphan
 	each index 0 1 2 3
 	hasty; chain p0 | p1 | p2 | p3
 	add a; forgets
 	plan p$index DEL $mode
-	fails del a; fails del a; fails del a; fails del a
-	if late: reached
-	plan; del a`, acts{"reached": func(s *story, _ []string) {
-		calls := s.node.calls()
-		slices.Sort(calls)
-		s.want(slices.Equal(slices.Compact(calls), listed([]string{"DEL p0, DEL p1, DEL p2, DEL p3"})), "%q", calls)
-	}})
+	if hold: late; late; reached
+	unless hold: fails del a; fails del a; fails del a; fails del a
+	plan; del a`, acts{
+		"late": func(s *story, _ []string) {
+			s.tell("start del a; appears $dir/faulty/held/DEL.a.p" + s.vars["index"])
+			tried := func(step journal.Step) bool { return fmt.Sprint(step.Index) == s.vars["index"] && step.MayHaveRun }
+			eventually(s, "it is on record as tried", func() bool { return slices.ContainsFunc(s.who("a").entry().Steps, tried) })
+			s.tell("lose $dir/faulty/held/DEL.a.p" + s.vars["index"] + "; fails wait del a")
+		},
+		"reached": func(s *story, _ []string) {
+			calls := s.node.calls()
+			slices.Sort(calls)
+			s.want(slices.Equal(slices.Compact(calls), listed([]string{"DEL p0, DEL p1, DEL p2, DEL p3"})), "%q", calls)
+		},
+	})
+}
+
+// TestHangingDELLeavesTime: a DEL hangs until its part of the time is over. The others get theirs in
+// the same pass.
+func TestHangingDELLeavesTime(t *testing.T) {
+	stories(t, `
+	budget Undo 40s; budget Step 10s; chain p0 | p1 | p2
+	add a; forgets; plan p2 DEL hang
+	fails del a; calls DEL p2, DEL p1, DEL p0; pending a p2
+	plan; del a`)
 }
 
 // addressed is a chain of four, each of which adds an address to the result.

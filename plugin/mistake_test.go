@@ -4,8 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"cni-unwind/journal"
 )
 
 // TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its configuration
@@ -71,11 +76,60 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 	plan; chain p0; status; gc`)
 }
 
+// TestFailsAsItsADD: bridge rejects the runtime's arguments at the ADD and at each DEL of each sandbox.
+// After 20 tries in over an hour their DELs are dropped, each with a reason. Before that, or while a
+// namespace is there, they stay, and a plugin that is repaired gets them.
+func TestFailsAsItsADD(t *testing.T) {
+	stories(t, `
+	conf delegateTimeout; chain bridge; let all a b
+	script bridge 'if [ $CNI_COMMAND = DEL ] && [ -e $dir/well ]; then echo $CNI_CONTAINERID >> $dir/deleted; exit; fi; exec $cni/bridge'
+	either for good: let all a b c d e f; refused $all; drop $all
+		retried 18; hour $all; entries 6; retried 1; entries 0; absent $dir/deleted; dropped $all
+	or repaired in time: refused $all; drop $all; retried 18; hour $all
+	or not for an hour: refused $all; drop $all; retried 20
+	or the namespaces are there: refused $all; retried 18; hour $all; retried 2
+	unless for good: entries 2; file $dir/well; sweep; entries 0; deleted $all`, acts{
+		"refused": func(s *story, w []string) {
+			for _, name := range w {
+				s.who(name).Args = [][2]string{{"FAST", "yes"}}
+				s.fails([]string{"add", name, "FAST"})
+			}
+		},
+		// retried N: by so many GCs
+		"retried": func(s *story, w []string) {
+			many, err := strconv.Atoi(w[0])
+			s.must(err)
+			for range many {
+				_, _ = s.attempt([]string{"gc"})
+			}
+		},
+		// hour PODS: the tries so far are of the last hour
+		"hour": each(func(p *pod) {
+			p.edit(func(e *journal.Entry) { e.Steps[0].AlikeSince -= int64(time.Hour) })
+		}),
+		"dropped": func(s *story, w []string) {
+			var got []string
+			for _, e := range s.node.recorded() {
+				if e.Kind == journal.Untaken && strings.HasPrefix(e.Reason, "its ADD and its DELs failed with the same error for over an hour: ") {
+					got = append(got, e.ContainerID)
+				}
+			}
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
+		"deleted": func(s *story, w []string) {
+			got := strings.Fields(read(s, filepath.Join(s.dir, "deleted")))
+			slices.Sort(got)
+			s.want(slices.Equal(got, w), "%q", got)
+		},
+	})
+}
+
 // TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
 // executed.
 func TestNeverRan(t *testing.T) {
 	stories(t, `
-	hasty; chain p0 | {"type": "broken"}
+	chain p0 | {"type": "broken"}
 	either not executable: file 0644 '#!/bin/sh'
 	or of another format: file 0755 '1234'
 	or missing:

@@ -11,7 +11,6 @@ import (
 
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/undo"
 )
 
 // mounts are statements about the network namespace of pod a, which is mounted elsewhere at $path.
@@ -77,7 +76,7 @@ func TestCoveredPod(t *testing.T) {
 			s.vars["path"] = s.who("a").NetNS
 		},
 		"lives": func(s *story, _ []string) {
-			for _, f := range s.sweep(undo.DefaultBudgets) {
+			for _, f := range s.sweep() {
 				s.want(f.Fate == decide.Unknown, "%s: %s (%s)", f.Key, f.Fate, f.Reason)
 			}
 		},

@@ -131,7 +131,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 // namespace bridge would leave its nat chain.
 func TestNamespaceOutOfReach(t *testing.T) {
 	stories(t, `
-	hasty; chain bridge, "ipMasq": true
+	budget HostLink 100ms; chain bridge, "ipMasq": true
 	add a; bind pin; unpin a
 	del a; iptables 0; entries 0; reserved 0; leaves`, mounts())
 }

@@ -54,6 +54,7 @@ type node struct {
 	store    *journal.Store
 	ruled    *atomic.Bool // a plugin was named that makes rules
 	mayDie   bool         // unwind may be killed in a GC or a STATUS
+	budgets  []string     // NAME=TIME; the others are env.Long
 }
 
 var nodes atomic.Int64
@@ -255,19 +256,19 @@ func (p *pod) dropNetNS() {
 }
 
 func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
 }
 
 func (p *pod) del(list *libcni.NetworkConfigList) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
 }
 
 func (p *pod) check(list *libcni.NetworkConfigList) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
 }
@@ -447,12 +448,8 @@ func (n *node) links(netns string) []string {
 func (n *node) nothingLeft() {
 	n.Helper()
 	n.nothingOnDisk()
-	for end := time.Now().Add(10 * time.Second); len(n.ports()) > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) { // the kernel removes those of a namespace that is gone after a while
-			n.Errorf("%q are still ports of %s", n.ports(), n.bridge)
-			break
-		}
-	}
+	// The kernel removes those of a namespace that is gone after a while.
+	eventually(n, n.bridge+" has no ports", func() bool { return len(n.ports()) == 0 })
 	n.noRules()
 }
 
@@ -507,7 +504,7 @@ func (n *node) nothingOnDisk() {
 // eventually waits until the condition holds.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if condition() {
 			return
 		}
@@ -529,18 +526,22 @@ var makeSharedChains = sync.OnceValue(func() error {
 	return nil
 })
 
-// hasty gives unwind less time than on a real node, for tests in which delegates hang.
-func (n *node) hasty() *node {
-	n.conf["delegateTimeout"] = "2s"
-	n.env = append(n.env, env.Hasty+"=1")
-	return n
+// hasty ends the time of a delegate as soon as it hangs, also in an ADD (see env.Hangs), and waits
+// less for one that outlives its unwind.
+func (n *node) hasty() {
+	n.Helper()
+	n.conf["delegateTimeout"] = env.Long.Undo.String()
+	n.mkdir(n.hangsDir())
+	n.env = append(n.env, env.Hangs+"="+n.hangsDir())
+	n.budget("Orphans=500ms")
 }
 
-// patient gives a STATUS, and other attachments during an ADD, the time that they need on a busy
-// machine, for tests that count what is done.
-func (n *node) patient() *node {
-	n.env = append(n.env, env.Patient+"=1")
-	return n
+func (n *node) hangsDir() string { return filepath.Join(n.dir, "hangs") }
+
+// budget sets one of unwind's budgets: NAME=TIME.
+func (n *node) budget(text string) {
+	n.budgets = append(slices.Clone(n.budgets), text)
+	n.env = append(n.env, env.Budgets+"="+strings.Join(n.budgets, " "))
 }
 
 // ask runs GC or STATUS, with unwind's entry for a chain of this version and plugins. changes are

@@ -28,8 +28,8 @@ type Plugin struct {
 	// different state. Tests set it.
 	Point func(name string)
 
-	// delegates runs delegates; nil runs them as processes. Tests set it.
-	delegates delegate.Runner
+	// Delegates runs the delegates; nil runs them as processes. Tests set it.
+	Delegates delegate.Runner
 }
 
 func (p *Plugin) at(point string) {
@@ -47,8 +47,8 @@ func (p *Plugin) probes() map[string]ipam.Probe {
 
 // newRunner returns the Runner of one worker.
 func (p *Plugin) newRunner() delegate.Runner {
-	if p.delegates != nil {
-		return p.delegates
+	if p.Delegates != nil {
+		return p.Delegates
 	}
 	return &delegate.Processes{At: p.Point, Slow: p.Slow}
 }

@@ -15,7 +15,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 )
 
 // whole returns everything that is visible of an added pod: its traces, sorted.
@@ -99,7 +98,7 @@ func before(pods ...*pod) {
 var sweeps = map[string]func(n *node, chain []string){
 	"STATUS": func(n *node, chain []string) { n.ask("STATUS", "1.0.0", nil, chain...) },
 	"GC":     func(n *node, chain []string) { n.ask("GC", "1.0.0", nil, chain...) },
-	"sweep":  func(n *node, _ []string) { n.sweep(undo.DefaultBudgets) },
+	"sweep":  func(n *node, _ []string) { n.sweep() },
 }
 
 // until sweeps until the journal is empty: a STATUS may have too little time for all.

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cni-unwind/testdata/unwind/env"
 )
 
 // headless runs this program as one whose first thread has ended: see TestMain.
@@ -56,7 +54,7 @@ func confinement() acts {
 			changes = valid(p)
 		}
 		in := p.asking(verb, `{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes)
-		in.first, in.more = command, []string{env.Patient + "=1"}
+		in.first = command
 		out := s.node.start(in)
 		s.want(out.code == 0, "%s", out.stdout)
 		s.Logf("%s: %s", verb, out.stderr)

@@ -37,7 +37,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
 	case !a.rec.Unwritable:
-		if _, err := a.w.Finish(ctx, job); err != nil {
+		if err := a.w.Finish(ctx, job); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	case len(a.entry.Steps) > 0:

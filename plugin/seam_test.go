@@ -19,7 +19,8 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,
@@ -79,7 +80,7 @@ func newSeam(t *rapid.T, dir string) *seam {
 	}
 	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}}`, filepath.Join(dir, "state"), strings.Join(chain, ", "))
-	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets, CacheDir: filepath.Join(dir, "cache"), delegates: s.fakes}
+	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: env.Long, CacheDir: filepath.Join(dir, "cache"), Delegates: s.fakes}
 	return s
 }
 
@@ -131,7 +132,7 @@ func TestProtocolOverSeam(t *testing.T) {
 		}
 		s.fakes.mode = map[string]string{}
 		for _, id := range []string{"a", "b", "c"} {
-			for end := time.Now().Add(10 * time.Second); ; {
+			for end := time.Now().Add(sandbox.Patience); ; {
 				if err := s.verb((*op).del, id); err == nil {
 					break
 				} else if time.Now().After(end) {

@@ -90,12 +90,10 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// exchange is how long unwind waits for a provider to replace a configuration file or a plugin.
-const exchange = time.Second
-
-// awaitExchange calls look until look returns true, or until exchange has passed.
-func awaitExchange(ctx context.Context, look func() bool) {
-	end := time.Now().Add(exchange)
+// awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A provider
+// may be replacing a configuration file or a plugin.
+func (p *Plugin) awaitExchange(ctx context.Context, look func() bool) {
+	end := time.Now().Add(p.Budgets.Exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -114,7 +112,7 @@ func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
 // loadChain calls readChain. If the chainFile is missing or invalid, it retries, because the owner
 // of that file may be rewriting it. It does not retry after an error in unwind's own configuration.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
-	awaitExchange(ctx, func() bool {
+	o.awaitExchange(ctx, func() bool {
 		chain, err = readChain(o.conf, o.log)
 		return err == nil || o.conf.Chain != nil || o.conf.ChainFile == ""
 	})
@@ -171,6 +169,7 @@ func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry 
 	e := &journal.Entry{
 		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
 		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
+		Env:        facts.SearchPaths(),
 		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
 		GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
 		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),

@@ -22,7 +22,8 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 const (
@@ -227,19 +228,14 @@ func (s *soak) round(seed uint64, until int64) {
 	close(done)
 	sweeper.Wait()
 	s.hurt(false)
-	for end := time.Now().Add(time.Minute); s.sweepAll() > 0; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Errorf("dead for a minute, and not released")
-			return
-		}
-	}
+	eventually(s, "what is dead is released", func() bool { return s.sweepAll() == 0 })
 }
 
 // sweepAll sweeps as the agent does, and returns the number of entries that it found.
 func (s *soak) sweepAll() int {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: undo.DefaultBudgets}).Sweep(ctx, s.stateDir, sweep.Job{})
+	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: env.Long}).Sweep(ctx, s.stateDir, sweep.Job{})
 	if err != nil {
 		s.Errorf("sweep: %v", err)
 	}

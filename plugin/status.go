@@ -74,12 +74,12 @@ func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
 	var journalErr error
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		awaitExchange(ctx, func() bool {
+		o.awaitExchange(ctx, func() bool {
 			missing = chain.Missing(o.args.Path)
 			return len(missing) == 0
 		})
 		if len(missing) == 0 {
-			failures = o.passOn(ctx, chain, "STATUS")
+			failures = o.passOn(ctx, chain, "STATUS", nil)
 		}
 	})
 	looking.Go(func() {

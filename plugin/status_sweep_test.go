@@ -56,6 +56,32 @@ func TestStatusReleasesEmpty(t *testing.T) {
 	reserved 0; leaves`)
 }
 
+// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The record
+// and the file go with the next sweep. A living pod's file of the same pool stays.
+func TestCutOffReservation(t *testing.T) {
+	stories(t, `
+	chain bridge | firewall; add container; add other; reboot container
+	one-in 3
+	let file $data/$network/$container
+	either empty: cut 0 0
+	or zeros: cut 0 12
+	or in the container ID: cut 4 4
+	or before the interface: cut 10 10
+	or in the interface: cut 12 12
+	or in the interface, then zeros: cut 12 15
+	each by STATUS GC sweep
+	swept $by container; owners '$other other eth0'; del other`, acts{
+		"swept": func(s *story, w []string) {
+			eventually(s, w[1]+" is gone", func() bool { sweeps[w[0]](s.node, s.plugins(s.node)); return s.who(w[1]).entry() == nil })
+		},
+		"cut": func(s *story, w []string) { // to this many bytes, and fills it up with zeros
+			file := s.value("$file")
+			run(s, "sh", "-ec", fmt.Sprintf("touch -r %[1]s %[1]s.ref; truncate -s %[2]s %[1]s; truncate -s %[3]s %[1]s; touch -r %[1]s.ref %[1]s; rm %[1]s.ref",
+				file, w[0], w[1]))
+		},
+	})
+}
+
 // TestEmptiedFileOfALivePod: an address whose file somebody emptied stays a living pod's.
 func TestEmptiedFileOfALivePod(t *testing.T) {
 	stories(t, `

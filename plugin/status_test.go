@@ -35,12 +35,12 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	}})
 }
 
-// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back within the
-// second, as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
+// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back soon after,
+// as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
 // looks at several things at once.
 func TestStatusDuringUpgrade(t *testing.T) {
 	stories(t, `
-	script upgraded 'echo asked >>$dir/asked'; shell 'mv $dir/bin/upgraded $dir/bin/away'
+	budget Exchange 3m; script upgraded 'echo asked >>$dir/asked'; shell 'mv $dir/bin/upgraded $dir/bin/away'
 	either delegate: chain {"type": "upgraded"}
 	or IPAM: chain {"type": "faulty", "dir": "$dir", "ipam": {"type": "upgraded"}}
 	either 1.0.0: versions 1.1.0 1.0.0
@@ -120,7 +120,7 @@ func (n *node) flock(path string) (unlock func()) {
 // fails for the hang only if it is in a delegate's own STATUS. No delegate is left.
 func TestStatusEndsInTime(t *testing.T) {
 	stories(t, `
-	conf onJournalFailure fail; versions 1.1.0 1.0.0; chain p0 | p1; let asks other | asked
+	budget Status 2s; conf onJournalFailure fail; versions 1.1.0 1.0.0; chain p0 | p1; let asks other | asked
 	either a delegate hangs: plan asked STATUS hang
 	or a delegate ignores SIGTERM: plan asked STATUS ignore-term
 	or a delegate hangs, and a daemon holds its output: let asks {"type": "hanging"}
@@ -151,7 +151,7 @@ func TestStatusEndsInTime(t *testing.T) {
 // one repeats it.
 func TestStatusWhileJournalIsTaken(t *testing.T) {
 	stories(t, `
-	chain p0 | p1; add a; drop a; plan p1 DEL hang
+	budget Status 2s; chain p0 | p1; add a; drop a; plan p1 DEL hang
 	chain other; start status; awaits DEL p1; flock $state/journal.lock; wait status
 	unlock; plan; statuses 0`)
 }

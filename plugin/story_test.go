@@ -315,7 +315,7 @@ func (s *story) value(name string) string {
 	if _, err := fmt.Sscanf(name, "ip%d", &host); err == nil {
 		return s.prefix(4, host).Addr().String()
 	}
-	if v, is := map[string]string{"dir": s.dir, "data": s.dataDir(), "state": s.stateDir, "network": s.network, "bridge": s.bridge,
+	if v, is := map[string]string{"dir": s.dir, "data": s.dataDir(), "state": s.stateDir, "network": s.network, "bridge": s.bridge, "hangs": s.hangsDir(),
 		"subnet": s.subnet, "hostlocal": s.hostLocal(s.subnet),
 		"netns": filepath.Join(s.dir, "netns"), "cni": s.path[1]}[name]; is {
 		return v

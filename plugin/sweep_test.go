@@ -11,23 +11,23 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
 // of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
-func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
+func (n *node) sweep() []sweep.Finding {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	p := &Plugin{Stderr: n.Output(), Budgets: budgets, CacheDir: n.cacheDir()}
+	p := &Plugin{Stderr: n.Output(), Budgets: env.Long, CacheDir: n.cacheDir()}
 	findings, err := p.sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
 	if err != nil {
 		n.Errorf("sweep: %v", err)
@@ -37,7 +37,7 @@ func (n *node) sweep(budgets undo.Budgets) []sweep.Finding {
 
 // plugin is unwind in this process.
 func (n *node) plugin() *Plugin {
-	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: undo.DefaultBudgets, CacheDir: n.cacheDir()}
+	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: env.Long, CacheDir: n.cacheDir()}
 }
 
 // copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless

@@ -43,8 +43,11 @@ func init() {
 			}
 			s.conf[w[0]] = v
 		},
+		// hasty: the time of a delegate is over when it hangs
 		"hasty":   func(s *story, _ []string) { s.hasty() },
-		"patient": func(s *story, _ []string) { s.patient() },
+		"patient": func(*story, []string) {},
+		// budget NAME TIME: see undo.Budgets
+		"budget": func(s *story, w []string) { s.budget(w[0] + "=" + w[1]) },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
 		"versions": func(s *story, w []string) { s.outer, s.inner = w[0], w[1] },
 		// let NAME TEXT: $NAME stands for it
@@ -198,7 +201,7 @@ func init() {
 		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
 		// sweep: a person's
-		"sweep": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
+		"sweep": func(s *story, _ []string) { s.sweep() },
 		// aside STATUS|GC|sweep: it runs until "over"
 		"aside": func(s *story, w []string) {
 			sweep, n, chain, done := sweeps[w[0]], s.node, s.plugins(s.node), make(chan struct{})
@@ -325,7 +328,7 @@ func init() {
 		"pending": (*story).wantPending,
 		// released POD: by a sweep, in time
 		"released": func(s *story, w []string) {
-			eventually(s, "released", func() bool { s.sweep(undo.DefaultBudgets); return s.who(w[0]).entry() == nil })
+			eventually(s, "released", func() bool { s.sweep(); return s.who(w[0]).entry() == nil })
 		},
 		// agent: its sweep
 		"agent": func(s *story, _ []string) {

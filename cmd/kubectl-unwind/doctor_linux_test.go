@@ -19,7 +19,7 @@ func TestDoctorOnTerminal(t *testing.T) {
 		d.Checks = append(d.Checks, struct{ What, Severity, Text, Remedy string }{"pools", "warning", strings.Repeat("podnet is full ", 9), ""})
 		screen, out := nodetest.NewTerminal(t, 80)
 		nodetest.Check(t, doctorView().print(out, []answer{{Node: node, report: d}, {Node: "lost", Error: strings.Repeat("why ", 30)}}, &term.Output{Format: term.Plain}))
-		for end := time.Now().Add(10 * time.Second); strings.Count(screen.String(), "\n") < 4 && time.Now().Before(end); {
+		for end := time.Now().Add(patience); strings.Count(screen.String(), "\n") < 4 && time.Now().Before(end); {
 			time.Sleep(10 * time.Millisecond)
 		}
 		for line := range strings.Lines(screen.String()) {

@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestFrames: messages come whole or in fragments, with control frames between these.
@@ -76,7 +75,7 @@ func TestGate(t *testing.T) {
 			dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
 			}
-			g := &gate{&kubectl{timeout: 10 * time.Second},
+			g := &gate{&kubectl{timeout: patience},
 				&http.Client{Transport: &http.Transport{DialContext: dial}}}
 			out, err := g.run(t.Context(), "pod", []string{"x"})
 			if err == nil {

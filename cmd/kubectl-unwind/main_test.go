@@ -20,6 +20,9 @@ import (
 	"golang.org/x/net/websocket"
 )
 
+// patience is how long a test waits for an event. It only ends a test that hangs.
+const patience = 5 * time.Minute
+
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"kubectl-unwind": main, "kubectl": fakeKubectl})
 }

@@ -64,7 +64,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "unverified", "a DEL succeeded, but its IPAM plugin's store still lists the address, " +
 		"or the plugin only queued the DEL"},
 	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and its plugin " +
-		"is no longer in the chain"},
+		"is no longer in the chain, or every DEL failed with the ADD's error for an hour"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
 	{"status", "on", "pods start through unwind"},
 	{"status", "starting", "the agent has not finished its first check"},

@@ -20,6 +20,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/nodetest"
+	"cni-unwind/testdata/sandbox"
 )
 
 // container is a place as a DaemonSet's container has it: the host's PID namespace, and a file
@@ -128,7 +129,7 @@ func TestHostRun(t *testing.T) {
 		t.Errorf("it ended with code %d while the DEL was under way", code)
 	}
 	n.Remove(held)
-	if code := r.wait(30 * time.Second); code != 0 || len(n.ids()) > 0 {
+	if code := r.wait(sandbox.Patience); code != 0 || len(n.ids()) > 0 {
 		t.Errorf("exit code %d; the journal has %v\n%s", code, n.ids(), r.log())
 	}
 }
@@ -171,7 +172,7 @@ func TestHostEvents(t *testing.T) {
 			if got != want+" /api/v1/namespaces/default/events" {
 				n.Errorf("asked with %s", got)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(sandbox.Patience):
 			n.Fatal("the API server is not asked")
 		}
 	}
@@ -204,12 +205,12 @@ func TestHostRunEnds(t *testing.T) {
 			_ = syscall.Kill(child, syscall.SIGKILL)
 		}
 	})
-	r.signal(syscall.SIGKILL, 10*time.Second)
+	r.signal(syscall.SIGKILL, sandbox.Patience)
 	eventually(t, "the agent ends with the container", func() bool { return !durable.Exists(fmt.Sprintf("/proc/%d/exe", child)) })
 
 	r = n.startOnHost(c)
 	check(t, syscall.Kill(n.child(r.cmd.Process.Pid), syscall.SIGKILL))
-	if code := r.wait(time.Minute); code != 128+9 {
+	if code := r.wait(sandbox.Patience); code != 128+9 {
 		t.Errorf("the agent was killed: the program in the container has the exit code %d", code)
 	}
 	out := n.run(c.command(n, "--host", "run", "--interval", "1ms"))

@@ -105,7 +105,7 @@ func (n *machine) newPlace(flags, kinds []string, setup string) place {
 	n.Helper()
 	// Of its process in this PID namespace tells the /proc of this one, so it is read before
 	// another is mounted.
-	script := `read -r pid rest </proc/self/stat; (` + setup + `) >&2 && echo $pid && exec sleep 300`
+	script := `read -r pid rest </proc/self/stat; (` + setup + `) >&2 && echo $pid && exec sleep 3600`
 	if slices.Contains(flags, "--mount") { // has a copy of what other tests have mounted, which would outlive them
 		script = `for pin in $(sed -n 's/^nsfs \([^ ]*\) .*/\1/p' /proc/mounts); do
 			case $pin in ` + n.dir + `/*) ;; *) umount -l "$pin" 2>/dev/null ;; esac; done; ` + script
@@ -160,7 +160,7 @@ func (n *machine) run(cmd *exec.Cmd) outcome {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	check(n, cmd.Start())
-	slow := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	slow := time.AfterFunc(sandbox.Patience, func() { _ = cmd.Process.Kill() })
 	defer slow.Stop()
 	_ = cmd.Wait()
 	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
@@ -269,7 +269,7 @@ func (o outcome) results() map[string][2]string {
 // eventually waits until the condition holds.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if condition() {
 			return
 		}

@@ -13,6 +13,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/testdata/nodetest"
+	"cni-unwind/testdata/sandbox"
 )
 
 // TestOffWithoutRoom: off takes unwind out of use on a full disk and on one that cannot be written
@@ -86,7 +87,7 @@ func (n *machine) installedByAgent(stays bool) {
 	r := n.agent(home)
 	n.await(nodetest.First)
 	if !stays {
-		r.signal(unix.SIGTERM, 10*time.Second)
+		r.signal(unix.SIGTERM, sandbox.Patience)
 	}
 }
 

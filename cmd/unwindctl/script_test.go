@@ -26,9 +26,9 @@ import (
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // TestMain runs the tests in namespaces of their own, or, where this program was started under the
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 }
 
 func runPlugin() {
-	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: undo.DefaultBudgets}
+	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: env.Long}
 	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 
@@ -112,7 +112,7 @@ func expandFiles(env *testscript.Env) error {
 
 // untilItSucceeds runs a program until its exit code is 0: eventually PROGRAM ARG….
 func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
-	for end := time.Now().Add(time.Minute); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(sandbox.Patience); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			ts.Fatalf("not in time: %v", args)
 		}

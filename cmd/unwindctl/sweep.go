@@ -87,7 +87,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
-			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …]")
+			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
 	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
 		"run the plugins in `DIR` for attachments that are not in the journal "+
 			"(default: the runtimes' directories)")

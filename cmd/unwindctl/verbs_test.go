@@ -18,6 +18,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
 	"cni-unwind/testdata/nodetest"
+	"cni-unwind/testdata/sandbox"
 )
 
 // scripted is the node of a script of testdata/script: its directories are state, net.d, plugins and
@@ -200,7 +201,7 @@ func (n *scripted) cri(ids []string) (socket string) {
 
 func (n *scripted) wantEnd(code string) {
 	n.Helper()
-	if got := n.agent.wait(20 * time.Second); fmt.Sprint(got) != code {
+	if got := n.agent.wait(sandbox.Patience); fmt.Sprint(got) != code {
 		n.Fatalf("exit code %d", got)
 	}
 }

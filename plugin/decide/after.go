@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -9,8 +10,12 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// maxMistaken limits the tries of a failed ADD's DEL if its plugin is no longer in the chain.
-const maxMistaken = 20
+// maxMistaken limits the tries of a failed ADD's DEL if its plugin is no longer in the chain, or if
+// the DEL fails with the ADD's error for at least mistakenFor.
+const (
+	maxMistaken = 20
+	mistakenFor = time.Hour
+)
 
 // Outcome is the result of one try of a DEL.
 type Outcome struct {
@@ -26,8 +31,12 @@ type Outcome struct {
 	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
 	// not sent its DEL yet, and may still send one with CNI_NETNS.
 	Unnamed bool
-	// NotInChain is set if the plugin is no longer in the chain.
+	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain, and
+	// NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
+	// address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
 	NotInChain bool
+	NetNSGone  bool
+	Reserved   tristate.Value
 
 	Jitter float64 // from 0 to 1 (see Pause)
 }
@@ -38,6 +47,7 @@ type Outcome struct {
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
+	s = countAlike(s, o, p.Now)
 	s.Last, s.Code, s.Wait = "", 0, journal.Wait{}
 	pause := journal.Wait{Until: p.Now + int64(Pause(s.Tries, o.Jitter))}
 	byContainer := known.Of(s.Type).FreesByContainer || known.IPAMOf(s.Config).FreesByContainer
@@ -46,7 +56,7 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
-		return s, o.NotInChain && !MayHaveTaken(&s) && s.Tries >= maxMistaken
+		return s, !MayHaveTaken(&s) && (o.NotInChain && s.Tries >= maxMistaken || tookNothing(&s, o, p.Now))
 	case o.Withheld:
 		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
 		return s, false
@@ -71,6 +81,49 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	return s, !o.Unnamed
 }
 
+// countAlike counts a try if it failed with the error of the ADD. A time after now is from an earlier
+// boot, so the time of the tries begins again.
+func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
+	if !o.Failed || o.Killed || (journal.Refusal{Code: max(1, o.Code), Words: o.Words}) != s.Refusal {
+		s.Alike, s.AlikeSince = 0, 0
+		return s
+	}
+	if s.Alike++; s.Alike == 1 || s.AlikeSince > now {
+		s.AlikeSince = now
+	}
+	return s
+}
+
+// tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's error
+// often enough and for long enough, and the attachment has neither a namespace nor an address. Only a
+// plugin that is known not to hide an IPAM plugin of its own can be judged, and host ports cannot.
+func tookNothing(s *journal.Step, o Outcome, now int64) bool {
+	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
+		o.Reserved == tristate.No && hidesNoIPAM(s) && !hasPorts(s)
+}
+
+// hidesNoIPAM reports whether a step's plugin has no IPAM plugin, or executes the one in its
+// configuration.
+func hidesNoIPAM(s *journal.Step) bool {
+	plugin, ipam := known.Of(s.Type), known.IPAMOf(s.Config).Name
+	if ipam == "" {
+		return plugin.Source != "" && !plugin.HidesIPAM
+	}
+	var config known.Object
+	return json.Unmarshal(s.Config, &config) == nil && plugin.ExecutesIPAM != nil &&
+		plugin.ExecutesIPAM(ipam, config)
+}
+
+// hasPorts reports whether a step's plugin got port mappings.
+func hasPorts(s *journal.Step) bool {
+	var config struct {
+		RuntimeConfig struct {
+			PortMappings []json.RawMessage `json:"portMappings"`
+		} `json:"runtimeConfig"`
+	}
+	return json.Unmarshal(s.Config, &config) != nil || len(config.RuntimeConfig.PortMappings) > 0
+}
+
 // leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
 // runtime sends its DEL while the record exists, the step's DEL runs again.
 func leftToRuntime(s journal.Step) bool { return s.Wait == journal.Wait{For: journal.ForRuntime} }
@@ -92,10 +145,8 @@ func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {
 // Share returns the time for one step's DEL, given the time that is left for the remaining steps of
 // a pass. A delegate may be slow, or wait for the lock of the firewall rules, as long as the others
 // do not need the time. A delegate that was killed before gets only an equal share.
-func Share(
-	s *journal.Step, left time.Duration, steps int, reserve, least time.Duration,
-) time.Duration {
-	limit := max(left-time.Duration(steps-1)*reserve, left/2)
+func Share(s *journal.Step, left time.Duration, steps int, least time.Duration) time.Duration {
+	limit := max(left-time.Duration(steps-1)*least, left/2)
 	if s.ADD == journal.AddKilled {
 		limit = left / time.Duration(steps)
 	}

@@ -10,6 +10,71 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
+// TestTookNothing: a DEL that fails as its ADD failed is dropped if nothing can be left, and never if one
+// condition does not hold.
+func TestTookNothing(t *testing.T) {
+	t.Parallel()
+	now := int64(3 * time.Hour)
+	type try struct {
+		step journal.Step
+		o    Outcome
+		p    Pass
+	}
+	config := func(text string) func(*try) {
+		return func(one *try) { one.step.Config = []byte(text) }
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*try)
+		done   bool
+		alike  int
+		since  int64
+	}{
+		{"all hold", func(*try) {}, true, 20, int64(2 * time.Hour)},
+		{"for longer", func(one *try) { one.step.AlikeSince = 1 }, true, 20, 1},
+		{"19 times", func(one *try) { one.step.Alike = 18 }, false, 19, int64(2 * time.Hour)},
+		{"the first time", func(one *try) { one.step.Alike, one.step.AlikeSince = 0, 0 }, false, 1, now},
+		{"not an hour yet", func(one *try) { one.step.AlikeSince++ }, false, 20, int64(2*time.Hour) + 1},
+		{"an hour of an earlier boot", func(one *try) { one.step.AlikeSince = now + 1 }, false, 20, now},
+		{"another code", func(one *try) { one.o.Code = 8 }, false, 0, 0},
+		{"other words", func(one *try) { one.o.Words = "not" }, false, 0, 0},
+		{"it passed", func(one *try) { one.o.Failed, one.p.GracePeriod, one.o.Withheld = false, 0, true }, false, 0, 0},
+		{"it was killed", func(one *try) { one.o.Killed = true }, false, 0, 0},
+		{"its ADD passed", func(one *try) { one.step.ADD = journal.AddPassed }, false, 20, int64(2 * time.Hour)},
+		{"its ADD was killed", func(one *try) { one.step.ADD = journal.AddKilled }, false, 20, int64(2 * time.Hour)},
+		{"the namespace may be there", func(one *try) { one.o.NetNSGone = false }, false, 20, int64(2 * time.Hour)},
+		{"an address is there", func(one *try) { one.o.Reserved = tristate.Yes }, false, 20, int64(2 * time.Hour)},
+		{"nobody knows of an address", func(one *try) { one.o.Reserved = tristate.Unknown }, false, 20, int64(2 * time.Hour)},
+		{"port mappings", config(`{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": [{}]}}`), false, 20, int64(2 * time.Hour)},
+		{"no port mappings", config(`{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": []}}`), true, 20, int64(2 * time.Hour)},
+		{"no configuration", config(`[`), false, 20, int64(2 * time.Hour)},
+		{"no IPAM plugin", config(`{}`), true, 20, int64(2 * time.Hour)},
+		{"no IPAM plugin, unknown", func(one *try) { one.step.Type = "own"; config(`{}`)(one) }, false, 20, int64(2 * time.Hour)},
+		{"an IPAM plugin, unknown", func(one *try) { one.step.Type = "own" }, false, 20, int64(2 * time.Hour)},
+		{"its IPAM plugin is hidden", func(one *try) { one.step.Type = "flannel"; config(`{}`)(one) }, false, 20, int64(2 * time.Hour)},
+		{"its IPAM plugin is not hidden", func(one *try) { one.step.Type = "flannel" }, true, 20, int64(2 * time.Hour)},
+		{"it does not execute its IPAM plugin", func(one *try) { one.step.Type = "egress-cni" }, false, 20, int64(2 * time.Hour)},
+		{"it does", func(one *try) {
+			one.step.Type = "egress-cni"
+			config(`{"ipam": {"type": "host-local"}, "enabled": "true"}`)(one)
+		}, true, 20, int64(2 * time.Hour)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			one := try{
+				step: journal.Step{Type: "bridge", Config: withIPAM("host-local"), ADD: journal.AddFailed,
+					Refusal: journal.Refusal{Code: 7, Words: "no"}, Tries: 30, Alike: 19, AlikeSince: now - int64(time.Hour)},
+				o: Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No},
+				p: Pass{Now: now},
+			}
+			tt.change(&one)
+			after, done := After(one.step, one.o, one.p)
+			if done != tt.done || after.Alike != tt.alike || after.AlikeSince != tt.since {
+				t.Errorf("done %t, %d since %s", done, after.Alike, time.Duration(after.AlikeSince))
+			}
+		})
+	}
+}
+
 // TestAfter has each row of After, and what is next to it.
 func TestAfter(t *testing.T) {
 	again := now + int64(grace)
@@ -119,7 +184,7 @@ func TestLeftToRuntime(t *testing.T) {
 }
 
 func TestShare(t *testing.T) {
-	const reserve, least = 2 * time.Second, time.Second
+	const least = 2 * time.Second
 	for _, tt := range []struct {
 		name  string
 		left  time.Duration
@@ -138,7 +203,7 @@ func TestShare(t *testing.T) {
 		if tt.hung {
 			s.ADD = journal.AddKilled
 		}
-		if got := Share(s, tt.left, tt.steps, reserve, least); got != tt.want {
+		if got := Share(s, tt.left, tt.steps, least); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}

@@ -225,6 +225,7 @@ func TestProtocol(t *testing.T) {
 		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
 		{"an agent behind a delegate", protocol{addresses: 1, agent: true, crashes: 1}},
 		{"sandboxes of one pod", protocol{addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}},
+		{"an IPAM plugin that collects", protocol{addresses: 1, collects: true, crashes: 1}},
 		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
 		{"commits of unknown outcome, an ID that is used again", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
 	} {
@@ -283,6 +284,7 @@ func TestGuards(t *testing.T) {
 		{protocol{without: onlyOnce, addresses: 1, pod: true, agent: true, crashes: 1, commits: 1}, "not its own"},
 		{protocol{without: podWait, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "not its own"},
 		{protocol{without: deadOfPod, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "never released"},
+		{protocol{without: handsOn, addresses: 1, collects: true}, "is not its own"},
 		{protocol{without: otherOfPod, addresses: 1, pod: true, faults: 1}, "not its own"},
 	} {
 		t.Run(string(tt.model.without), func(t *testing.T) {

@@ -76,6 +76,12 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 		}
 		to(what("the agent finishes the ADD of %s"), next)
 	}
+	recorded := slices.ContainsFunc(s.c[i].r[:], func(r record) bool { return r.pending() && !r.memory })
+	if a := s.has(i); m.collects && a != none && (!recorded || m.without == handsOn) {
+		next := s
+		next.owner[a], next.made[a] = none, 0
+		to(what("the IPAM plugin's GC releases the address of %s"), next)
+	}
 	if s.p[nSelf].pc != pEnded || s.lock[i] != none {
 		return
 	}

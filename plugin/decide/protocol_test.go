@@ -60,6 +60,7 @@ type protocol struct {
 	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
 	agent     bool // a delegate that is killed has an agent behind it, which may finish the ADD
 	pod       bool // A and B are sandboxes of one pod, and bridge's IPAM plugin frees by pod
+	collects  bool // the IPAM plugin may release what is not on a GC's list, which no container is on
 
 	without guard
 }
@@ -106,6 +107,7 @@ const (
 	podWait      guard = "an ADD waits, after its intent, for whoever undoes another sandbox of its pod"
 	otherOfPod   guard = "a plugin that frees by pod gets no DEL while another sandbox of the pod is known"
 	deadOfPod    guard = "a sandbox of the pod that is dead does not count"
+	handsOn      guard = "the list of a GC has each record with a pending DEL"
 )
 
 // The phases of a container, as the runtime sees it.

@@ -99,6 +99,11 @@ var afterRows = []struct {
 	{"the plugin was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
 	{"the DEL failed for the 20th time, the plugin's ADD failed too, and the plugin is no longer in the chain",
 		journal.Step{ADD: journal.AddFailed, Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
+	{"the DEL failed with the error of the plugin's ADD 20 times in an hour, the namespace is gone, host-local has no address of the " +
+		"attachment, and the plugin got no port mappings and is known not to hide an IPAM plugin of its own",
+		journal.Step{Type: "bridge", Config: withIPAM("host-local"), ADD: journal.AddFailed, Refusal: journal.Refusal{Code: 7, Words: "no"},
+			Tries: 19, Alike: 19, AlikeSince: now - 60*minute},
+		Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No}, pass},
 	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
 	{"the DEL ran without an address that belongs to another owner, and succeeded", journal.Step{}, Outcome{Withheld: true}, pass},
 	{"the DEL succeeded, and the plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},

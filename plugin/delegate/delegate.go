@@ -15,6 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -54,6 +56,8 @@ type Call struct {
 	Args        string // CNI_ARGS
 	Stdin       []byte
 	Lock        *os.File // inherited as LockFD; nil without a journal
+	// Env contains variables that replace unwind's own. A variable with the value "" is not set.
+	Env map[string]string
 }
 
 // Failure is a failed call. Code, Msg and Details are the delegate's own if it printed a CNI error.
@@ -88,10 +92,20 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's message
 }
 
-// environ returns unwind's own environment, followed by the CNI variables of this call. If a
-// variable occurs twice, the last value counts.
+// environ returns unwind's own environment with the variables of this call. If a variable occurs
+// twice, the last value counts.
 func (c *Call) environ() []string {
-	return append(os.Environ(), "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
+	env := slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		_, replaced := c.Env[name]
+		return replaced
+	})
+	for name, value := range c.Env {
+		if value != "" {
+			env = append(env, name+"="+value)
+		}
+	}
+	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
 		"CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
 }
 

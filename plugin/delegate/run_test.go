@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cni-unwind/testdata/sandbox"
 )
 
 // TestLargeInAndOut: a configuration and an answer that no pipe holds, at once, cannot block each
@@ -22,32 +24,34 @@ func TestLargeInAndOut(t *testing.T) {
 	}
 }
 
-// TestDeadlineWhileItIsFed: a delegate that does not read a large configuration is killed in time,
+// TestDeadlineWhileItIsFed: a delegate that does not read a large configuration is killed at the end of its time,
 // also if a child in a session of its own holds the pipe.
 func TestDeadlineWhileItIsFed(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{`sleep 60`, `setsid sleep 60 & sleep 60`} {
-		t.Run(text, func(t *testing.T) { t.Parallel(); deadlineWhileItIsFed(t, text) })
+	for name, text := range map[string]string{"alone": `sleep 600`, "with a child": `setsid sleep 600 & sleep 600`} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); deadlineWhileItIsFed(t, text) })
 	}
 }
 
 func deadlineWhileItIsFed(t *testing.T, text string) {
 	t.Helper()
-	c := script(t, text)
+	c := script(t, ">started; "+text)
 	c.Stdin = bytes.Repeat([]byte("x"), 1<<20)
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	done := make(chan *Failure, 1)
 	go func() {
 		_, f := new(Processes).Run(ctx, c, io.Discard)
 		done <- f
 	}()
+	awaitFile(t, c.file("started"))
+	cancel()
 	select {
 	case f := <-done:
 		if f == nil || !f.Killed {
 			t.Errorf("%+v, want killed", f)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(sandbox.Patience):
 		t.Fatal("it still runs")
 	}
 }

@@ -37,7 +37,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
 		ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
 	}
-	if e.Updated.Boot != 0 {
+	if e.Updated.Boot != 0 && e.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
 	if e.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
@@ -117,22 +117,10 @@ func (l *List) has(e *journal.Entry) decide.Fact {
 // name in its arguments, but no pod namespace (podman#12083).
 func isPod(pod journal.Pod) bool { return pod.Namespace != "" && pod.Name != "" }
 
-// shortID is the length of the shortest container ID that crictl, nerdctl and podman print.
-const shortID = 12
-
-// Names reports whether the list contains the attachment, or all interfaces of its container. A
-// list that people wrote may contain short container IDs.
+// Names reports whether the list contains the attachment, or all interfaces of its container.
 func (l *List) Names(k journal.Key) bool {
-	names := func(id string) bool {
-		return l.Valid[netconf.Attachment{ContainerID: id, IfName: k.IfName}] ||
-			l.Valid[netconf.Attachment{ContainerID: id, IfName: ""}]
-	}
-	for n := shortID; n < len(k.ContainerID); n++ {
-		if names(k.ContainerID[:n]) {
-			return true
-		}
-	}
-	return names(k.ContainerID)
+	return l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: k.IfName}] ||
+		l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
 }
 
 // HasContainer reports whether the list contains a container, with any interface. A list of pods
@@ -143,8 +131,7 @@ func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
 		return tristate.Unknown
 	}
 	for a := range l.Valid {
-		if a.ContainerID == id ||
-			len(a.ContainerID) >= shortID && strings.HasPrefix(id, a.ContainerID) {
+		if a.ContainerID == id {
 			return tristate.Yes
 		}
 	}

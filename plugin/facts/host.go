@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -26,6 +28,38 @@ func This() journal.Host {
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
 	h.Machine = machineOf(firstLine("/sys/class/dmi/id/product_uuid"), firstLine("/etc/machine-id"))
 	return h
+}
+
+// searchPaths are the variables in which plugins look for programs and libraries: iptables, and its
+// extensions.
+var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"}
+
+// SearchPaths returns the search paths of this process, as a record stores them.
+func SearchPaths() map[string]string {
+	env := map[string]string{}
+	for _, name := range searchPaths {
+		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv(name)), func(dir string) bool {
+			return !filepath.IsAbs(dir) || !isDirectory(dir)
+		})
+		env[name] = strings.Join(dirs, string(filepath.ListSeparator))
+	}
+	return env
+}
+
+// SearchPathsThere reports whether all directories of recorded search paths exist. It is false if
+// none are recorded.
+func SearchPathsThere(env map[string]string) bool {
+	for _, dirs := range env {
+		if slices.ContainsFunc(filepath.SplitList(dirs), func(dir string) bool { return !isDirectory(dir) }) {
+			return false
+		}
+	}
+	return len(env) > 0
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // machineOf returns the name of a machine: its DMI UUID, or its machine-id if the UUID is not

@@ -38,7 +38,7 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 		Runs:  lookFor(func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }),
 		InUse: lookFor(func() (bool, error) { return n.View.Uses(o.Addresses) }),
 	}
-	if !o.Made.IsZero() {
+	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf(procOf(1)).TimeNS {
 		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
 	}
 	return decide.DecideOrphan(seen)

@@ -50,10 +50,10 @@ func TestSplitDaemons(t *testing.T) {
 		name, script      string
 		daemons, delegate int
 	}{
-		{"a delegate and its child", `sleep 60 & echo $$ $!; wait`, 0, 2},
-		{"a daemon", `setsid sh -c 'echo $$; exec sleep 60' & wait`, 1, 0},
-		{"whose parent has ended", `setsid -f sh -c 'echo $$; exec sleep 60'`, 1, 0},
-		{"with a child in a group of its own", `setsid sh -c 'set -m; sleep 60 & echo $$ $!; wait' & wait`, 2, 0},
+		{"a delegate and its child", `sleep 600 & echo $$ $!; wait`, 0, 2},
+		{"a daemon", `setsid sh -c 'echo $$; exec sleep 600' & wait`, 1, 0},
+		{"whose parent has ended", `setsid -f sh -c 'echo $$; exec sleep 600'`, 1, 0},
+		{"with a child in a group of its own", `setsid sh -c 'set -m; sleep 600 & echo $$ $!; wait' & wait`, 2, 0},
 		{"a process that is gone", `sh -c 'echo $$'`, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestSplitDaemons(t *testing.T) {
 			}
 		})
 	}
-	both := append(started(t, `echo $$; exec sleep 60`), started(t, `setsid sh -c 'echo $$; exec sleep 60' & wait`)...)
+	both := append(started(t, `echo $$; exec sleep 600`), started(t, `setsid sh -c 'echo $$; exec sleep 600' & wait`)...)
 	if daemons, delegates := SplitDaemons(both); !slices.Equal(delegates, both[:1]) || !slices.Equal(daemons, both[1:]) {
 		t.Errorf("of %v daemons are %v, delegates %v", both, daemons, delegates)
 	}
@@ -81,7 +81,7 @@ func TestSplitDaemons(t *testing.T) {
 func TestOlder(t *testing.T) {
 	t.Parallel()
 	time.Sleep(30 * time.Millisecond)
-	self, child := os.Getpid(), started(t, `echo $$; exec sleep 60`)[0]
+	self, child := os.Getpid(), started(t, `echo $$; exec sleep 600`)[0]
 	for _, c := range []struct {
 		pid, than int
 		want      bool

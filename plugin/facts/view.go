@@ -183,12 +183,13 @@ func lookAtCgroups() (map[string]bool, error) {
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
 //	/kubepods.slice/kubepods-pod1234.slice:cri-containerd:ID
 //
-// A short ID, which no runtime creates, must be the whole name.
+// A short ID, which no runtime creates, must be the whole name. crictl, nerdctl and podman print at
+// least 12 characters.
 func namesContainer(path, id string) bool {
 	for name := range strings.SplitSeq(path, "/") {
 		name = strings.TrimSuffix(name, ".scope")
 		if rest, is := strings.CutSuffix(name, id); is && (rest == "" ||
-			len(id) >= shortID && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":"))) {
+			len(id) >= 12 && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":"))) {
 			return true
 		}
 	}

@@ -61,7 +61,7 @@ func TestOneLookAtProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(sandbox.Patience); ; time.Sleep(10 * time.Millisecond) {
 		link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid))
 		if err == nil && link == LinkOf(empty.Netns) {
 			break

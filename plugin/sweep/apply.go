@@ -13,9 +13,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Apply releases the dead attachments that are ready to retry. Then it releases those that became
-// ready in this sweep, because one of their plugins works again, or because one of their addresses
-// no longer has another owner.
+// Apply releases the dead attachments that are ready to retry. Then it releases those whose plugins
+// work again, as this sweep has shown.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	if s.Periodic {
 		deferFailing(findings)
@@ -25,10 +24,6 @@ func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 		return f.Deferred &&
 			slices.ContainsFunc(f.failing, func(plugin string) bool { return works[plugin] })
 	})
-	for i := range findings { // one at a time, because two of them may need the same address
-		s.releaseEach(ctx, findings[i:i+1],
-			func(f *Finding) bool { return s.unparked(ctx, f.Key) })
-	}
 }
 
 // probes is the number of attachments that a sweep tries for each plugin whose DELs fail.
@@ -100,19 +95,6 @@ func (s *Sweep) releaseEach(
 	return works
 }
 
-// unparked reports whether an attachment has a parked DEL (one that waits for an address's other
-// owner) and can be tried again now.
-func (s *Sweep) unparked(ctx context.Context, key journal.Key) bool {
-	var e *journal.Entry
-	s.w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
-		e, err = tx.Get(key)
-		return err
-	})
-	return e != nil && s.w.Ready(ctx, e, !s.Periodic) &&
-		slices.ContainsFunc(e.Steps,
-			func(step journal.Step) bool { return step.Wait.For == journal.ForOwner })
-}
-
 // release releases one attachment if its lock is free and time is left. If only orphaned delegates
 // hold the lock, it kills them first. A signal does not interrupt it, because a killed DEL would
 // stay pending.
@@ -131,14 +113,14 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	var killed []string
 	lock, err := w.Journal.Store.TryAcquire(f.Key)
-	switch busy := errors.Is(err, journal.ErrBusy); {
-	case busy && f.orphaned:
-		lock, killed, err = w.TakeOver(f.Key)
-	case busy: // another unwind process holds the lock
+	if f.orphaned && errors.Is(err, journal.ErrBusy) {
+		lock, killed, err = w.LockOrphaned(ctx, f.Key)
+	}
+	switch {
+	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
 		f.Verdict, f.Busy = decide.Locked, true
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	defer lock.Release()

@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -71,12 +72,24 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(entries,
-		func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
+	sortByAge(entries, journal.BootNanos())
 	for _, e := range entries {
 		findings = append(findings, s.finding(ctx, e))
 	}
 	return findings, s.guardMassRelease(findings)
+}
+
+// sortByAge sorts records by the time since their last change, the longest first. It uses the boot
+// clock, because somebody may set the wall clock. A time after now is from an earlier boot.
+func sortByAge(entries []*journal.Entry, now int64) {
+	changed := func(e *journal.Entry) int64 {
+		if e.Updated.Boot > now {
+			return 0
+		}
+		return e.Updated.Boot
+	}
+	slices.SortStableFunc(entries,
+		func(a, b *journal.Entry) int { return cmp.Compare(changed(a), changed(b)) })
 }
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
@@ -142,11 +155,9 @@ func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
 }
 
-// orphaned reports whether only delegates hold an attachment's lock, and whether they have held it
-// for longer than unwind waits for delegates.
+// orphaned reports whether only the delegates of a dead unwind hold an attachment's lock.
 func (s *Sweep) orphaned(e *journal.Entry) bool {
-	if s.w.Node.SameBoot(e) != tristate.Yes || s.w.Node.SameNamespaces(e) != tristate.Yes ||
-		journal.BootNanos()-e.Updated.Boot < int64(s.w.Budgets.Orphans) {
+	if s.w.Node.SameBoot(e) != tristate.Yes || s.w.Node.SameNamespaces(e) != tristate.Yes {
 		return false
 	}
 	lock, err := s.w.Journal.Store.LookAtLock(e.Key)

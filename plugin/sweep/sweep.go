@@ -44,7 +44,6 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //     too many of them seem dead (see MassReleaseError).
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
 //     each under its lock, without waiting for the lock, and judge it again by its current entry.
-//     Then release attachments with a DEL that waited for one of the others.
 //  3. Given the runtime's list, judge and release the attachments that are not in the journal, in
 //     the same two steps (see undoOwner).
 //  4. Release host-local addresses that have no owner at all.

@@ -17,24 +17,25 @@ type Budgets struct {
 	GC       time.Duration // a whole GC
 	Status   time.Duration // a whole STATUS
 	Release  time.Duration // releasing other attachments during an ADD
-	Step     time.Duration // the minimum for one DEL
-	Reserve  time.Duration // reserved for each later DEL, unless a delegate was killed
+	Step     time.Duration // the minimum for one DEL, and reserved for each later one
 	LateDel  time.Duration // a late DEL whose address cannot be held (see hold)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
-	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops (see stopping)
+	Stop     time.Duration // a DEL's wait for the rollback of a running ADD (see stopping)
+	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
 }
 
-// DefaultBudgets are the budgets on a real node.
+// DefaultBudgets are the budgets on a real node. A delegate that is slow is not one that hangs, and
+// costs a second DEL if it is killed. So a DEL that cannot have Step does not start, also in an ADD.
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,
-	Status:   2 * time.Second,
-	Release:  5 * time.Second,
-	Step:     500 * time.Millisecond,
-	Reserve:  4 * time.Second,
+	Status:   5 * time.Second,
+	Release:  10 * time.Second,
+	Step:     5 * time.Second,
 	LateDel:  4 * time.Second,
 	HostLink: time.Second,
 	Orphans:  2 * time.Second,
-	Stop:     5 * time.Second,
+	Stop:     8 * time.Second,
+	Exchange: time.Second,
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/testdata/document"
 )
 
@@ -17,12 +19,12 @@ func TestBudgetTable(t *testing.T) {
 		"GC":       "limit for a GC",
 		"Status":   "limit for a STATUS",
 		"Release":  "limit for the DELs of other attachments during an ADD, after which the ADD continues",
-		"Step":     "minimum time for the DEL of one delegate",
-		"Reserve":  "time that is reserved for the DEL of each later delegate, unless a delegate has hung",
+		"Step":     "minimum time for the DEL of one delegate, and time that is reserved for each later delegate, unless a delegate has hung",
 		"LateDel":  "limit for a DEL whose address is already free, unless host-local assigned it",
 		"HostLink": "how long unwind waits for an interface's host end to disappear after its namespace",
 		"Orphans":  "how long unwind waits for the delegates of a killed unwind to end",
-		"Stop":     "how long a DEL waits for a running ADD of its attachment while none of that ADD's delegates ends",
+		"Stop":     "how long a DEL waits for the rollback of a running ADD of its attachment",
+		"Exchange": "how long an ADD or a STATUS waits for a configuration file or a plugin that its provider replaces",
 	}
 	table := "| budget | time |\n|---|---|\n"
 	budgets := reflect.ValueOf(DefaultBudgets)
@@ -35,4 +37,25 @@ func TestBudgetTable(t *testing.T) {
 		table += fmt.Sprintf("| %s | %s |\n", words[name], strings.Replace(limit, "m0s", "m", 1))
 	}
 	document.Table(t, "../README.md", "budgets", table)
+}
+
+// TestSlowDELs: the DELs of a chain each take seconds, as portmap's where there are 20,000 rules. In
+// any verb, each has the time that it takes, or does not start: none is killed as one that hangs.
+func TestSlowDELs(t *testing.T) {
+	b := DefaultBudgets
+	const slow = 4 * time.Second
+	for verb, whole := range map[string]time.Duration{"DEL": b.Undo, "GC": b.GC * 2 / 3, "ADD": b.Release} {
+		for chain := 1; chain <= 30; chain++ {
+			left, done := whole, 0
+			for steps := chain; steps > 0 && left >= b.Step; steps-- {
+				if share := decide.Share(&journal.Step{}, left, steps, b.Step); min(share, left) < slow {
+					t.Errorf("%s of %d: %s for DEL %d", verb, chain, min(share, left), done+1)
+				}
+				left, done = left-slow, done+1
+			}
+			if done == 0 || verb == "DEL" && chain < 20 && done < chain {
+				t.Errorf("%s of %d: only %d DELs start", verb, chain, done)
+			}
+		}
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -18,16 +17,29 @@ const lockPoll = 10 * time.Millisecond
 
 // Lock takes the lock of an attachment. If a live unwind holds it, Lock waits as long as ctx
 // allows, or ends that unwind (see stopping). If only orphaned delegates of a killed unwind hold
-// it, Lock waits for up to Budgets.Orphans. Then it kills them and returns the names of their
-// programs.
+// it, Lock waits for up to Budgets.Orphans, or half of the time that is left. Then it kills them
+// and returns the names of their programs. That wait begins when Lock sees that the lock has no
+// owner, so delegates whose unwind dies during the wait get their own time.
 func (w *Worker) Lock(
 	ctx context.Context, key journal.Key,
 ) (lock *journal.Lock, killed []string, err error) {
-	patience := time.Now().Add(w.Budgets.Orphans)
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)/2 < w.Budgets.Orphans {
-		patience = time.Now().Add(time.Until(deadline) / 2)
-	}
 	stop := stopping{Worker: w, key: key}
+	return w.lockOr(ctx, key, func(owner int) (skip bool) { stop.look(owner); return false })
+}
+
+// LockOrphaned does the work of Lock, but returns journal.ErrBusy if a live unwind holds the lock.
+func (w *Worker) LockOrphaned(
+	ctx context.Context, key journal.Key,
+) (lock *journal.Lock, killed []string, err error) {
+	return w.lockOr(ctx, key, func(int) (skip bool) { return true })
+}
+
+// lockOr takes the lock of an attachment. It calls owned repeatedly while a live unwind holds the
+// lock, and gives up if owned returns true.
+func (w *Worker) lockOr(ctx context.Context, key journal.Key, owned func(owner int) (skip bool)) (
+	lock *journal.Lock, killed []string, err error,
+) {
+	var patience time.Time // zero while the lock has an owner
 	for ; ; time.Sleep(lockPoll) {
 		lock, err = w.Journal.Store.TryAcquire(key)
 		if !errors.Is(err, journal.ErrBusy) || ctx.Err() != nil {
@@ -38,11 +50,15 @@ func (w *Worker) Lock(
 		case lookErr != nil:
 			return nil, killed, lookErr
 		case state.Owner != 0:
-			stop.look(state.Owner)
+			if patience = (time.Time{}); owned(state.Owner) {
+				return nil, killed, err
+			}
+		case patience.IsZero():
+			patience = time.Now().Add(w.patience(ctx))
 		case time.Now().Before(patience):
 		default:
 			var names []string
-			lock, names, err = w.TakeOver(key)
+			lock, names, err = w.takeOver(key)
 			if killed = append(killed, names...); !errors.Is(err, journal.ErrBusy) {
 				return lock, killed, err
 			}
@@ -50,11 +66,19 @@ func (w *Worker) Lock(
 	}
 }
 
-// TakeOver takes the lock of an attachment from the delegates of a dead unwind. It kills the
+// patience returns how long orphaned delegates may still run.
+func (w *Worker) patience(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(w.Budgets.Orphans, time.Until(deadline)/2)
+	}
+	return w.Budgets.Orphans
+}
+
+// takeOver takes the lock of an attachment from the delegates of a dead unwind. It kills the
 // delegates that hold the lock, waits up to delegate.GroupDelay for them to end, and returns
 // the names of their programs. It never kills an unwind, or a daemon (a process that created its
 // own session). A daemon keeps its file descriptor, but loses the lock.
-func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string, err error) {
+func (w *Worker) takeOver(key journal.Key) (lock *journal.Lock, killed []string, err error) {
 	lock, err = w.Journal.Store.TakeOver(key, func() (onlyDaemons bool) {
 		ended := map[int]bool{}
 		for end := time.Now().Add(delegate.GroupDelay); ; time.Sleep(lockPoll) {
@@ -87,8 +111,8 @@ func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string,
 // started the ADD is dead or has abandoned the ADD. stopping ends the ADD:
 //
 //  1. SIGTERM: the unwind that runs the ADD ends its delegate and rolls the ADD back.
-//  2. SIGKILL, once none of its delegates has ended for Budgets.Stop. Its delegates then still hold
-//     the lock, and Lock ends them like the delegates of any dead unwind.
+//  2. SIGKILL, Budgets.Stop after the SIGTERM. Its delegates then still hold the lock, and Lock
+//     ends them like the delegates of any dead unwind.
 //
 // An ADD of another attachment also holds this lock while it releases this attachment. So stopping
 // signals only an unwind that runs the ADD of this container and interface, and is older than this
@@ -97,11 +121,10 @@ func (w *Worker) TakeOver(key journal.Key) (lock *journal.Lock, killed []string,
 // namespace, whose process ID belongs to a different process here.
 type stopping struct {
 	*Worker
-	key       journal.Key
-	owner     int   // the process that got SIGTERM
-	delegates []int // the owner's delegates at the last check
-	looked    time.Time
-	limit     time.Time
+	key    journal.Key
+	owner  int // the process that got SIGTERM
+	looked time.Time
+	limit  time.Time
 }
 
 // look checks the lock's owner, and signals it if necessary. Lock calls it repeatedly while a
@@ -112,15 +135,9 @@ func (s *stopping) look(owner int) {
 		return
 	}
 	s.looked = now
-	delegates, _ := facts.HoldersOf(s.Journal.Store.LockPath(s.key), delegate.LockFD)
-	ended := slices.ContainsFunc(s.delegates,
-		func(pid int) bool { return !slices.Contains(delegates, pid) })
-	s.delegates = delegates
 	switch {
 	case s.owner != owner && s.signal(owner, syscall.SIGTERM):
 		s.owner, s.limit = owner, now.Add(s.Budgets.Stop)
-	case s.owner == owner && ended:
-		s.limit = now.Add(s.Budgets.Stop)
 	case s.owner == owner && now.After(s.limit):
 		s.signal(owner, syscall.SIGKILL)
 	}

@@ -29,9 +29,11 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		}
 		named := tristate.No // whether host-local's file names another owner
 		if c.Pool != "" {
-			owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-			named = tristate.Of(given && !slices.ContainsFunc(own,
-				func(k journal.Key) bool { return owner.Is(k.ContainerID, k.IfName) }), err)
+			owners := []ipam.Owner{u.owner()}
+			if assigned {
+				owners = append(owners, ipam.Owner{ContainerID: u.Verb.Key.ContainerID, IfName: u.Verb.Key.IfName})
+			}
+			named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
 		}
 		var others []decide.OtherOwner
 		if named == tristate.No {

@@ -123,7 +123,7 @@ func (w *Worker) Undo(
 	case len(e.Steps) == 0:
 		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
 	}
-	if _, err := w.Finish(ctx, job); err != nil {
+	if err := w.Finish(ctx, job); err != nil {
 		drop() // not undone in the journal, so the next sweep reports it
 		return nil, err
 	}
@@ -147,22 +147,4 @@ func purge(ctx context.Context, e *journal.Entry) error {
 		}
 	}
 	return nil
-}
-
-// RetryWaiting runs waiting and failed DELs of other attachments, after addresses have become free.
-// Each of others claims one of these addresses.
-func (w *Worker) RetryWaiting(ctx context.Context, others []*journal.Entry) {
-	ctx, cancel := context.WithTimeout(ctx, w.Budgets.Release)
-	defer cancel()
-	for _, other := range others {
-		if other.State == journal.Live || !w.Ready(ctx, other, true) {
-			continue
-		}
-		if other.State == journal.Adding && !w.Node.Judge(ctx, other).Releasable() {
-			continue // its ADD may be waiting for this DEL (see claim)
-		}
-		if err := w.Release(ctx, other.Key); err != nil {
-			w.Log.Debug("deferred", "attachment", other.Key.String(), "err", err)
-		}
-	}
 }

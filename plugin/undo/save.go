@@ -3,9 +3,11 @@ package undo
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -49,15 +51,14 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 
 // Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
 // pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
-// undone record (see journal.Undone). For the runtime's DEL, it returns the records of other
-// attachments that claim one of the addresses.
-func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, err error) {
+// undone record (see journal.Undone).
+func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e, asked := job.Entry, w.asksFor(job.Entry)
 	if w.Journal.Unwritable {
-		return w.othersOf(ctx, e), nil
+		return nil
 	}
 	last := false // the attachment has no other record
-	err = w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
+	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
 		left, err := tx.Pending(e.Key)
 		if err := journal.IgnoreDamaged(err); err != nil {
 			return err
@@ -71,18 +72,12 @@ func (w *Worker) Finish(ctx context.Context, job Job) (others []*journal.Entry, 
 		default:
 			err = tx.Delete(e)
 		}
-		if err == nil && asked {
-			others, err = Others(tx, e.Key, e.Addresses())
-		}
 		return err
 	})
-	switch {
-	case err != nil && asked:
-		others = w.othersOf(ctx, e)
-	case err == nil && last && !job.Superseded:
+	if err == nil && last && !job.Superseded {
 		err = job.Lock.Remove()
 	}
-	return others, err
+	return err
 }
 
 // Buried returns the undone record that replaces a record. It keeps the ADD's interface, but no
@@ -118,11 +113,19 @@ func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
 	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
 }
 
-// Failed marks a step whose delegate's ADD failed. killed says whether the delegate was killed.
-func (w *Worker) Failed(e *journal.Entry, s *journal.Step, killed bool) {
-	if s.ADD = journal.AddFailed; killed {
+// Failed marks a step whose delegate's ADD failed.
+func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
+	if f.Killed {
 		*s = w.killed(e, *s)
+		return
 	}
+	s.ADD = journal.AddFailed
+	s.Refusal = journal.Refusal{Code: max(1, f.Code), Words: wordsOf(f)}
+}
+
+// wordsOf returns a delegate's message as a step stores it.
+func wordsOf(f *delegate.Failure) string {
+	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
 }
 
 // Interrupted marks steps whose ADDs may not have succeeded, because unwind was killed.

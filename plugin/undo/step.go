@@ -62,11 +62,12 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
-	*s, done = decide.After(*s, u.outcome(ctx, s, f), p)
+	o := u.outcome(ctx, s, f)
+	*s, done = decide.After(*s, o, p)
 	if f != nil {
 		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
 	}
-	u.report(&before, s, f, done)
+	u.report(&before, s, f, done, o.NotInChain)
 	return done, f
 }
 
@@ -75,8 +76,8 @@ func (u *undoing) outcome(
 	ctx context.Context, s *journal.Step, f *delegate.Failure,
 ) (o decide.Outcome) {
 	if f != nil {
-		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code,
-			Words: netconf.Shorten(f.Said(), 500), NotInChain: !u.inChain(s, nil)}
+		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
+			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
 	} else {
 		o = u.probe(ctx, s)
 		o.Withheld = u.withheldFrom(s).IsValid()
@@ -86,13 +87,29 @@ func (u *undoing) outcome(
 	return o
 }
 
+// reserved reports whether host-local has an address for the attachment in the pool of a step.
+func (u *undoing) reserved(s *journal.Step) tristate.Value {
+	pool := ipam.Pool(s.Config, u.Entry.Network)
+	if pool == "" {
+		return tristate.Equal(known.IPAMOf(s.Config).Name == "", false)
+	}
+	addresses, err := ipam.HeldBy(pool, u.Entry.ContainerID, u.Entry.IfName)
+	return tristate.Of(len(addresses) > 0, err)
+}
+
 // report logs and records the changes in a step.
-func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
+func (u *undoing) report(
+	before, after *journal.Step, f *delegate.Failure, done, notInChain bool,
+) {
 	switch {
 	case f != nil && done:
-		u.Log.Info("the pending DEL was dropped, because the ADD failed and the plugin is no longer in "+
-			"the chain", "plugin", after.Type, "tries", after.Tries, "err", after.Last)
-		u.record(journal.Untaken, after, after.Last)
+		why := "its ADD and its DELs failed with the same error for over an hour"
+		if notInChain {
+			why = "its ADD failed too, and its plugin is no longer in the chain"
+		}
+		u.Log.Info("the pending DEL was dropped", "plugin", after.Type, "why", why, "tries", after.Tries,
+			"err", after.Last)
+		u.record(journal.Untaken, after, why+": "+after.Last)
 	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
 		msg := "DEL failed and is pending"
 		if u.Unrecorded {
@@ -185,7 +202,7 @@ func (u *undoing) delWith(
 	e := u.Entry
 	c := &delegate.Call{
 		Command: "DEL", Plugin: s.Type, Path: e.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(),
+		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env,
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
@@ -311,6 +328,9 @@ func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context,
 			case err == nil:
 				made = append(made, c)
 			case errors.Is(err, fs.ErrNotExist): // the pool does not exist, so there is nothing to hold
+			case errors.Is(err, fs.ErrExist) && u.hasFile(c): // a power loss has cut it off
+				cancel()
+				bounded, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
 			case errors.Is(err, fs.ErrExist): // the address has an owner
 				u.withheld = append(u.withheld, c.Address)
 			default:

@@ -13,6 +13,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/tristate"
 )
 
 // Job is a record with pending DELs.
@@ -46,7 +47,10 @@ type undoing struct {
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	noRule   []netip.Addr // claimed addresses to which no host port forwards
 	unnamed  bool         // the last delegate got no CNI_NETNS
-	ran      int          // number of delegates that ran
+	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
+	// in the runtime's own DEL, and if the ADD's directories are not all there.
+	env map[string]string
+	ran int // number of delegates that ran
 }
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
@@ -72,6 +76,9 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
+	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes && facts.SearchPathsThere(u.Entry.Env) {
+		u.env = u.Entry.Env
+	}
 	u.Entry.Begun = true
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
@@ -86,7 +93,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time"}), u.ran
 		}
-		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Reserve, u.Budgets.Step)
+		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Step)
 		stepCtx, cancel := context.WithTimeout(ctx, limit)
 		done, f := u.try(stepCtx, s)
 		cancel()
@@ -118,7 +125,7 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 func (u *undoing) releaseHeld(ctx context.Context) {
 	for _, c := range u.Entry.Claims {
 		this := func(o journal.Claim) bool { return o == c }
-		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.holds(c) ||
+		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
 			u.claimedAgain(ctx, c) || u.forwarded(ctx, u.mayHaveRule(), this) != "" {
 			continue
 		}
@@ -141,6 +148,13 @@ func (u *undoing) owner() ipam.Owner {
 func (u *undoing) holds(c journal.Claim) bool {
 	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
+}
+
+// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a power
+// loss has cut it off.
+func (u *undoing) hasFile(c journal.Claim) bool {
+	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
+	return err == nil && has
 }
 
 // claimedAgain reports whether another ADD of the attachment got the same address.

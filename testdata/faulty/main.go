@@ -44,15 +44,15 @@
 //	ignore-term         never answer, and ignore SIGTERM
 //	crash, crash-effect SIGKILL to itself
 //	kill-parent         SIGKILL to the parent, then never answer
-//	kill-parent-late    the same after a second
+//	hold-kill-parent    the same once the file under held is removed
 //	kill-parent-effect  take effect, SIGKILL to the parent, then answer
 //	orphan              leave a child in the process group, SIGKILL to the parent and exit; the
 //	                    child takes effect after delayMS
 //	daemon              leave a child in a session of its own that holds every inherited
-//	                    descriptor, stdout and stderr too, for a minute; then ok
+//	                    descriptor, stdout and stderr too, for ten minutes; then ok
 //	empty, garbage      take effect and exit 0, having written nothing, or "not json"
 //
-// "Never" is two minutes, so that a test that dies leaves nothing behind.
+// "Never" is ten minutes, so that a test that dies leaves nothing behind.
 //
 // The answer to ADD is result as it is. Without result the answer is prevResult, or else an empty
 // result, with address, if there is one, among its ips. GC and STATUS have no effect; they and
@@ -86,8 +86,11 @@ import (
 )
 
 const (
-	forever    = 2 * time.Minute
-	daemonLife = time.Minute
+	forever    = 10 * time.Minute
+	daemonLife = forever
+
+	// hangsEnv is a directory in which a call makes a file when it hangs: env.Hangs of testdata/unwind.
+	hangsEnv = "UNWIND_TEST_HANGS"
 
 	// roleEnv tells a child of this program its role.
 	roleEnv    = "CNI_FAULTY_ROLE"
@@ -303,9 +306,8 @@ func (c *call) run() ([]byte, error) {
 		return nil, c.hang()
 	case "crash":
 		return nil, errors.Join(syscall.Kill(os.Getpid(), syscall.SIGKILL), c.hang())
-	case "kill-parent-late":
-		time.Sleep(time.Second)
-		return nil, errors.Join(c.killParent(), c.hang())
+	case "hold-kill-parent":
+		return nil, errors.Join(c.held(), c.killParent(), c.hang())
 	case "kill-parent":
 		if err := c.killParent(); err != nil || effectFirst {
 			return c.result(), err
@@ -474,6 +476,12 @@ func (c *call) result() []byte {
 }
 
 func (c *call) hang() error {
+	if dir := os.Getenv(hangsEnv); dir != "" {
+		name := strings.Join([]string{c.Command, c.ContainerID, c.IfName, c.Instance}, ".")
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			return err
+		}
+	}
 	time.Sleep(forever)
 	return fmt.Errorf("faulty: %s %s hung for %s", c.conf.Instance, c.Command, forever)
 }

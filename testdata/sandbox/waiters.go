@@ -14,7 +14,7 @@ import (
 func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Helper()
 	n := -1
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(Patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if n = waiters(t, pid, path); least <= n && n <= most {
 			return
 		}

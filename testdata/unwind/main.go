@@ -1,13 +1,18 @@
-// Command unwind is the plugin under test: the program cmd/unwind with crash points, short budgets
-// and a cache of libcni's for each node. Tests start it some thousand times. It is not the test
+// Command unwind is the plugin under test: the program cmd/unwind with crash points, budgets of the
+// test, delegates that say that they hang, and a cache of libcni's for each node. Tests start it some thousand times. It is not the test
 // binary, which takes twice as long to start.
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/unwind/env"
 )
@@ -25,6 +31,9 @@ func main() {
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
 		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: killer(os.Getenv(env.KillAt)),
+	}
+	if hangs := os.Getenv(env.Hangs); hangs != "" {
+		p.Delegates = &impatient{delegate.Processes{At: p.Point}, hangs}
 	}
 	if os.Getenv(env.NoProc) != "" {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
@@ -40,14 +49,69 @@ func main() {
 }
 
 func budgets() undo.Budgets {
-	b := undo.DefaultBudgets
-	if os.Getenv(env.Hasty) != "" {
-		b = env.HastyBudgets
-	}
-	if os.Getenv(env.Patient) != "" {
-		b.Status, b.Release = time.Minute, time.Minute
+	b := env.Long
+	for field := range strings.FieldsSeq(os.Getenv(env.Budgets)) {
+		name, text, _ := strings.Cut(field, "=")
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			panic(err)
+		}
+		reflect.ValueOf(&b).Elem().FieldByName(name).SetInt(int64(d))
 	}
 	return b
+}
+
+// impatient runs delegates as processes. It ends the time of a delegate as soon as that says that it
+// hangs, if the time is limited.
+type impatient struct {
+	delegate.Processes
+	hangs string // see env.Hangs
+}
+
+func (r *impatient) Run(ctx context.Context, c *delegate.Call, stderr io.Writer) ([]byte, *delegate.Failure) {
+	if _, limited := ctx.Deadline(); !limited {
+		return r.Processes.Run(ctx, c, stderr)
+	}
+	var conf struct{ Instance string }
+	_ = json.Unmarshal(c.Stdin, &conf) // a shell script has none
+	name := []string{c.Command, c.ContainerID, c.Ifname, cmp.Or(conf.Instance, c.Plugin)}
+	file := filepath.Join(r.hangs, strings.Join(name, "."))
+	_ = os.Remove(file) // of an earlier call
+	ended, over := make(chan struct{}), make(chan struct{})
+	defer close(ended)
+	go func() {
+		defer close(over)
+		for poll := time.Tick(5 * time.Millisecond); ; {
+			select {
+			case <-ended:
+				return
+			case <-ctx.Done():
+				return
+			case <-poll:
+				if _, err := os.Lstat(file); err == nil {
+					return
+				}
+			}
+		}
+	}()
+	return r.Processes.Run(limited{ctx, over}, c, stderr)
+}
+
+// limited is a context whose time is over early.
+type limited struct {
+	context.Context
+	over chan struct{}
+}
+
+func (l limited) Done() <-chan struct{} { return l.over }
+
+func (l limited) Err() error {
+	select {
+	case <-l.over:
+		return cmp.Or(l.Context.Err(), context.DeadlineExceeded)
+	default:
+		return nil
+	}
 }
 
 // killer returns what kills this process at the point that env.KillAt names, or nil.

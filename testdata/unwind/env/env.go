@@ -12,10 +12,12 @@ const (
 	// KillAt makes the plugin kill itself at the n-th point that it passes, or at the n-th of a
 	// name: "added 2".
 	KillAt = "UNWIND_TEST_KILL_AT"
-	// Hasty gives the plugin the budgets HastyBudgets.
-	Hasty = "UNWIND_TEST_HASTY"
-	// Patient gives its STATUS, and other attachments during an ADD, a minute.
-	Patient = "UNWIND_TEST_PATIENT"
+	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". The others are Long.
+	Budgets = "UNWIND_TEST_BUDGETS"
+	// Hangs is a directory. A delegate that hangs makes the file COMMAND.CONTAINER.IFNAME.PLUGIN
+	// there, and its time is over then, if it is limited at all. PLUGIN is the instance of a faulty
+	// plugin, or else the plugin's type.
+	Hangs = "UNWIND_TEST_HANGS"
 	// NoProc makes the plugin work without /proc, in a mount namespace of its own.
 	NoProc = "UNWIND_TEST_NO_PROC"
 	// Cache is the path of libcni's cache.
@@ -24,9 +26,13 @@ const (
 	UID = "UNWIND_TEST_UID"
 )
 
-// HastyBudgets are short, for tests in which delegates hang.
-var HastyBudgets = undo.Budgets{
-	Undo: 3 * time.Second, Release: 2 * time.Second, LateDel: 1500 * time.Millisecond,
-	HostLink: time.Second, Orphans: 500 * time.Millisecond, Stop: time.Second,
-	GC: 4 * time.Second, Status: 2 * time.Second, Step: 200 * time.Millisecond, Reserve: 500 * time.Millisecond,
+// Long are the budgets in tests. They end no delegate that works, however slow the machine is; a
+// test sets those that it is about. Orphans and Exchange are those of a real node, because a
+// delegate that outlives its unwind hangs in most tests, and what is missing stays so.
+var Long = undo.Budgets{
+	Undo: long, GC: long, Status: long, Release: long, LateDel: long, HostLink: long, Stop: long,
+	Step: undo.DefaultBudgets.Step, Orphans: undo.DefaultBudgets.Orphans,
+	Exchange: undo.DefaultBudgets.Exchange,
 }
+
+const long = 3 * time.Minute

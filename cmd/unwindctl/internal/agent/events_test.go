@@ -351,7 +351,7 @@ func TestEventsSlowAPI(t *testing.T) {
 	now := time.Now()
 	found := rolledBack(now, "a", "b", "c", "d", "e")
 	p.round(t.Context(), found, now)
-	if took := time.Since(now); s.asked != 1 || took < apiTimeout || took > 4*apiTimeout {
+	if took := time.Since(now); s.asked != 1 || took < apiTimeout {
 		t.Errorf("%d requests in %s", s.asked, took)
 	}
 	s.mu.Lock()
