@@ -116,29 +116,23 @@ func (e *DamagedError) Unwrap() error { return e.Err }
 // encodeEntry returns the key and the value that are stored for an entry. A reader of many entries
 // decodes only their outlines.
 //
-//	sum, state 00 boot ID 00 device 00 inode 00 path of the network namespace 00
-//	namespace of the pod 00 name of the pod 00 addresses, divided by commas 00 JSON
+//	sum, state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
 //
 // Neither JSON nor any of these texts contains a zero byte.
 func encodeEntry(e *Entry) (key, value []byte, err error) {
 	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
 		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
 	}
-	var addresses []string
-	for _, a := range e.Addresses() {
-		addresses = append(addresses, a.Unmap().String())
-	}
-	outline := strings.Join([]string{string(e.State), e.Host.BootID, fmt.Sprint(e.NetNS.Dev),
-		fmt.Sprint(e.NetNS.Ino), e.NetNS.Path, e.Pod.Namespace, e.Pod.Name,
-		strings.Join(addresses, ",")}, "\x00") + "\x00"
-	if strings.Count(outline, "\x00") != outlineParts {
+	outline := fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID, e.NetNS.Dev,
+		e.NetNS.Ino, e.NetNS.Path)
+	if bytes.Count(outline, []byte{0}) != outlineParts {
 		return nil, nil, fmt.Errorf("%q contains a zero byte", outline)
 	}
 	data, err := json.Marshal(e)
-	return key, Seal(key, append([]byte(outline), data...)), err
+	return key, Seal(key, append(outline, data...)), err
 }
 
-const outlineParts = 8
+const outlineParts = 5
 
 // openEntry returns the key of an encoded entry, its outline and its JSON.
 func openEntry(key, value []byte) (k Key, number uint64, outline, data []byte, err error) {
@@ -178,7 +172,6 @@ func decodeOutline(key, value []byte) (Outline, error) {
 	o.State, o.BootID, o.NetNS.Path = State(part[0]), part[1], part[4]
 	o.NetNS.Dev, devErr = strconv.ParseUint(part[2], 10, 64)
 	o.NetNS.Ino, inoErr = strconv.ParseUint(part[3], 10, 64)
-	o.Pod, o.addresses = Pod{Namespace: part[5], Name: part[6]}, part[7]
 	if err := cmp.Or(devErr, inoErr); err != nil {
 		return o, &DamagedError{k, err}
 	}

@@ -60,7 +60,7 @@ func TestSteady(t *testing.T) {
 	for i := range pairs + there {
 		if i < pairs {
 			e := adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255))
-			e.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, i%2000, i)
+			e.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, 8*i%2000, i)
 			put(t, s, e)
 			e.State = Live
 			put(t, s, e)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/testdata/sandbox"
 )
@@ -330,6 +331,50 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
+// TestReportedDamage: a trusting store does not verify a file whose last commit succeeded in this boot,
+// but its readers do not go in circles. If any reader finds damage, the next writer sets the file aside,
+// although it is trusting. A reader that may not write the queue file changes nothing.
+func TestReportedDamage(t *testing.T) {
+	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
+	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }
+	for _, tt := range []struct {
+		name     string
+		damage   func(f *bboltFile)
+		trusting bool // the reader
+		readOnly bool
+		found    bool // by the reader
+		want     int  // files set aside
+	}{
+		{"a verifying reader", keyOfBranch, false, false, true, 1},
+		{"a trusting reader does not see it", keyOfBranch, true, false, false, 0},
+		{"a trusting reader goes round in a circle", twice, true, false, true, 1},
+		{"the queue file is read-only", keyOfBranch, false, true, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, s := newFile(t), newStore(t)
+			s.Trusting = true
+			put(t, s)
+			tt.damage(f)
+			check(t, os.WriteFile(s.Path(), f.data, 0o600))
+			queue := filepath.Join(s.Dir, queueName)
+			if tt.readOnly {
+				needRoot(t)
+				check(t, unix.Mount(queue, queue, "", unix.MS_BIND, ""))
+				check(t, unix.Mount("", queue, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+			}
+			err := (&Store{Dir: s.Dir, Trusting: tt.trusting}).View(t.Context(), look)
+			if errors.Is(err, ErrDamaged) != tt.found {
+				t.Errorf("View: %v", err)
+			}
+			if tt.readOnly {
+				check(t, unix.Unmount(queue, unix.MNT_DETACH))
+			}
+			put(t, s, adding("new"))
+			wantAside(t, s, tt.want)
+		})
+	}
+}
+
 // damage replaces the bytes of an entry. value gets the entry's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
@@ -405,7 +450,7 @@ func TestDamagedEntry(t *testing.T) {
 	check(t, err)
 	_, itsOwn, err := encodeEntry(ofPod("b", "10.0.0.1"))
 	check(t, err)
-	const outline = "live\x00\x000\x000\x00\x00ns\x00pod\x0010.0.0.1\x00"
+	const outline = "live\x00\x000\x000\x00\x00"
 	sealed := func(number uint64, data string) string {
 		return string(Seal(recordKey(keyOf("b"), number), []byte(data)))
 	}

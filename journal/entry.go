@@ -141,9 +141,6 @@ type Outline struct {
 	State  State
 	BootID string
 	NetNS  NetNS // without Cookie
-	Pod    Pod   // without UID
-
-	addresses string // divided by commas
 }
 
 // Addresses returns every address that the record claims, without duplicates, sorted.

@@ -16,7 +16,7 @@ import (
 // byMeaning compares entries: JSON by its meaning, with numbers as written; addresses by value.
 var byMeaning = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}),
-	cmpopts.IgnoreUnexported(Entry{}, Outline{}),
+	cmpopts.IgnoreUnexported(Entry{}),
 	cmp.Transformer("JSON", func(m json.RawMessage) (v any) {
 		d := json.NewDecoder(bytes.NewReader(m))
 		d.UseNumber()

@@ -91,8 +91,8 @@ func FuzzRecords(f *testing.F) {
 	f.Add(uint8(2), []byte("format"), []byte(`[]`))
 	f.Add(uint8(0), []byte("format"), []byte(`{}`))
 	f.Add(uint8(1), entryKey, whole)
-	f.Add(uint8(3), key, []byte("live\x00b\x00x\x00-1\x00/n\x00a\x00b\x0010.0.0.2\x00{}"))
-	f.Add(uint8(3), key, []byte("live\x00b\x004\x007\x00/n\x00ns\x00pod\x0010.0.0.2\x00{"))
+	f.Add(uint8(3), key, []byte("live\x00b\x00x\x00-1\x00/n\x00{}"))
+	f.Add(uint8(3), key, []byte("live\x00b\x004\x007\x00/n\x00{"))
 	f.Add(uint8(1), []byte("\x00\x00\x00\x00"), []byte{})
 	f.Add(uint8(1), []byte("\xb6\x00podnet\x00"), []byte("{}"))
 	f.Fuzz(func(t *testing.T, bucket uint8, key, value []byte) {

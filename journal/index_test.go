@@ -156,9 +156,7 @@ func (m model) compare(tx *Tx) error {
 	var all error
 	for i, e := range m.records {
 		if e.State != Undone {
-			pod := Pod{Namespace: e.Pod.Namespace, Name: e.Pod.Name}
-			wantPending[i] = e
-			wantOutlines[i] = Outline{Key: e.Key, Number: e.Number, State: e.State, BootID: e.Host.BootID, NetNS: e.NetNS, Pod: pod}
+			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.State, e.Host.BootID, e.NetNS}
 		}
 		records, err := tx.Records(i.Key)
 		at := slices.IndexFunc(records, func(r *Entry) bool { return r.Number == i.number })
@@ -180,7 +178,6 @@ func (m model) compare(tx *Tx) error {
 		return err
 	})
 	outlineErr := tx.Outlines(func(o Outline, err error) error {
-		o.addresses = "" // see lookUp
 		outlines[id{o.Key, o.Number}] = o
 		return err
 	})

@@ -105,7 +105,7 @@ func powerSteps() (steps []powerStep) {
 func changing(id string, fn func(*Entry)) func(*Tx) error {
 	return func(tx *Tx) error {
 		e, err := tx.Get(keyOf(id))
-		if err != nil {
+		if e == nil || err != nil {
 			return err
 		}
 		fn(e)
@@ -353,7 +353,7 @@ func (p *power) use(s *Store) error {
 	e := adding("after", "10.9.9.9")
 	err := s.Update(context.Background(), func(tx *Tx) error {
 		before = nil
-		return errors.Join(tx.Check(), tx.All(func(e *Entry, err error) error {
+		return errors.Join(tx.Check(), checkByBolt(tx), tx.All(func(e *Entry, err error) error {
 			before = append(before, e)
 			return err
 		}), tx.Put(e))
@@ -374,8 +374,17 @@ func (p *power) use(s *Store) error {
 		if len(owners) != 1 {
 			err = errors.Join(err, fmt.Errorf("%d owners of a new address", len(owners)))
 		}
-		return errors.Join(err, tx.Check())
+		return errors.Join(err, tx.Check(), checkByBolt(tx))
 	})
+}
+
+// checkByBolt runs bbolt's own check, which verify replaces.
+func checkByBolt(tx *Tx) error {
+	var errs []error
+	for err := range tx.btx.Check() {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // mayBeDamaged reports whether the file may be one that a step damaged: in that step, or until the

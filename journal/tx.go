@@ -2,11 +2,11 @@ package journal
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -189,25 +189,29 @@ func IgnoreDamaged(err error) error {
 // ByPod returns the records of a pod, by namespace and name, in all networks, except undone and
 // damaged ones.
 func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
-	p.UID = ""
-	return tx.find(func(o *Outline) bool { return p.Name != "" && o.Pod == p })
+	name, _ := json.Marshal(p.Name) // as in the record
+	return tx.matching(name, func(e *Entry) bool {
+		return p.Name != "" && e.Pod.Name == p.Name && e.Pod.Namespace == p.Namespace
+	})
 }
 
 // ByAddress returns the records that claim an address, in all networks, except undone and damaged
 // ones.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
-	text := a.Unmap().String()
-	return tx.find(func(o *Outline) bool {
-		return slices.Contains(strings.Split(o.addresses, ","), text)
+	a = a.Unmap()
+	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool {
+		return slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Address.Unmap() == a })
 	})
 }
 
-func (tx *Tx) find(match func(*Outline) bool) (entries []*Entry, err error) {
+// matching returns the pending records that match. It decodes only those that contain a text. An index
+// would save 40 µs with 110 records, but a changed byte in an index hides a record without an error.
+func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
-		if o, err := decodeOutline(k, v); err != nil || !match(&o) {
+		if !bytes.Contains(v, text) {
 			return nil
 		}
-		if e, err := decodeEntry(k, v); err == nil {
+		if e, err := decodeEntry(k, v); err == nil && match(e) {
 			entries = append(entries, e)
 		}
 		return nil
@@ -235,19 +239,16 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	})
 }
 
-// Check verifies the whole file, runs bbolt's own check over it, and decodes every record. If it
-// returns ErrDamaged, no other method is safe to call.
+// Check verifies the whole file, and decodes every record. If it returns ErrDamaged, no other method
+// is safe to call.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil
 	}
 	if _, err := verify(tx.btx.DB().Path()); err != nil {
-		return err // bbolt's check overflows its stack on such a file
+		return err
 	}
 	var errs []error
-	for err := range tx.btx.Check() {
-		errs = append(errs, err)
-	}
 	err := tx.scan(nil, func(k, v []byte) error {
 		_, err := decodeEntry(k, v)
 		errs = append(errs, err)

@@ -32,7 +32,7 @@ import (
 )
 
 // TestMain runs the tests in namespaces of their own, or, where this program was started under the
-// name of one of these programs, that: unwindctl itself, and the plugin.
+// name of one of these programs, that: unwindctl itself, the plugin, and one that writes records.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "unwindctl":
@@ -40,6 +40,8 @@ func TestMain(m *testing.M) {
 		main()
 	case netconf.Name:
 		runPlugin()
+	case "puts":
+		putThree(os.Args[1], os.Args[2])
 	default:
 		if strings.HasPrefix(os.Args[0], "/proc/self/fd/") { // the plugin to install, which has no path on the host
 			runPlugin()
@@ -59,7 +61,7 @@ func programs(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	self, err := os.Executable()
-	for _, name := range []string{"unwindctl", netconf.Name} {
+	for _, name := range []string{"unwindctl", netconf.Name, "puts"} {
 		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
 	}
 	check(t, err)
