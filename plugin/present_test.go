@@ -5,6 +5,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
@@ -33,6 +36,33 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 			s.want(string(last.Stdin[key]) == want, "%s: %s, want %s", key, last.Stdin[key], want)
 		}
 		s.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
+	}})
+}
+
+// TestGatewayOutsideOfTheSubnet: host-local accepts a gateway outside of the subnet at the ADD. Its next
+// version (1.10, of which a script stands in) rejects it, with the code of any error, and the conflist is
+// corrected. Then the DEL passes with the present configuration, if that frees the address.
+func TestGatewayOutsideOfTheSubnet(t *testing.T) {
+	stories(t, `
+	let right {"type": "bridge", "bridge": "$bridge", "ipam": $hostlocal}
+	let wrong {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$data", "ranges": [[{"subnet": "$subnet", "gateway": "192.0.2.1"}]]}}
+	let elsewhere {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$dir/elsewhere", "subnet": "$subnet"}}
+	either chain: let in chain
+	or chainFile: let in chainfile
+	$in $wrong | p1; add a
+	script host-local 'conf=$(cat); case "$conf" in *ranges*) echo "{\"cniVersion\": \"1.0.0\", \"code\": 999, \"msg\": \"gateway 192.0.2.1 not in network\"}"; exit 1;; esac;
+		printf "%s" "$conf" | exec $cni/host-local'
+	fails del a 'bridge (code 999)'; $in $elsewhere; fails del a 'bridge (code 999)'; reserved 1
+	either DEL: $in $right; del a
+	or STATUS: drop a; $in $right; statuses 0
+	or GC: drop a; $in $right; until GC
+	or unwindctl sweep: drop a; $in $right; of-pools`, chainFiles, acts{"of-pools": func(s *story, _ []string) {
+		conf, err := netconf.ParseConf([]byte(s.entryOf(fmt.Sprintf(`{"plugins": [%s]}`, strings.Join(s.plugins(s.node), ", ")), nil)))
+		s.must(err)
+		chain, err := conf.LoadChain()
+		s.must(err)
+		_, err = s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Pools: sweep.PoolsOf(chain, conf), Path: strings.Join(s.path, ":")})
+		s.must(err)
 	}})
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
@@ -123,6 +125,40 @@ func hasPorts(s *journal.Step) bool {
 	}
 	return json.Unmarshal(s.Config, &config) != nil || len(config.RuntimeConfig.PortMappings) > 0
 }
+
+// Present says whether the DEL of a step that failed also runs with the plugin's configuration in the
+// present chain.
+type Present int
+
+// The values of Present.
+const (
+	NotPresent Present = iota
+	TriesPresent
+	ProvesPresent // its success counts only if host-local has nothing of the attachment afterwards
+)
+
+// TryPresent decides whether a DEL that failed with a code runs with the present configuration. It does
+// if the ADD failed too, or if the plugin rejects the recorded configuration (for example after an
+// upgrade). After another error, success would not prove that the ADD's resources are free. The
+// reference plugins reject a configuration with ErrInternal, so after that code host-local's files are
+// the proof. With another configuration, portmap may look for its rules in the wrong place.
+func TryPresent(s *journal.Step, code uint) Present {
+	switch {
+	case s.ADD != journal.AddPassed:
+		return TriesPresent
+	case hasPorts(s):
+		return NotPresent
+	case slices.Contains(rejections, code):
+		return TriesPresent
+	case code == types.ErrInternal && known.IPAMOf(s.Config).Name == "host-local":
+		return ProvesPresent
+	}
+	return NotPresent
+}
+
+// rejections are the error codes of a plugin that cannot use its configuration.
+var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
+	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
 
 // leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
 // runtime sends its DEL while the record exists, the step's DEL runs again.

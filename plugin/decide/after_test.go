@@ -165,6 +165,37 @@ func TestAfter(t *testing.T) {
 	}
 }
 
+// TestTryPresent: when a DEL that failed runs with the present configuration.
+func TestTryPresent(t *testing.T) {
+	t.Parallel()
+	const ports = `{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
+	for _, tt := range []struct {
+		name string
+		step journal.Step
+		code uint
+		want Present
+	}{
+		{"the ADD failed", journal.Step{ADD: journal.AddFailed}, 5, TriesPresent},
+		{"the ADD failed, port mappings", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, TriesPresent},
+		{"the ADD was killed", journal.Step{ADD: journal.AddKilled}, 5, TriesPresent},
+		{"the version", journal.Step{Config: []byte(`{}`)}, 1, TriesPresent},
+		{"a field", journal.Step{Config: []byte(`{}`)}, 2, TriesPresent},
+		{"an unknown container", journal.Step{Config: []byte(`{}`)}, 3, NotPresent},
+		{"it cannot be decoded", journal.Step{Config: []byte(`{}`)}, 6, TriesPresent},
+		{"the configuration", journal.Step{Config: []byte(`{}`)}, 7, TriesPresent},
+		{"the configuration, port mappings", journal.Step{Config: []byte(ports)}, 7, NotPresent},
+		{"any error", journal.Step{Config: []byte(`{}`)}, 999, NotPresent},
+		{"any error, another IPAM plugin", journal.Step{Config: withIPAM("static")}, 999, NotPresent},
+		{"any error, host-local", journal.Step{Config: withIPAM("host-local")}, 999, ProvesPresent},
+		{"any error, host-local, port mappings", journal.Step{Config: []byte(ports)}, 999, NotPresent},
+		{"no code, host-local", journal.Step{Config: withIPAM("host-local")}, 0, NotPresent},
+	} {
+		if got := TryPresent(&tt.step, tt.code); got != tt.want {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+}
+
 func TestLeftToRuntime(t *testing.T) {
 	left, pending := journal.Step{Wait: journal.Wait{For: journal.ForRuntime}}, journal.Step{Wait: journal.Wait{For: journal.ForRuntime, Until: soon}}
 	for _, tt := range []struct {

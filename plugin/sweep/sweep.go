@@ -11,6 +11,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 )
 
@@ -60,7 +61,23 @@ func New(w *undo.Worker, job Job) *Sweep {
 	if job.Path != "" {
 		w.Verb.Path = job.Path
 	}
+	w.ChainOf = job.chainOf
 	return &Sweep{w: w, Job: job}
+}
+
+// chainOf returns the chain of a network in which unwind runs, from the network's pools. It returns
+// nil if there is none, or two.
+func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
+	for _, p := range j.Pools {
+		switch {
+		case p.Network != network || p.Plain || p.chain == chain:
+		case chain != nil:
+			return nil, nil
+		default:
+			chain, conf = p.chain, p.conf
+		}
+	}
+	return chain, conf
 }
 
 // Run sweeps the journal. It returns a finding for every attachment, and an error if the journal

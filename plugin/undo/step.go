@@ -166,19 +166,15 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	}
 }
 
-// rejections are the error codes of a delegate that cannot use its configuration.
-var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
-	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
-
 // del runs the DEL of one step. If it fails, del may also try the delegate's current configuration
-// in the chain, because a mistake may have been corrected. It does so only if the ADD failed too,
-// or if the delegate rejects its recorded configuration (for example after an upgrade). After any
-// other error, success with another configuration would not prove that the ADD's resources are
-// free.
+// in the chain, because a mistake may have been corrected (see decide.TryPresent).
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
-	if f == nil || f.Killed ||
-		s.ADD == journal.AddPassed && !slices.Contains(rejections, f.Code) {
+	if f == nil || f.Killed {
+		return f
+	}
+	try := decide.TryPresent(s, f.Code)
+	if try == decide.NotPresent {
 		return f
 	}
 	present := u.present(s)
@@ -187,6 +183,9 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	}
 	if again := u.delWith(ctx, s, present); again != nil {
 		f.Killed = again.Killed
+		return f
+	}
+	if try == decide.ProvesPresent && u.reserved(s) != tristate.No {
 		return f
 	}
 	u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
@@ -267,10 +266,13 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	return netconf.WithoutAddresses(result, withheld)
 }
 
-// present returns the configuration of a step's delegate in the verb's chain, with the ADD's
+// present returns the configuration of a step's delegate in the network's chain, with the ADD's
 // runtime arguments. It returns nil if the chain contains no such delegate, or two.
 func (u *undoing) present(s *journal.Step) json.RawMessage {
-	chain := u.chain()
+	chain, of := u.chain(), u.Verb.Conf
+	if chain == nil && u.ChainOf != nil {
+		chain, of = u.ChainOf(u.Entry.Network)
+	}
 	if chain == nil {
 		return nil
 	}
@@ -279,7 +281,7 @@ func (u *undoing) present(s *journal.Step) json.RawMessage {
 		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
 		return nil
 	}
-	conf := *u.Verb.Conf
+	conf := *of
 	conf.RuntimeConfig = netconf.ObjectOf(u.Entry.RuntimeConfig)
 	conf.Injected = netconf.ObjectOf(s.Config)
 	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {

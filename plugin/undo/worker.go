@@ -26,8 +26,11 @@ type Worker struct {
 	Runner  delegate.Runner
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
-	Probes    map[string]ipam.Probe // of all stores that can be queried, by plugin
-	Stderr    io.Writer             // the delegates' standard error
+	// ChainOf returns the chain of another network than the verb's, or nil if it is unknown. It may be
+	// nil.
+	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
+	Probes  map[string]ipam.Probe // of all stores that can be queried, by plugin
+	Stderr  io.Writer             // the delegates' standard error
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb
