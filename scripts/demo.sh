@@ -101,7 +101,7 @@ heal_faulty() {
 # --- inside: the runtime's part, and counters ---------------------------------------------------------------
 
 cni() { # add|del network pod: calls the chain like a runtime; the output is in $work/out
-	timeout 90 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1
+	timeout 900 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1
 }
 
 last_line() { # prints the last line of $work/out, which contains cnitool's error
@@ -114,7 +114,7 @@ reserved() { # network: prints how many addresses host-local has reserved
 }
 
 ping_from() { # pod address: the output is in $work/out
-	nsenter --net="/run/netns/$1" ping -q -c 1 -w 5 "$2" >"$work/out" 2>&1
+	nsenter --net="/run/netns/$1" ping -q -c 1 -w 60 "$2" >"$work/out" 2>&1
 }
 
 veths() { # network: prints how many interfaces its bridge has
