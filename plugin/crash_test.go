@@ -43,12 +43,17 @@ var portMappings = map[string]any{"portMappings": []map[string]any{
 }}
 
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
-// if that is "".
+// if that is "". So does the sweep behind a STATUS.
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
-	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
-	defer func() { n.env = n.env[:len(n.env)-1] }()
+	killed := filepath.Join(n.dir, "killed")
+	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)),
+		env.Killed+"="+killed)
+	defer func() { n.env = n.env[:len(n.env)-2] }()
 	err := verb()
 	n.awaitDelegates()
+	if os.Remove(killed) == nil && err == nil {
+		err = types.NewError(types.ErrInternal, "its sweep: signal: killed", "")
+	}
 	return err
 }
 
