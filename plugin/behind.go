@@ -132,7 +132,8 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
-	o.node.Invoked = true
+	o.node.Invoked = true                                        // as every child of the runtime's process
+	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0) // rather than "exe"
 	release, err := o.rec.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {
 		return nil

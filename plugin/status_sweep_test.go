@@ -212,7 +212,7 @@ func TestSweepIsForStatus(t *testing.T) {
 	}})
 }
 
-// sweepsAll runs STATUS until the journal has just this many entries, since each has only two seconds.
+// sweepsAll runs STATUS until the journal has just this many entries, since a DEL may have to wait.
 func (n *node) sweepsAll(but int, chain ...string) {
 	n.Helper()
 	eventually(n, "a STATUS after which nothing dead is left", func() bool {
