@@ -21,17 +21,15 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// A STATUS has too little time for a DEL that is only slow. So a STATUS that finds something due
-// starts one process of the same program, which sweeps behind it:
+// The problem: a STATUS has too little time for a DEL that is only slow. So a STATUS that finds
+// something due starts one process of the same program, which sweeps behind it:
 //
-//	arguments      the program's path, and sweepWord
-//	stdin          the configuration of the STATUS, in sealed memory, because other users can read
-//	               arguments, and a file or a pipe could be changed or stay behind
-//	stdout, stderr /dev/null, because a pipe that stays open would block the runtime
-//	environment    that of the STATUS, without CNI_COMMAND
-//	session        one of its own, so that no signal for the runtime's group ends it
-//
-// It inherits no other descriptor.
+//	arguments       the program's path, and sweepWord
+//	stdin           the configuration of the STATUS, in sealed memory; every user can read arguments
+//	stdout, stderr  /dev/null; a runtime's pipe that stays open would block the runtime
+//	descriptors     no others
+//	environment     that of the STATUS, without CNI_COMMAND
+//	session         its own, so that no signal for the runtime's process group ends it
 
 const (
 	sweepWord = "sweep"
@@ -98,9 +96,9 @@ func seal(data []byte) (*os.File, error) {
 // IsSweep reports whether the program was started with the arguments of a sweep.
 func IsSweep() bool { return len(os.Args) > 1 && os.Args[1] == sweepWord }
 
-// Sweeps carries out the sweep behind a STATUS, and returns the exit code. When ctx ends, it ends
-// the delegates that run, and returns within a second.
-func (p *Plugin) Sweeps(ctx context.Context) int {
+// MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends, it
+// ends the delegates that run, and returns within a second.
+func (p *Plugin) MainSweep(ctx context.Context) int {
 	ended := make(chan error, 1)
 	go func() { ended <- p.sweepBehind(ctx) }()
 	stopped := make(chan struct{})
@@ -132,8 +130,9 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
-	o.node.Invoked = true                                        // as every child of the runtime's process
-	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0) // rather than "exe"
+	o.node.Invoked = true // it is in the runtime's namespaces
+	// "exe" would be its name
+	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
 	release, err := o.rec.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {
 		return nil

@@ -34,7 +34,7 @@ func main() {
 	}
 	if plugin.IsSweep() {
 		p.Slow()
-		os.Exit(p.Sweeps(ctx))
+		os.Exit(p.MainSweep(ctx))
 	}
 	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a CNI plugin chain and "+
 		"rolls it back if it fails",

@@ -102,8 +102,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// Due reports whether a sweep would release something now. It changes nothing. If nothing is due,
-// it counts as a sweep.
+// Due reports whether a sweep would release something now. It releases nothing. If nothing is due,
+// it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.Plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
 	due = slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })

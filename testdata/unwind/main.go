@@ -28,7 +28,7 @@ func main() {
 		StartSweep: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
-		os.Exit(p.Sweeps(ctx))
+		os.Exit(p.MainSweep(ctx))
 	}
 	if os.Getenv(env.NoProc) != "" {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
