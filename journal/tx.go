@@ -13,15 +13,41 @@ import (
 
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
-	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
+	btx *bolt.Tx // nil: a snapshot, or no journal exists yet
 	// changed is set if the transaction has something to commit.
 	changed bool
+
+	copied  []pair            // a snapshot's records, in key order
+	decoded map[string]*Entry // those that were decoded, by key
+}
+
+type pair struct{ key, value []byte }
+
+// Snapshot returns a copy of the records, to be read after the transaction has ended, by one
+// goroutine at a time. The caller must not change the records that it returns.
+func (tx *Tx) Snapshot() *Tx {
+	s := &Tx{decoded: map[string]*Entry{}}
+	_ = tx.scan(nil, func(k, v []byte) error { // fn returns no error
+		s.copied = append(s.copied, pair{bytes.Clone(k), bytes.Clone(v)})
+		return nil
+	})
+	return s
 }
 
 // scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
 // bbolt may return the same keys for ever; scan then returns ErrDamaged.
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
+		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
+			func(p pair, prefix []byte) int { return bytes.Compare(p.key, prefix) })
+		for _, p := range tx.copied[at:] {
+			if !bytes.HasPrefix(p.key, prefix) {
+				return nil
+			}
+			if err := fn(p.key, p.value); err != nil {
+				return err
+			}
+		}
 		return nil
 	}
 	var last []byte
@@ -59,7 +85,7 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	var errs []error
 	err = tx.scan(encodeKey(k), func(key, value []byte) error {
-		e, err := decodeEntry(key, value)
+		e, err := tx.decode(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
 		}
@@ -70,12 +96,26 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 }
 
 // stored returns the record under a key, or nil if it is missing or cannot be read.
-func (tx *Tx) stored(key []byte) *Entry {
-	e, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
-	if err != nil {
-		return nil
-	}
+func (tx *Tx) stored(key []byte) (e *Entry) {
+	_ = tx.scan(key, func(k, value []byte) (err error) {
+		if bytes.Equal(k, key) {
+			e, err = tx.decode(key, value)
+		}
+		return err
+	})
 	return e
+}
+
+// decode decodes a record. A snapshot decodes each record once.
+func (tx *Tx) decode(key, value []byte) (*Entry, error) {
+	if e := tx.decoded[string(key)]; e != nil {
+		return e, nil
+	}
+	e, err := decodeEntry(key, value)
+	if err == nil && tx.decoded != nil {
+		tx.decoded[string(key)] = e
+	}
+	return e, err
 }
 
 // Put writes a record. It rejects an illegal change of state. A record without a
@@ -211,7 +251,7 @@ func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, 
 		if !bytes.Contains(v, text) {
 			return nil
 		}
-		if e, err := decodeEntry(k, v); err == nil && match(e) {
+		if e, err := tx.decode(k, v); err == nil && match(e) {
 			entries = append(entries, e)
 		}
 		return nil
@@ -222,7 +262,7 @@ func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, 
 // All calls fn for every record except undone ones, in key order. For a damaged record, fn gets a
 // DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
-	return tx.eachPending(func(k, v []byte) error { return fn(decodeEntry(k, v)) })
+	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
 }
 
 // Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.

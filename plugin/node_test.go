@@ -544,7 +544,13 @@ func (n *node) budget(text string) {
 	n.env = append(n.env, env.Budgets+"="+strings.Join(n.budgets, " "))
 }
 
-// ask runs GC or STATUS, with unwind's entry for a chain of this version and plugins. changes are
+// awaitSweep waits for the end of the sweep that a STATUS started.
+func (n *node) awaitSweep() {
+	n.Helper()
+	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
+}
+
+// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version and plugins. changes are
 // keys of that entry, such as the list of a GC; a nil value removes its key.
 func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
@@ -556,5 +562,9 @@ func (n *node) ask(command, chainVersion string, changes map[string]any, plugins
 		name, value, _ := strings.Cut(kv, "=")
 		in.env[name] = value
 	}
-	return n.start(in)
+	out := n.start(in)
+	if command == "STATUS" {
+		n.awaitSweep()
+	}
+	return out
 }

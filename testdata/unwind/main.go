@@ -31,6 +31,10 @@ func main() {
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
 		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: killer(os.Getenv(env.KillAt)),
+		StartSweep: plugin.StartSweep,
+	}
+	if plugin.IsSweep() {
+		os.Exit(p.MainSweep(ctx))
 	}
 	if hangs := os.Getenv(env.Hangs); hangs != "" {
 		p.Delegates = &impatient{delegate.Processes{At: p.Point}, hangs}
@@ -127,6 +131,7 @@ func killer(killAt string) func(point string) {
 			return
 		}
 		if at--; at == 0 {
+			_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}

@@ -18,6 +18,8 @@ const (
 	// there, and its time is over then, if it is limited at all. PLUGIN is the instance of a faulty
 	// plugin, or else the plugin's type.
 	Hangs = "UNWIND_TEST_HANGS"
+	// Killed is the path of a file that the plugin makes before it kills itself.
+	Killed = "UNWIND_TEST_KILLED"
 	// NoProc makes the plugin work without /proc, in a mount namespace of its own.
 	NoProc = "UNWIND_TEST_NO_PROC"
 	// Cache is the path of libcni's cache.
