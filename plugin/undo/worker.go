@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"runtime/debug"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
@@ -26,8 +25,7 @@ type Worker struct {
 	Runner  delegate.Runner
 	// NewRunner returns a runner for another goroutine.
 	NewRunner func() delegate.Runner
-	Probes    map[string]ipam.Probe // of all stores that can be queried, by plugin
-	Stderr    io.Writer             // the delegates' standard error
+	Stderr    io.Writer // the delegates' standard error
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb
