@@ -103,7 +103,7 @@ const maxOwner = 128 << 10
 // writes nothing.
 func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	r = Reservation{Address: address, Pool: pool}
-	content, st, err := readRegular(r.Path(), maxOwner)
+	content, st, err := readRegular(r.Path())
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, false, nil
 	}
@@ -124,9 +124,9 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 // textOf returns the text of a reservation's file. A power loss may leave zeros in place of it.
 func textOf(content string) string { return strings.TrimSpace(strings.TrimRight(content, "\x00")) }
 
-// readRegular reads a regular file. It rejects links, devices, pipes, and files of more than most
-// bytes.
-func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err error) {
+// readRegular reads a regular file. It rejects links, devices, pipes, and files of more than
+// maxOwner bytes.
+func readRegular(path string) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, st, err
@@ -135,9 +135,9 @@ func readRegular(path string, most int64) (data []byte, st unix.Stat_t, err erro
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, st, errors.Join(err, fmt.Errorf("%s: not a regular file", path))
 	}
-	data, err = io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(data)) > most {
-		err = fmt.Errorf("%s: too large: more than %d bytes", path, most)
+	data, err = io.ReadAll(io.LimitReader(f, maxOwner+1))
+	if err == nil && len(data) > maxOwner {
+		err = fmt.Errorf("%s: too large: more than %d bytes", path, maxOwner)
 	}
 	return data, st, err
 }

@@ -1,5 +1,5 @@
-// Package ipam reads host-local's reservations on disk and releases dead ones. Its probes query the
-// stores of other IPAM plugins.
+// Package ipam reads host-local's reservations on disk and releases dead ones. It reads no other
+// IPAM plugin's store.
 package ipam
 
 import (

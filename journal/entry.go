@@ -97,10 +97,7 @@ type Entry struct {
 	Host          Host              `json:"host"`
 	Created       Time              `json:"created"`
 	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the ADD's configuration
-	// Stores maps a plugin to the path of its store, if that is not the default path. The paths
-	// come from the configuration of the ADD.
-	Stores map[string]string `json:"stores,omitempty"`
-	Steps  []Step            `json:"steps,omitempty"` // pending DELs, in chain order
+	Steps         []Step            `json:"steps,omitempty"`       // pending DELs, in chain order
 	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
 	Begun bool `json:"begun,omitempty"`
 	// Occupant is the interface (index and MAC) that already used the interface name in the

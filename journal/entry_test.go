@@ -55,8 +55,8 @@ func everything() *Entry {
 		HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
 		Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
 		Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
-		GracePeriod: 10 * time.Minute, Stores: map[string]string{"aws-cni": "/ipam.json"},
-		Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"},
+		GracePeriod: 10 * time.Minute,
+		Env:         map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"},
 		Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),

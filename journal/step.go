@@ -55,7 +55,6 @@ const (
 	ForTime      Cause = ""          // the pause after a failed try ends at Until
 	ForOwner     Cause = "owner"     // its address has another owner
 	ForContainer Cause = "container" // it would free another attachment's resources
-	ForQueue     Cause = "queue"     // its plugin keeps the deletion in its own queue
 	ForRuntime   Cause = "runtime"   // it is left to the runtime's own DEL, until Until at most
 	ForRule      Cause = "rule"      // a host port of this node still forwards to its address
 	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/sweep"
 )
 
 // dels returns the instances of the faulty plugin that got the pod's DEL.
@@ -122,6 +123,26 @@ func TestPace(t *testing.T) {
 				tried[l.ContainerID] = true
 			}
 			s.want(len(tried) == 3*probes, "%d attachments had their turn", len(tried))
+		},
+	})
+}
+
+// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries three of them, and
+// none before its pause is over. A person's sweep tries all. Once the plugin works, one sweep of the agent
+// releases all.
+func TestAgentKeepsPauses(t *testing.T) {
+	stories(t, `
+	patient; owes a 2; drop a; copies a 11
+	# One each minute: the pauses of the first 20 tries are over by then.
+	pauses 12 0s; periodic 3; pauses 12 0s; periodic 3; pauses 12 0s; periodic 3
+	pauses 12 4m; periodic 0; sweep; times 12 DEL p1; plan
+	pauses 12 0s; periodic 12; entries 0`, owing(), acts{
+		"periodic": func(s *story, w []string) { // periodic N: the agent's sweep runs so many DELs
+			s.forgetCalls()
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
+			s.must(err)
+			s.wantTimes(w[0], "DEL p1")
+			s.forgetCalls()
 		},
 	})
 }

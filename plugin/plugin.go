@@ -3,7 +3,6 @@ package plugin
 import (
 	"io"
 
-	"cni-unwind/ipam"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 )
@@ -16,9 +15,6 @@ type Plugin struct {
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
-	// Probes are the probes of IPAM stores, by plugin. nil means ipam.OnNode; the program that
-	// starts for each pod uses that. The agent also probes stores outside the node.
-	Probes map[string]ipam.Probe
 	// Slow, if set, is called each time a delegate takes longer than half a second. The first call
 	// should install signal handlers, so that a signal no longer ends the process before the
 	// rollback. Until then, a signal has the effect of SIGKILL. Signal handlers need a thread, and
@@ -38,13 +34,6 @@ func (p *Plugin) at(point string) {
 	if p.Point != nil {
 		p.Point(point)
 	}
-}
-
-func (p *Plugin) probes() map[string]ipam.Probe {
-	if p.Probes == nil {
-		return ipam.OnNode()
-	}
-	return p.Probes
 }
 
 // newRunner returns the Runner of one worker.

@@ -1,113 +1,110 @@
 package plugin
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
-	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
-// unverified returns why the pod's DEL is not proven.
-func (p *pod) unverified() string {
-	e := p.entry()
-	if e == nil || len(e.Steps) == 0 {
-		return ""
-	}
-	if e.Steps[0].Code != 0 {
-		return ""
-	}
-	return strings.TrimPrefix(e.Steps[0].Last, "exit code 0, but ")
-}
-
-// ipamd are statements about aws-cni, whose DEL passes and frees nothing since ipamd is away, and ipamd's
-// checkpoint.
-func ipamd() acts {
-	checkpoint := func(s *story, file string) string { return filepath.Join(s.dir, "aws-node", file) }
-	return acts{
-		"aws": func(s *story, w []string) { // aws PLUGINS: the chain, after aws-cni
-			s.link("aws-cni", filepath.Join(s.path[2], "faulty"))
-			s.mkdir(checkpoint(s, ""))
-			s.conf["stores"] = map[string]string{"aws-cni": checkpoint(s, "ipam.json")}
-			s.chain = append([]string{fmt.Sprintf(`{"type": "aws-cni", "dir": %q, "instance": "aws", "address": "198.18.0.7/32"}`,
-				s.faultyDir())}, w...)
-		},
-		"gives": func(s *story, w []string) { // gives FILE CONTAINER …: a checkpoint in which they have the address
-			var all []string
-			for _, id := range w[1:] {
-				all = append(all, fmt.Sprintf(`{"networkName": %q, "containerID": %q, "ifName": "eth0", "ipv4": "198.18.0.7",
-					"allocationTimestamp": 1790000000123456789,
-					"metadata": {"k8sPodNamespace": "default", "k8sPodName": "web-0", "interfacesCount": 1}}`, s.network, id))
+// ipamdPool are statements about a stand-in for aws-cni and its daemon, whose addresses are links to their
+// containers. As aws-cni 1.23.2, its DEL frees by container ID alone, and exits 0 also while the daemon is
+// away. Each call is a line of a log: the verb, the container, and the addresses in its prevResult.
+func ipamdPool() acts {
+	dir := func(s *story) string { return filepath.Join(s.dir, "ipamd") }
+	dels := func(s *story, name string) (all []string) {
+		for line := range strings.Lines(read(s, filepath.Join(dir(s), "log"))) {
+			if f := strings.Fields(line); f[0] == "DEL" && f[1] == s.who(name).ContainerID {
+				all = append(all, cmp.Or(strings.Join(f[2:], " "), "none"))
 			}
-			s.write(checkpoint(s, w[0]), `{"version": "vpc-cni-ipam/1", "allocations": [`+strings.Join(all, ", ")+`]}`)
+		}
+		return all
+	}
+	return acts{
+		// ipamd N: the chain begins with aws-cni, each of whose pods gets N addresses of a pool of 40
+		"ipamd": func(s *story, w []string) {
+			s.mkdir(dir(s))
+			s.vars["x"], s.vars["y"] = "198.18.0.101", "198.18.0.102"
+			s.node.script("aws-cni", fmt.Sprintf(`cd %q; stdin=$(cat)
+				echo $CNI_COMMAND $CNI_CONTAINERID $(echo "$stdin" | grep -o '"address": *"[0-9.]*' | grep -o '[0-9.]*$') >>log
+				[ $CNI_COMMAND != DEL ] || [ -e away ] || for a in 198.*; do [ "$(readlink $a)" != $CNI_CONTAINERID ] || rm $a; done
+				[ $CNI_COMMAND = ADD ] || exit 0
+				n=0; got=
+				for i in $(seq 101 140); do
+					[ $n -lt %s ] && ln -s $CNI_CONTAINERID 198.18.0.$i 2>/dev/null || continue
+					n=$((n+1)); got="$got${got:+, }{\"address\": \"198.18.0.$i/32\"}"
+				done
+				echo "{\"cniVersion\": \"1.0.0\", \"ips\": [$got]}"`, dir(s), w[0]))
+			s.chain = []string{`{"type": "aws-cni"}`, `p1, "rules": true`}
+		},
+		"away": func(s *story, _ []string) { s.write(filepath.Join(dir(s), "away"), "") },
+		// back [ADDRESSES]: the daemon starts, and drops these
+		"back": func(s *story, w []string) {
+			for _, name := range append(w, "away") {
+				s.must(os.RemoveAll(filepath.Join(dir(s), name)))
+			}
+		},
+		// aws-dels POD [ADDRESSES [| ADDRESSES …]]: the prevResults of its DELs
+		"aws-dels": func(s *story, w []string) {
+			got := strings.Join(dels(s, w[0]), " | ")
+			s.want(got == strings.Join(w[1:], " "), "%s", got)
+		},
+		// each-del PODS: aws-cni's DEL ran once
+		"each-del": func(s *story, w []string) {
+			for _, name := range w {
+				s.want(len(dels(s, name)) == 1, "%s: %q", name, dels(s, name))
+			}
+		},
+		// turnover N: pods go one by one, and for each another one comes
+		"turnover": func(s *story, w []string) {
+			n, err := strconv.Atoi(w[0])
+			s.must(err)
+			for i := range n {
+				s.passes([]string{"del", fmt.Sprintf("old%02d", i)})
+				s.passes([]string{"add", fmt.Sprintf("new%02d", i)})
+				s.vars["new"] += fmt.Sprintf(" new%02d", i)
+			}
 		},
 	}
 }
 
-// TestDELThatLies: aws-cni's DEL passes, and ipamd still has the address. The runtime's DEL succeeds.
-// The DEL stays pending, alone, is tried again with pauses, and is done once ipamd has given the
-// address back, with no further DEL.
-func TestDELThatLies(t *testing.T) {
+// TestTurnover: pods with aws-cni go while others start. Each gets the address of the one before, which
+// proves that ipamd has freed it: that one's DEL is over, and aws-cni's second DEL never runs. No step
+// waits for an owner. Once the grace period is over, one sweep ends what has no next owner.
+func TestTurnover(t *testing.T) {
 	stories(t, `
-	each file ipam.json ipam-nic-1.json
-	aws p1; add a; gives $file a
-	del a; unverified a 198.18.0.7 is still allocated; entry a deleting 1; pending a aws
-	# the runtime may ask again
-	del a; sweep; unverified a 198.18.0.7 is still allocated; times 3 DEL aws
-	forgets; gives $file other; released a; calls
-	events 'unverified a [198.18.0.7] [aws-cni]: exit code 0, but 198.18.0.7 is still allocated' 'swept a '`, ipamd())
+	conf gracePeriod 1h; ipamd 1; crowd 20 old
+	turnover 20
+	gone $old; entries 20; each-del $old
+	status; sweep; entries 20; each-del $old
+	del $new; entries 20; due $new; sweep`, ipamdPool())
 }
 
-// TestAgentKeepsPauses: many DELs do not count, since ipamd's checkpoint still has the addresses. A sweep of the
-// agent, which nobody asked for, tries three of them, and none before its pause is over. A person's
-// sweep tries all. Once the addresses are free, one sweep of the agent releases all, with no DEL.
-func TestAgentKeepsPauses(t *testing.T) {
+// TestSecondDEL: aws-cni's DEL passes while its daemon is away, and runs once more after the grace period. It
+// frees by container, and is shown no address, whose next owner's rules it would remove. It is over although
+// another attachment has one of its addresses. An address proves nothing whose owner was there before: the
+// journal has it, and ipamd dropped it.
+func TestSecondDEL(t *testing.T) {
 	stories(t, `
-	aws; add a; gives ipam.json a a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 a-9 a-10 a-11; del a; copies a 11
-	# One each minute: the pauses of the first 20 tries are over by then.
-	pauses 12 0s; periodic 3; pauses 12 0s; periodic 3; pauses 12 0s; periodic 3; pauses 12 0s; periodic 3
-	pauses 12 4m; periodic 0; sweep; times 12 DEL aws; forgets
-	gives ipam.json other; pauses 12 0s; periodic 0; entries 0`, ipamd(), acts{
-		"periodic": func(s *story, w []string) { // periodic N: the agent's sweep runs at most so many DELs
-			s.node.forgetCalls()
-			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
-			most, wrong := strconv.Atoi(w[0])
-			s.must(errors.Join(err, wrong))
-			s.want(len(s.node.calls()) <= most, "%q", s.node.calls())
-			s.node.forgetCalls()
-		},
-	})
+	conf gracePeriod 1h; ipamd 2
+	either its addresses are nobody's: add a; away; del a; back; let dels '$x $y | none'
+	or the first has a next owner: add a; away; del a; back $x; ipamd 1; add b; let dels '$x $y | none'
+	or the second has a next owner: add a; away; del a; back $y; ipamd 1; add b; let dels '$x $y | none'
+	or all have: add a; away; del a; back $x $y; add b; let dels '$x $y'
+	or they have an owner from before: chain {"type": "aws-cni"}; add b; back $x $y; add a; del a; let dels 'none | none'
+	unless all: status; sweep; entry a deleting 1; due a; sweep
+	gone a; aws-dels a $dels
+	unless nobody: del b; due b; sweep`, ipamdPool())
 }
 
-// askedProbe answers as a store elsewhere does.
-type askedProbe struct {
-	answer func(ctx context.Context) ([]netip.Addr, bool, error)
-}
-
-func (p askedProbe) Held(ctx context.Context, _ ipam.Query) ([]netip.Addr, bool, error) {
-	return p.answer(ctx)
-}
-
-// whereabouts are statements about a chain that calls a whereabouts that always passes, and its store.
+// whereabouts are statements about a chain that calls a whereabouts that always passes.
 func whereabouts() acts {
-	address := netip.MustParseAddr("198.18.0.9")
-	stores := map[string]func(context.Context) ([]netip.Addr, bool, error){
-		"free":  func(context.Context) ([]netip.Addr, bool, error) { return nil, true, nil },
-		"held":  func(context.Context) ([]netip.Addr, bool, error) { return []netip.Addr{address}, true, nil },
-		"hangs": func(ctx context.Context) ([]netip.Addr, bool, error) { <-ctx.Done(); return nil, true, ctx.Err() },
-	}
-	edit := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(e *journal.Entry) { change(&e.Steps[0]) })
-	}
 	return acts{
 		"whereabouts": func(s *story, w []string) { // whereabouts PLUGIN: the chain of a plugin that calls it
 			s.conf["gracePeriod"] = "1h"
@@ -115,21 +112,7 @@ func whereabouts() acts {
 				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.9/32"}]}'`)
 			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
 		},
-		// asking HOW sweeps as the agent does, which asks the store.
-		"asking": func(s *story, w []string) {
-			plugin := &Plugin{Stderr: s.Output(), Budgets: undo.DefaultBudgets, CacheDir: s.cacheDir(),
-				Probes: map[string]ipam.Probe{"whereabouts": askedProbe{stores[w[0]]}}}
-			_, err := plugin.Sweep(s.Context(), s.stateDir, sweep.Job{})
-			s.must(err)
-		},
 		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
-		"ripe": func(s *story, w []string) { // ripe POD [REASON]: the second DEL's time has come
-			edit(s, w[0], func(step *journal.Step) {
-				if step.Again, step.Wait.Until = 1, 1; len(w) > 1 {
-					step.Wait, step.Last = journal.Wait{}, "exit code 0, but "+strings.Join(w[1:], " ")
-				}
-			})
-		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])
 			p.node = s.node
@@ -139,20 +122,6 @@ func whereabouts() acts {
 	}
 }
 
-// TestStoreElsewhere: whereabouts' DEL proves nothing. The program that starts for each pod cannot
-// ask its store, so the DEL runs once more after the grace period. The agent asks: what is held, or
-// cannot be told, stays; a store that hangs is not waited for. Of what is free, no second DEL is
-// waited for.
-func TestStoreElsewhere(t *testing.T) {
-	stories(t, `
-	whereabouts p0; add a; del a; confirms a
-	ripe a; asking held; unverified a 198.18.0.9 is still allocated
-	status; unverified a 198.18.0.9 is still allocated
-	asking held; unverified a 198.18.0.9 is still allocated
-	clock; asking hangs; within 14s
-	add b; del b; ripe b; asking free; gone b`, whereabouts())
-}
-
 // TestOtherNetworkOfTheContainer: whereabouts goes by container ID and interface, whatever the
 // network. A second DEL of a network that a pod has left would free the address that the pod has in
 // another one by now. It waits until the container is gone, also within that other network's ADD. The
@@ -160,13 +129,11 @@ func TestStoreElsewhere(t *testing.T) {
 func TestOtherNetworkOfTheContainer(t *testing.T) {
 	stories(t, `
 	whereabouts p0; add a; del a
-	either unknown: let ripe ripe a
-	or unknown, beside damage: let ripe ripe a
-		network another; whereabouts p0; add c; damage c
-	or unverified: let ripe ripe a 198.18.0.9 is still allocated
+	either alone:
+	or beside damage: network another; whereabouts p0; add c; damage c
 	network other; also a b; whereabouts p1; add b; forgets
-	$ripe; sweep; asking held; calls
-	unless damage: entry a; del b; ripe b; asking free; gone a b
+	due a; sweep; agent; calls
+	if alone: entry a; del b; due b; sweep; gone a b
 	if damage: leaves`, whereabouts())
 }
 
@@ -219,9 +186,8 @@ func TestFailedADDLies(t *testing.T) {
 	appears $held; confirms a
 	# the runtime's DEL, which frees nothing either
 	del a; lose $away; sweep; confirms a
-	ripe a; sweep; gone a; absent $held
+	due a; sweep; gone a; absent $held
 	leaves`, whereabouts(), acts{"liar": func(s *story, w []string) {
-		s.conf["stores"] = map[string]string{"aws-cni": filepath.Join(s.dir, "none", "ipam.json")}
 		s.node.script(w[0], `cat >/dev/null; cd "${0%/*}"
 			[ "$CNI_COMMAND" != ADD ] || touch held.$CNI_CONTAINERID
 			if [ -e away ]; then [ "$CNI_COMMAND" = DEL ] || { echo '{"code": 11, "msg": "no API"}'; exit 1; }; exit 0; fi

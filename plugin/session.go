@@ -59,7 +59,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	worker := &undo.Worker{
 		Node: node, Journal: rec, Log: log, Budgets: p.Budgets,
 		Runner: p.newRunner(), NewRunner: p.newRunner,
-		Probes: p.probes(), Stderr: p.Stderr, At: p.Point,
+		Stderr: p.Stderr, At: p.Point,
 		Verb: undo.Verb{
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf,
 			Chain: sync.OnceValues(func() (*netconf.Chain, error) { return readChain(conf, log) }),
@@ -172,7 +172,7 @@ func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry 
 		Env:        facts.SearchPaths(),
 		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
 		GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
-		Stores:      o.conf.Stores, Steps: chain.Steps(o.conf),
+		Steps:       chain.Steps(o.conf),
 	}
 	if len(o.conf.RuntimeConfig) > 0 {
 		e.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)

@@ -337,11 +337,6 @@ func init() {
 		},
 		// held N: stand-ins for providers' plugins hold so many addresses, in $holds
 		"held": func(s *story, w []string) { s.wantCount(len(s.names(s.vars["holds"])), w[0]) },
-		// unverified POD TEXT: why its DEL, which passed, is not proven
-		"unverified": func(s *story, w []string) {
-			why := s.who(w[0]).unverified()
-			s.want(strings.Contains(why, strings.Join(w[1:], " ")), "%q", why)
-		},
 		// together N: the DELs of each attachment ran one after the other, p1's first, those of N or more at
 		// the same time
 		"together": func(s *story, w []string) {

@@ -101,13 +101,12 @@ func TestUnwindctl(t *testing.T) {
 		"node":      {},
 		"agentlock": {},
 		"wrap":      {"durable"},
-		"pools":     {"probe"},
-		"inspect":   {"node", "pools", "probe"},
+		"pools":     {},
+		"inspect":   {"node", "pools"},
 		"install":   {"agentlock", "durable", "inspect", "node", "pools", "providers"},
-		"doctor":    {"agentlock", "durable", "inspect", "install", "node", "pools", "probe", "providers", "wrap"},
+		"doctor":    {"agentlock", "durable", "inspect", "install", "node", "pools", "providers", "wrap"},
 		"metrics":   {"durable", "inspect", "install"},
 		"agent":     {"agentlock", "inspect", "install", "metrics", "node", "pools"},
-		"probe":     {},
 		"providers": {},
 	}
 	for pkg, p := range packages(t) {

@@ -27,9 +27,8 @@ type Outcome struct {
 	Words  string // the error message, if the DEL failed
 
 	Withheld bool           // an address was removed from its prevResult
-	Free     tristate.Value // the address is released, according to the plugin's store
+	Free     tristate.Value // the address is released
 	Kept     string         // what still exists, if Free is No
-	Queued   bool           // the plugin has put the DEL into its own queue
 	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
 	// not sent its DEL yet, and may still send one with CNI_NETNS.
 	Unnamed bool
@@ -52,7 +51,7 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s = countAlike(s, o, p.Now)
 	s.Last, s.Code, s.Wait = "", 0, journal.Wait{}
 	pause := journal.Wait{Until: p.Now + int64(Pause(s.Tries, o.Jitter))}
-	byContainer := known.Of(s.Type).FreesByContainer || known.IPAMOf(s.Config).FreesByContainer
+	provesNothing := known.Of(s.Type).MayFreeNothing || known.IPAMOf(s.Config).MayFreeNothing
 	switch byPod := known.IPAMOf(s.Config).FreesByPod; {
 	case o.Failed:
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
@@ -62,16 +61,12 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	case o.Withheld:
 		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
 		return s, false
-	case o.Queued:
-		s.Last, s.Wait.For = "exit code 0, but "+o.Kept, journal.ForQueue
-		return s, false
 	case o.Free == tristate.No:
 		s.Last, s.Wait = "exit code 0, but "+o.Kept, pause
 		return s, false
-	case s.Again == 0 && byContainer && o.Free == tristate.Unknown:
+	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
-	case byPod, o.Free == tristate.Yes && s.ADD != journal.AddKilled,
-		s.ADD == journal.AddKilled && !p.SameBoot: // a reboot ends the agent behind the delegate
+	case byPod, s.ADD == journal.AddKilled && !p.SameBoot: // a reboot ends the agent behind the delegate
 		s.Again = 0
 	}
 	if s.Wait = (journal.Wait{Until: s.Again, For: journal.ForRepeat}); Left(s.Wait, p) > 0 {

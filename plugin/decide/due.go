@@ -52,10 +52,11 @@ type Pass struct {
 
 	ContainerLives func() bool // another attachment of the container is live or being added
 	PodLives       func() bool // another sandbox of the pod is live or being added
-	// Queued reports whether the plugin's own queue still contains the step's DEL.
-	Queued func(*journal.Step) bool
 	// Withheld reports whether an address in the step's prevResult has another owner.
 	Withheld func(*journal.Step) bool
+	// Reassigned reports whether the step's IPAM plugin has freed each address that the step's ADD got,
+	// because an ADD of the same network has just got it.
+	Reassigned func(*journal.Step) bool
 	// Forwarded reports whether a host port of this node may forward to an address that the step's
 	// DEL releases.
 	Forwarded func(*journal.Step) bool
@@ -72,8 +73,6 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 		return journal.Wait{For: journal.ForNewer}
 	case ipam.FreesByPod && p.PodLives(), freesByContainer(s) && p.ContainerLives():
 		return journal.Wait{For: journal.ForContainer}
-	case s.Wait.For == journal.ForQueue && p.Queued(s):
-		return journal.Wait{For: journal.ForQueue}
 	case p.NoNetNS && !p.Asked && p.SameBoot && known.Of(s.Type).SkipsUnnamed && p.Now < untilRuntime:
 		return journal.Wait{Until: untilRuntime, For: journal.ForRuntime}
 	case leftToRuntime(*s) && !p.Asked:
@@ -90,6 +89,14 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 	}
 	return journal.Wait{}
 }
+
+// Repeats reports whether a step's DEL has succeeded, and runs once more only because it may have
+// freed nothing (known.Plugin.MayFreeNothing).
+func Repeats(s *journal.Step) bool { return s.Again != 0 && s.ADD != journal.AddKilled }
+
+// NeedsNoRepeat reports whether such a step is done without the second DEL, because its IPAM plugin
+// has assigned its addresses again.
+func NeedsNoRepeat(s *journal.Step, p Pass) bool { return Repeats(s) && p.Reassigned(s) }
 
 // Left returns the time until a wait is over. If that is longer than any wait can be, the wait was
 // set in another boot. Its clock means nothing now, so Left returns 0.
@@ -158,7 +165,6 @@ func Words(s *journal.Step) string {
 		journal.ForRule:      "waiting: a host port forwards to its address",
 		journal.ForNewer:     "waiting: the container was added again",
 		journal.ForRuntime:   "waiting for the runtime's own DEL",
-		journal.ForQueue:     "waiting: its plugin has queued the deletion",
 		journal.ForRepeat:    "succeeded; runs once more",
 	}
 	switch words := waits[s.Wait.For]; {

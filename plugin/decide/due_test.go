@@ -28,8 +28,8 @@ func pass() Pass {
 	never := func() bool { return false }
 	none := func(*journal.Step) bool { return false }
 	return Pass{
-		Now: now, SameBoot: true, Since: now, GracePeriod: grace, ContainerLives: never, PodLives: never, Queued: none, Withheld: none,
-		Forwarded: none,
+		Now: now, SameBoot: true, Since: now, GracePeriod: grace, ContainerLives: never, PodLives: never, Withheld: none,
+		Reassigned: none, Forwarded: none,
 	}
 }
 
@@ -60,10 +60,6 @@ func TestDue(t *testing.T) {
 		{"by container, it failed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
 		{"by container, it was not tried", journal.Step{Config: withIPAM("whereabouts")}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
 		{"not by container", journal.Step{Config: withIPAM("host-local"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
-
-		{"in the queue", journal.Step{Wait: wait(journal.ForQueue, 0)}, func(p *Pass) { p.Queued = held }, wait(journal.ForQueue, 0)},
-		{"in the queue no more", journal.Step{Wait: wait(journal.ForQueue, 0)}, nil, journal.Wait{}},
-		{"a queue that it does not wait for", journal.Step{}, func(p *Pass) { p.Queued = held }, journal.Wait{}},
 
 		{"the runtime may bring the path", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS = true }, wait(journal.ForRuntime, now+int64(grace))},
 		{"the runtime asks", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Asked = true, true }, journal.Wait{}},
@@ -167,7 +163,6 @@ func TestFactsOfSteps(t *testing.T) {
 		"waiting: a host port forwards to its address":           {Wait: journal.Wait{For: journal.ForRule}},
 		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
 		"waiting for the runtime's own DEL":                      {Wait: journal.Wait{For: journal.ForRuntime}},
-		"waiting: its plugin has queued the deletion":            {Wait: journal.Wait{For: journal.ForQueue}},
 	}
 	for want, s := range words {
 		if got := Words(&s); got != want {
@@ -182,6 +177,30 @@ func TestRuleLast(t *testing.T) {
 	steps := []journal.Step{{Index: 0, Wait: journal.Wait{For: journal.ForRule}}, {Index: 1, Tries: 3}, {Index: 2}}
 	if got := Order(steps); !slices.Equal(got, []int{2, 1, 0}) {
 		t.Errorf("%v", got)
+	}
+}
+
+func TestNeedsNoRepeat(t *testing.T) {
+	passed := journal.Step{Again: soon, Wait: journal.Wait{Until: soon, For: journal.ForRepeat}}
+	failed, killed := passed, passed
+	failed.Code, failed.Wait, killed.ADD = 5, journal.Wait{Until: soon}, journal.AddKilled
+	for _, tt := range []struct {
+		name       string
+		step       journal.Step
+		reassigned bool
+		want       bool
+	}{
+		{"its addresses are others'", passed, true, true},
+		{"one is not", passed, false, false},
+		{"the second DEL failed", failed, true, true},
+		{"a killed plugin's agent may have taken another", killed, true, false},
+		{"no DEL has passed", journal.Step{Tries: 1, Code: 5}, true, false},
+	} {
+		p := pass()
+		p.Reassigned = func(*journal.Step) bool { return tt.reassigned }
+		if got := NeedsNoRepeat(&tt.step, p); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
+		}
 	}
 }
 

@@ -38,6 +38,9 @@ func (m *protocol) wrong(s state) string {
 			return fmt.Sprintf("%s lives, and its interface is gone", name(int(i)))
 		}
 	}
+	if i := m.waits(s); i != none && m.faults == 0 && m.crashes == 0 && !m.plainDEL {
+		return fmt.Sprintf("the second DEL of %s is pending, though its address has a next owner", name(int(i)))
+	}
 	if p := m.stuck(s); p != none {
 		return name(p) + " waits for ever"
 	}
@@ -45,6 +48,20 @@ func (m *protocol) wrong(s state) string {
 		return ""
 	}
 	return m.converges(s)
+}
+
+// waits returns a container whose only pending DEL has passed, and whose address another one has, or none.
+func (m *protocol) waits(s state) int8 {
+	for i := range m.containers() {
+		for _, r := range s.c[i].r {
+			for _, c := range s.c {
+				if r.pending() && r.passed && r.steps == 1 && c.phase == up && c.inside && c.given == r.claim {
+					return i
+				}
+			}
+		}
+	}
+	return none
 }
 
 // stuck returns a process that waits, while nothing that could end its wait can happen, or none.
@@ -218,6 +235,10 @@ func TestProtocol(t *testing.T) {
 		{"DELs that lie", protocol{addresses: 1, lies: 2}},
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
+		{"DELs that may free nothing", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, faults: 1}},
+		{"DELs that may free nothing, a crash", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, crashes: 1}},
+		{"DELs that may free nothing, two addresses", protocol{addresses: 2, unnamed: true, empty: true, lies: 1}},
+		{"DELs that may free nothing, by the plain chain too", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, plainDEL: true}},
 		{"DELs without a path", protocol{addresses: 2, skips: true, unnamed: true, faults: 1}},
 		{"slow DELs", protocol{addresses: 1, faults: 2, slow: true}},
 		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
@@ -261,7 +282,11 @@ func TestGuards(t *testing.T) {
 		{protocol{without: bound, addresses: 1, unnamed: true, faults: 1, slow: true}, "its rule is gone"},
 		{protocol{without: last, addresses: 1, ports: true, faults: 2}, "forwards to it"},
 		{protocol{without: portProbe, addresses: 1, ports: true, lies: 1}, "never released"},
-		{protocol{without: probe, addresses: 2, lies: 1}, "leaked"},
+		{protocol{without: leftover, addresses: 2, lies: 1}, "leaked"},
+		{protocol{without: repeat, addresses: 1, unnamed: true, empty: true, lies: 1}, "leaked"},
+		{protocol{without: noRepeat, addresses: 1, unnamed: true, empty: true}, "has a next owner"},
+		{protocol{without: justAssigned, addresses: 1, unnamed: true, empty: true, lies: 1, plainDEL: true}, "leaked"},
+		{protocol{without: onlyFrees, addresses: 1, unnamed: true, empty: true, lies: 1}, "its interface is gone"},
 		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "never released"},
 		{protocol{without: before, addresses: 1, again: true, crashes: 1}, "is refused"},
 		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "its rule is gone"},
@@ -315,6 +340,8 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}, "a rule for address"},
 		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
 			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
+		{"a DEL passes and frees nothing, and so does the second one after the grace period",
+			protocol{addresses: 1, unnamed: true, empty: true, lies: 2}, "leaked"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

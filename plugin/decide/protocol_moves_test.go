@@ -47,7 +47,7 @@ func (m *protocol) moves(s state) (all []move) {
 	if s.left.power > 0 {
 		by(none)("a loss of power", s.reboot())
 	}
-	if (m.agent || m.skips) && !s.grace && !s.c[0].agent && !s.c[1].agent {
+	if (m.agent || m.skips || m.empty) && !s.grace && !s.c[0].agent && !s.c[1].agent {
 		s.grace = true
 		by(none)("the grace period ends", s)
 	}

@@ -55,6 +55,7 @@ type protocol struct {
 	lists     bool // sweeps have a list of the runtime, and reconstruct what the journal does not know
 	path      bool // B's namespace may be at A's old path, and the runtime may send a second DEL of A
 	byName    bool // bridge is a plugin that is shown the path, since it does not open the namespace itself
+	empty     bool // bridge is aws-cni: its DEL may pass and free nothing, but remove what is routed to the address
 	skips     bool // bridge's DEL passes and does nothing where it is shown no path; its provider cleans up later
 	slow      bool // a DEL may take longer than an ADD waits for another attachment's lock
 	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
@@ -83,7 +84,11 @@ const (
 	bound        guard = "without such a file, a late DEL ends before an ADD stops waiting for it"
 	last         guard = "no address is freed while a host port forwards to it"
 	portProbe    guard = "portmap's DEL counts once no host port forwards to the address"
-	probe        guard = "a DEL that passed fails if the store still has the address"
+	leftover     guard = "what host-local's file still has after a DEL that passed is released"
+	repeat       guard = "a DEL that may have freed nothing runs once more after the grace period"
+	noRepeat     guard = "it does not, once an ADD has got its address"
+	justAssigned guard = "another attachment's claim is no proof of that, since it may be from before"
+	onlyFrees    guard = "the second DEL of a plugin that removes what is routed to an address is not shown it"
 	records      guard = "a new ADD keeps the record of an earlier one"
 	before       guard = "a record keeps what libcni's cache had when its ADD began"
 	older        guard = "no step of the older record runs while the newer one lives"
@@ -145,6 +150,7 @@ type record struct {
 	told   bool  // it comes from the runtime: its namespace is not on record
 	booted bool  // it is of an earlier boot
 	killed bool  // bridge's ADD was killed: its DEL is to pass twice
+	passed bool  // bridge's DEL has passed, and may have freed nothing
 	blank  bool  // bridge's DEL ran without the path that it needs
 	clean  bool  // portmap's ADD failed: it may have made no rule
 	filed  bool  // "live" was written, with what host-local's file was
@@ -190,6 +196,7 @@ type process struct {
 	holds   bool  // host-local's file is held for the delegate
 	parked  bool  // the address is withheld
 	failed  bool
+	passed  bool  // bridge's DEL has passed, and may have freed nothing
 	bare    bool  // a commit of this ADD failed
 	claim   int8  // this ADD's address; the journal may not have it
 	stop    bool  // it was asked to end
@@ -474,9 +481,21 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 			m.without != older,
 		ContainerLives: func() bool { return false },
 		PodLives:       func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
-		Queued:         no, Withheld: no,
-		Forwarded: func(*journal.Step) bool { return false },
+		Withheld:       no,
+		Reassigned:     func(*journal.Step) bool { return m.without != noRepeat && m.reassigned(s, p, r) },
+		Forwarded:      no,
 	}
+}
+
+// reassigned reports whether the ADD that undoes a record has got its address.
+func (m *protocol) reassigned(s *state, p int, r *record) bool {
+	pr := &s.p[p]
+	claimed := slices.ContainsFunc(s.c[:], func(c sandboxed) bool {
+		return slices.ContainsFunc(c.r[:], func(o record) bool {
+			return o != *r && !o.memory && KeepsContainer(states[o.state]) && o.claim == r.claim
+		})
+	})
+	return r.claim != none && (pr.back == pClaim && pr.claim == r.claim || claimed && m.without == justAssigned)
 }
 
 var (
@@ -494,12 +513,17 @@ func (m *protocol) journalled(r *record, step int8) journal.Step {
 		j.Type = "kube-ovn"
 	case m.byName:
 		j.Type = "unknown"
+	case m.empty && m.without != repeat:
+		j.Type = "aws-cni"
 	}
 	if j.Config = hostLocal; m.pod && m.without != onlyOnce {
 		j.Config = spiderpool
 	}
 	if r.killed && m.without != makeSure {
 		j.ADD, j.Again = journal.AddKilled, 2
+	}
+	if r.passed {
+		j.Again, j.Wait = 2, journal.Wait{Until: 2, For: journal.ForRepeat}
 	}
 	return j
 }
@@ -604,23 +628,12 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 // that its store cannot be looked at.
 func (m *protocol) after(s *state, p int, r *record, away bool) (done, fails bool) {
 	pr := &s.p[p]
-	var kept bool
 	free := tristate.Unknown
-	switch {
-	case pr.step == 0 && !m.unnamed && m.without != probe:
-		kept = s.owns(pr.on, r.claim)
-		free = tristate.Of(!kept, nil)
-	case pr.step == 2 && m.without != portProbe:
-		kept = r.claim != none && s.forwards[r.claim]&(1<<pr.on) != 0
-		free = tristate.Of(!kept, nil)
-	}
-	if away {
-		free = tristate.Unknown
+	if pr.step == 2 && m.without != portProbe && !away {
+		free = tristate.Of(r.claim == none || s.forwards[r.claim]&(1<<pr.on) == 0, nil)
 	}
 	o := Outcome{Withheld: pr.parked, Free: free, Kept: "something"}
 	step, done := After(m.journalled(r, pr.step), o, m.pass(s, p, r))
+	pr.passed = pr.passed || m.empty && pr.step == 0 && step.Again != 0
 	return done, step.Last != ""
 }
-
-// owns reports whether host-local's file has an address for a container.
-func (s *state) owns(i, address int8) bool { return address != none && s.owner[address] == i }

@@ -431,6 +431,10 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 		if r.steps&(1<<step) == 0 || pr.tried&(1<<step) != 0 {
 			continue
 		}
+		if j := m.journalled(r, step); NeedsNoRepeat(&j, m.pass(&s, p, r)) {
+			pr.done |= 1 << step
+			continue
+		}
 		pr.place = nowhere
 		if step == 0 {
 			pr.place = m.show(&s, p, r)
@@ -448,7 +452,20 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 		}
 	}
 	pr.pc = pFinish
+	m.releaseLeftover(&s, p, r)
 	to("has tried all that is due", s)
+}
+
+// releaseLeftover removes host-local's file of an address that bridge's DEL has left.
+func (m *protocol) releaseLeftover(s *state, p int, r *record) {
+	pr := &s.p[p]
+	freed := (r.steps&^pr.done)&1 == 0
+	again := slices.ContainsFunc(s.c[pr.on].r[:], func(o record) bool {
+		return o.n != r.n && o.pending() && (o.claim == r.claim || KeepsContainer(states[o.state]))
+	})
+	if a := r.claim; a != none && freed && !again && !m.unnamed && s.owner[a] == pr.on && m.without != leftover {
+		s.owner[a], s.made[a] = none, 0
+	}
 }
 
 // start starts a DEL.
@@ -457,13 +474,13 @@ func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	r := s.record(pr.on, pr.n)
 	pr.step, pr.shows, pr.parked, pr.pc = step, none, false, pDel
 	pr.tried |= 1 << step
-	if (journal.Claim{Step: 0}).Receives(int(step)) {
+	if (journal.Claim{Step: 0}).Receives(int(step)) || r.passed && m.without == onlyFrees {
 		pr.shows = r.claim
 	}
 	switch {
 	case pr.shows == none:
 	case m.withhold(&s, p, pr.on, pr.shows):
-		pr.shows, pr.parked = none, true
+		pr.shows, pr.parked = none, step != 0
 	case m.unnamed || s.owner[pr.shows] != none || m.without == holding:
 	case r.memory: // no file is held without a record on the disk
 		pr.shows, pr.parked = none, true
@@ -500,8 +517,11 @@ func (m *protocol) passes(s *state, p int, works, away bool) {
 	if m.skips && pr.step == 0 && pr.place == nowhere {
 		works, away, r.blank = false, true, true
 	}
-	if works {
+	switch {
+	case works:
 		m.effect(s, pr.delegate())
+	case m.empty && pr.shows != none && s.owner[pr.shows] != none:
+		s.c[s.owner[pr.shows]].device = false // whoever has the address
 	}
 	done, fails := m.after(s, p, r, away)
 	m.ended(s, p, done, fails)
@@ -532,6 +552,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 	}
 	r := s.record(i, pr.n)
 	c := &s.c[i]
+	r.passed = r.passed || pr.passed
 	switch r.steps &^= pr.done; {
 	case r.memory && p == nSelf: // whatever the DELs said
 		if a := r.claim; s.owner[a] == i && s.forwards[a] == 0 {

@@ -21,8 +21,7 @@ func TestDueTable(t *testing.T) {
 	s := journal.Step{Type: "sriov", Tries: 1, Config: withIPAM("spiderpool")}
 	p := pass()
 	p.NewerLives, p.PodLives, p.ContainerLives, p.NoNetNS = true, yes, yes, true
-	p.Queued = func(*journal.Step) bool { return true }
-	p.Withheld = p.Queued
+	p.Withheld = func(*journal.Step) bool { return true }
 	p.Forwarded = func(*journal.Step) bool { return true }
 	cell := func(p Pass) string {
 		switch w := Due(&s, p); {
@@ -48,10 +47,7 @@ func TestDueTable(t *testing.T) {
 	row("the DEL may have succeeded, the plugin releases addresses by container ID (whereabouts), and another live attachment has the same container ID", func() {
 		p.PodLives, s.Config = no, withIPAM("whereabouts")
 	})
-	row("the plugin has queued the DEL (cilium-cni)", func() { p.ContainerLives, s.Wait.For = no, journal.ForQueue })
-	row("the plugin does nothing without CNI_NETNS (kube-ovn, sriov), and the namespace is gone", func() {
-		p.Queued = func(*journal.Step) bool { return false }
-	})
+	row("the plugin does nothing without CNI_NETNS (kube-ovn, sriov), and the namespace is gone", func() { p.ContainerLives = no })
 	row("the DEL ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
 	row("a host port forwards, or may forward, to the address that the DEL releases", func() { s.Wait.For = journal.ForRule })
 	row("the last try ran without the DEL's address, because another owner has that address", func() {
@@ -106,14 +102,12 @@ var afterRows = []struct {
 		Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No}, pass},
 	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
 	{"the DEL ran without an address that belongs to another owner, and succeeded", journal.Step{}, Outcome{Withheld: true}, pass},
-	{"the DEL succeeded, and the plugin has queued it", journal.Step{}, Outcome{Queued: true}, pass},
-	{"the DEL succeeded, but the IPAM plugin's store still contains the address, or a host port still forwards to the address", journal.Step{}, Outcome{Free: tristate.No}, pass},
+	{"the DEL succeeded, but a host port still forwards to the address", journal.Step{}, Outcome{Free: tristate.No}, pass},
 	{"the plugin was killed earlier, and the DEL succeeded within `gracePeriod` after that",
-		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{Free: tristate.Yes}, pass},
+		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
 	{"the plugin was killed before the machine's last boot, and the DEL succeeded after that boot", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},
-	{"the DEL of aws-cni or whereabouts succeeded, which proves nothing, and unwind cannot read the plugin's store",
-		journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, pass},
-	{"the DEL of aws-cni or whereabouts succeeded for the second time, and unwind cannot read the plugin's store", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
+	{"the DEL of aws-cni or whereabouts succeeded, which proves nothing", journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, pass},
+	{"the DEL of aws-cni or whereabouts succeeded for the second time", journal.Step{Config: withIPAM("whereabouts"), Again: now}, Outcome{}, pass},
 	{"the DEL succeeded, and the plugin releases addresses by pod (spiderpool), so a second DEL could release a newer sandbox's address",
 		journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
 	{"the DEL ran without CNI_NETNS, and did nothing (kube-ovn, sriov)", journal.Step{}, Outcome{Unnamed: true}, pass},

@@ -38,17 +38,14 @@ type Plugin struct {
 	// FreesByPod is set if the plugin's DEL frees the pod's resources, whichever sandbox of the pod
 	// is deleted.
 	FreesByPod bool
-	// FreesByContainer is set if the plugin's DEL may exit 0 without freeing the address. It frees
-	// by container ID only, so a second DEL cannot free another container's address.
-	FreesByContainer bool
+	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
+	// container ID only, so a second DEL cannot free another container's address.
+	MayFreeNothing bool
 	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
 	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
 	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
-	// Queues is set if the plugin's DEL may only queue the deletion on the node and exit 0 (see
-	// ipam.ErrQueued).
-	Queues bool
 
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
 	// only if this plugin's entry also contains "ipam".

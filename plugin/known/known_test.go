@@ -26,8 +26,8 @@ func TestRows(t *testing.T) {
 			"has no fact":                  reflect.ValueOf(facts).IsZero(),
 			"goes by an interface and is not kept from it": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
 			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != AsPlain,
-			"frees by pod and by container":                p.FreesByPod && p.FreesByContainer,
-			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.FreesByContainer,
+			"frees by pod and by container":                p.FreesByPod && p.MayFreeNothing,
+			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
 			"is pinned to what it does not get":            p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
 			"moves a device, which it could take":          slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
 		} {
@@ -73,10 +73,9 @@ func TestColumns(t *testing.T) {
 		{"LeftTo", func(p *Plugin) bool { return p.LeftTo == "ovnkube-node" }, "ovn-k8s-cni-overlay"},
 		{"SkipsUnnamed", func(p *Plugin) bool { return p.SkipsUnnamed }, "kube-ovn sriov"},
 		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
-		{"FreesByContainer", func(p *Plugin) bool { return p.FreesByContainer }, "aws-cni whereabouts"},
+		{"MayFreeNothing", func(p *Plugin) bool { return p.MayFreeNothing }, "aws-cni whereabouts"},
 		{"Elsewhere", func(p *Plugin) bool { return p.Elsewhere }, "whereabouts spiderpool"},
 		{"RemovesByAddress", func(p *Plugin) bool { return p.RemovesByAddress }, "aws-cni"},
-		{"Queues", func(p *Plugin) bool { return p.Queues }, "cilium-cni"},
 		{"HidesIPAM", func(p *Plugin) bool { return p.HidesIPAM }, "flannel"},
 		{"ExecutesIPAM", func(p *Plugin) bool { return p.ExecutesIPAM != nil },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},
@@ -115,7 +114,7 @@ func TestExecutesIPAM(t *testing.T) {
 
 func TestIPAMOf(t *testing.T) {
 	for config, want := range map[string]Plugin{
-		`{"type": "macvlan", "ipam": {"type": "whereabouts"}}`: {Name: "whereabouts", FreesByContainer: true, Elsewhere: true},
+		`{"type": "macvlan", "ipam": {"type": "whereabouts"}}`: {Name: "whereabouts", MayFreeNothing: true, Elsewhere: true},
 		`{"type": "bridge", "ipam": {"type": "own"}}`:          {Name: "own"},
 		`{"ipam": {"type": "static"}}`:                         {Name: "static"},
 		`{"type": "whereabouts"}`:                              {},
@@ -147,7 +146,7 @@ func TestDocument(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("no table %s", head)
 	}
-	has := func(p *Plugin) bool { return p.FreesByContainer || p.FreesByPod || p.Queues || p.SkipsUnnamed }
+	has := func(p *Plugin) bool { return p.MayFreeNothing || p.FreesByPod || p.SkipsUnnamed }
 	var named []string
 	for _, row := range strings.Split(body, "\n")[2:] {
 		cell := strings.Split(row, "|")[1]

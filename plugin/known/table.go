@@ -1,9 +1,6 @@
 package known
 
-const (
-	reference = "containernetworking/plugins 1.9.1"
-	cilium    = "cilium/cilium 1.19.6, 1.20.2"
-)
+const reference = "containernetworking/plugins 1.9.1"
 
 // table has one row for each plugin. The compiler lays it out in memory, so the program does not
 // spend time on it at each pod start.
@@ -45,7 +42,7 @@ var table = []Plugin{
 		// returns an error, the DEL removes the routing rules of the address in prevResult, whoever
 		// owns that address now (cmd/routed-eni-cni-plugin/cni.go, del). It frees by container ID.
 		Name: "aws-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
-		FreesByContainer: true, RemovesByAddress: true,
+		MayFreeNothing: true, RemovesByAddress: true,
 	},
 	{ // cmd/egress-cni-plugin/main.go, add
 		Name: "egress-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
@@ -62,9 +59,6 @@ var table = []Plugin{
 	{ // cni-plugin/internal/pkg/utils/utils.go, AddIPAM
 		Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030",
 		ExecutesIPAM: always,
-	},
-	{ // plugins/cilium-cni/lib/deletion_queue.go
-		Name: "cilium-cni", Source: cilium, Queues: true,
 	},
 	{ // flannel_linux.go: passes its ipam to the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
@@ -103,7 +97,7 @@ var table = []Plugin{
 		// A DEL exits 0 even if the API server returns an error (cmd/whereabouts.go, cmdDel). It
 		// frees by container ID (pkg/allocate/allocate.go, DeallocateIP).
 		Name: "whereabouts", Source: "k8snetworkplumbingwg/whereabouts 0.9.4",
-		FreesByContainer: true, Elsewhere: true,
+		MayFreeNothing: true, Elsewhere: true,
 	},
 	{
 		// A DEL exits 0 even if the agent cannot release the address

@@ -16,8 +16,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
-
-	"cni-unwind/plugin/known"
 )
 
 // Name is the plugin type of unwind itself. No delegate may have this type.
@@ -51,7 +49,6 @@ type Conf struct {
 	OnJournalFailure   string // "degrade" or "fail"
 	OnDuplicateAddress string // "fail" or "warn"
 	SweepOnStatus      bool
-	Stores             map[string]string // paths of stores by plugin (see ipam.Query)
 	LogLevel           slog.Level
 	LogFile            string
 	LogFormat          string   // "text" or "json"
@@ -110,12 +107,9 @@ func ParseConf(data []byte) (*Conf, error) {
 		"onJournalFailure":   oneOf(&c.OnJournalFailure, "degrade", "fail"),
 		"onDuplicateAddress": oneOf(&c.OnDuplicateAddress, "fail", "warn"),
 		"sweepOnStatus":      into(&c.SweepOnStatus, "true or false"),
-		"stores": field(&c.Stores,
-			`an object with an absolute path for each plugin, such as {"aws-cni": "/run/ipam.json"}`,
-			c.cleanStores),
-		"logLevel":  field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
-		"logFile":   absolute(&c.LogFile),
-		"logFormat": oneOf(&c.LogFormat, "text", "json"),
+		"logLevel":           field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
+		"logFile":            absolute(&c.LogFile),
+		"logFormat":          oneOf(&c.LogFormat, "text", "json"),
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		var err error
@@ -203,23 +197,6 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	return nil
 }
 
-// cleanStores cleans the paths of stores, and adds a warning for a path that has no effect. It
-// rejects a path that is not absolute.
-func (c *Conf) cleanStores(stores map[string]string) (map[string]string, bool) {
-	for _, plugin := range slices.Sorted(maps.Keys(stores)) {
-		path, ok := cleanPath(stores[plugin])
-		if !ok {
-			return nil, false
-		}
-		if p := known.Of(plugin); p.Elsewhere || !p.FreesByContainer && !p.Queues {
-			c.Warn("key %q: plugin %q has no store on the node that unwind can read; the path has no effect",
-				"stores", plugin)
-		}
-		stores[plugin] = path
-	}
-	return stores, true
-}
-
 // ParseValid reads a list of attachments in the format of a runtime's GC: [{"containerID": "…",
 // "ifname": "…"}, …]. It returns an empty list as a non-nil slice.
 func ParseValid(data []byte) ([]Attachment, error) {
@@ -246,11 +223,9 @@ func ParseValid(data []byte) ([]Attachment, error) {
 func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
-	return field(to, "an absolute path", cleanPath)
-}
-
-func cleanPath(s string) (string, bool) {
-	return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
+	return field(to, "an absolute path", func(s string) (string, bool) {
+		return filepath.Clean(s), filepath.IsAbs(s) && !strings.ContainsRune(s, 0)
+	})
 }
 
 func duration(to *time.Duration) func(json.RawMessage) error {

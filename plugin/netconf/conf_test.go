@@ -39,7 +39,7 @@ func TestParseConf(t *testing.T) {
 			"prevResult": {}, "chain": {"plugins": []}, "chainFile": "/etc/cni//x.conflist", "stateDir": "/run/unwind/",
 			"delegateTimeout": "30s", "gracePeriod": "0s", "onDelFailure": "defer", "onJournalFailure": "fail",
 			"onDuplicateAddress": "warn", "sweepOnStatus": false, "logLevel": "warn",
-			"logFile": "/var/log/unwind.log", "logFormat": "json", "stores": {"aws-cni": "/run//ipam.json"}`,
+			"logFile": "/var/log/unwind.log", "logFormat": "json"`,
 			func(c *Conf) {
 				c.Capabilities = map[string]bool{"portMappings": true, "ips": false}
 				c.RuntimeConfig = map[string]json.RawMessage{"ips": json.RawMessage(`["10.0.0.1"]`)}
@@ -49,7 +49,6 @@ func TestParseConf(t *testing.T) {
 				c.OnDelFailure, c.OnJournalFailure, c.OnDuplicateAddress = "defer", "fail", "warn"
 				c.SweepOnStatus = false
 				c.LogFormat = "json"
-				c.Stores = map[string]string{"aws-cni": "/run/ipam.json"}
 			}},
 		{"keys of libcni", `"cniVersions": ["1.1.0"], "disableCheck": true, "disableGC": true, "loadOnlyInlinedPlugins": true,
 			"cni.dev/valid-attachments": [], "cni.dev/attachments": null`,
@@ -70,14 +69,6 @@ func TestParseConf(t *testing.T) {
 					"keys for a plugin belong in its entry of the chain", key))
 			}
 		}},
-		{"a store of no plugin that has one", `"stores": {"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}`,
-			func(c *Conf) {
-				c.Stores = map[string]string{"aws-cmi": "/a", "bridge": "/b", "cilium-cni": "/c", "whereabouts": "/d"}
-				for _, plugin := range []string{"aws-cmi", "bridge", "whereabouts"} {
-					c.Warnings = append(c.Warnings, fmt.Sprintf(`key "stores": plugin %q has no store on the node that unwind can read; `+
-						"the path has no effect", plugin))
-				}
-			}},
 		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -136,7 +127,7 @@ func TestWrongTypes(t *testing.T) {
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
 		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
-		"onDuplicateAddress": {}, "logLevel": {}, "logFile": {}, "logFormat": {}, "stores": {},
+		"onDuplicateAddress": {}, "logLevel": {}, "logFile": {}, "logFormat": {},
 	}
 	for key, allowed := range right {
 		for kind, value := range kinds {

@@ -243,14 +243,6 @@ func TestConditions(t *testing.T) {
 			t.Errorf("%s: %v, %v", list, valid, err)
 		}
 	}
-	for _, path := range []string{``, `relative`, `null`} {
-		if c, err := parse(`"stores": {"aws-cni": ` + string(Marshal(path)) + `}`); err == nil || c.Stores != nil {
-			t.Errorf("a store %q: %v, %v", path, c.Stores, err)
-		}
-	}
-	if c, err := parse(`"stores": {"aws-cni": null}`); err == nil || c.Stores != nil {
-		t.Errorf("a store that is null: %v, %v", c.Stores, err)
-	}
 }
 
 // TestInterfaces has what a result says of the container's interface.

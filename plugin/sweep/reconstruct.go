@@ -147,8 +147,7 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 	}
 	now, conf, result := journal.Now(), *o.conf, resultOf(o)
 	e := &journal.Entry{Key: o.Key, State: journal.Deleting, CNIVersion: o.chain.CNIVersion,
-		Host: s.w.Node.Host, Created: now, Since: now, Updated: now, GracePeriod: s.graceOf(o),
-		Stores: conf.Stores}
+		Host: s.w.Node.Host, Created: now, Since: now, Updated: now, GracePeriod: s.graceOf(o)}
 	if c := o.cached; c != nil {
 		result, e.NetNS.Path, e.Args = c.Result, c.NetNS, c.CNIArgs()
 	} else if conf.RuntimeConfig = nil; slices.ContainsFunc(o.chain.Delegates,

@@ -61,6 +61,21 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	return othersOwn
 }
 
+// reassigned reports whether the ADD that undoes this record has just got each address of a step, in
+// the same network. Another network may use the same addresses. The claim of another record would
+// prove nothing: it may be from before.
+func (u *undoing) reassigned(s *journal.Step) (is bool) {
+	for _, c := range u.Entry.Claims {
+		if c.Step != s.Index {
+			continue
+		}
+		if is = slices.Contains(u.Assigned, c.Address); !is {
+			return false
+		}
+	}
+	return is && u.Verb.Key.Network == u.Entry.Network
+}
+
 // hasADD reports whether one of the records belongs to the ADD in libcni's cache. A record of an
 // earlier ADD of the container does not count, because that ADD is being undone.
 func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {

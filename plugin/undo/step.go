@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -32,9 +31,8 @@ import (
 // step is done.
 func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *delegate.Failure) {
 	p := u.pass(ctx, true)
-	if s.Code == 0 && s.Last != "" && s.ADD != journal.AddKilled &&
-		u.probe(ctx, s).Free == tristate.Yes {
-		return true, nil // the address has been released since the last try
+	if decide.NeedsNoRepeat(s, p) {
+		return true, nil
 	}
 	wait := decide.Due(s, p)
 	if wait == (journal.Wait{}) {
@@ -79,7 +77,9 @@ func (u *undoing) outcome(
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
 			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
 	} else {
-		o = u.probe(ctx, s)
+		if o.Kept = u.leftByPortmap(ctx, s); o.Kept != "" {
+			o.Free = tristate.No
+		}
 		o.Withheld = u.withheldFrom(s).IsValid()
 		o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	}
@@ -245,9 +245,10 @@ func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
 // ADD, or the last known one, in the configuration's CNI version and without the withheld
-// addresses. Like libcni, prevResult returns nil before version 0.4.0.
+// addresses. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that would only
+// remove rules of the address's next owner gets none: the first one has removed its own.
 func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
-	if u.Entry.Result == nil {
+	if u.Entry.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
 		return nil, nil
 	}
 	conf := types.PluginConf{CNIVersion: u.Entry.CNIVersion}
@@ -372,43 +373,6 @@ func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
 	return address
 }
 
-// probeTime is the timeout of one query to a store.
-const probeTime = 2 * time.Second
-
-// probe checks in the store of a step's IPAM plugin whether the address was released. For portmap,
-// it checks the host-port rules. If the store cannot be read, the result is unknown.
-func (u *undoing) probe(ctx context.Context, s *journal.Step) (o decide.Outcome) {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
-	defer cancel()
-	if why := u.leftByPortmap(ctx, s); why != "" {
-		return decide.Outcome{Free: tristate.No, Kept: why}
-	}
-	e := u.Entry
-	for _, plugin := range []string{s.Type, known.IPAMOf(s.Config).Name} {
-		probe := u.Probes[plugin]
-		if probe == nil {
-			continue
-		}
-		held, asked, err := probe.Held(ctx, ipam.Query{
-			Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName,
-			Config: s.Config, IPAM: known.IPAMOf(s.Config).Name, Store: e.Stores[plugin],
-		})
-		switch {
-		case errors.Is(err, ipam.ErrQueued):
-			return decide.Outcome{Free: tristate.No, Queued: true, Kept: err.Error()}
-		case err != nil:
-			u.Log.Debug("cannot check whether an address is free", "plugin", plugin, "err", err)
-			return decide.Outcome{}
-		case len(held) > 0:
-			return decide.Outcome{Free: tristate.No, Kept: fmt.Sprintf("%s is still allocated",
-				strings.Trim(fmt.Sprint(held), "[]"))}
-		case asked:
-			return decide.Outcome{Free: tristate.Yes}
-		}
-	}
-	return decide.Outcome{}
-}
-
 // pass returns the facts about the record for the decisions on its steps.
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
@@ -427,14 +391,14 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 					o.Pod.Namespace == e.Pod.Namespace
 			})
 		},
-		Queued: func(s *journal.Step) bool { return u.probe(ctx, s).Queued },
 		Withheld: func(s *journal.Step) bool {
 			if u.withheld == nil {
 				u.withheld = u.addressesOfOthers(ctx)
 			}
 			return u.withheldFrom(s).IsValid()
 		},
-		Forwarded: func(s *journal.Step) bool { return u.forwardedBy(ctx, s) != "" },
+		Reassigned: u.reassigned,
+		Forwarded:  func(s *journal.Step) bool { return u.forwardedBy(ctx, s) != "" },
 	}
 }
 

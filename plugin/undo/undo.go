@@ -157,12 +157,14 @@ func (u *undoing) hasFile(c journal.Claim) bool {
 	return err == nil && has
 }
 
-// claimedAgain reports whether another ADD of the attachment got the same address.
+// claimedAgain reports whether another ADD of the attachment got the same address. One that is live
+// or running may have got it although its commit failed.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
 	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		records, err := tx.ByAddress(c.Address)
+		records, err := tx.Pending(u.Entry.Key)
 		is = err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-			return e.Key == u.Entry.Key && e.Number != u.Entry.Number
+			return e.Number != u.Entry.Number &&
+				(e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.State))
 		})
 		return err
 	})

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"runtime/debug"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
@@ -29,8 +28,7 @@ type Worker struct {
 	// ChainOf returns the chain of another network than the verb's, or nil if it is unknown. It may be
 	// nil.
 	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
-	Probes  map[string]ipam.Probe // of all stores that can be queried, by plugin
-	Stderr  io.Writer             // the delegates' standard error
+	Stderr  io.Writer // the delegates' standard error
 	// At marks a crash point for tests.
 	At   func(point string)
 	Verb Verb

@@ -26,7 +26,8 @@ const awsDir = "/run/aws-node"
 const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS has the node's network be that of the AWS VPC CNI: its conflist, with the real
-// aws-cni and egress-cni, portmap, and more plugins.
+// aws-cni and egress-cni, portmap, and more plugins. A sweep of unwind need not wait for the grace
+// period, after which it runs aws-cni's second DEL.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
@@ -38,7 +39,11 @@ func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	if err != nil {
 		n.Fatal(err)
 	}
-	n.configure("aws-cni", n.extend(string(text), more), unwind, nil)
+	var keys map[string]any
+	if unwind {
+		keys = map[string]any{"gracePeriod": "0s"}
+	}
+	n.configure("aws-cni", n.extend(string(text), more), unwind, keys)
 }
 
 // IPAMD stands in for the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd): it

@@ -109,9 +109,9 @@ type examination struct {
 	binPath string // the plugin directories, in CNI_PATH's format
 }
 
-// Examine checks the runtime, the conflist and its chain, the plugins, the
-// NetworkAttachmentDefinitions, the state directory, the journal and the pools. It is read-only. It
-// returns a UsageError if the options do not select a runtime of this node.
+// Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the
+// journal and the pools. It is read-only. It returns a UsageError if the options do not select a
+// runtime of this node.
 func Examine(ctx context.Context, o Options) (*Report, error) {
 	e := &examination{Options: o}
 	r, err := e.runtime(ctx)
@@ -135,7 +135,6 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	if chain != nil {
 		e.plugins(ctx, r, chain)
 	}
-	e.multus(ctx, r)
 	scope := inspect.Scope{Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}}
 	found := inspect.Look(ctx, term.Streams{Err: e.Stderr}, scope)
 	if e.directory() {

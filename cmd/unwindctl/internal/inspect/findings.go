@@ -10,8 +10,6 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/pools"
-	"cni-unwind/cmd/unwindctl/internal/probe"
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/decide"
@@ -244,10 +242,7 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 
 // Plugin returns the plugin that sweeps, judges and forgets for a command. It writes no CNI result.
 func Plugin(stderr io.Writer) *plugin.Plugin {
-	probes := ipam.OnNode()
-	probes["whereabouts"] = &probe.Prober{}
-	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: undo.DefaultBudgets,
-		Probes: probes}
+	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: undo.DefaultBudgets}
 }
 
 // Judge returns the findings of a dry run of a sweep.

@@ -134,7 +134,7 @@ func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
 	var sets []pools.Set
-	config, rangesErr := pools.OfNode(ctx, of.Config)
+	config, rangesErr := pools.OfNode(of.Config)
 	if rangesErr == nil {
 		sets, rangesErr = pools.Ranges(config)
 	} else {

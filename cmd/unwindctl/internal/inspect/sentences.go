@@ -12,7 +12,6 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -89,7 +88,6 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
 		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
 		PodLives:       func() bool { return anyLives(all, a, samePod) },
-		Queued:         func(s *journal.Step) bool { return known.Of(s.Type).Queues },
 		Withheld:       func(*journal.Step) bool { return true },
 		Forwarded:      func(*journal.Step) bool { return true }}
 	for _, s := range a.Steps {
@@ -110,9 +108,6 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, waits+"because a host port rule still forwards to its address. The "+
 				"DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the "+
 				"plugin that created it.")
-		case journal.ForQueue:
-			lines = append(lines, fmt.Sprintf("The DEL of %s: %s. It does not run again while that file "+
-				"exists.", s.Plugin, s.Last))
 		case journal.ForOwner:
 			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
 				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
@@ -188,8 +183,7 @@ func (s *Step) whyOnceMore() string {
 		return fmt.Sprintf("%s was killed while it ran, so a process that it started may have "+
 			"continued", s.Plugin)
 	}
-	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing, and unwind could not read "+
-		"the plugin's store to check", s.Plugin)
+	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing", s.Plugin)
 }
 
 // capital returns a text with a capital first letter.

@@ -27,9 +27,8 @@ func TestSentences(t *testing.T) {
 			{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
 			{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
 			{Type: "ruled", Wait: journal.Wait{For: journal.ForRule}},
-			{Type: "aws-cni", Tries: 1, Last: "exit code 0, but 10.0.0.9 is still allocated", Wait: journal.Wait{Until: in(150 * time.Second)}},
+			{Type: "portmap", Tries: 1, Last: "exit code 0, but a host port of this node still forwards to 10.0.0.9", Wait: journal.Wait{Until: in(150 * time.Second)}},
 			{Type: "sriov"},
-			{Type: "cilium-cni", Tries: 1, Last: "exit code 0, but the deletion is queued: f", Wait: journal.Wait{For: journal.ForQueue}},
 			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
 		}}
 	described := describe(entry)
@@ -49,12 +48,11 @@ func TestSentences(t *testing.T) {
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. unwind will retry it in 2m.",
 			"The DEL of often has failed 21 times, the last time with code 11: no. unwind will retry it in 4m.",
 			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
-			"The DEL of aws-cni succeeded without effect: exit code 0, but 10.0.0.9 is still allocated. unwind will retry it in 2m.",
-			"The DEL of cilium-cni: exit code 0, but the deletion is queued: f. It does not run again while that file exists.",
+			"The DEL of portmap succeeded without effect: exit code 0, but a host port of this node still forwards to 10.0.0.9. unwind will retry it in 2m.",
 			"The DEL of ruled waits, because a host port rule still forwards to its address. The DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the plugin that created it.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
-			"The DEL of lies succeeds even if it frees nothing, and unwind could not read the plugin's store to check. unwind will run the DEL again in 10m.",
-			"The DEL of lied succeeds even if it frees nothing, and unwind could not read the plugin's store to check. The next sweep runs the DEL again.",
+			"The DEL of lies succeeds even if it frees nothing. unwind will run the DEL again in 10m.",
+			"The DEL of lied succeeds even if it frees nothing. The next sweep runs the DEL again.",
 			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone.", want, left,
 		} {
 			if !slices.Contains(got, want) {

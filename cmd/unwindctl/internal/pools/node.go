@@ -2,66 +2,40 @@ package pools
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"strings"
 
-	"cni-unwind/cmd/unwindctl/internal/probe"
 	"cni-unwind/plugin/netconf"
 )
 
-// ofNode matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
+// podCIDR matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
 // case.
-var ofNode = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
+var podCIDR = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
 
 // OfNode returns a plugin's configuration with the ranges that the plugin actually passes to
 // host-local on this node. Two plugins do not pass on the configured ranges:
 //   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM);
-//   - calico replaces two keywords with its node's pod CIDRs, which OfNode reads as calico does
+//   - calico replaces two keywords with its node's pod CIDRs, which only the Kubernetes API has
 //     (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
-//     replaceHostLocalIPAMPodCIDR; cni-plugin/pkg/k8s/k8s.go, getPodCidrs).
+//     replaceHostLocalIPAMPodCIDR).
 //
-// An error means that the ranges are currently unknown.
-func OfNode(ctx context.Context, config json.RawMessage) (json.RawMessage, error) {
-	var conf struct {
-		Type         string
-		SubnetFile   string
-		Nodename     string
-		NodenameFile string `json:"nodename_file"`
-		Kubernetes   struct {
-			Kubeconfig string
-			NodeName   string `json:"node_name"`
-		}
-	}
+// An error means that the ranges are unknown.
+func OfNode(config json.RawMessage) (json.RawMessage, error) {
+	var conf struct{ Type, SubnetFile string }
 	_ = json.Unmarshal(config, &conf) // Ranges returns the error
 	switch {
 	case conf.Type == "flannel":
 		return ofFlannel(cmp.Or(conf.SubnetFile, "/run/flannel/subnet.env"))
-	case conf.Type != "calico" || !ofNode.Match(config):
-		return config, nil
-	case conf.Kubernetes.Kubeconfig == "":
-		return nil, errors.New("calico's configuration sets no kubernetes.kubeconfig")
+	case conf.Type == "calico" && podCIDR.Match(config):
+		return nil, errors.New("calico's usePodCidr stands for the node's pod CIDR, which only the " +
+			"Kubernetes API has")
 	}
-	file, _ := netconf.ReadFile(cmp.Or(conf.NodenameFile, "/var/lib/calico/nodename"))
-	host, _ := os.Hostname()
-	cidrs, err := (&probe.Prober{}).PodCIDRs(ctx, conf.Kubernetes.Kubeconfig,
-		cmp.Or(conf.Kubernetes.NodeName, conf.Nodename, strings.TrimSpace(string(file)),
-			strings.ToLower(host)))
-	return ofNode.ReplaceAllFunc(config, func(word []byte) []byte {
-		for _, c := range cidrs {
-			if c.Addr().Is6() == (len(word) > len(`"usePodCidr"`)) {
-				return fmt.Appendf(nil, "%q", c)
-			}
-		}
-		err = cmp.Or(err, fmt.Errorf("the node has no pod CIDR for %s", word))
-		return word
-	}), err
+	return config, nil
 }
 
 // ofFlannel returns the configuration that flannel passes to host-local with a subnet file.

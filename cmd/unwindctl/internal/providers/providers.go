@@ -16,12 +16,8 @@ type Provider struct {
 	// Restarts: the installer's pod may need a restart after the plugin's entry has moved to another
 	// conflist.
 	Restarts bool
-	// IsMultus: for the cluster network the plugin runs a conflist in the directory. It also runs the
-	// configurations in NetworkAttachmentDefinitions.
+	// IsMultus: for the cluster network the plugin runs a conflist in the directory.
 	IsMultus bool
-	// ReadsDefinitions: another program of the provider reads NetworkAttachmentDefinitions, and finds
-	// the plugin only at their top level.
-	ReadsDefinitions bool
 }
 
 // Of returns the facts about a plugin's provider. They are empty if the table has no such plugin.
@@ -43,10 +39,6 @@ var table = []Provider{
 	},
 	{ // cni/pkg/install/cniconfig.go
 		Plugin: "istio-cni", Name: "istio", Source: "istio/istio 1.31", Restarts: true,
-	},
-	{
-		Plugin: "ovn-k8s-cni-overlay", Name: "ovn-kubernetes",
-		Source: "ovn-kubernetes/ovn-kubernetes 1.3.0", ReadsDefinitions: true,
 	},
 	// pkg/server/config/generator.go
 	{Plugin: "multus", Name: "Multus", Source: multus, IsMultus: true},

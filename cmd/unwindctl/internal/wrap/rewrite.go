@@ -140,13 +140,6 @@ func (r Rewrite) definition(arg string, o object) (string, error) {
 	return string(result), nil
 }
 
-// Wrapped reports whether the configuration of the named NetworkAttachmentDefinition already runs
-// through unwind. It returns an error if wrap would refuse the configuration.
-func Wrapped(name string, config []byte) (bool, error) {
-	result, err := Rewrite{Change: Inline}.changed(Source{arg: "-", definition: name}, config)
-	return result == nil, err
-}
-
 func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
 	src.Conflist, src.bad = netconf.ParseConflist(named(data, src.definition))
 	if src.Conflist == nil {
