@@ -88,7 +88,7 @@ func helpRounds(s *Store, args []string) error {
 	ctx := context.Background()
 	for round := range rounds {
 		err := s.Update(ctx, func(tx *Tx) error {
-			tx.changed = true
+			tx.size = 1
 			_, err := tx.btx.Bucket(bucketEntries).NextSequence()
 			return err
 		})

@@ -13,9 +13,16 @@ import (
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
 	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
-	// changed is set if the transaction has something to commit.
-	changed bool
+	// size is the number of bytes that the transaction puts or deletes. If it is 0, the transaction
+	// has nothing to commit.
+	size int
+	// reserved is the number of further transactions for which the file must have room.
+	reserved int
 }
+
+// Reserve makes the transaction fail, before it writes anything, unless the file has room for n
+// more transactions of this size. A full disk then does not make those fail.
+func (tx *Tx) Reserve(n int) { tx.reserved = n }
 
 // scan calls fn for every key of a bucket that begins with a prefix, in key order.
 func (tx *Tx) scan(bucket, prefix []byte, fn func(key, value []byte) error) error {
@@ -34,17 +41,18 @@ func (tx *Tx) scan(bucket, prefix []byte, fn func(key, value []byte) error) erro
 // put writes a value to a bucket. The value must not be nil, because Get returns nil for a missing
 // key.
 func (tx *Tx) put(bucket, key, value []byte) error {
-	tx.changed = true
+	tx.size += len(key) + len(value)
 	return tx.btx.Bucket(bucket).Put(key, value)
 }
 
 // delete removes a key from a bucket. A missing key is not an error.
 func (tx *Tx) delete(bucket, key []byte) error {
 	b := tx.btx.Bucket(bucket)
-	if b.Get(key) == nil {
+	value := b.Get(key)
+	if value == nil {
 		return nil
 	}
-	tx.changed = true
+	tx.size += len(key) + len(value)
 	return b.Delete(key)
 }
 
