@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrQueued is the ErrBusy of a caller whose turn did not come in time although other processes write.
+// ErrQueued is the ErrBusy of a caller whose turn has not come while other processes write.
 var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting if no process has written

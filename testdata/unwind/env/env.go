@@ -12,6 +12,9 @@ const (
 	// KillAt makes the plugin kill itself at the n-th point that it passes, or at the n-th of a
 	// name: "added 2".
 	KillAt = "UNWIND_TEST_KILL_AT"
+	// FailAt makes a commit of the journal fail there: before it writes at "commit 1", after all is
+	// written at "committed 1".
+	FailAt = "UNWIND_TEST_FAIL_AT"
 	// Hasty gives the plugin the budgets HastyBudgets.
 	Hasty = "UNWIND_TEST_HASTY"
 	// Patient gives its STATUS, and other attachments during an ADD, a minute.
