@@ -43,7 +43,7 @@ type State string
 // The states. An attachment that is Gone has no record.
 const (
 	Gone State = ""
-	// an ADD is running; if the attachment's lock is free, unwind died before it printed a result
+	// an ADD is running; if the attachment's lock is free, the ADD ended without printing a result
 	Adding State = "adding"
 	// the ADD's result is recorded; the ADD has succeeded, unless it still holds the lock
 	Live        State = "live"
@@ -54,9 +54,10 @@ const (
 
 // edges lists every legal change of state. Gone changes to Deleting when the runtime sends the DEL
 // of an attachment without a record: it was added before unwind was installed, or its record was
-// lost. Gone changes to Undone if an operator forgets a damaged record.
+// lost. Gone changes to Live or RollingBack if the journal lost the record of a running ADD. Gone
+// changes to Undone if an operator forgets a damaged record.
 var edges = map[State][]State{
-	Gone:        {Adding, Deleting, Undone},
+	Gone:        {Adding, Live, RollingBack, Deleting, Undone},
 	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
 	Live:        {Live, RollingBack, Deleting, Undone, Gone},
 	RollingBack: {RollingBack, Undone, Gone},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"testing"
@@ -198,12 +199,30 @@ var states = []State{Gone, Adding, Live, RollingBack, Deleting, Undone}
 // gone, a step within each state that has them, a DEL of an attachment that the journal does not
 // know, and undone, which answers the runtime's DEL.
 var legal = [][2]State{
-	{Gone, Adding}, {Gone, Deleting}, {Gone, Undone},
+	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Undone},
 	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Undone}, {Adding, Gone},
 	{Live, Live}, {Live, RollingBack}, {Live, Deleting}, {Live, Undone}, {Live, Gone},
 	{RollingBack, RollingBack}, {RollingBack, Undone}, {RollingBack, Gone},
 	{Deleting, Deleting}, {Deleting, Undone}, {Deleting, Gone},
 	{Undone, Undone}, {Undone, Gone},
+}
+
+// TestLostRecord: the record of a running ADD is written again into a new journal as it is. A later ADD gets a
+// higher number.
+func TestLostRecord(t *testing.T) {
+	for _, state := range []State{Live, RollingBack} {
+		s, e := newStore(t), adding("a", "10.0.0.1")
+		put(t, s, adding("first"), e)
+		check(t, os.Remove(s.Path()))
+		e.State = state
+		put(t, s, e)
+		later := adding("b")
+		put(t, s, later)
+		want(t, string(state), get(t, s, e.Key), e)
+		if e.Number != 2 || later.Number != 3 {
+			t.Errorf("%s: numbers %d and %d", state, e.Number, later.Number)
+		}
+	}
 }
 
 // TestEdges: exactly the legal changes are allowed, and none from or to a state that only a newer

@@ -32,7 +32,6 @@ type Lock struct {
 	path string
 	held *os.File
 	own  *os.File
-	made bool
 }
 
 const (
@@ -93,14 +92,14 @@ func (l *Lock) replace() error {
 // a missing file. If over is set, take locks only the owned byte, because other processes may still
 // hold the lock.
 func take(path string, create, over bool) (*Lock, error) {
+	flag := os.O_RDWR
+	if create {
+		flag |= os.O_CREATE
+	}
 	for {
 		l := &Lock{path: path}
 		var err error
-		l.held, err = openFile(path, os.O_RDWR)
-		if l.made = create && errors.Is(err, fs.ErrNotExist); l.made {
-			l.held, err = openFile(path, os.O_RDWR|os.O_CREATE)
-		}
-		if err != nil {
+		if l.held, err = openFile(path, flag); err != nil {
 			return nil, err
 		}
 		if !over {
@@ -159,8 +158,7 @@ func lockName(k Key) string {
 
 // LockState is the state of an attachment's lock.
 type LockState struct {
-	Exists bool // the lock file exists
-	Held   bool
+	Held bool
 	// Owner is the process ID of the lock's living owner, as that process itself sees it, or 1 if the
 	// ID is unknown. If Owner is 0, the lock is free, or only orphaned delegates hold it.
 	Owner int
@@ -176,7 +174,6 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 		return state, lockError(k, err)
 	}
 	defer f.Close()
-	state.Exists = true
 	state.Held, err = isLocked(f, heldByte)
 	owned, ownErr := isLocked(f, ownedByte)
 	if owned {
@@ -192,9 +189,6 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 // lock the new file at that path.
 func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
 
-// Made reports whether taking the lock created its file.
-func (l *Lock) Made() bool { return l != nil && l.made }
-
 // File returns the locked file, which delegates inherit.
 func (l *Lock) File() *os.File {
 	if l == nil {
@@ -203,9 +197,8 @@ func (l *Lock) File() *os.File {
 	return l.held
 }
 
-// Remove removes the lock file, unless another file is at the path. Only the holder may call it, in
-// two cases: the attachment is gone, or an ADD is about to print success although its entry is
-// still Adding. Without a lock file, an Adding entry does not count as dead.
+// Remove removes the lock file, unless another file is at the path. Only the holder may call it.
+// Whether the file exists says nothing about the attachment.
 func (l *Lock) Remove() error {
 	if l == nil || !l.inPlace() {
 		return nil

@@ -19,53 +19,50 @@ func TestLock(t *testing.T) {
 	tellStories(t, []story{
 		{"it excludes others", `
 			we look a = free, no file
-			p acquire a = made; we look a = locked by p
-			we acquire a 0s = busy at once; we acquire b = made
-			p release a = ok; we look a = free; we acquire a = found; we release a = ok
-			q acquire a = found; we acquire a 300ms = busy`},
+			p acquire a = taken; we look a = locked by p
+			we acquire a 0s = busy at once; we acquire b = taken
+			p release a = ok; we look a = free; we acquire a = taken; we release a = ok
+			q acquire a = taken; we acquire a 300ms = busy`},
 		{"one waits for its release", `
-			p acquire a = made; we acquire a -> a; p release a = ok; we = found; we look a = locked by we`},
+			p acquire a = taken; we acquire a -> a; p release a = ok; we = taken; we look a = locked by we`},
 		{"one waits for its holder's death", `
-			p acquire a = made; we acquire a -> a; p kill; we = found; we look a = locked by we`},
+			p acquire a = taken; we acquire a -> a; p kill; we = taken; we look a = locked by we`},
 		{"its process has it already", `
-			we acquire a = made; we acquire a 300ms = busy; we look a = locked by we
-			p look a = locked by we; p acquire a -> a; we release a = ok; p = found; we look a = locked by p`},
+			we acquire a = taken; we acquire a 300ms = busy; we look a = locked by we
+			p look a = locked by we; p acquire a -> a; we release a = ok; p = taken; we look a = locked by p`},
 		{"another Store of the process has it", `
-			we acquire a = made
+			we acquire a = taken
 			other look a = locked by we; other acquire a 0s = busy at once
 			other sweep = ok; p look a = locked by we`},
 		{"another Store has it, by another path", `
-			we acquire a = made
+			we acquire a = taken
 			link look a = locked by we; link acquire a 0s = busy at once
 			link sweep = ok; p look a = locked by we`},
 		{"a delegate outlives its unwind", `
-			p acquire a = made; p spawn a = spawned; we look a = locked by p
+			p acquire a = taken; p spawn a = spawned; we look a = locked by p
 			p kill; we look a = locked; we acquire a 300ms = busy`},
 		{"taken over from a daemon", `
-			p acquire a = made; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = found; we look a = locked by we
-			q acquire a -> a; we release a = ok; q = found; we look a = locked by q`},
+			p acquire a = taken; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = taken; we look a = locked by we
+			q acquire a -> a; we release a = ok; q = taken; we look a = locked by q`},
 		{"taken over from a delegate that has ended", `
-			p acquire a = made; p kill; we takeover a = found; we look a = locked by we
+			p acquire a = taken; p kill; we takeover a = taken; we look a = locked by we
 			we remove a = ok; we release a = ok; we look a = free, no file; we sweep = ok`},
 		{"a delegate leaves a daemon", `
-			p acquire a = made; p spawn a = spawned; p release a = ok; we look a = free
-			we acquire a = found; p kill; we look a = locked by we`},
+			p acquire a = taken; p spawn a = spawned; p release a = ok; we look a = free
+			we acquire a = taken; p kill; we look a = locked by we`},
 		{"removed while one waits", `
-			p acquire a = made; we acquire a -> a; p remove a = ok; p release a = ok
-			we = made; we look a = locked by we
+			p acquire a = taken; we acquire a -> a; p remove a = ok; p release a = ok
+			we = taken; we look a = locked by we
 			we remove a = ok; p look a = free, no file; we release a = ok; we look a = free, no file`},
-		{"made: its file was not there", `
-			we acquire a = made; we release a = ok
-			we acquire a = found; we remove a = ok; we release a = ok; we acquire a = made`},
 		{"the file at the path is another one", `
-			we acquire a = made; we rm = ok; p acquire a = made; we remove a = ok; q look a = locked by p`},
+			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = locked by p`},
 		{"stray files", `
-			we sweep = ok; we put entry = ok; we acquire entry = made; we release entry = ok
-			we acquire stray = made; we release stray = ok; p acquire a = made
+			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
+			we acquire stray = taken; we release stray = ok; p acquire a = taken
 			we sweep = ok; we look entry = free; we look stray = free, no file; we look a = locked by p`},
 		{"an entry came before its lock file is removed as stray", `
-			we put a = ok; we acquire a = made; we release a = ok; p stray a = ok; we look a = free`},
-		{"the entry of an ADD that ended without the journal gets no lock file, which would say that it is dead", `
+			we put a = ok; we acquire a = taken; we release a = ok; p stray a = ok; we look a = free`},
+		{"a stray file that is gone is not made again", `
 			we put a = ok; q hold b = in; p stray a = ok; p kill; we look a = free, no file`},
 		{"a link in its place", `
 			we put b = ok; we plant a = ok
@@ -90,7 +87,7 @@ func helpRounds(s *Store, args []string) error {
 	ctx := context.Background()
 	for round := range rounds {
 		err := s.Update(ctx, func(tx *Tx) error {
-			tx.changed = true
+			tx.size = 1
 			_, err := tx.btx.Bucket(bucketEntries).NextSequence()
 			return err
 		})

@@ -240,6 +240,7 @@ func (f *diskFile) attr(out *fuse.Attr) {
 		out.Mode = syscall.S_IFDIR | 0o700
 	}
 	out.Size = uint64(len(f.disk.now.files[f.number]))
+	out.Blocks = (out.Size + 511) / 512
 	out.SetTimes(nil, &f.mtime, &f.mtime)
 }
 
@@ -250,6 +251,16 @@ func (f *diskFile) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrI
 		f.disk.note(change{kind: resized, file: f.number, size: int64(size)})
 	}
 	f.attr(&out.Attr)
+	return 0
+}
+
+// Allocate is fallocate, which changes the size alone.
+func (f *diskFile) Allocate(_ context.Context, _ fs.FileHandle, off, size uint64, _ uint32) syscall.Errno {
+	defer f.disk.locked()()
+	if end := int64(off + size); end > int64(len(f.disk.now.files[f.number])) {
+		f.mtime = time.Now()
+		f.disk.note(change{kind: resized, file: f.number, size: end})
+	}
 	return 0
 }
 

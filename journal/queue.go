@@ -16,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrQueued is the ErrBusy of a caller whose turn has not come while other processes write.
+var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
+
 // maxWait limits a wait for a lock of the journal. A caller stops waiting if no process has written
 // for maxWait, which it checks every maxWait. It never waits longer than three times maxWait, or
 // after its context ends. On a disk with 45 ms per sync, that is enough for 250 pods that end at
@@ -108,9 +111,9 @@ func openFile(path string, flag int) (*os.File, error) {
 var waiters = make(chan struct{}, 64)
 
 // flock takes the flock of an open file (LOCK_SH or LOCK_EX). The kernel grants it in the order of
-// the requests. flock returns ErrBusy if ctx ends, or if no process has written to the queue file
-// for maxWait. After ErrBusy, the caller closes the file. If the kernel then grants the lock, it is
-// released immediately.
+// the requests. flock returns ErrBusy if no process has written to the queue file for maxWait, and
+// ErrQueued if ctx ends before that. The caller then closes the file. If the kernel grants the lock
+// afterwards, it is released immediately.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if !errors.Is(err, unix.EWOULDBLOCK) {
@@ -119,7 +122,7 @@ func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	select {
 	case waiters <- struct{}{}:
 	case <-ctx.Done():
-		return ErrBusy
+		return s.busy()
 	}
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the goroutine below closes it
 	if err != nil {
@@ -141,14 +144,22 @@ func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 		case err := <-taken:
 			return err
 		case <-ctx.Done():
-			return ErrBusy
+			return s.busy()
 		case <-time.After(still):
-			queue, err := os.Stat(filepath.Join(s.Dir, queueName))
-			if err != nil || time.Since(queue.ModTime()) >= still {
-				return ErrBusy
+			if err := s.busy(); !errors.Is(err, ErrQueued) {
+				return err
 			}
 		}
 	}
+}
+
+// busy returns ErrQueued if a process has written to the queue file within maxWait, else ErrBusy.
+func (s *Store) busy() error {
+	queue, err := os.Stat(filepath.Join(s.Dir, queueName))
+	if err != nil || time.Since(queue.ModTime()) >= cmp.Or(s.wait, maxWait) {
+		return ErrBusy
+	}
+	return ErrQueued
 }
 
 // samePath reports whether all of these open files are the file at the path.

@@ -62,6 +62,24 @@ func TestStillQueue(t *testing.T) {
 	})
 }
 
+// TestQueued: the error of a caller that had no turn tells a queue that moves from one that stands still.
+func TestQueued(t *testing.T) {
+	s := newStore(t)
+	put(t, s, adding("a"))
+	holder := start(t, "act", s.Dir)
+	holder.say("hold b")
+	holder.expect("in")
+	for written, queued := range map[time.Time]bool{time.Now().Add(time.Hour): true, time.Now().Add(-time.Hour): false} {
+		check(t, os.Chtimes(filepath.Join(s.Dir, queueName), time.Time{}, written))
+		err := s.Update(within(t, 50*time.Millisecond), look)
+		if !errors.Is(err, ErrBusy) || errors.Is(err, ErrQueued) != queued {
+			t.Errorf("written %s: %v", written, err)
+		}
+	}
+	holder.say("go on")
+	holder.expect("ok")
+}
+
 // TestWaiters: however many callers wait for the queue and give up, no more than cap(waiters) threads wait
 // for what only the lock ends.
 func TestWaiters(t *testing.T) {

@@ -32,8 +32,8 @@ import (
 //     may have to copy it.
 //  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
 //     while a writer waits, because the writer keeps that lock.
-//  5. Run one bbolt transaction. Record in the queue file that the commit begins, and afterwards
-//     that it succeeded.
+//  5. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
+//     Record in the queue file that the commit begins, and afterwards that it succeeded.
 //  6. Close the journal file and unlock the queue file.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer sets
@@ -157,7 +157,7 @@ func (s *Store) transact(
 	if err != nil {
 		return s.blame(err)
 	}
-	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx}, queue, fn) }
+	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx}, file, queue, fn) }
 	if !write {
 		_ = queue.Close()
 		return errors.Join(db.View(in), db.Close())
@@ -215,7 +215,7 @@ func (s *Store) trust(queue *os.File, write bool) error {
 	return cmp.Or(err, errAgain)
 }
 
-func (s *Store) inTx(tx *Tx, queue *os.File, fn func(*Tx) error) error {
+func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	if meta := tx.btx.Bucket(bucketMeta); meta != nil {
 		if err := checkFormat(meta.Get(keyFormat)); err != nil {
 			return err
@@ -229,8 +229,11 @@ func (s *Store) inTx(tx *Tx, queue *os.File, fn func(*Tx) error) error {
 	if err := fn(tx); err != nil || !tx.btx.Writable() {
 		return err
 	}
-	if !tx.changed {
+	if tx.size == 0 {
 		return errUnchanged // makes bbolt roll back
+	}
+	if err := tx.makeRoom(file); err != nil {
+		return fmt.Errorf("journal: %s: %w", s.Path(), err)
 	}
 	tx.btx.OnCommit(func() { s.at("committed") })
 	err := s.setCommit(queue, began)

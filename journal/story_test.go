@@ -22,7 +22,7 @@ import (
 
 // A story has steps, one a line or divided by semicolons:
 //
-//	p acquire a = made     actor p does something; what comes of it
+//	p acquire a = taken    actor p does something; what comes of it
 //	q put b -> FILE        actor q does something, and waits for the flock of FILE
 //	q = done               what came of it
 //	p kill                 also: stop, cont (SIGSTOP, SIGCONT)
@@ -302,13 +302,10 @@ func (a *actor) take(ctx context.Context, how, id string) (said string, err erro
 		return "", err
 	}
 	a.locks[id] = l
-	switch {
-	case !l.inPlace():
+	if !l.inPlace() {
 		return "it is not the file at the path", nil
-	case l.Made():
-		return "made", nil
 	}
-	return "found", nil
+	return "taken", nil
 }
 
 // look says of a lock what others than its holder can see.
@@ -317,7 +314,7 @@ func (a *actor) look(k Key) (said string, err error) {
 	if said = "free"; lock.Held {
 		said = "locked"
 	}
-	if !lock.Exists {
+	if _, err := os.Stat(a.LockPath(k)); os.IsNotExist(err) {
 		said += ", no file"
 	}
 	if lock.Owner != 0 {

@@ -14,8 +14,11 @@ import (
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
 	btx *bolt.Tx // nil: a snapshot, or no journal exists yet
-	// changed is set if the transaction has something to commit.
-	changed bool
+	// size is the number of bytes that the transaction puts or deletes. If it is 0, the transaction
+	// has nothing to commit.
+	size int
+	// reserved is the number of further transactions for which the file must have room.
+	reserved int
 
 	copied  []pair            // a snapshot's records, in key order
 	decoded map[string]*Entry // those that were decoded, by key
@@ -33,6 +36,10 @@ func (tx *Tx) Snapshot() *Tx {
 	})
 	return s
 }
+
+// Reserve makes the transaction fail, before it writes anything, unless the file has room for n
+// more transactions of this size. A full disk then does not make those fail.
+func (tx *Tx) Reserve(n int) { tx.reserved = n }
 
 // scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
 // bbolt may return the same keys for ever; scan then returns ErrDamaged.
@@ -149,7 +156,7 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	if err != nil {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
-	tx.changed = true
+	tx.size += len(key) + len(value)
 	err = tx.btx.Bucket(bucketEntries).Put(key, value)
 	if e.State == Undone && from != Undone && err == nil {
 		err = tx.prune()
@@ -205,10 +212,11 @@ func (tx *Tx) prune() error {
 func (tx *Tx) drop(keys ...[]byte) error {
 	b := tx.btx.Bucket(bucketEntries)
 	for _, key := range keys {
-		if b.Get(key) == nil {
+		value := b.Get(key)
+		if value == nil {
 			continue
 		}
-		tx.changed = true
+		tx.size += len(key) + len(value)
 		if err := b.Delete(key); err != nil {
 			return err
 		}

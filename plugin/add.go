@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -28,19 +27,22 @@ import (
 //     live, with the result and claims on the new addresses. If a dead attachment claims one of
 //     these addresses, release that attachment before the next delegate runs.
 //  5. Print the result.
-//  6. If step 4 or 5 fails, undo the ADD.
+//  6. If step 4 or 5 fails, undo the ADD. This needs no journal.
 //
-// A crash before the first result is written leaves the state adding and a free lock. unwind never
-// printed success, so the attachment is dead. After a crash between the first result and the print,
-// the attachment looks live until the runtime sends its DEL or its network namespace is gone. In
-// both cases every delegate of the chain gets a DEL, because the journal does not record which ones
-// were started. libcni does the same after a failed ADD.
+// If the intent cannot be written, the ADD continues without the journal, or fails (see
+// journalFailed). Every later write that fails makes the ADD fail. So if an entry is in state
+// adding and its lock is free, unwind never printed success, and the attachment is dead.
+//
+// A crash before the first result is written leaves such an entry. After a crash between the first
+// result and the print, the attachment looks live until the runtime sends its DEL or its network
+// namespace is gone. In both cases every delegate of the chain gets a DEL, because the journal does
+// not record which ones were started. libcni does the same after a failed ADD.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, func(err error) error { return a.journalFailed(ctx, err) })
+	killed, err := a.takeLock(ctx, a.journalFailed)
 	if err != nil {
 		return err
 	}
@@ -50,7 +52,7 @@ func (o *op) add(ctx context.Context) error {
 	}
 	printed, f := a.carryOut(ctx)
 	if f == nil {
-		f = a.printResult(ctx, printed)
+		f = a.printResult(printed)
 	}
 	if f != nil {
 		return a.rollBack(ctx, f)
@@ -197,22 +199,10 @@ func newClaims(
 	return claims
 }
 
-// printResult prints the result. If the journal could not record the attachment as live,
-// printResult first removes the lock file. An entry in state adding without a lock file does not
-// count as dead: like a live one, it is judged by its network namespace.
-func (a *adding) printResult(ctx context.Context, printed json.RawMessage) *delegate.Failure {
-	last := len(a.chain.Delegates) - 1
-	if f := a.confirm(ctx, last); f != nil {
-		return f
-	}
-	if !a.durable {
-		if err := a.lock.Remove(); err != nil && !errors.Is(err, fs.ErrNotExist) && !a.rec.Unwritable {
-			return a.callOf(last).Failed(types.ErrIOFailure, "unwind: "+err.Error())
-		}
-	}
+func (a *adding) printResult(printed json.RawMessage) *delegate.Failure {
 	a.at("print")
 	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return a.callOf(last).Failed(types.ErrIOFailure,
+		return a.callOf(len(a.chain.Delegates)-1).Failed(types.ErrIOFailure,
 			"unwind: cannot print the result: "+err.Error())
 	}
 	return nil

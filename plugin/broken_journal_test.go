@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // breakages break the journal of a node, which has one, and return a function that repairs it.
@@ -117,27 +120,146 @@ func TestBrokenJournal(t *testing.T) {
 	del a`)
 }
 
-// TestLastWriteFails: a journal that fails when the last delegate has succeeded still says that the
-// ADD is under way. If unwind prints success all the same, nobody takes the attachment for dead. Of
-// the pod's two next sandboxes, the first must leave the journal unchanged.
-func TestLastWriteFails(t *testing.T) {
+// disks are statements about a disk of 1 MiB for the journal: "disk", "fill", "drain".
+var disks = acts{
+	"disk": func(s *story, _ []string) {
+		s.mkdir(s.stateDir)
+		s.mount("tmpfs", s.stateDir, "tmpfs", 0, "mode=0700,size=1m")
+	},
+	"fill": func(s *story, _ []string) {
+		err := os.WriteFile(filepath.Join(s.stateDir, "filler"), make([]byte, 2<<20), 0o600)
+		s.want(errors.Is(err, unix.ENOSPC), "%v", err)
+	},
+	"drain": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.stateDir, "filler"))) },
+}
+
+// failing is the statement "failing POINT N VERB POD": a commit fails at this point of the verb.
+var failing = acts{"failing": func(s *story, w []string) {
+	s.first.env = append(s.first.env, env.FailAt+"="+w[0]+" "+w[1])
+	defer func() { s.first.env = s.first.env[:len(s.first.env)-1] }()
+	s.run([]string{strings.Join(w[2:], " ")})
+}}
+
+// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever onJournalFailure
+// says, and nothing is left of it. The pod's next ADD succeeds, and so does the next sandbox's.
+func TestResultNotWritten(t *testing.T) {
 	stories(t, `
-	chain p0, "delayMS": 500 | p1 | p2 | p3
-	plan p0 ADD late
-	either passes, degrade: conf onJournalFailure degrade; start add a; awaits ADD p0; break file
-	or refused, degrade, lock file stays: conf onJournalFailure degrade; start add a; awaits ADD p0; break read-only file system
-	or refused, fail: conf onJournalFailure fail; start add a; awaits ADD p0; break file
-	if passes: wait add a; let held a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
-	if refused: fails wait add a; let held
-	mend; plan; taken $held
-	if passes: again a b; process a; fails add b 'is already attached'
-	sandbox a c; add c; del c; taken $held
-	sandbox a d; add d; del d; taken $held
-	del a`)
+	chain p0 | p1 | p2; versions 1.1.0 1.1.0
+	either degrade: conf onJournalFailure degrade
+	or fail: conf onJournalFailure fail
+	each breakage file 'read-only file system' 'newer format' 'file that others can write to' link
+	plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
+	break $breakage; lose $dir/faulty/held/ADD.a.p0
+	fails wait add a code=11 'cannot record the result: journal: '
+	calls ADD p0, DEL p0; taken; mend; plan
+	entry a adding 3
+	either the same sandbox: add a; entry a live 3; del a
+	or the next sandbox: sandbox a b; add b; gone a; del b
+	or a STATUS: status; gone a`)
+}
+
+// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD goes on
+// as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the ADD goes on without
+// the journal. If the result's commit fails, the ADD fails.
+func TestCommitFails(t *testing.T) {
+	stories(t, `
+	journal; chain bridge | firewall | p2; versions 1.1.0 1.1.0
+	either the intent, there: failing committed 1 add a; logged 'but it contains the ADD' 1; entry a live 3 1
+	or the intent, not there: failing commit 1 add a; logged 'continuing without it' 1; entries 0
+	or the result, there: failing committed 2 fails add a code=11 'cannot record the result'
+	or the result, not there: failing commit 2 fails add a code=11 'cannot record the result'
+	if the intent: remember a; sandbox a b; add b; status; sweep; del b; unchanged a; pings a
+	if the result: entries 0; status; clean; add a; entry a live 3 1
+	del a`, failing)
+}
+
+// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's ADD or a
+// sweep is killed, at each system call on the attachment's lock file in turn, and a sweep follows. If the
+// ADD has printed success, it keeps all that it took; otherwise nothing is left.
+func TestPrintedCounts(t *testing.T) {
+	t.Parallel()
+	atEveryPoint(t, 1, `
+	chain p0 | p1; plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
+	break file; lose $dir/faulty/held/ADD.a.p0; tries wait add a
+	mend; plan; counts
+	either a sandbox: sandbox a b; let verb add b
+	or a sweep: let verb libcni-status
+	versions 1.1.0 1.0.0; at-call $at $verb; counts
+	libcni-status; counts
+	if a sandbox: tries del b
+	counts; tries del a; taken; leaves`, acts{
+		"counts": func(s *story, _ []string) {
+			s.steady("taken by a", fmt.Sprint(slices.DeleteFunc(s.node.taken(), func(f string) bool { return f[0] != 'a' })))
+		},
+		"at-call": func(s *story, w []string) {
+			program := filepath.Join(s.path[0], netconf.Name)
+			real, err := os.Readlink(program)
+			s.must(errors.Join(err, os.Remove(program)))
+			s.node.script(netconf.Name, fmt.Sprintf("exec strace -f -qq -o /dev/null -P %s -e inject=all:signal=KILL:when=%s %s",
+				s.store.LockPath(s.who("a").key()), w[0], real))
+			_, err = s.attempt(w[1:])
+			s.killed = wasKilled(err)
+			s.want(s.killed || err == nil, "%v", err)
+			s.must(errors.Join(os.Remove(program), os.Symlink(real, program)))
+			s.node.awaitDelegates()
+		},
+	})
+}
+
+// TestTurnNotCome: an ADD waits for its turn to write its result as long as others write to the journal.
+func TestTurnNotCome(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skip("it waits for half a minute: make proof")
+	}
+	stories(t, `
+	conf logFile $dir/log
+	chain p0 | p1; plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
+	writing; lose $dir/faulty/held/ADD.a.p0; waits; unlock; wait add a; entry a live; del a`, acts{
+		"writing": func(s *story, _ []string) { // somebody has the queue, and writes to it
+			path, over := filepath.Join(s.stateDir, "journal.lock"), make(chan struct{})
+			unlock := s.node.flock(path)
+			s.undo["unlock"] = func() { close(over); unlock() }
+			go func() {
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(time.Second):
+						_ = os.Chtimes(path, time.Time{}, time.Now())
+					}
+				}
+			}()
+		},
+		"waits": func(s *story, _ []string) {
+			eventually(s, "half a minute over", func() bool {
+				return strings.Contains(read(s, filepath.Join(s.dir, "log")), "still waits for its turn")
+			})
+		},
+	})
+}
+
+// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing of
+// those that go. An ADD whose intent is written has room for its result.
+func TestDiskFull(t *testing.T) {
+	stories(t, `
+	disk; chain bridge | firewall | p2
+	either from the start: fill; crowd 20; logged 'the journal failed; continuing without it'
+	or in an ADD: plan p2 ADD hold-effect; start add a; appears $dir/faulty/held/ADD.a.p2
+		fill; plan; lose $dir/faulty/held/ADD.a.p2; wait add a; entry a live 3; crowd 20
+	or between intent and result: plan p0 ADD hold; chain p0 | bridge | firewall
+		start add a; appears $dir/faulty/held/ADD.a.p0
+		fill; plan; lose $dir/faulty/held/ADD.a.p0; wait add a; entry a live 3; crowd 20
+	or from a DEL on: crowd 20; fill
+	unless start: logged 'cannot record' 0
+	if in an ADD: del a
+	if between: del a
+	del $all; iptables 0; reserved 0; taken; drain
+	if start: sweep
+	unless start: entries 0`, disks)
 }
 
 // TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD, is
-// begun anew, and has the entry before the result is printed.
+// begun anew, and has the entry with the next result. After the last one, the DEL goes by the runtime's input.
 func TestJournalRemoved(t *testing.T) {
 	stories(t, `
 	chain p0, "delayMS": 500 | p1 | p2 | p3, "delayMS": 500
@@ -149,38 +271,43 @@ func TestJournalRemoved(t *testing.T) {
 	either removed: lose journal
 	or set aside: damaged
 	wait add a; plan
-	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3; entry a live
-	tries del a`, acts{"damaged": func(s *story, _ []string) {
+	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
+	if at the first: entry a live 4 1
+	if at the last: gone a
+	del a; taken`, acts{"damaged": func(s *story, _ []string) {
 		s.write(s.store.Path(), strings.Repeat("damaged ", 4096))
 		s.must((&journal.Store{Dir: s.stateDir}).Update(s.Context(), func(*journal.Tx) error { return nil }))
 	}})
 }
 
-// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that
-// cannot be written is refused: its DEL would undo what is left of the old one, and no more. "Meanwhile"
-// is while the pod's older sandbox is settled, which comes first.
+// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD that fails, with a DEL
+// that fails too. The error says that this DEL is pending, and so does the journal.
+func TestJournalLostInFailingADD(t *testing.T) {
+	stories(t, `
+	chain p0 | p1 | p2
+	plan p1 ADD hold, p2 ADD fail-effect, p0 DEL fail
+	start add a; appears $dir/faulty/held/ADD.a.p1
+	either emptied: shell 'truncate -s 0 $state/journal.db'
+	or removed: shell 'rm $state/journal.db'
+	or removed with its directory: lose journal
+	or damaged: shell 'yes damaged | dd of=$state/journal.db bs=64k count=1 iflag=fullblock conv=notrunc status=none'
+	lose $dir/faulty/held/ADD.a.p1; fails wait add a 'unwind: pending DEL: faulty (code 999)'
+	entry a rolling-back 1 1; pending a p0; plan
+	either DEL: del a
+	or sweep: sweep; gone a`)
+}
+
+// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that cannot be
+// written goes on, and that record stays. The DEL undoes both. "Meanwhile" is while the pod's older
+// sandbox is settled, which comes first.
 func TestJournalFailsOverPending(t *testing.T) {
 	stories(t, `
-	chain p0 | p1, "delayMS": 500 | p2 | p3
+	chain bridge | p1, "delayMS": 500 | p2
 	plan p1 DEL fail; sandbox a b; add b; fails del b; add a; fails del a
 	forgets; again a c
 	either before: plan; break read-only file system; start add c
 	or meanwhile: plan p1 DEL late; start add c; awaits DEL p1; break file
-	fails wait add c code=11; mend; plan
-	times 0 ADD p0
+	wait add c; mend; plan
+	pending c p1; sweep; pending c p1; taken a.eth0.p1 a.eth0.p2; reserved 1
 	del c b`)
-}
-
-// TestAddressLostDuringADD: the journal is removed during an ADD, and a sweep that does not know the
-// ADD releases its address. The ADD fails, and leaves nothing.
-func TestAddressLostDuringADD(t *testing.T) {
-	stories(t, `
-	chain bridge | p1
-	add first; del first
-	plan p1 ADD hold; lowest; start add a; appears $dir/faulty/held/ADD.a.p1
-	either the journal is there:
-	or it is lost: lose journal
-	shell 'rm -f $data/$network/$first'
-	lose $dir/faulty/held/ADD.a.p1; fails wait add a 'was released while the ADD ran'
-	plan; del a`)
 }

@@ -2,10 +2,10 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -68,7 +68,8 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	return slices.Contains(place.Seen.Addresses, c.Address)
 }
 
-// commit writes a delegate's result, and handles other attachments that claim a new address.
+// commit writes a delegate's result, and handles other attachments that claim a new address. If the
+// result cannot be written, the ADD fails: success would leave a live attachment in state adding.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
 	for n, c := range claims {
 		if c.Pool == "" {
@@ -87,91 +88,30 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 		addresses = append(addresses, c.Address)
 	}
 	others, err := a.record(ctx, addresses)
-	if err == nil && len(others) > 0 {
-		return a.claim(ctx, i, claims, addresses, others)
-	}
-	return a.unrecorded(i, err)
-}
-
-// unrecorded handles an entry that could not be written. It fails the ADD if onJournalFailure is
-// "fail". Otherwise it logs the error, and the ADD continues.
-func (a *adding) unrecorded(i int, err error) *delegate.Failure {
-	if err != nil && a.conf.OnJournalFailure == "fail" {
-		return a.callOf(i).Failed(types.ErrTryAgainLater, err.Error())
-	}
 	if err != nil {
-		a.rec.Degraded("ADD", err)
-		a.log.Error("cannot write the journal; the ADD continues without it", "err", err)
+		return a.callOf(i).Failed(types.ErrTryAgainLater,
+			"unwind: cannot record the result: "+err.Error())
 	}
-	return nil
+	return a.claim(ctx, i, claims, addresses, others)
 }
 
 // record writes the entry as live and returns the other entries that claim one of the addresses. It
 // searches in the transaction that writes the claims. So if two ADDs get the same address at the
-// same time, the later one finds the other.
+// same time, the later one finds the other. record waits as long as other processes write.
 func (a *adding) record(
 	ctx context.Context, addresses []netip.Addr,
 ) (others []*journal.Entry, err error) {
-	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-		if others, err = undo.Others(tx, a.key, addresses); err != nil {
-			return err
+	for {
+		err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
+			if others, err = undo.Others(tx, a.key, addresses); err != nil {
+				return err
+			}
+			a.entry.State = journal.Live
+			return tx.Put(a.entry)
+		})
+		if !errors.Is(err, journal.ErrQueued) || ctx.Err() != nil {
+			return others, err
 		}
-		stored, err := tx.Get(a.key)
-		err = journal.IgnoreDamaged(err)
-		if err == nil && (stored == nil || stored.Number != a.entry.Number) {
-			// another verb has recreated the journal
-			a.entry.State, a.entry.Number = journal.Adding, 0
-			err = tx.Put(a.entry)
-		}
-		if err != nil {
-			return err
-		}
-		a.entry.State = journal.Live
-		return tx.Put(a.entry)
-	})
-	a.durable = err == nil
-	return others, err
-}
-
-// confirm ensures, before the result is printed, that the entry is live in the journal. Since the
-// entry was written, the journal file may have been set aside or removed. If a sweep then released
-// an address, because its list lacks the pod, confirm fails the ADD. confirm also rewrites an entry
-// that is too old, because the grace period begins when the ADD succeeds.
-func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
-	if address, is := a.lostAddress(); is {
-		return a.callOf(last).Failed(types.ErrTryAgainLater,
-			fmt.Sprintf("unwind: address %s was released while the ADD ran; retry the ADD", address))
+		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
 	}
-	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
-	late := age > time.Second && age > a.conf.GracePeriod/10
-	if a.rec.Unwritable || a.durable && !late && a.isRecorded(ctx) {
-		return nil
-	}
-	_, err := a.record(ctx, nil)
-	return a.unrecorded(last, err)
-}
-
-// isRecorded reports whether this ADD is live in the journal that is now at its path.
-func (a *adding) isRecorded(ctx context.Context) (is bool) {
-	a.rec.Read(ctx, func(tx *journal.Tx) error {
-		e, err := tx.Get(a.key)
-		is = e != nil && e.Number == a.entry.Number && e.State == journal.Live
-		return err
-	})
-	return is
-}
-
-// lostAddress returns an address that host-local had assigned when this ADD claimed it, but that is
-// now free or has another owner.
-func (a *adding) lostAddress() (address netip.Addr, is bool) {
-	owner := ipam.Owner{ContainerID: a.key.ContainerID, IfName: a.key.IfName}
-	for _, c := range a.entry.Claims {
-		if c.Ino == 0 {
-			continue
-		}
-		if lost, err := ipam.Lost(c.Pool, owner, c.Address); lost && err == nil {
-			return c.Address, true
-		}
-	}
-	return address, false
 }

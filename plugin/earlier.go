@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -35,23 +36,24 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	if a.rec.Unwritable {
 		return a.refuseAgain(seen)
 	}
-	samePod, refused, err := a.intend(ctx, seen)
-	switch {
-	case err != nil:
-		return a.journalFailed(ctx, err)
-	case refused != nil:
-		return refused
-	case len(a.prior) == 0 && len(samePod) == 0:
+	var samePod []*journal.Entry
+	var refused error
+	err = a.writeIntent(ctx, func(tx *journal.Tx) (err error) {
+		samePod, refused, err = a.intend(tx, seen)
+		return err
+	})
+	if err := cmp.Or(refused, err); err != nil || a.rec.Unwritable {
+		return err
+	}
+	if len(a.prior) == 0 && len(samePod) == 0 {
 		return nil
 	}
 	a.releaseSamePod(ctx, samePod)
-	drop := a.rec.Undoable()
 	if err := a.supersede(ctx, killed); err != nil || a.rec.Unwritable {
 		return err
 	}
-	if err := a.rec.Save(ctx, a.entry); err != nil {
-		drop() // the journal still contains the earlier ADD, unchanged
-		return a.journalFailed(ctx, err)
+	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.rec.Unwritable {
+		return err
 	}
 	a.awaitSamePod(ctx, samePod)
 	return nil
@@ -60,20 +62,17 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 // intend writes the intent. It writes nothing if earlier ADDs of this attachment or its pod have
 // left something, or if the ADD must be refused.
 func (a *adding) intend(
-	ctx context.Context, seen facts.Interface,
+	tx *journal.Tx, seen facts.Interface,
 ) (samePod []*journal.Entry, refused, err error) {
-	err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-		if err := a.findPrior(tx); err != nil {
-			return err
-		}
-		if samePod, err = a.samePod(tx); err != nil || len(a.prior) > 0 {
-			return err
-		}
-		if refused = a.refuseAgain(seen); refused == nil && len(samePod) == 0 {
-			err = tx.Put(a.entry)
-		}
-		return err
-	})
+	if err := a.findPrior(tx); err != nil {
+		return nil, nil, err
+	}
+	if samePod, err = a.samePod(tx); err != nil || len(a.prior) > 0 {
+		return samePod, nil, err
+	}
+	if refused = a.refuseAgain(seen); refused == nil && len(samePod) == 0 {
+		err = a.putIntent(tx)
+	}
 	return samePod, refused, err
 }
 
@@ -138,7 +137,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for i, prior := range a.prior {
-		if prior.State == journal.Live || prior.State == journal.Adding && a.lock.Made() {
+		if prior.State == journal.Live {
 			if err := a.refuseLive(prior); err != nil {
 				return err
 			}
@@ -153,7 +152,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 		a.w.MarkKilled(prior, killed)
 		job := undo.Job{Entry: prior, Lock: a.lock, Superseded: true}
 		if _, err := a.w.Undo(ctx, job, v); err != nil {
-			return a.journalFailed(ctx, err)
+			return a.journalFailed(err)
 		}
 	}
 	return nil
@@ -185,11 +184,8 @@ func (a *adding) refuseAgain(seen facts.Interface) error {
 	return a.addedAlready("in the same network namespace")
 }
 
-// addedAlready returns the error that refuses the ADD. It removes the lock file if this ADD created
-// it.
+// addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	if a.lock.Made() {
-		_ = a.lock.Remove()
-	}
+	_ = a.lock.Remove() // the attachment may have no entry
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.key, why)
 }

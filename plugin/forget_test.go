@@ -3,8 +3,6 @@ package plugin
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -28,13 +26,10 @@ func TestForget(t *testing.T) {
 	plan; add a; del a`)
 }
 
-// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged,
-// with its lock file.
+// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged.
 func TestForgetRefuses(t *testing.T) {
 	stories(t, `
 	either live: chain p0; add a; let why is live, not dead (its network namespace exists)
-	or live, its lock file lost: chain p0; add a; unlocked a
-		let why is live, not dead (its network namespace exists)
 	or dead, seen from elsewhere: let why is unknown, not dead (cannot judge it from these namespaces
 	or dead, locked: let why its lock is held
 	or dead, damaged and locked: let why its lock is held
@@ -45,12 +40,11 @@ func TestForgetRefuses(t *testing.T) {
 	count; fails giveup a '$why'; count
 	unless damaged: entry a
 	leaves`, acts{
-		"unlocked": func(s *story, w []string) { s.must(os.Remove(s.store.LockPath(s.who(w[0]).key()))) },
 		"elsewhere": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
 		},
 		"count": func(s *story, _ []string) { // the same as before
-			s.steady("count", fmt.Sprint(len(s.node.events()), s.names(filepath.Join(s.stateDir, "locks")), s.tombstone(s.who("a").key())))
+			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))
 		},
 	})
 }

@@ -35,7 +35,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		return err
 	}
 	defer lock.Release()
-	made, drop := lock.Made(), o.rec.Undoable()
+	drop := o.rec.Undoable()
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
 		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
@@ -52,10 +52,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 			return err
 		})
 	}
-	if err == nil || made {
-		err = errors.Join(err, lock.Remove())
-	}
-	return err
+	return errors.Join(err, lock.Remove())
 }
 
 // toForget returns the records of a dead attachment, or one empty record if they are damaged. The

@@ -12,7 +12,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// rollBack undoes the ADD and returns the error for the runtime.
+// rollBack undoes the ADD and returns the error for the runtime. It needs nothing from the journal.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	said := netconf.Shorten(f.Said(), 500)
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
@@ -38,6 +38,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	switch {
 	case !a.rec.Unwritable:
 		if err := a.w.Finish(ctx, job); err != nil {
+			a.lost = err
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	case len(a.entry.Steps) > 0:

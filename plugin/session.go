@@ -35,7 +35,7 @@ type op struct {
 	lock *journal.Lock // the lock of that attachment; nil without a journal
 	log  *slog.Logger  // adds the verb's attachment to each line; w.Log does not
 	rec  *record.Recorder
-	lost error // why the verb continues without the journal, or nil
+	lost error // why the journal does not contain what the verb leaves, or nil
 	node *facts.Node
 	w    *undo.Worker
 }
@@ -187,7 +187,6 @@ type adding struct {
 	prior   []*journal.Entry  // earlier ADDs of the attachment in the journal, newest first
 	cached  journal.Interface // the interface in libcni's cache when the ADD began
 	started int               // number of delegates that were started
-	durable bool              // the entry is live and complete in the journal
 }
 
 // callOf returns the ADD call of a delegate, without its configuration.
@@ -195,24 +194,50 @@ func (a *adding) callOf(i int) *delegate.Call {
 	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-// journalFailed decides whether this ADD continues without a journal, or fails. It fails the ADD if
-// the journal contains an earlier ADD of the attachment that is not over. Otherwise the DEL of this
-// ADD would undo only the earlier one.
-func (a *adding) journalFailed(ctx context.Context, err error) error {
+// journalFailed decides whether an ADD whose intent is not in the journal continues or fails.
+func (a *adding) journalFailed(err error) error {
 	if a.conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
-	if len(a.prior) == 0 {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		a.rec.Read(ctx, a.findPrior)
-	}
-	if len(a.prior) > 0 && (len(a.prior) > 1 || !a.isOver(a.prior[0])) {
-		return ownError(types.ErrTryAgainLater, "%v; an earlier ADD of %s is not undone yet; "+
-			"retry later", err, a.key)
-	}
 	a.degrade("ADD", err)
 	return nil
+}
+
+// writeIntent runs a transaction that writes the intent. A commit that failed may have happened, so
+// writeIntent reads the journal once more: an intent that is there counts as written. If that is
+// unknown, the ADD fails, because an entry in state adding must not belong to an ADD that succeeds.
+// Otherwise journalFailed decides.
+func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
+	a.entry.Number = 0
+	err := a.rec.Update(ctx, write)
+	if err == nil {
+		return nil
+	}
+	if a.entry.Number != 0 { // otherwise, nothing was handed to the commit
+		var stored *journal.Entry
+		unread := a.rec.Store.View(ctx, func(tx *journal.Tx) (err error) {
+			stored, err = tx.Get(a.key)
+			return journal.IgnoreDamaged(err)
+		})
+		switch {
+		case unread != nil && !errors.Is(unread, journal.ErrDamaged):
+			return ownError(types.ErrTryAgainLater, "%v; it is unknown whether the journal contains "+
+				"the ADD: %v; retry later", err, unread)
+		case stored != nil && stored.Number == a.entry.Number:
+			a.log.Warn("the journal reported an error, but it contains the ADD", "err", err)
+			return nil
+		}
+	}
+	return a.journalFailed(err)
+}
+
+// putIntent writes the intent, if the journal has room for two more such transactions: one for the
+// result, and one for the DELs that a failed ADD leaves. A disk that is full then does not make
+// each ADD fail after its first delegate.
+func (a *adding) putIntent(tx *journal.Tx) error {
+	tx.Reserve(2)
+	a.entry.Number = 0 // the transaction may run twice
+	return tx.Put(a.entry)
 }
 
 // findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache

@@ -19,7 +19,7 @@ import (
 
 // TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
 // nothing else: none that lives or is being worked on, and nothing where sweeping is disabled. It
-// waits for no lock. The lock file of an ADD that was cut off in its first delegate says that it was.
+// waits for no lock.
 func TestStatusSweeps(t *testing.T) {
 	stories(t, `
 	chain p0 | p1 | p2 | p3

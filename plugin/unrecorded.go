@@ -24,7 +24,7 @@ import (
 func (d *deleting) amend(killed []string) (amended bool) {
 	e := d.entry
 	amended = d.w.MarkKilled(e, killed)
-	partial := e.State == journal.Adding && (d.lock.Made() || d.fits(e)) ||
+	partial := e.State == journal.Adding && d.fits(e) ||
 		e.State == journal.Live && len(d.given().Addresses) > len(e.Claims) && d.fits(e)
 	if !partial && !d.addedUnseen() {
 		return amended

@@ -15,7 +15,6 @@ type Evidence struct {
 	State           journal.State
 	Reason          Reason // why it is in this state, from the journal
 	Locked          Fact   // some process holds the attachment's lock
-	LockFile        Fact   // it has a lock file
 	SameNamespaces  Fact   // this process runs in the namespaces of its ADD
 	SameBoot        Fact   // its newest ADD was in this boot
 	OtherHost       Fact   // its newest ADD was on another machine
@@ -110,7 +109,7 @@ func DecideRecorded(ev Evidence) Verdict {
 		return dead(EarlierBoot)
 	case !Yes(ev.SameBoot):
 		return Undecided("cannot tell whether it was added since this machine last booted", "")
-	case ev.State == journal.Adding && Yes(ev.LockFile):
+	case ev.State == journal.Adding:
 		return dead(Interrupted)
 	case !Yes(ev.Listed) && No(ev.NetNS) && No(ev.HasProcess) &&
 		No(ev.HostLink):

@@ -13,7 +13,7 @@ import (
 // unknown or the other way.
 func TestDecide(t *testing.T) {
 	t.Parallel()
-	gone := Evidence{State: journal.Live, Locked: tristate.No, LockFile: tristate.Yes, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, OtherHost: tristate.No,
+	gone := Evidence{State: journal.Live, Locked: tristate.No, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, OtherHost: tristate.No,
 		NetNS: tristate.No, HasProcess: tristate.No, HostLink: tristate.No, AddedUnseen: tristate.No}
 	there := gone
 	there.NetNS, there.HostLink = tristate.Yes, tristate.Yes
@@ -21,7 +21,7 @@ func TestDecide(t *testing.T) {
 	unlisted.Listed, unlisted.PastGracePeriod = tristate.No, tristate.Yes
 	keptOpen := gone
 	keptOpen.HostLink, keptOpen.Listed, keptOpen.PastGracePeriod = tristate.Yes, tristate.No, tristate.Yes
-	earlier := Evidence{State: journal.Live, Locked: tristate.No, LockFile: tristate.Yes, SameNamespaces: tristate.Yes, SameBoot: tristate.No, OtherHost: tristate.No,
+	earlier := Evidence{State: journal.Live, Locked: tristate.No, SameNamespaces: tristate.Yes, SameBoot: tristate.No, OtherHost: tristate.No,
 		AddedUnseen: tristate.No}
 	foreign := earlier
 	foreign.OtherHost = tristate.Yes
@@ -79,9 +79,6 @@ func TestDecide(t *testing.T) {
 		{"adding, listed", but(there, func(ev *Evidence) { ev.State, ev.Listed = journal.Adding, tristate.Yes }), Dead},
 		{"adding, locked", but(gone, func(ev *Evidence) { ev.State, ev.Locked = journal.Adding, tristate.Yes }), Live},
 		{"adding, seen from elsewhere", but(gone, func(ev *Evidence) { ev.State, ev.SameNamespaces = journal.Adding, tristate.No }), Unknown},
-		{"adding, no lock file", but(there, func(ev *Evidence) { ev.State, ev.LockFile = journal.Adding, tristate.No }), Live},
-		{"adding, lock file unknown", but(there, func(ev *Evidence) { ev.State, ev.LockFile = journal.Adding, tristate.Unknown }), Live},
-		{"adding, no lock file, gone", but(gone, func(ev *Evidence) { ev.State, ev.LockFile = journal.Adding, tristate.No }), Dead},
 		{"adding, boot unknown", but(there, func(ev *Evidence) { ev.State, ev.SameBoot = journal.Adding, tristate.Unknown }), Unknown},
 
 		{"rolling-back", but(there, func(ev *Evidence) { ev.State, ev.HasProcess = journal.RollingBack, tristate.Yes }), Dead},
@@ -170,14 +167,13 @@ func TestDecideAll(t *testing.T) {
 	for _, state := range []journal.State{journal.Adding, journal.Live, journal.RollingBack, journal.Deleting} {
 		each(Evidence{State: state}, everyField)
 	}
-	if want := 4 * 177147; n != want {
+	if want := 4 * 59049; n != want {
 		t.Errorf("%d combinations, want %d", n, want)
 	}
 }
 
 var everyField = []func(*Evidence) *Fact{
 	func(ev *Evidence) *Fact { return &ev.Locked },
-	func(ev *Evidence) *Fact { return &ev.LockFile },
 	func(ev *Evidence) *Fact { return &ev.SameNamespaces },
 	func(ev *Evidence) *Fact { return &ev.SameBoot },
 	func(ev *Evidence) *Fact { return &ev.OtherHost },
@@ -193,7 +189,7 @@ var everyField = []func(*Evidence) *Fact{
 func proven(ev Evidence) bool {
 	owed := ev.State == journal.RollingBack || ev.State == journal.Deleting
 	rebooted := ev.SameBoot == tristate.No && ev.OtherHost != tristate.Unknown
-	cutOff := ev.SameBoot == tristate.Yes && ev.State == journal.Adding && ev.LockFile == tristate.Yes
+	cutOff := ev.SameBoot == tristate.Yes && ev.State == journal.Adding
 	gone := ev.SameBoot == tristate.Yes && ev.Listed != tristate.Yes && ev.NetNS == tristate.No && ev.HasProcess == tristate.No && ev.HostLink == tristate.No
 	forgotten := ev.SameBoot == tristate.Yes && ev.Listed == tristate.No && ev.NetNS != tristate.Unknown && ev.HasProcess == tristate.No && ev.PastGracePeriod == tristate.Yes
 	here := ev.AddedUnseen == tristate.No && (owed || rebooted || cutOff || gone || forgotten)
@@ -270,7 +266,7 @@ func (u unasked) Ask() (tristate.Value, string) {
 func TestAskedLate(t *testing.T) {
 	t.Parallel()
 	later := unasked{t}
-	none := Evidence{State: journal.Live, Locked: tristate.No, LockFile: later, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, OtherHost: later,
+	none := Evidence{State: journal.Live, Locked: tristate.No, SameNamespaces: tristate.Yes, SameBoot: tristate.Yes, OtherHost: later,
 		NetNS: later, HasProcess: later, HostLink: later, PastGracePeriod: later, AddedUnseen: later}
 	locked, earlier, there, deleting := none, none, none, none
 	locked.Locked = tristate.Yes

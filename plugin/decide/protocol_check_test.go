@@ -248,6 +248,8 @@ func TestProtocol(t *testing.T) {
 		{"sandboxes of one pod", protocol{addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}},
 		{"an IPAM plugin that collects", protocol{addresses: 1, collects: true, crashes: 1}},
 		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
+		{"two commits of unknown outcome", protocol{addresses: 1, commits: 2}},
+		{"a journal that is lost during ADDs", protocol{addresses: 1, losses: 1, faults: 2}},
 		{"commits of unknown outcome, an ID that is used again", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -272,7 +274,9 @@ func TestGuards(t *testing.T) {
 		{protocol{without: inherited, addresses: 1, crashes: 1}, "leaked"},
 		{protocol{without: witness, addresses: 1, hides: true}, "lives"},
 		{protocol{without: ahead, addresses: 1, crashes: 1}, "leaked"},
-		{protocol{without: lockFile, addresses: 1, commits: 1}, "its rule is gone"},
+		{protocol{without: looksAgain, addresses: 1, commits: 1}, "its rule is gone"},
+		{protocol{without: noLate, addresses: 1, commits: 1}, "its rule is gone"},
+		{protocol{without: rewrites, addresses: 1, losses: 1, faults: 2}, "leaked"},
 		{protocol{without: claims, addresses: 1, unnamed: true, faults: 1}, "its rule is gone"},
 		{protocol{without: parking, addresses: 1, faults: 2}, "its rule is gone"},
 		{protocol{without: rivals, addresses: 1, unnamed: true, faults: 2}, "its rule is gone"},
@@ -296,7 +300,6 @@ func TestGuards(t *testing.T) {
 		{protocol{without: otherFile, addresses: 2, off: true}, "lives"},
 		{protocol{without: otherCache, addresses: 2, off: true, unnamed: true}, "lives"},
 		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "lives"},
-		{protocol{without: cachedResult, addresses: 1, unnamed: true, commits: 1}, "leaked"},
 		{protocol{without: both, addresses: 2, off: true}, "leaked"},
 		{protocol{without: pinned, addresses: 2, path: true, crashes: 1}, "its interface is gone"},
 		{protocol{without: proof, addresses: 2, path: true}, "its interface is gone"},

@@ -47,6 +47,9 @@ func (m *protocol) moves(s state) (all []move) {
 	if s.left.power > 0 {
 		by(none)("a loss of power", s.reboot())
 	}
+	if next := s; s.left.losses > 0 && m.loses(&next) {
+		by(none)("the journal is lost", next)
+	}
 	if (m.agent || m.skips || m.empty) && !s.grace && !s.c[0].agent && !s.c[1].agent {
 		s.grace = true
 		by(none)("the grace period ends", s)
@@ -328,6 +331,30 @@ func (c *sandboxed) forgets() { c.r[0], c.r[1], c.bare = c.r[1], record{}, true 
 // delegate returns the call that a process runs.
 func (pr *process) delegate() lostDelegate {
 	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
+}
+
+// loses empties the journal, and reports whether that can be. Only ADDs run, each on its own record, which
+// stays in the memory of its ADD. No other DEL is pending: it would be lost for good.
+func (m *protocol) loses(s *state) bool {
+	s.left.losses--
+	for i := range s.c {
+		c, pr := &s.c[i], &s.p[i]
+		for at := range c.r {
+			switch r := &c.r[at]; {
+			case r.state == gone:
+			case at == 0 && pr.pc != pEnded && r.n == c.adds:
+				r.memory = true
+			case r.pending() && r.state != live_:
+				return false
+			default:
+				c.bare = c.bare || r.pending()
+				*r = record{}
+			}
+		}
+	}
+	return !slices.ContainsFunc(s.p[:], func(p process) bool {
+		return p.pc != pEnded && (!p.add || p.back != none || p.pc == pMark)
+	})
 }
 
 // reboot ends all that the kernel has. The journal and the IPAM plugin's files stay.

@@ -42,6 +42,7 @@ type protocol struct {
 	lies      int8 // how many DELs may pass without effect, or pass while their store is away
 	power     int8 // how many losses of power there may be
 	commits   int8 // how many commits may fail; the transaction is there or not
+	losses    int8 // how often the journal may be lost while ADDs run
 	blind     int8 // how many looks for a host port's rule may fail
 
 	ports     bool // the chain has portmap
@@ -74,7 +75,9 @@ const (
 	inherited    guard = "a delegate that outlives its unwind has the lock"
 	witness      guard = "a missing path proves nothing while a process or the host's end is there"
 	ahead        guard = "the intent is written before bridge's ADD runs"
-	lockFile     guard = "an ADD whose commit failed removes its lock's file before it prints"
+	looksAgain   guard = "an ADD whose intent's commit failed looks whether its record is there"
+	noLate       guard = "an ADD fails if a later commit of it fails"
+	rewrites     guard = "a record that the journal lost is written again as it is"
 	claims       guard = "an ADD waits for whoever undoes an attachment that claims its new address"
 	parking      guard = "firewall's DEL is not shown an address with another owner"
 	rivals       guard = "another attachment's claim in the journal counts as another owner"
@@ -98,7 +101,6 @@ const (
 	otherFile    guard = "a record is kept if host-local's file is of an ADD that the journal does not have"
 	otherCache   guard = "a record is kept if libcni's cache is, and something of its sandbox exists"
 	anyState     guard = "so is one that is being undone"
-	cachedResult guard = "a record without a result takes that of libcni's cache"
 	both         guard = "the runtime's DEL undoes the ADD that the journal has and the one that it has not"
 	pinned       guard = "a sweep's DEL is shown the namespace that was opened when the facts were gathered"
 	proof        guard = "a DEL enters the runtime's path only if it proves to be the ADD's namespace"
@@ -154,7 +156,7 @@ type record struct {
 	blank  bool  // bridge's DEL ran without the path that it needs
 	clean  bool  // portmap's ADD failed: it may have made no rule
 	filed  bool  // "live" was written, with what host-local's file was
-	memory bool  // only a process knows it: the intent's commit failed, or a sweep reconstructed it
+	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
 }
 
 func (r *record) pending() bool { return r.state != gone && r.state != undone }
@@ -169,7 +171,6 @@ type sandboxed struct {
 	netns, inside bool // the path of the newest ADD's namespace exists; a process is in it
 	device        bool // the interface of the newest ADD exists
 	took          bool // its namespace is at the path that A's was
-	unlocked      bool // its lock's file is removed
 	twice         bool // the runtime's second DEL has come
 	passed        bool // a DEL of the runtime has passed
 	plain         bool // the newest ADD is the plain chain's
@@ -197,7 +198,7 @@ type process struct {
 	parked  bool  // the address is withheld
 	failed  bool
 	passed  bool  // bridge's DEL has passed, and may have freed nothing
-	bare    bool  // a commit of this ADD failed
+	bare    bool  // this ADD goes on without the journal
 	claim   int8  // this ADD's address; the journal may not have it
 	stop    bool  // it was asked to end
 	hangs   bool  // its delegate never ends
@@ -253,7 +254,7 @@ type state struct {
 	refused  bool // an ADD was refused as added past the journal, and none was
 }
 
-type budgets struct{ crashes, faults, lies, power, commits, blind int8 }
+type budgets struct{ crashes, faults, lies, power, commits, losses, blind int8 }
 
 const lockOrphan = int8(100)
 
@@ -274,7 +275,7 @@ func (m *protocol) chain() uint8 {
 }
 
 func (m *protocol) first() state {
-	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.blind}}
+	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.losses, m.blind}}
 	for i := range s.c {
 		s.c[i] = sandboxed{given: none, cached: none}
 		s.lock[i] = none
@@ -323,6 +324,14 @@ func (c *sandboxed) push(r record) {
 func (s *state) set(r *record, to int8) {
 	s.illegal = s.illegal || journal.CheckEdge(states[r.state], states[to]) != nil
 	r.state = to
+}
+
+// write changes the state of an ADD's record in the journal, which may have lost the record.
+func (m *protocol) write(s *state, p int, r *record, to int8) {
+	if r.memory && !s.p[p].bare && m.without != rewrites {
+		r.memory, r.state = false, gone
+	}
+	s.set(r, to)
 }
 
 // free returns the address that the next ADD gets, or none: that which the pod has, or the lowest
@@ -421,7 +430,7 @@ func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	its := r.n == c.adds // its namespace is that of the newest ADD
 	there, inside := its && c.netns, its && c.inside
 	ev := Evidence{
-		State: states[r.state], Locked: answer(s.lock[i] != none), LockFile: answer(!c.unlocked),
+		State: states[r.state], Locked: answer(s.lock[i] != none),
 		SameNamespaces: tristate.Yes, SameBoot: answer(!r.booted), OtherHost: tristate.No,
 		NetNS: answer(there), HasProcess: answer(inside), HostLink: answer(inside || there),
 		AddedUnseen: answer(m.addedAgain(s, i, r)),

@@ -40,7 +40,6 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 		if p != nOld {
 			c.given, c.cached, c.cachedN, c.phase = pr.claim, pr.claim, c.adds, up
 		}
-		c.unlocked = pr.bare && m.without != lockFile
 		m.end(&s, p)
 		to("prints the result", s)
 	case pMark:
@@ -89,7 +88,6 @@ func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 		}
 	}
 	m.take(&s, pr.on, p)
-	s.c[pr.on].unlocked = false
 	m.unhold(&s, pr.on)
 	pr.pc = pFind
 	to("takes its lock", s)
@@ -251,9 +249,10 @@ func (m *protocol) intends(s state, p int, to func(string, state)) {
 	if s.left.commits > 0 {
 		next := s
 		next.left.commits--
-		next.p[p].bare = true
 		m.intent(&next, pr.on)
+		next.p[p].bare = m.without == looksAgain
 		to("its intent fails, and is there", next)
+		next.p[p].bare = true
 		next.c[pr.on].r[0].memory = true
 		to("its intent fails, and is not there", next)
 	}
@@ -331,25 +330,34 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 	}
 	pr.claim, pr.pc = s.has(pr.on), pClaim
 	what := fmt.Sprintf("claims address %d", pr.claim)
-	if s.left.commits > 0 && !s.record(pr.on, pr.n).memory {
+	if s.left.commits > 0 && !pr.bare {
 		next := s
 		next.left.commits--
-		next.p[p].bare = true
-		to(what+", but the commit fails, and is not there", next)
-		s.p[p].bare = true
+		m.commitFails(next, p, what+", but the commit fails, and is not there", to)
 		m.goLive(&next, p)
-		to(what+", but the commit fails, and is there", next)
-		s.p[p].bare = false
+		m.commitFails(next, p, what+", but the commit fails, and is there", to)
 	}
-	m.goLive(&s, p)
+	if !pr.bare || s.record(pr.on, pr.n).memory { // otherwise the ADD does not know that its intent is there
+		m.goLive(&s, p)
+	}
 	to(what, s)
+}
+
+// commitFails ends an ADD's commit that failed.
+func (m *protocol) commitFails(s state, p int, how string, to func(string, state)) {
+	if m.without == noLate {
+		s.p[p].bare = true
+	} else {
+		m.rollBack(&s, p)
+	}
+	to(how, s)
 }
 
 func (m *protocol) goLive(s *state, p int) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
 	r.claim, r.filed = pr.claim, true
-	s.set(r, live_)
+	m.write(s, p, r, live_)
 }
 
 // settle undoes another attachment that claims an ADD's address, if it is dead, before the next
@@ -406,7 +414,7 @@ func (m *protocol) begin(s *state, p int) {
 // mark begins a pass, and writes that the undoing begins.
 func (m *protocol) mark(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
-	r, c := s.record(pr.on, pr.n), &s.c[pr.on]
+	r := s.record(pr.on, pr.n)
 	switch r.state {
 	case adding:
 		s.set(r, rollingBack)
@@ -415,9 +423,6 @@ func (m *protocol) mark(s state, p int, to func(string, state)) {
 	}
 	if r.claim == none && r.steps&1 != 0 && !m.unnamed {
 		r.claim = s.has(pr.on)
-	}
-	if r.claim == none && c.cached != none && c.cachedN == r.n && m.without != cachedResult {
-		r.claim = c.cached // libcni's cache has its result
 	}
 	m.begin(&s, p)
 	to("writes that it undoes "+name(int(pr.on)), s)
@@ -565,8 +570,8 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 	case r.steps == 0:
 		s.set(r, undone)
 		*r = record{n: r.n, state: undone, claim: none, blank: r.blank, before: r.before}
-	case r.state == adding:
-		s.set(r, rollingBack)
+	case r.state == adding, pr.add && back == none:
+		m.write(&s, p, r, rollingBack)
 	case r.state == live_:
 		s.set(r, deleting)
 	}

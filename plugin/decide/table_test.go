@@ -32,7 +32,7 @@ func TestVerdictTables(t *testing.T) {
 	row("the ADD ran before this boot", func() { ev.State, ev.OtherHost = journal.Live, tristate.No })
 	row("unwind cannot determine in which boot, or on which machine, the ADD ran", func() { ev.SameBoot = tristate.Unknown })
 	row("the state is `adding`, and nobody holds the lock, so the ADD was killed before it printed success", func() {
-		ev.SameBoot, ev.State, ev.LockFile = tristate.Yes, journal.Adding, tristate.Yes
+		ev.SameBoot, ev.State = tristate.Yes, journal.Adding
 	})
 	row("the namespace has no mount and no process, the host end of the interface is gone, and no list contains the attachment", func() {
 		ev.State, ev.NetNS, ev.HasProcess, ev.HostLink = journal.Live, tristate.No, tristate.No, tristate.No

@@ -5,7 +5,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"cni-unwind/journal"
@@ -29,13 +28,12 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		AddedUnseen: &Fact{look: func() (tristate.Value, error) { return n.Later(ctx, e) }},
 	}
 	if ours != nil {
-		ev.Locked, ev.LockFile = tristate.No, tristate.Of(!ours.Made(), nil)
+		ev.Locked = tristate.No
 	} else {
-		look := sync.OnceValues(func() (journal.LockState, error) {
-			return n.Journal.Store.LookAtLock(e.Key)
+		ev.Locked = lookFor(func() (bool, error) {
+			state, err := n.Journal.Store.LookAtLock(e.Key)
+			return state.Held, err
 		})
-		ev.Locked = lookFor(func() (bool, error) { state, err := look(); return state.Held, err })
-		ev.LockFile = lookFor(func() (bool, error) { state, err := look(); return state.Exists, err })
 	}
 	if e.Updated.Boot != 0 && e.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)

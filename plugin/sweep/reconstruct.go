@@ -196,16 +196,14 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 }
 
 // lockAttachment takes an attachment's lock if that is free. The attachment need not be in the
-// journal. unlock removes a lock file that lockAttachment created.
+// journal, so unlock removes the lock file.
 func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
 	lock, err := store.TryAcquire(key)
 	if err != nil {
 		return nil, err
 	}
 	return func() {
-		if lock.Made() {
-			_ = lock.Remove()
-		}
+		_ = lock.Remove()
 		lock.Release()
 	}, nil
 }

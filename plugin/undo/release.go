@@ -66,9 +66,6 @@ func (w *Worker) ReleaseLocked(
 	out.Entry = records[0]
 	out.State, out.Verdict = out.Entry.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
 	if !out.Verdict.Releasable() {
-		if lock.Made() {
-			_ = lock.Remove() // restores the state before the lock was taken
-		}
 		return out
 	}
 	w.MarkKilled(out.Entry, killed)

@@ -30,7 +30,7 @@ func main() {
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
-		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: killer(os.Getenv(env.KillAt)),
+		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: points(),
 		StartSweep: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
@@ -118,22 +118,32 @@ func (l limited) Err() error {
 	}
 }
 
-// killer returns what kills this process at the point that env.KillAt names, or nil.
-func killer(killAt string) func(point string) {
-	space := strings.LastIndex(killAt, " ")
-	name := killAt[:max(0, space)]
-	at, err := strconv.Atoi(killAt[space+1:])
-	if err != nil {
-		return nil
+// points returns what kills this process at the point that env.KillAt names, and has a commit fail
+// at that of env.FailAt.
+func points() func(point string) {
+	kill := at(os.Getenv(env.KillAt), func() {
+		_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	})
+	fail := at(os.Getenv(env.FailAt), func() { panic(syscall.EIO) })
+	return func(point string) {
+		kill(point)
+		fail(point)
 	}
+}
+
+// at returns what calls do at the n-th point of a name, or of any name: "commit 2", "2".
+func at(where string, do func()) func(point string) {
+	space := strings.LastIndex(where, " ")
+	name := where[:max(0, space)]
+	n, _ := strconv.Atoi(where[space+1:])
 	return func(point string) {
 		if name != "" && point != name {
 			return
 		}
-		if at--; at == 0 {
-			_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
+		if n--; n == 0 {
+			do()
 		}
 	}
 }

@@ -12,6 +12,9 @@ const (
 	// KillAt makes the plugin kill itself at the n-th point that it passes, or at the n-th of a
 	// name: "added 2".
 	KillAt = "UNWIND_TEST_KILL_AT"
+	// FailAt makes a commit of the journal fail there: before it writes at "commit 1", after all is
+	// written at "committed 1".
+	FailAt = "UNWIND_TEST_FAIL_AT"
 	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". The others are Long.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs makes the file COMMAND.CONTAINER.IFNAME.PLUGIN
