@@ -19,6 +19,8 @@ type Outcome struct {
 	Code   uint   // the error code, if the DEL failed
 	Words  string // the error message, if the DEL failed
 
+	LateKilled bool // the DEL was late, and was killed at the time limit for late DELs
+
 	Withheld bool           // an address was removed from its prevResult
 	Free     tristate.Value // the address is released, according to the plugin's store
 	Kept     string         // what still exists, if Free is No
@@ -46,8 +48,11 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
+		if o.LateKilled {
+			s.LateKills++
+		}
 		return s, o.NotInChain && !MayHaveTaken(&s) && s.Tries >= maxMistaken
-	case o.Withheld:
+	case o.Withheld && !known.Of(s.Type).ByContainer:
 		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
 		return s, false
 	case o.Queued:

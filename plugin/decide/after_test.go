@@ -29,6 +29,8 @@ func TestAfter(t *testing.T) {
 		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Last: "no", Code: 1, Wait: wait("", now)}, false},
 		{"it was killed", journal.Step{}, with(failed, func(o *Outcome) { o.Killed = true }), nil,
 			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
+		{"it was late, and killed", journal.Step{LateKills: 1}, with(failed, func(o *Outcome) { o.Killed, o.LateKilled = true, true }), nil,
+			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
 		{"a failed ADD's, 20 times", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
 			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, true},
 		{"19 times", journal.Step{ADD: journal.AddFailed, Tries: 18}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
@@ -46,6 +48,7 @@ func TestAfter(t *testing.T) {
 
 		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true, Queued: true, Free: tristate.No}, nil,
 			journal.Step{Tries: 1, Wait: wait(journal.ForOwner, now)}, false},
+		{"an address was withheld, by container", journal.Step{Type: "portmap"}, Outcome{Withheld: true}, nil, journal.Step{Type: "portmap", Tries: 1}, true},
 		{"in a queue", journal.Step{}, Outcome{Queued: true, Kept: "it is queued", Free: tristate.No}, nil,
 			journal.Step{Tries: 1, Last: "exit code 0, but it is queued", Wait: wait(journal.ForQueue, 0)}, false},
 		{"the store has it", journal.Step{Tries: 1}, Outcome{Free: tristate.No, Kept: "ipam.json has it", Jitter: 1}, nil,

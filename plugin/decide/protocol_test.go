@@ -15,7 +15,7 @@ import (
 // the address alone; some worlds add portmap, whose rule goes by the ID and forwards to the address.
 // One step of the model is a transaction, a call of a delegate, or an action of the runtime.
 //
-// The decisions are the code's own: Decide, HasOtherOwner, Due, HoldBack, Show, After,
+// The decisions are the code's own: Decide, HasOtherOwner, IsLate, DropsAddress, Due, Show, After,
 // journal.CheckEdge and Claim.Receives. The model proves that these decisions, in this order, keep
 // the invariants (see wrong). It does not prove that the code has this order: TestModel and TestStress
 // run the code.
@@ -30,7 +30,6 @@ const (
 	nSelf      = maxC     // the sweep; processes below it are the runtime's verbs, by container
 	nOld       = maxC + 1 // A's ADD that the runtime has given up
 	unnumbered = 3        // the number of a DEL's record while an ADD of its attachment may still write its own
-	held       = maxC     // added to a container: host-local's file is unwind's, for a late DEL of that container
 )
 
 // protocol is one run of the model: the world with its budgets, and the guard that it leaves out.
@@ -42,9 +41,10 @@ type protocol struct {
 	lies      int8 // how many DELs may pass without effect, or pass while their store is away
 	power     int8 // how many losses of power there may be
 	commits   int8 // how many commits may fail; the transaction is there or not
-	blind     int8 // how many looks for a host port's rule may fail
+	timeouts  int8 // how many late DELs may reach their time limit though nobody waits for them
 
 	ports     bool // the chain has portmap
+	partial   bool // portmap's ADD may fail and leave its rule
 	reuse     bool // the runtime adds A's container ID once more
 	again     bool // the runtime adds A again and again, without a DEL before
 	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
@@ -77,11 +77,9 @@ const (
 	parking      guard = "firewall's DEL is not shown an address with another owner"
 	rivals       guard = "another attachment's claim in the journal counts as another owner"
 	cache        guard = "what libcni's cache has in a namespace that exists counts as another owner"
-	holding      guard = "host-local's file is held while a late DEL uses a free address"
-	unholding    guard = "a pass removes the file that a killed one held"
-	bound        guard = "without such a file, a late DEL ends before an ADD stops waiting for it"
-	last         guard = "no address is freed while a host port forwards to it"
-	portProbe    guard = "portmap's DEL counts once no host port forwards to the address"
+	reread       guard = "the claims and the file are read again before each late DEL"
+	bound        guard = "a late DEL ends before an ADD stops waiting for it"
+	port         guard = "no address is freed while the DEL of a host port is pending"
 	probe        guard = "a DEL that passed fails if the store still has the address"
 	records      guard = "a new ADD keeps the record of an earlier one"
 	before       guard = "a record keeps what libcni's cache had when its ADD began"
@@ -144,7 +142,8 @@ type record struct {
 	booted bool  // it is of an earlier boot
 	killed bool  // bridge's ADD was killed: its DEL is to pass twice
 	blank  bool  // bridge's DEL ran without the path that it needs
-	clean  bool  // portmap's ADD failed: it may have made no rule
+	clean  bool  // portmap's ADD failed
+	lates  int8  // how often firewall's DEL, being late, reached its time limit
 	filed  bool  // "live" was written, with what host-local's file was
 	memory bool  // only a process knows it: the intent's commit failed, or a sweep reconstructed it
 }
@@ -185,7 +184,8 @@ type process struct {
 	shows   int8  // the address that the delegate is shown
 	place   int8  // the namespace that it is shown
 	pin     bool  // the namespace was there when the facts were gathered
-	holds   bool  // host-local's file is held for the delegate
+	others  bool  // the address had another owner when the facts were gathered
+	late    bool  // the delegate is shown an address that is free
 	parked  bool  // the address is withheld
 	failed  bool
 	bare    bool  // a commit of this ADD failed
@@ -233,7 +233,7 @@ type state struct {
 	p        [maxC + 2]process
 	lock     [maxC]int8 // the process that holds it, none, or lockOrphan
 	orphan   [maxC]lostDelegate
-	owner    [maxA]int8 // the owner in the IPAM's file, by address, or held + the owner
+	owner    [maxA]int8 // the owner in the IPAM's file, by address
 	made     [maxA]int8 // the ADD that made that file
 	rules    [maxA]uint8
 	forwards [maxA]uint8
@@ -244,7 +244,7 @@ type state struct {
 	refused  bool // an ADD was refused as added past the journal, and none was
 }
 
-type budgets struct{ crashes, faults, lies, power, commits, blind int8 }
+type budgets struct{ crashes, faults, lies, power, commits, timeouts int8 }
 
 const lockOrphan = int8(100)
 
@@ -265,7 +265,7 @@ func (m *protocol) chain() uint8 {
 }
 
 func (m *protocol) first() state {
-	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.blind}}
+	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.timeouts}}
 	for i := range s.c {
 		s.c[i] = sandboxed{given: none, cached: none}
 		s.lock[i] = none
@@ -389,22 +389,6 @@ func (s *state) drop(i int8, p int) {
 	}
 }
 
-// release removes host-local's file that is held for a container.
-func (s *state) release(i int8) {
-	for a := range s.owner {
-		if s.owner[a] == held+i {
-			s.owner[a] = none
-		}
-	}
-}
-
-// unhold removes the file that a killed pass held.
-func (m *protocol) unhold(s *state, i int8) {
-	if m.without != unholding {
-		s.release(i)
-	}
-}
-
 // judge calls Decide with the evidence that the state has on a record.
 func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	c := &s.c[i]
@@ -465,7 +449,7 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 	if s.grace {
 		now = 2
 	}
-	return Pass{
+	facts := Pass{
 		Now: now, Since: 1, GracePeriod: 1, SameBoot: !r.booted, Asked: of(p) == pr.on, IgnorePause: true,
 		NoNetNS: pr.place == nowhere,
 		NewerLives: newer.n != r.n && !newer.memory && (newer.state == live_ || newer.state == adding) &&
@@ -473,12 +457,21 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 		ContainerLives: func() bool { return false },
 		PodLives:       func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
 		Queued:         no, Withheld: no,
-		Forwarded: func(*journal.Step) bool { return false },
 	}
+	for step := range int8(3) {
+		if r.steps&^pr.done&(1<<step) != 0 && m.without != port {
+			facts.Steps = append(facts.Steps, m.journalled(r, step))
+		}
+	}
+	if r.claim != none {
+		facts.Claims = []journal.Claim{{Step: 0}}
+	}
+	return facts
 }
 
 var (
 	hostLocal  = json.RawMessage(`{"ipam": {"type": "host-local"}}`)
+	hostPort   = json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`)
 	spiderpool = json.RawMessage(`{"ipam": {"type": "spiderpool"}}`)
 )
 
@@ -486,7 +479,13 @@ var (
 func (m *protocol) journalled(r *record, step int8) journal.Step {
 	j := journal.Step{Index: int(step), Type: delegates[step]}
 	switch {
-	case step != 0:
+	case step == 1:
+		j.LateKills = int(r.lates)
+		return j
+	case step == 2:
+		if j.Config = hostPort; r.clean {
+			j.ADD = journal.AddFailed
+		}
 		return j
 	case m.skips:
 		j.Type = "kube-ovn"
@@ -502,23 +501,28 @@ func (m *protocol) journalled(r *record, step int8) journal.Step {
 	return j
 }
 
-// due asks Due whether a step of a record runs now, and HoldBack whether a host port forbids it.
-func (m *protocol) due(s *state, p int, r *record, step int8, blind bool) bool {
+// due asks Due whether a step of a record runs now.
+func (m *protocol) due(s *state, p int, r *record, step int8) bool {
 	j := m.journalled(r, step)
 	if step == 0 && m.pod {
 		j.Config = spiderpool
 	}
-	if Due(&j, m.pass(s, p, r)) != (journal.Wait{}) {
+	return Due(&j, m.pass(s, p, r)) == journal.Wait{}
+}
+
+// isLate asks IsLate about firewall's DEL. The address of an IPAM plugin of which nothing is known counts
+// as free once bridge's DEL is done. An ADD that has just got the address runs the DEL itself.
+func (m *protocol) isLate(s *state, p int, r *record, step int8) bool {
+	pr := &s.p[p]
+	if r.claim == none || pr.back == pClaim {
 		return false
 	}
-	if step != 0 || !m.ports || r.claim == none || m.without == last {
-		return true
+	free := s.owner[r.claim] != pr.on
+	if m.unnamed {
+		free = r.steps&^pr.done&1 == 0
 	}
-	forwarded := tristate.Of(s.forwards[r.claim] != 0, nil)
-	if blind {
-		forwarded = tristate.Unknown
-	}
-	return !HoldBack(forwarded, !r.clean)
+	j := m.journalled(r, step)
+	return IsLate(&j, journal.Claim{Step: 0}, free)
 }
 
 // lives reports whether the journal has a record of a container that is not dead. One that is being
@@ -574,7 +578,7 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 	}
 	fresh := func(other int8) bool { return s.p[p].back == pClaim && other == of(p) }
 	owner := s.owner[address]
-	if !m.unnamed && (owner == i || owner == held+i) {
+	if !m.unnamed && owner == i {
 		return false // host-local's file is its own
 	}
 	named := !m.unnamed && owner != none && !fresh(owner)
@@ -607,9 +611,6 @@ func (m *protocol) after(s *state, p int, r *record, away bool) (done, fails boo
 	switch {
 	case pr.step == 0 && !m.unnamed && m.without != probe:
 		kept = s.owns(pr.on, r.claim)
-		free = tristate.Of(!kept, nil)
-	case pr.step == 2 && m.without != portProbe:
-		kept = r.claim != none && s.forwards[r.claim]&(1<<pr.on) != 0
 		free = tristate.Of(!kept, nil)
 	}
 	if away {

@@ -19,7 +19,7 @@ type Budgets struct {
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL
 	Reserve  time.Duration // reserved for each later DEL, unless a delegate was killed
-	LateDel  time.Duration // a late DEL whose address cannot be held (see hold)
+	LateDel  time.Duration // a DEL whose address is free; well below Release (see late)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
 	Stop     time.Duration // a DEL's wait until an ADD of its attachment stops (see stopping)
@@ -33,7 +33,7 @@ var DefaultBudgets = Budgets{
 	Release:  5 * time.Second,
 	Step:     500 * time.Millisecond,
 	Reserve:  4 * time.Second,
-	LateDel:  4 * time.Second,
+	LateDel:  3 * time.Second,
 	HostLink: time.Second,
 	Orphans:  2 * time.Second,
 	Stop:     5 * time.Second,
