@@ -26,9 +26,9 @@ type Outcome struct {
 	Code   uint   // the error code, if the DEL failed
 	Words  string // the error message, if the DEL failed
 
-	Withheld bool           // an address was removed from its prevResult
-	Free     tristate.Value // the address is released
-	Kept     string         // what still exists, if Free is No
+	LateKilled bool // the DEL was late, and was killed at the time limit for late DELs
+
+	Withheld bool // an address was removed from its prevResult
 	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
 	// not sent its DEL yet, and may still send one with CNI_NETNS.
 	Unnamed bool
@@ -57,12 +57,12 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
+		if o.LateKilled {
+			s.LateKills++
+		}
 		return s, !MayHaveTaken(&s) && (o.NotInChain && s.Tries >= maxMistaken || tookNothing(&s, o, p.Now))
-	case o.Withheld:
+	case o.Withheld && !known.Of(s.Type).ByContainer:
 		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
-		return s, false
-	case o.Free == tristate.No:
-		s.Last, s.Wait = "exit code 0, but "+o.Kept, pause
 		return s, false
 	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
@@ -96,7 +96,7 @@ func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
 // plugin that is known not to hide an IPAM plugin of its own can be judged, and host ports cannot.
 func tookNothing(s *journal.Step, o Outcome, now int64) bool {
 	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
-		o.Reserved == tristate.No && hidesNoIPAM(s) && !hasPorts(s)
+		o.Reserved == tristate.No && hidesNoIPAM(s) && !HasPorts(s)
 }
 
 // hidesNoIPAM reports whether a step's plugin has no IPAM plugin, or executes the one in its
@@ -109,16 +109,6 @@ func hidesNoIPAM(s *journal.Step) bool {
 	var config known.Object
 	return json.Unmarshal(s.Config, &config) == nil && plugin.ExecutesIPAM != nil &&
 		plugin.ExecutesIPAM(ipam, config)
-}
-
-// hasPorts reports whether a step's plugin got port mappings.
-func hasPorts(s *journal.Step) bool {
-	var config struct {
-		RuntimeConfig struct {
-			PortMappings []json.RawMessage `json:"portMappings"`
-		} `json:"runtimeConfig"`
-	}
-	return json.Unmarshal(s.Config, &config) != nil || len(config.RuntimeConfig.PortMappings) > 0
 }
 
 // Present says whether the DEL of a step that failed also runs with the plugin's configuration in the
@@ -141,7 +131,7 @@ func TryPresent(s *journal.Step, code uint) Present {
 	switch {
 	case s.ADD != journal.AddPassed:
 		return TriesPresent
-	case hasPorts(s):
+	case HasPorts(s):
 		return NotPresent
 	case slices.Contains(rejections, code):
 		return TriesPresent

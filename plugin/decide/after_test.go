@@ -94,6 +94,8 @@ func TestAfter(t *testing.T) {
 		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Last: "no", Code: 1, Wait: wait("", now)}, false},
 		{"it was killed", journal.Step{}, with(failed, func(o *Outcome) { o.Killed = true }), nil,
 			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
+		{"it was late, and killed", journal.Step{LateKills: 1}, with(failed, func(o *Outcome) { o.Killed, o.LateKilled = true, true }), nil,
+			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
 		{"a failed ADD's, 20 times", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
 			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, true},
 		{"19 times", journal.Step{ADD: journal.AddFailed, Tries: 18}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
@@ -109,10 +111,9 @@ func TestAfter(t *testing.T) {
 			with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
 			journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
 
-		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true, Free: tristate.No}, nil,
+		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true}, nil,
 			journal.Step{Tries: 1, Wait: wait(journal.ForOwner, now)}, false},
-		{"a host port is left", journal.Step{Tries: 1}, Outcome{Free: tristate.No, Kept: "a host port is left", Jitter: 1}, nil,
-			journal.Step{Tries: 2, Last: "exit code 0, but a host port is left", Wait: wait("", now+int64(2*time.Second))}, false},
+		{"an address was withheld, by container", journal.Step{Type: "portmap"}, Outcome{Withheld: true}, nil, journal.Step{Type: "portmap", Tries: 1}, true},
 
 		{"it passed", journal.Step{Wait: wait(journal.ForOwner, soon)}, Outcome{}, nil, journal.Step{Tries: 1}, true},
 		{"it passed, by pod", journal.Step{Config: withIPAM("spiderpool")}, Outcome{}, nil, journal.Step{Config: withIPAM("spiderpool"), Tries: 1}, true},
