@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
@@ -140,7 +138,7 @@ const (
 // TryPresent decides whether a DEL that failed with a code runs with the present configuration. It does
 // if the ADD failed too, or if the plugin rejects the recorded configuration (for example after an
 // upgrade). After another error, success would not prove that the ADD's resources are free. The
-// reference plugins reject a configuration with ErrInternal, so after that code host-local's files are
+// reference plugins reject a configuration with the code 999, so after that code host-local's files are
 // the proof. With another configuration, portmap may look for its rules in the wrong place.
 func TryPresent(s *journal.Step, code uint) Present {
 	switch {
@@ -150,15 +148,18 @@ func TryPresent(s *journal.Step, code uint) Present {
 		return NotPresent
 	case slices.Contains(rejections, code):
 		return TriesPresent
-	case code == types.ErrInternal && known.IPAMOf(s.Config).Name == "host-local":
+	case code == internal && known.IPAMOf(s.Config).Name == "host-local":
 		return ProvesPresent
 	}
 	return NotPresent
 }
 
-// rejections are the error codes of a plugin that cannot use its configuration.
-var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
-	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+// rejections are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5 "Error"):
+// its version, a field, content that cannot be decoded, or any other fault. internal is the code of
+// libcni's skel for an error without a code.
+var rejections = []uint{1, 2, 6, 7}
+
+const internal = 999
 
 // leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
 // runtime sends its DEL while the record exists, the step's DEL runs again.
