@@ -283,8 +283,8 @@ func (ch *Chain) Missing(path string) []string {
 const ips = "ips"
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
-// has. For a container with static addresses, podman adds this capability to the first plugin of the
-// list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// has. For a container with static addresses, podman adds this capability to the first plugin of
+// the list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if !c.Capabilities[ips] ||
 		slices.ContainsFunc(ch.Delegates, func(d Delegate) bool { return d.Capabilities[ips] }) {
@@ -298,8 +298,8 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 }
 
 // EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
-// delegates, and "ips" with them. podman replaces the capabilities of an entry that does not declare
-// "ips" (see AdoptIPs), so port mappings would be lost.
+// delegates, and "ips" with them. podman replaces the capabilities of an entry that does not
+// declare "ips" (see AdoptIPs), so port mappings would be lost.
 func (ch *Chain) EntryCapabilities() []string {
 	all := map[string]bool{}
 	for _, d := range ch.Delegates {
