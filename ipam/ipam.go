@@ -47,8 +47,9 @@ func (r Reservation) belongsTo(o Owner) bool {
 }
 
 // isOf reports whether the reservation of an address that an attachment's record claims belongs to
-// the attachment. Then a file that contains only the beginning of the attachment's text, or nothing,
-// is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes such a file.
+// the attachment. Then a file that contains only the beginning of the attachment's text, or
+// nothing, is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes
+// such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
 	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))
@@ -61,8 +62,8 @@ func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
 	return there && r.isOf(owner), err
 }
 
-// OwnedByOther reports whether an address has an owner that is none of the given ones, whose records
-// claim the address.
+// OwnedByOther reports whether an address has an owner that is none of the given ones, whose
+// records claim the address.
 func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
 	r, _, err := look(pool, address)
 	return r.Owner != Owner{} && !slices.ContainsFunc(own, r.isOf), err
@@ -96,10 +97,10 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases an attachment's addresses in a pool: the given ones, which the attachment's record
-// claims, or all if none is given. It takes host-local's own lock, and keeps an address that no
-// longer belongs to the attachment. If the pool does not exist, Release does nothing and does not
-// create it. ctx limits the wait for the lock.
+// Release releases an attachment's addresses in a pool: the given ones, which the attachment's
+// record claims, or all if none is given. It takes host-local's own lock, and keeps an address that
+// no longer belongs to the attachment. If the pool does not exist, Release does nothing and does
+// not create it. ctx limits the wait for the lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {

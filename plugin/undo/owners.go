@@ -33,7 +33,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		if c.Pool != "" {
 			owners := []ipam.Owner{u.owner()}
 			if assigned {
-				owners = append(owners, ipam.Owner{ContainerID: u.Verb.Key.ContainerID, IfName: u.Verb.Key.IfName})
+				k := u.Verb.Key
+				owners = append(owners, ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName})
 			}
 			named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
 		}

@@ -150,8 +150,8 @@ func (u *undoing) holds(c journal.Claim) bool {
 	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 }
 
-// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a power
-// loss has cut it off.
+// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a
+// power loss has cut it off.
 func (u *undoing) hasFile(c journal.Claim) bool {
 	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
 	return err == nil && has
