@@ -143,11 +143,12 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	defer release()
 	return o.w.Safely(func() error {
 		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
-		if chain, err := o.w.Verb.Chain(); err == nil {
+		chain, err := o.w.Verb.Chain()
+		if err == nil {
 			job.Pools = sweep.PoolsOf(chain, conf)
 		}
-		_, err := sweep.New(o.w, job).Run(ctx)
-		if err != nil {
+		_, sweepErr := sweep.New(o.w, job).Run(ctx)
+		if err = errors.Join(err, sweepErr); err != nil {
 			o.log.Warn("the sweep failed; the next one retries it", "err", err)
 		}
 		return err

@@ -550,8 +550,8 @@ func (n *node) awaitSweep() {
 	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
 }
 
-// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version and plugins. changes are
-// keys of that entry, such as the list of a GC; a nil value removes its key.
+// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version
+// and plugins. changes are keys of that entry, such as the list of a GC; a nil value removes its key.
 func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
 	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))
