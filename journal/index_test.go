@@ -91,6 +91,7 @@ func TestJournalIsAMap(t *testing.T) {
 // each one, and returns the model.
 func (m model) transaction(s *Store, all []operation, rollBack bool) (model, error) {
 	after, rolledBack := m.clone(), errors.New("rolled back")
+	var snapshot *Tx
 	err := s.Update(context.Background(), func(tx *Tx) error {
 		if err := after.compare(tx); err != nil {
 			return fmt.Errorf("when it was opened: %w", err)
@@ -100,11 +101,17 @@ func (m model) transaction(s *Store, all []operation, rollBack bool) (model, err
 				return fmt.Errorf("%s of %s: %w", o.what, o.key, err)
 			}
 		}
+		snapshot = tx.Snapshot()
 		if rollBack {
 			return rolledBack
 		}
 		return nil
 	})
+	if snapshot != nil { // it outlives the transaction, even one that was rolled back
+		if err := after.compare(snapshot); err != nil {
+			return after, fmt.Errorf("its snapshot: %w", err)
+		}
+	}
 	if errors.Is(err, rolledBack) {
 		return m, nil
 	}
@@ -224,7 +231,7 @@ func (m model) lookUp(tx *Tx) error {
 
 func bucketOf(tx *Tx, name []byte) map[string]string {
 	all := map[string]string{}
-	_ = tx.btx.Bucket(name).ForEach(func(k, v []byte) error {
+	_ = tx.scan(name, nil, func(k, v []byte) error {
 		all[string(k)] = string(v)
 		return nil
 	})

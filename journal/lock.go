@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -271,4 +272,38 @@ func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 		})
 	})
 	return known, err
+}
+
+const (
+	sweepName = "sweep.lock"
+	// sweepTime is how long a running sweep keeps others from starting.
+	sweepTime = 5 * time.Minute
+)
+
+// LockSweep takes the lock of the sweep behind a STATUS, so that one such sweep runs at a time. It
+// returns ErrBusy if another one has it, and took it less than sweepTime ago. A sweep that hangs
+// for longer keeps nobody from starting, because attachments have locks of their own. The lock's
+// file contains the process ID. No child process inherits the lock.
+func (s *Store) LockSweep() (release func(), err error) {
+	if err := s.makeDir(); err != nil {
+		return nil, err
+	}
+	f, err := openFile(filepath.Join(s.Dir, sweepName), os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	err = setLock(f, heldByte)
+	if info, statErr := f.Stat(); errors.Is(err, ErrBusy) && statErr == nil {
+		// an age of less than 0 means that the clock was set back
+		if age := time.Since(info.ModTime()); age < 0 || age >= sweepTime {
+			err = nil
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("journal: %s: %w", f.Name(), err)
+	}
+	// this also sets the file's time; on a full disk it fails, and the process ID stays unknown
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%-*d\n", pidSize, os.Getpid()), 0)
+	return func() { _ = f.Close() }, nil
 }

@@ -12,14 +12,51 @@ import (
 
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
-	btx *bolt.Tx // nil: no journal exists yet, so every bucket is empty
+	btx *bolt.Tx // nil: a snapshot, or no journal exists yet, so every bucket is empty
 	// changed is set if the transaction has something to commit.
 	changed bool
+
+	copied  map[string][]pair // a snapshot's content: by bucket, in key order
+	decoded map[string]*Entry // the snapshot's records that were decoded, by key
+}
+
+type pair struct{ key, value []byte }
+
+// Snapshot returns a copy of the records, to be read after the transaction has ended, by one
+// goroutine at a time. The caller must not change the records that it returns.
+func (tx *Tx) Snapshot() *Tx {
+	s := &Tx{copied: map[string][]pair{}, decoded: map[string]*Entry{}}
+	for _, bucket := range [][]byte{bucketEntries, bucketIndex} {
+		var all []pair
+		_ = tx.scan(bucket, nil, func(k, v []byte) error { // fn returns no error
+			all = append(all, pair{bytes.Clone(k), bytes.Clone(v)})
+			return nil
+		})
+		s.copied[string(bucket)] = all
+	}
+	return s
+}
+
+// find returns the position of the first key of a snapshot's bucket that is not less than a key.
+func (tx *Tx) find(bucket, key []byte) (all []pair, at int) {
+	all = tx.copied[string(bucket)]
+	at, _ = slices.BinarySearchFunc(all, key,
+		func(p pair, key []byte) int { return bytes.Compare(p.key, key) })
+	return all, at
 }
 
 // scan calls fn for every key of a bucket that begins with a prefix, in key order.
 func (tx *Tx) scan(bucket, prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
+		all, at := tx.find(bucket, prefix)
+		for _, p := range all[at:] {
+			if !bytes.HasPrefix(p.key, prefix) {
+				return nil
+			}
+			if err := fn(p.key, p.value); err != nil {
+				return err
+			}
+		}
 		return nil
 	}
 	c := tx.btx.Bucket(bucket).Cursor()
@@ -69,7 +106,7 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	var errs []error
 	err = tx.scan(bucketEntries, encodeKey(k), func(key, value []byte) error {
-		e, err := decodeEntry(key, value)
+		e, err := tx.decode(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
 		}
@@ -80,12 +117,26 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 }
 
 // stored returns the record under a key, or nil if it is missing or cannot be read.
-func (tx *Tx) stored(key []byte) *Entry {
-	e, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
-	if err != nil {
-		return nil
-	}
+func (tx *Tx) stored(key []byte) (e *Entry) {
+	_ = tx.scan(bucketEntries, key, func(k, value []byte) (err error) {
+		if bytes.Equal(k, key) {
+			e, err = tx.decode(key, value)
+		}
+		return err
+	})
 	return e
+}
+
+// decode decodes a record. A snapshot decodes each record once.
+func (tx *Tx) decode(key, value []byte) (*Entry, error) {
+	if e := tx.decoded[string(key)]; e != nil {
+		return e, nil
+	}
+	e, err := decodeEntry(key, value)
+	if err == nil && tx.decoded != nil {
+		tx.decoded[string(key)] = e
+	}
+	return e, err
 }
 
 // Put writes a record and its index keys. It rejects an illegal change of state. A record without a
@@ -232,7 +283,7 @@ func (tx *Tx) byIndex(prefix string) (entries []*Entry, err error) {
 // All calls fn for every record except undone ones, in key order. For a damaged record, fn gets a
 // DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
-	return tx.eachPending(func(k, v []byte) error { return fn(decodeEntry(k, v)) })
+	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
 }
 
 // Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.
