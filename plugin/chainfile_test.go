@@ -103,7 +103,7 @@ func (n *node) hang(dir string) {
 // stays pending.
 func TestChainFileHangs(t *testing.T) {
 	stories(t, `
-	versions 1.1.0 1.0.0; chainfile p0, "code": 7; plan pod:rejected DEL fail
+	prompt; versions 1.1.0 1.0.0; chainfile p0, "code": 7; plan pod:rejected DEL fail
 	add known rejected looked; past add unknown; hang; del known
 	start add new; start del unknown; start del rejected; start check looked
 	let hangs 'unwind: STATUS timed out: a plugin does not respond, or a configuration file cannot be read; check the plugins and the file system'

@@ -180,6 +180,5 @@ func TestPortmapPassesWithoutEffect(t *testing.T) {
 	or by a sweep: drop a; status
 	forwards $first yes; reserved 1; pending a bridge portmap
 	if DEL: logged 'exit code 0, but a host port of this node still forwards to $first'
-	if sweep: warned 'exit code 0, but a host port of this node still forwards to $first'
 	lose $dir/blind; sweep; forwards $first no; reserved 0; gone a`, hostPorts)
 }

@@ -16,6 +16,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 	"cni-unwind/testdata/unwind/env"
 )
@@ -43,12 +44,17 @@ var portMappings = map[string]any{"portMappings": []map[string]any{
 }}
 
 // killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
-// if that is "".
+// if that is "". So does the sweep behind a STATUS.
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
-	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)))
-	defer func() { n.env = n.env[:len(n.env)-1] }()
+	killed := filepath.Join(n.dir, "killed")
+	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)),
+		env.Killed+"="+killed)
+	defer func() { n.env = n.env[:len(n.env)-2] }()
 	err := verb()
 	n.awaitDelegates()
+	if os.Remove(killed) == nil && err == nil {
+		err = types.NewError(types.ErrInternal, "its sweep: signal: killed", "")
+	}
 	return err
 }
 
@@ -146,8 +152,8 @@ const recovery = `
 	either then DEL: recover a DEL
 	or then the next sandbox: ends a; recover a next sandbox
 	or then GC: ends a; swept 1 libcni-gc bystander
-	or then STATUS: ends a; swept 1 libcni-status
-	or then reboot: reboots; swept 0 libcni-status
+	or then STATUS: ends a; swept 1 libcni-status; strays
+	or then reboot: reboots; swept 0 libcni-status; strays
 	or then ADD: readd a
 	if the next ADD: gc
 	unless reboot: entry bystander live; reserved 1; chain bridge; del bystander
@@ -170,6 +176,8 @@ var killings = acts{
 			}
 		}
 	},
+	// strays: a lock file without an entry, for which no STATUS sweeps, stays until the next sweep
+	"strays": func(s *story, _ []string) { s.sweep(undo.DefaultBudgets) },
 	"readd": func(s *story, w []string) { // in its namespace, or in a new one if that is gone
 		p := s.who(w[0])
 		if _, err := os.Stat(p.NetNS); err == nil {

@@ -84,8 +84,7 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
-// sweepBriefly sweeps one network, or all, within another verb. An error of the sweep does not fail
-// that verb.
+// sweepBriefly sweeps one network within an ADD. An error of the sweep does not fail the ADD.
 func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
 	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.conf),
 		Periodic: true, Quick: true}

@@ -112,7 +112,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 		acts dead true; calls`, acts{
 		"looks": func(s *story, _ []string) {
 			sweeping := s.emptyList()
-			findings, err := sweeping.Plan(s.Context())
+			findings, err := sweeping.Plan(s.Context(), nil)
 			s.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
 			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases
 				sweeping.Apply(s.Context(), findings)

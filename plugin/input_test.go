@@ -53,6 +53,7 @@ type outcome struct {
 	stdout string
 	stderr string
 	said   types.Error
+	took   time.Duration
 }
 
 // start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
@@ -74,6 +75,7 @@ func (n *node) start(in *input) (out outcome) {
 	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "GORACE="+os.Getenv("GORACE"))
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.stdin), &stdout, &stderr
+	began := time.Now()
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() < 0 && (n.mayDie || in.mute) {
@@ -82,7 +84,7 @@ func (n *node) start(in *input) (out outcome) {
 	if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		n.Fatalf("%v\n%s", err, stderr.String())
 	}
-	out = outcome{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
+	out = outcome{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
 	if out.code != 0 && !in.mute {
 		if err := json.Unmarshal(stdout.Bytes(), &out.said); err != nil || out.said.Code == 0 || out.said.Msg == "" {
 			n.Errorf("stdout is not a CNI error (%v): %q", err, out.stdout)

@@ -536,15 +536,27 @@ func (n *node) hasty() *node {
 	return n
 }
 
-// patient gives a STATUS, and other attachments during an ADD, the time that they need on a busy
-// machine, for tests that count what is done.
+// prompt gives a STATUS the time that it has on a real node, for tests in which a sweep outlives it.
+func (n *node) prompt() *node {
+	n.env = append(n.env, env.Prompt+"=1")
+	return n
+}
+
+// awaitSweep waits for the end of the sweep that a STATUS started.
+func (n *node) awaitSweep() {
+	n.Helper()
+	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
+}
+
+// patient gives other attachments during an ADD the time that they need on a busy machine, for
+// tests that count what is done.
 func (n *node) patient() *node {
 	n.env = append(n.env, env.Patient+"=1")
 	return n
 }
 
-// ask runs GC or STATUS, with unwind's entry for a chain of this version and plugins. changes are
-// keys of that entry, such as the list of a GC; a nil value removes its key.
+// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version
+// and plugins. changes are keys of that entry, such as the list of a GC; a nil value removes its key.
 func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
 	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))
@@ -555,5 +567,9 @@ func (n *node) ask(command, chainVersion string, changes map[string]any, plugins
 		name, value, _ := strings.Cut(kv, "=")
 		in.env[name] = value
 	}
-	return n.start(in)
+	out := n.start(in)
+	if command == "STATUS" {
+		n.awaitSweep()
+	}
+	return out
 }

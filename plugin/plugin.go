@@ -24,6 +24,8 @@ type Plugin struct {
 	// rollback. Until then, a signal has the effect of SIGKILL. Signal handlers need a thread, and
 	// most verbs can do without it.
 	Slow func()
+	// StartSweep starts the sweep behind a STATUS (see StartSweep). If it is nil, none starts.
+	StartSweep func(conf []byte) (ended <-chan error, err error)
 	// Point is called with the name of each crash point: a place where a crash would leave a
 	// different state. Tests set it.
 	Point func(name string)

@@ -102,7 +102,7 @@ var sweeps = map[string]func(n *node, chain []string){
 	"sweep":  func(n *node, _ []string) { n.sweep(undo.DefaultBudgets) },
 }
 
-// until sweeps until the journal is empty: a STATUS may have too little time for all.
+// until sweeps until the journal is empty: a DEL may have to wait for another one.
 func (n *node) until(verb string, chain []string) {
 	n.Helper()
 	for range 30 {

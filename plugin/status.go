@@ -6,12 +6,12 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // The error codes of STATUS (SPEC 1.1 §2 STATUS).
@@ -21,12 +21,12 @@ const (
 )
 
 // status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
-// reports a failure, and the journal works if ADDs require it. It also sweeps, by evidence alone,
-// because STATUS is the verb that runtimes call most often.
+// reports a failure, and the journal works if ADDs require it. It also judges the attachments, by
+// evidence alone, and starts a sweep if something is due, because STATUS is the verb that runtimes
+// call most often.
 //
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
-// status returns in time even if something hangs. Work that is still running is then interrupted as
-// in a crash. An interrupted sweep does not affect the result.
+// status returns in time even if something hangs.
 func (o *op) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
 	defer cancel()
@@ -43,7 +43,8 @@ func (o *op) status(ctx context.Context) error {
 	}
 }
 
-// look checks everything that an ADD needs, and sweeps at the same time.
+// look checks everything that an ADD needs, and sweeps at the same time. It opens the journal once:
+// to check that it can be written, and to copy its content.
 func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
@@ -52,14 +53,19 @@ func (o *op) look(ctx context.Context) error {
 	if err != nil {
 		return ownError(errNotAvailable, "%v", err)
 	}
-	swept := make(chan struct{})
+	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		if o.conf.SweepOnStatus {
-			o.sweepBriefly(ctx, "", chain)
+		err := o.rec.Store.Update(ctx, func(tx *journal.Tx) error { // writes nothing
+			o.rec.Snapshot = tx.Snapshot()
+			return nil
+		})
+		journalErr <- err
+		if err == nil && o.conf.SweepOnStatus && o.StartSweep != nil {
+			o.sweepIfDue(ctx, chain)
 		}
 	}()
-	answer := o.health(ctx, chain)
+	answer := o.health(ctx, chain, journalErr)
 	select {
 	case <-swept:
 	case <-ctx.Done():
@@ -67,28 +73,48 @@ func (o *op) look(ctx context.Context) error {
 	return answer
 }
 
+// sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
+func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true, Quick: true}
+	err := o.w.Safely(func() error {
+		due, err := sweep.New(o.w, job).Due(ctx)
+		if !due {
+			return err
+		}
+		ended, startErr := o.StartSweep(o.args.StdinData)
+		if startErr != nil {
+			return errors.Join(err, startErr)
+		}
+		o.log.Debug("started a sweep")
+		select {
+		case sweepErr := <-ended:
+			return errors.Join(err, sweepErr)
+		case <-ctx.Done():
+			return err
+		}
+	})
+	if err != nil {
+		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
+	}
+}
+
 // health checks everything that an ADD needs.
-func (o *op) health(ctx context.Context, chain *netconf.Chain) error {
+func (o *op) health(
+	ctx context.Context, chain *netconf.Chain, journaled <-chan error,
+) error {
 	var missing []string
 	var failures []*delegate.Failure
-	var journalErr error
-	var looking sync.WaitGroup
-	looking.Go(func() {
-		awaitExchange(ctx, func() bool {
-			missing = chain.Missing(o.args.Path)
-			return len(missing) == 0
-		})
-		if len(missing) == 0 {
-			failures = o.passOn(ctx, chain, "STATUS")
-		}
+	awaitExchange(ctx, func() bool {
+		missing = chain.Missing(o.args.Path)
+		return len(missing) == 0
 	})
-	looking.Go(func() {
-		journalErr = o.rec.Store.Update(ctx, func(*journal.Tx) error { return nil }) // writes nothing
-		if errors.Is(journalErr, journal.ErrBusy) {
-			journalErr = nil
-		}
-	})
-	looking.Wait()
+	if len(missing) == 0 {
+		failures = o.passOn(ctx, chain, "STATUS")
+	}
+	journalErr := <-journaled
+	if errors.Is(journalErr, journal.ErrBusy) {
+		journalErr = nil
+	}
 	for _, f := range failures {
 		if f.Killed && ctx.Err() != nil { // it hung, so it returned no code
 			f.Code = errNotAvailable

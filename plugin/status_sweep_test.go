@@ -1,8 +1,21 @@
 package plugin
 
 import (
+	"encoding/binary"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
 )
 
 // TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
@@ -67,7 +80,144 @@ func TestEmptiedFileOfALivePod(t *testing.T) {
 	reserved 0; leaves`)
 }
 
-// sweepsAll runs STATUS until the journal has just this many entries, since each has only two seconds.
+// TestSlowDELBehindStatus: the DELs of three failed ADDs take longer than a STATUS and than the
+// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again. Each
+// STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
+func TestSlowDELBehindStatus(t *testing.T) {
+	stories(t, `
+	prompt; versions 1.1.0 1.0.0; chain p0 | p1; plan p1 ADD fail, p0 DEL fail; let held $dir/faulty/held/DEL
+	fails add a; fails add b; fails add c; fails add worst; pauses 4 0s; forgets
+	plan p0 DEL hold, pod:worst DEL fail
+	libcni-status; appears $held.a.p0; appears $held.b.p0; appears $held.c.p0
+	pause 2500ms; libcni-status; libcni-status
+	deleted a 1; deleted b 1; deleted c 1
+	plan pod:worst DEL fail; shell 'rm $held.*'; swept
+	deleted a 1; deleted b 1; deleted c 1; gone a b c; entry worst rolling-back 1
+	plan; sweep`, acts{"swept": func(s *story, _ []string) { s.awaitSweep() }})
+}
+
+// TestStatusOpensJournalOnce: a STATUS opens the journal once, however many DELs are pending, and
+// starts no sweep while none of them is due.
+func TestStatusOpensJournalOnce(t *testing.T) {
+	stories(t, `
+	each many 1 300
+	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; undeleted a
+	leaves`, owing(), acts{
+		"wait-for": func(s *story, w []string) {
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Steps[0].Wait.Until = journal.BootNanos() + int64(4*time.Minute) })
+		},
+		"openings": func(s *story, w []string) { // openings N STATEMENT: of the journal's file
+			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+			s.must(err)
+			defer func() { _ = unix.Close(fd) }()
+			// the kernel merges equal events, so that openings are counted with what is between them
+			_, err = unix.InotifyAddWatch(fd, s.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
+			s.must(err)
+			verbs[w[1]](s, w[2:])
+			events, openings := make([]byte, 1<<20), 0
+			n, err := unix.Read(fd, events)
+			s.must(err)
+			for at := 0; at < n; at += unix.SizeofInotifyEvent { // an event of a file has no name
+				if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
+					openings++
+				}
+			}
+			s.wantCount(openings, w[0])
+		},
+	})
+}
+
+// sweepAlone is a script in which the first DEL of a is held, in a sweep that a STATUS has started.
+const sweepAlone = `
+	prompt; versions 1.1.0 1.0.0; chain p0 | p1; let held $dir/faulty/held/DEL.a.p1
+	add a; drop a; forgets; plan pod:a DEL hold; libcni-status; appears $held
+`
+
+// sweeper are statements about the sweep that a STATUS has started.
+var sweeper = acts{
+	"swept": func(s *story, _ []string) { s.awaitSweep() },
+	"running-for": func(s *story, w []string) { // running-for TIME: it has the lock for so long
+		age, err := time.ParseDuration(w[0])
+		s.must(err)
+		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, time.Now().Add(-age)))
+	},
+	"terminate": func(s *story, _ []string) {
+		pid, err := strconv.Atoi(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
+		s.must(err)
+		s.must(syscall.Kill(pid, syscall.SIGTERM))
+	},
+	"tried": func(s *story, w []string) { // tried POD N …: its pending DELs, in the order of the chain
+		var got []string
+		for _, step := range s.who(w[0]).entry().Steps {
+			got = append(got, strconv.Itoa(step.Tries))
+		}
+		s.want(slices.Equal(got, w[1:]), "%q", got)
+	},
+}
+
+// TestOneSweepBehindStatus: while the sweep of a STATUS runs, that of another one ends at once. One
+// that runs for five minutes keeps nobody from starting; the attachment that it works on stays its
+// own.
+func TestOneSweepBehindStatus(t *testing.T) {
+	stories(t, sweepAlone+`
+	add b; drop b
+	libcni-status; running-for 4m; libcni-status; entry b live
+	running-for 6m; libcni-status; gone b; deleted a 1
+	running-for 1h; plan; shell 'rm $held'; swept; gone a`, sweeper)
+}
+
+// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and it
+// starts no other one. The try is in the journal, and the next sweep does the rest.
+func TestSweepBehindStatusEnds(t *testing.T) {
+	stories(t, sweepAlone+`
+	add b; drop b; clock; terminate; swept; within 1m
+	entry a deleting 2; tried a 0 1; ends DEL p1; plan
+	status; gone a b`, sweeper)
+}
+
+// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of the
+// runtime, and not the configuration where others can read it. Its delegates get no CNI variables of the STATUS.
+func TestSweepBehindStatusInherits(t *testing.T) {
+	stories(t, `
+	script spy 'cat >/dev/null; if [ $CNI_COMMAND = ADD ]; then echo "{\"cniVersion\": \"1.0.0\"}"; exit; fi;
+		p=/proc/$PPID; cat $p/cmdline >$dir/args; cat $p/environ >$dir/environ; cut -d" " -f1,5,6 $p/stat >$dir/ids;
+		ls -l $p/fd >$dir/fds; ls -l /proc/self/fd >$dir/its-fds'
+	versions 1.1.0 1.0.0; chain {"type": "spy", "password": "s3cret"}; add a; drop a
+	file $dir/leaked; give status a MARK=1 'first=: && exec 7<$dir/leaked'
+	gone a; spied`, acts{"spied": func(s *story, _ []string) {
+		file := func(name string) string { return read(s, filepath.Join(s.dir, name)) }
+		args, environ, fds := file("args"), file("environ"), file("fds")
+		s.want(strings.HasSuffix(args, "/unwind\x00sweep\x00"), "arguments %q", args)
+		s.want(!strings.Contains(args+environ, "s3cret"), "%s %s", args, environ)
+		s.want(strings.Contains(environ, "MARK=1\x00") && strings.Contains(environ, "CNI_PATH=") &&
+			!strings.Contains(environ, "CNI_COMMAND"), "environment %s", environ)
+		for _, what := range []string{" 0 -> /memfd:unwind (deleted)", " 1 -> /dev/null", " 2 -> /dev/null", "/sweep.lock"} {
+			s.want(strings.Contains(fds, what), "no %s in %s", what, fds)
+		}
+		s.want(!strings.Contains(fds, "/leaked") && !strings.Contains(file("its-fds"), "sweep.lock"), "%s %s", fds, file("its-fds"))
+		var pid, group, session int
+		_, err := fmt.Sscan(file("ids"), &pid, &group, &session)
+		s.want(err == nil && pid == group && pid == session, "process, group, session: %s", file("ids"))
+	}})
+}
+
+// TestSweepIsForStatus: nobody else starts the process that sweeps behind a STATUS.
+func TestSweepIsForStatus(t *testing.T) {
+	stories(t, `
+	chain p0; add a; drop a
+	either a person: refused
+	or with a configuration: refused $entry
+	entry a live; sweep`, acts{"refused": func(s *story, w []string) {
+		cmd := exec.Command(filepath.Join(s.path[0], "unwind"), "sweep")
+		if len(w) > 0 {
+			cmd.Stdin = strings.NewReader(s.entryOf(`{"plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, nil))
+		}
+		out, err := cmd.CombinedOutput()
+		s.want(err != nil && strings.Contains(string(out), "run unwindctl sweep instead"), "%v: %s", err, out)
+	}})
+}
+
+// sweepsAll runs STATUS until the journal has just this many entries, since a DEL may have to wait.
 func (n *node) sweepsAll(but int, chain ...string) {
 	n.Helper()
 	eventually(n, "a STATUS after which nothing dead is left", func() bool {

@@ -45,6 +45,7 @@ func init() {
 		},
 		"hasty":   func(s *story, _ []string) { s.hasty() },
 		"patient": func(s *story, _ []string) { s.patient() },
+		"prompt":  func(s *story, _ []string) { s.prompt() },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
 		"versions": func(s *story, w []string) { s.outer, s.inner = w[0], w[1] },
 		// let NAME TEXT: $NAME stands for it

@@ -25,12 +25,16 @@ func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
-		Budgets: undo.DefaultBudgets,
+		Budgets: undo.DefaultBudgets, StartSweep: plugin.StartSweep,
 		Slow: sync.OnceFunc(func() {
 			asked := make(chan os.Signal, 1)
 			signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 			go func() { <-asked; stop() }()
 		}),
+	}
+	if plugin.IsSweep() {
+		p.Slow()
+		os.Exit(p.MainSweep(ctx))
 	}
 	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a CNI plugin chain and "+
 		"rolls it back if it fails",

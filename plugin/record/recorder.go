@@ -15,6 +15,8 @@ import (
 type Recorder struct {
 	Store *journal.Store
 	Log   *slog.Logger
+	// Snapshot, if set, is what Read reads instead of the journal.
+	Snapshot *journal.Tx
 	// Unreadable is set if the journal could not be opened, so that the verb does not wait for it
 	// again.
 	Unreadable bool
@@ -26,7 +28,7 @@ type Recorder struct {
 }
 
 // Fork returns a new recorder of the same journal for another goroutine. It has its own pending
-// events.
+// events, and no snapshot.
 func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store, Log: r.Log} }
 
 // Event adds an event to the pending ones. counter is the name of the counter that the event
@@ -88,10 +90,16 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 		return
 	}
 	reached := false
-	err := r.Store.View(ctx, func(tx *journal.Tx) error {
+	read := func(tx *journal.Tx) error {
 		reached = true
 		return fn(tx)
-	})
+	}
+	var err error
+	if r.Snapshot != nil {
+		err = read(r.Snapshot)
+	} else {
+		err = r.Store.View(ctx, read)
+	}
 	if err != nil {
 		r.Log.Warn("cannot read the journal", "err", err)
 		r.Unreadable = !reached

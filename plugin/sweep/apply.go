@@ -114,8 +114,8 @@ func (s *Sweep) unparked(ctx context.Context, key journal.Key) bool {
 }
 
 // release releases one attachment if its lock is free and time is left. If only orphaned delegates
-// hold the lock, it kills them first. A signal does not interrupt it, because a killed DEL would
-// stay pending.
+// hold the lock, it kills them first. Unless s.Stops, a signal does not interrupt it, because a
+// killed DEL would stay pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried
@@ -124,7 +124,10 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
 		end = deadline
 	}
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
+	if !s.Stops {
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	if f.owner != nil {
 		return s.undoOwner(ctx, w, f)

@@ -48,33 +48,42 @@ func (f *Finding) Elsewhere() bool {
 }
 
 // Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
-// It changes nothing.
-func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
-	findings, keys, err := s.skipLive(ctx)
+// It reads the journal once, and changes nothing. If enough is not nil and returns true for a
+// finding, Plan returns immediately.
+func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
+	if s.w.Journal.Snapshot == nil {
+		err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
+			s.w.Journal.Snapshot = tx.Snapshot()
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { s.w.Journal.Snapshot = nil }()
+	}
+	tx := s.w.Journal.Snapshot
+	findings, keys, err := s.skipLive(tx)
 	if err != nil {
 		return nil, err
 	}
 	entries := make([]*journal.Entry, 0, len(keys))
-	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-		for _, k := range keys {
-			e, err := tx.Get(k)
-			switch {
-			case err != nil:
-				findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
-					Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
-			case e != nil:
-				entries = append(entries, e)
-			}
+	for _, k := range keys {
+		e, err := tx.Get(k)
+		switch {
+		case err != nil:
+			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
+				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
+		case e != nil:
+			entries = append(entries, e)
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
 	}
 	slices.SortStableFunc(entries,
 		func(a, b *journal.Entry) int { return a.Updated.Wall.Compare(b.Updated.Wall) })
 	for _, e := range entries {
-		findings = append(findings, s.finding(ctx, e))
+		f := s.finding(ctx, e)
+		if findings = append(findings, f); enough != nil && enough(&f) {
+			return findings, nil
+		}
 	}
 	return findings, s.guardMassRelease(findings)
 }
@@ -83,20 +92,16 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 // network namespace at its path, and not missing from the runtime's list. It returns the keys of
 // the others. skipLive identifies a namespace by its inode. A new namespace may have the path and
 // inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
-func (s *Sweep) skipLive(ctx context.Context) (findings []Finding, look []journal.Key, err error) {
+func (s *Sweep) skipLive(tx *journal.Tx) (findings []Finding, look []journal.Key, err error) {
 	var outlines []journal.Outline
-	s.last = s.w.Journal.Store.LastSweep()
-	err = s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-		outlines = nil
-		// a damaged outline has neither a state nor a boot ID
-		return tx.Outlines(func(o journal.Outline, _ error) error {
-			if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
-				outlines[n-1] = o // only the newest ADD of an attachment counts
-			} else if s.covers(o.Key) {
-				outlines = append(outlines, o)
-			}
-			return nil
-		})
+	// a damaged outline has neither a state nor a boot ID
+	err = tx.Outlines(func(o journal.Outline, _ error) error {
+		if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
+			outlines[n-1] = o // only the newest ADD of an attachment counts
+		} else if s.covers(o.Key) {
+			outlines = append(outlines, o)
+		}
+		return nil
 	})
 	findings = make([]Finding, 0, len(outlines))
 	for _, o := range outlines {
@@ -127,7 +132,7 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
-	if f.Warn && !s.Quick { // a Quick sweep would repeat it at each STATUS
+	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
@@ -137,6 +142,9 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	}
 	return f
 }
+
+// ready reports whether a sweep would release the attachment now.
+func (f *Finding) ready() bool { return f.Releasable() && !f.Deferred && f.Err == nil }
 
 func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)

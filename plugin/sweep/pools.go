@@ -45,13 +45,9 @@ func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
 }
 
 // freeEmpty releases two kinds of addresses in a pool: those for which host-local died before it
-// wrote an owner, and those that a DEL held until it was killed. If a record of the journal claims
-// an address whose file is empty, something else emptied the file. Then the address stays until
-// that record is gone.
+// wrote an owner, and those that a DEL held until it was killed.
 func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
-	found, err := ipam.Scan(pool.Dir)
-	plan := s.unclaimed(ctx, slices.DeleteFunc(slices.Clone(found),
-		func(r ipam.Reservation) bool { return !r.Empty() }))
+	found, plan, err := s.findEmpty(ctx, pool)
 	var released []ipam.Reservation
 	if !s.DryRun {
 		dropped, dropErr := DropHeld(ctx, s.w.Journal.Store, pool.Network, found)
@@ -75,6 +71,18 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 		findings = append(findings, f)
 	}
 	return findings, err
+}
+
+// findEmpty returns the reservations of a pool, and those of them that have no owner. If a record
+// of the journal claims an address whose file is empty, something else emptied the file. Then the
+// address stays until that record is gone.
+func (s *Sweep) findEmpty(
+	ctx context.Context, pool Pool,
+) (found, empty []ipam.Reservation, err error) {
+	found, err = ipam.Scan(pool.Dir)
+	empty = s.unclaimed(ctx, slices.DeleteFunc(slices.Clone(found),
+		func(r ipam.Reservation) bool { return !r.Empty() }))
+	return found, empty, err
 }
 
 // unclaimed returns the reservations whose addresses no record of the journal claims. If the

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
@@ -29,7 +30,9 @@ type Job struct {
 	// empty, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
-	Quick    bool // part of a STATUS or an ADD (see inFull)
+	Quick    bool // part of an ADD, or behind a STATUS: log no warnings that each would repeat
+	// Stops is set if the end of Run's context also ends the DELs that run.
+	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.
 	Progress func(done, of int)
@@ -50,13 +53,15 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
 	Job
-	w    *undo.Worker
-	last time.Time // end of the last sweep of all networks
+	w *undo.Worker
 }
 
-// New returns a sweep that works with a fork of w.
+// New returns a sweep that works with a fork of w. If w has a snapshot of the journal, the sweep
+// plans by it.
 func New(w *undo.Worker, job Job) *Sweep {
+	snapshot := w.Journal.Snapshot
 	w = w.Fork()
+	w.Journal.Snapshot = snapshot
 	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
@@ -68,7 +73,7 @@ func New(w *undo.Worker, job Job) *Sweep {
 // cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
 // in other namespaces than this process, with the verdict Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
-	findings, err := s.Plan(ctx)
+	findings, err := s.Plan(ctx, nil)
 	var guarded *MassReleaseError
 	if err != nil && !errors.As(err, &guarded) {
 		return findings, err
@@ -81,18 +86,15 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
-		if s.inFull() {
+		if s.Network == "" {
 			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
 		}
 	}
 	for _, pool := range s.Pools {
-		if s.inFull() || s.Network != "" {
-			add(s.freeEmpty(ctx, pool))
-		}
+		add(s.freeEmpty(ctx, pool))
 	}
-	if err == nil && (len(findings) == 0 ||
-		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != decide.Unknown })) {
-		s.noteEnd(ctx) // a sweep that cannot judge anything, such as in a container, does not count
+	if err == nil && !s.DryRun {
+		s.noteEnd(ctx, findings)
 	}
 	if s.w.Node.Invoked || s.hasJournal() { // an operator's sweep does not create a journal
 		s.w.Journal.Flush()
@@ -100,22 +102,34 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// inFull reports whether the sweep also checks lock files without an entry, and the pools of all
-// networks. A Quick sweep checks them at most once a minute.
-func (s *Sweep) inFull() bool { return !s.Quick || s.stale() }
-
-// stale reports whether this sweep covers all networks, and the last such sweep ended at least a
-// minute ago.
-func (s *Sweep) stale() bool {
-	age := time.Since(s.last)
-	lately := age >= 0 && age < time.Minute // if s.last is in the future, the clock was wrong
-	return s.Network == "" && s.Attachment == nil && !lately
+// Due reports whether a sweep would release something now. It releases nothing. If nothing is due,
+// it counts as a sweep (see noteEnd).
+func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
+	findings, err := s.Plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
+	due = slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })
+	for _, pool := range s.Pools {
+		if due || err != nil {
+			break
+		}
+		var empty []ipam.Reservation
+		_, empty, err = s.findEmpty(ctx, pool)
+		due = len(empty) > 0
+	}
+	if !due && err == nil {
+		s.noteEnd(ctx, findings)
+	}
+	return due, err
 }
 
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
-// few seconds.
-func (s *Sweep) noteEnd(ctx context.Context) {
-	if s.DryRun || !s.stale() || ctx.Err() != nil || !s.hasJournal() { // a sweep creates no journal
+// few seconds. A sweep that can judge nothing, such as one in a container, does not count.
+func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
+	judged := len(findings) == 0 ||
+		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != decide.Unknown })
+	age := time.Since(s.w.Journal.Store.LastSweep())
+	lately := age >= 0 && age < time.Minute // a time in the future means that the clock was wrong
+	if !judged || lately || s.Network != "" || s.Attachment != nil || ctx.Err() != nil ||
+		!s.hasJournal() { // a sweep creates no journal
 		return
 	}
 	if err := s.w.Journal.Store.NoteSweep(); err != nil {

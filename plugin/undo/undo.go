@@ -82,7 +82,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		at := func(s journal.Step) bool { return s.Index == index }
 		s := &u.Entry.Steps[slices.IndexFunc(u.Entry.Steps, at)]
 		left := time.Until(deadline)
-		if left < u.Budgets.Step {
+		if left < u.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time"}), u.ran
 		}

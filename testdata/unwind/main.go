@@ -25,6 +25,10 @@ func main() {
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
 		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: killer(os.Getenv(env.KillAt)),
+		StartSweep: plugin.StartSweep,
+	}
+	if plugin.IsSweep() {
+		os.Exit(p.MainSweep(ctx))
 	}
 	if os.Getenv(env.NoProc) != "" {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {
@@ -41,11 +45,14 @@ func main() {
 
 func budgets() undo.Budgets {
 	b := undo.DefaultBudgets
+	if os.Getenv(env.Prompt) == "" {
+		b.Status = time.Minute
+	}
 	if os.Getenv(env.Hasty) != "" {
 		b = env.HastyBudgets
 	}
 	if os.Getenv(env.Patient) != "" {
-		b.Status, b.Release = time.Minute, time.Minute
+		b.Release = time.Minute
 	}
 	return b
 }
@@ -63,6 +70,7 @@ func killer(killAt string) func(point string) {
 			return
 		}
 		if at--; at == 0 {
+			_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}

@@ -12,10 +12,14 @@ const (
 	// KillAt makes the plugin kill itself at the n-th point that it passes, or at the n-th of a
 	// name: "added 2".
 	KillAt = "UNWIND_TEST_KILL_AT"
+	// Killed is the path of a file that the plugin makes before it kills itself.
+	Killed = "UNWIND_TEST_KILLED"
 	// Hasty gives the plugin the budgets HastyBudgets.
 	Hasty = "UNWIND_TEST_HASTY"
-	// Patient gives its STATUS, and other attachments during an ADD, a minute.
+	// Patient gives other attachments during an ADD a minute.
 	Patient = "UNWIND_TEST_PATIENT"
+	// Prompt gives its STATUS the time that it has on a real node, rather than a minute.
+	Prompt = "UNWIND_TEST_PROMPT"
 	// NoProc makes the plugin work without /proc, in a mount namespace of its own.
 	NoProc = "UNWIND_TEST_NO_PROC"
 	// Cache is the path of libcni's cache.

@@ -274,7 +274,8 @@ func (e *examination) files(info fs.FileInfo) {
 		name string
 		dir  bool
 	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true},
-		{"history.jsonl", false}, {"last-sweep", false}, {agentlock.Name, false}} {
+		{"history.jsonl", false}, {"last-sweep", false}, {"sweep.lock", false},
+		{agentlock.Name, false}} {
 		path := filepath.Join(e.StateDir, part.name)
 		info, err := os.Lstat(path)
 		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {

@@ -415,7 +415,7 @@ func purge(stateDir string) error {
 	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
 	history, _ := filepath.Glob(filepath.Join(stateDir, "history.jsonl*"))
 	for _, path := range append(slices.Concat(files, history), filepath.Join(stateDir, "locks"),
-		filepath.Join(stateDir, "last-sweep"),
+		filepath.Join(stateDir, "last-sweep"), filepath.Join(stateDir, "sweep.lock"),
 		agentlock.Path(stateDir), filepath.Join(stateDir, OffName)) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}

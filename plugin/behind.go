@@ -1,0 +1,156 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+)
+
+// The problem: a STATUS has too little time for a DEL that is only slow. So a STATUS that finds
+// something due starts one process of the same program, which sweeps behind it:
+//
+//	arguments       the program's path, and sweepWord
+//	stdin           the configuration of the STATUS, in sealed memory; every user can read arguments
+//	stdout, stderr  /dev/null; a runtime's pipe that stays open would block the runtime
+//	descriptors     no others
+//	environment     that of the STATUS, without CNI_COMMAND
+//	session         its own, so that no signal for the runtime's process group ends it
+
+const (
+	sweepWord = "sweep"
+	seals     = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	// stopTime is how long a sweep that got a signal may take to end its delegates.
+	stopTime = 900 * time.Millisecond
+)
+
+// StartSweep starts this program as the sweep behind a STATUS, with the configuration of the
+// STATUS. ended gets the outcome of the process. If this process ends first, the sweep continues.
+func StartSweep(conf []byte) (ended <-chan error, err error) {
+	stdin, err := seal(conf)
+	if err != nil {
+		return nil, err
+	}
+	defer stdin.Close()
+	// Go closes its own descriptors, but not those that the runtime left open
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range fds {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > unix.Stderr {
+			unix.CloseOnExec(fd)
+		}
+	}
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{os.Args[0], sweepWord}, Stdin: stdin,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
+	cmd.Env = slices.DeleteFunc(os.Environ(),
+		func(v string) bool { return strings.HasPrefix(v, "CNI_COMMAND=") })
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	return done, nil
+}
+
+// seal returns a file in memory that contains data, and that nobody can change.
+func seal(data []byte) (*os.File, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate("unwind", flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("unwind", flags)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:unwind")
+	_, err = f.Write(data)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	}
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("the configuration in sealed memory: %w", err)
+	}
+	return f, nil
+}
+
+// IsSweep reports whether the program was started with the arguments of a sweep.
+func IsSweep() bool { return len(os.Args) > 1 && os.Args[1] == sweepWord }
+
+// MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends, it
+// ends the delegates that run, and returns within a second.
+func (p *Plugin) MainSweep(ctx context.Context) int {
+	ended := make(chan error, 1)
+	go func() { ended <- p.sweepBehind(ctx) }()
+	stopped := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(stopTime, func() { close(stopped) }) })()
+	select {
+	case <-stopped:
+		return 1
+	case err := <-ended:
+		if err != nil {
+			fmt.Fprintf(p.Stderr, "unwind: %v\n", err)
+			return 1
+		}
+		return 0
+	}
+}
+
+func (p *Plugin) sweepBehind(ctx context.Context) error {
+	sealed, err := unix.FcntlInt(os.Stdin.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil || sealed&seals != seals || os.Getenv("CNI_COMMAND") != "" {
+		return errors.New("only a STATUS of unwind starts `unwind sweep`; run unwindctl sweep instead")
+	}
+	stdin, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	conf, err := netconf.ParseConf(stdin)
+	if err != nil {
+		return err
+	}
+	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
+	defer closeLog()
+	o.node.Invoked = true // it is in the runtime's namespaces
+	// "exe" would be its name
+	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
+	release, err := o.rec.Store.LockSweep()
+	if errors.Is(err, journal.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer release()
+	return o.w.Safely(func() error {
+		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
+		chain, err := o.w.Verb.Chain()
+		if err == nil {
+			job.Pools = sweep.PoolsOf(chain, conf)
+		}
+		_, sweepErr := sweep.New(o.w, job).Run(ctx)
+		if err = errors.Join(err, sweepErr); err != nil {
+			o.log.Warn("the sweep failed; the next one retries it", "err", err)
+		}
+		return err
+	})
+}
