@@ -111,13 +111,8 @@ func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 		return r, false, err
 	}
 	r.content, r.File = string(content), File{st.Ino, st.Mtim.Nano()}
-	id, rest, _ := strings.Cut(textOf(r.content), "\r\n")
-	ifname, mark, _ := strings.Cut(rest, "\r\n")
-	if id != "" && ifname != "" && mark == heldMark {
-		r.HeldFor = Owner{id, ifname}
-	} else {
-		r.Owner = Owner{strings.TrimSpace(id), strings.TrimSpace(rest)}
-	}
+	id, ifname, _ := strings.Cut(textOf(r.content), "\r\n")
+	r.Owner = Owner{strings.TrimSpace(id), strings.TrimSpace(ifname)}
 	return r, true, nil
 }
 

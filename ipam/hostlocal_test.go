@@ -22,6 +22,11 @@ import (
 
 type files = hostlocal.Files
 
+var (
+	attachment = Owner{"a", "eth0"}
+	address2   = netip.MustParseAddr("10.1.0.2")
+)
+
 // newPool makes a pool with these files.
 func newPool(t *testing.T, files files) string {
 	t.Helper()
@@ -251,7 +256,7 @@ func TestLost(t *testing.T) {
 // TestReleaseOne releases one address of an attachment, if its file is the attachment's, or was cut off.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
-	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false, held: false,
+	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,
 		"": true, "\x00\x00\x00": true, "a\r": true, "a\r\neth": true, "a\r\neth\x00": true, "ab": false, "a\r\nnet": false, "a\r\neth0\x00": true} {
 		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
 		released, err := Release(t.Context(), pool, attachment, address2)

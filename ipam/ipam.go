@@ -26,8 +26,7 @@ func (o Owner) Is(containerID, ifname string) bool {
 // Reservation is an assigned address.
 type Reservation struct {
 	Address netip.Addr
-	Owner   Owner // zero if empty or held
-	HeldFor Owner // zero unless held (see Hold)
+	Owner   Owner // zero if empty
 	Pool    string
 	File    File
 
@@ -37,14 +36,10 @@ type Reservation struct {
 // Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates
 // and writes a reservation under one lock. While Apply holds that lock, no host-local process can
 // be about to write the owner.
-func (r Reservation) Empty() bool { return r.Owner == Owner{} && !r.IsHeld() }
+func (r Reservation) Empty() bool { return r.Owner == Owner{} }
 
 // WhyEmpty says why an empty reservation can be released.
 const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases the address"
-
-// IsHeld reports whether Hold made the reservation. The attachment in HeldFor has lost the address,
-// so it is not the owner.
-func (r Reservation) IsHeld() bool { return r.HeldFor != Owner{} }
 
 // belongsTo reports whether the reservation belongs to an attachment.
 func (r Reservation) belongsTo(o Owner) bool {
@@ -52,11 +47,12 @@ func (r Reservation) belongsTo(o Owner) bool {
 }
 
 // isOf reports whether the reservation of an address that an attachment's record claims belongs to
-// the attachment. Then a file that contains only the beginning of the attachment's text, or nothing,
-// is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes such a file.
+// the attachment. Then a file that contains only the beginning of the attachment's text, or
+// nothing, is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes
+// such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
-	return r.belongsTo(o) || !r.IsHeld() && strings.HasPrefix(whole, textOf(r.content))
+	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))
 }
 
 // HasFileOf reports whether the file of an address belongs to an attachment whose record claims the
@@ -66,8 +62,8 @@ func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
 	return there && r.isOf(owner), err
 }
 
-// OwnedByOther reports whether an address has an owner that is none of the given ones, whose records
-// claim the address.
+// OwnedByOther reports whether an address has an owner that is none of the given ones, whose
+// records claim the address.
 func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
 	r, _, err := look(pool, address)
 	return r.Owner != Owner{} && !slices.ContainsFunc(own, r.isOf), err
@@ -101,29 +97,20 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases an attachment's addresses in a pool: the given ones, which the attachment's record
-// claims, or all if none is given. It takes host-local's own lock, and keeps an address that no
-// longer belongs to the attachment. If the pool does not exist, Release does nothing and does not
-// create it. ctx limits the wait for the lock.
+// Release releases an attachment's addresses in a pool: the given ones, which the attachment's
+// record claims, or all if none is given. It takes host-local's own lock, and keeps an address that
+// no longer belongs to the attachment. If the pool does not exist, Release does nothing and does
+// not create it. ctx limits the wait for the lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {
-	if len(addresses) > 0 {
-		return remove(ctx, pool, owner, addresses, Reservation.isOf)
-	}
-	return remove(ctx, pool, owner, nil, Reservation.belongsTo)
-}
-
-var errUnnamed = errors.New("the container ID or the interface name is missing")
-
-// remove releases an owner's reservations of the given addresses, or all if no address is given.
-func remove(ctx context.Context, pool string, owner Owner, addresses []netip.Addr,
-	isOf func(Reservation, Owner) bool) (released []Reservation, err error) {
 	if owner.ContainerID == "" || owner.IfName == "" {
-		return nil, errUnnamed
+		return nil, errors.New("the container ID or the interface name is missing")
 	}
 	var found []Reservation
+	isOf := Reservation.isOf
 	if len(addresses) == 0 {
+		isOf = Reservation.belongsTo
 		found, err = Scan(pool)
 	}
 	for _, address := range addresses {

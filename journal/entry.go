@@ -87,9 +87,9 @@ type Entry struct {
 	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path       string `json:"path,omitempty"`       // CNI_PATH
 	CNIVersion string `json:"cniVersion,omitempty"` // the chain's version
-	// Env contains the variables of the ADD's process in which plugins look for programs and libraries:
-	// PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR. A value contains only the absolute directories that
-	// existed, and is "" without any. Env is nil if it is unknown.
+	// Env contains the variables of the ADD's process in which plugins look for programs and
+	// libraries: PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR. A value contains only the absolute
+	// directories that existed, and is "" without any. Env is nil if it is unknown.
 	Env           map[string]string `json:"env,omitempty"`
 	RuntimeConfig json.RawMessage   `json:"runtimeConfig,omitempty"`
 	Result        json.RawMessage   `json:"result,omitempty"` // the last known result

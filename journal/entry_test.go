@@ -61,7 +61,7 @@ func everything() *Entry {
 		Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, MayHaveRun: true,
+			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, LateKills: 2, MayHaveRun: true,
 		}},
 		Begun: true, Occupant: "5 0a:00:00:00:00:01",
 		Interface: Interface{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},

@@ -31,6 +31,8 @@ type Step struct {
 	// successful DEL does not count: either the delegate was killed and its agent may still be
 	// working on the request, or a success proves nothing.
 	Again int64 `json:"again,omitempty"`
+	// LateKills counts the tries in which the DEL was late and reached its time limit (see undo.late).
+	LateKills int `json:"lateKills,omitempty"`
 	// MayHaveRun is set if the pass that started the step's first DEL was interrupted.
 	MayHaveRun bool `json:"mayHaveRun,omitempty"`
 }
@@ -56,7 +58,7 @@ const (
 	ForOwner     Cause = "owner"     // its address has another owner
 	ForContainer Cause = "container" // it would free another attachment's resources
 	ForRuntime   Cause = "runtime"   // it is left to the runtime's own DEL, until Until at most
-	ForRule      Cause = "rule"      // a host port of this node still forwards to its address
+	ForPort      Cause = "port"      // a host port may forward to its address
 	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until
 	ForNewer     Cause = "newer"     // a newer ADD of the attachment is live
 )

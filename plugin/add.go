@@ -79,8 +79,9 @@ func (a *adding) prepare(ctx context.Context) error {
 	a.chain = chain
 	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
 		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
-			"drops their arguments; add these capabilities to the entry", "add",
-			fmt.Sprintf(`"capabilities": {"%s": true}`, strings.Join(lost, `": true, "`)))
+			"drops their arguments; declare them in the entry", "lost", strings.Join(lost, ", "), "declare",
+			fmt.Sprintf(`"capabilities": {"%s": true}`,
+				strings.Join(chain.EntryCapabilities(), `": true, "`)))
 	}
 	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
 		_, err := netconf.FindPlugin(missing[0], a.args.Path)

@@ -20,7 +20,7 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := readChain(o.conf, o.log)
+	chain, err := readChain(o.args, o.conf, o.log)
 	if err == nil && chain.DisableCheck {
 		return nil
 	}

@@ -168,8 +168,8 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// undo undoes the records, newest first, and writes the DELs that are still pending. durable reports
-// whether the journal contains all pending DELs.
+// undo undoes the records, newest first, and writes the DELs that are still pending. durable
+// reports whether the journal contains all pending DELs.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	durable = true
 	ran, later := 0, 0

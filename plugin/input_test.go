@@ -355,7 +355,7 @@ func TestWarnings(t *testing.T) {
 	or unknown keys: let edit statedir=/x
 		let says 'msg="unknown key \"statedir\" has no effect; keys for a plugin belong in its entry of the chain"'
 	or capabilities that do not arrive: let edit capabilities={"mac":true}
-		let says add="\"capabilities\": {\"ips\": true, \"portMappings\": true}"
+		let says lost="ips, portMappings" declare="\"capabilities\": {\"ips\": true, \"mac\": true, \"portMappings\": true}"
 	or a log that cannot be written: let edit logFile=/no/such/folder/log
 		let says 'msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"'
 	give add a $edit; warned '$level' 1; warned '$says' 1

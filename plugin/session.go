@@ -62,7 +62,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		Stderr: p.Stderr, At: p.Point,
 		Verb: undo.Verb{
 			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf,
-			Chain: sync.OnceValues(func() (*netconf.Chain, error) { return readChain(conf, log) }),
+			Chain: sync.OnceValues(func() (*netconf.Chain, error) { return readChain(args, conf, log) }),
 		},
 	}
 	for _, w := range conf.Warnings {
@@ -100,20 +100,29 @@ func (p *Plugin) awaitExchange(ctx context.Context, look func() bool) {
 }
 
 // readChain calls LoadChain, and logs a warning if the chain is not the one that the configuration
-// names.
-func readChain(conf *netconf.Conf, log *slog.Logger) (*netconf.Chain, error) {
+// names. The first delegate gets static addresses that no delegate declares, except those of a pod:
+// Multus sends them too, but only to plugins that declare them.
+func readChain(
+	args *skel.CmdArgs, conf *netconf.Conf, log *slog.Logger,
+) (*netconf.Chain, error) {
 	chain, err := conf.LoadChain()
-	if err == nil && chain.Warning != "" {
+	if err != nil {
+		return nil, err
+	}
+	if chain.Warning != "" {
 		log.Warn(chain.Warning, "network", conf.Name)
 	}
-	return chain, err
+	if netconf.PodOf(args.Args).Namespace == "" {
+		chain.AdoptIPs(conf)
+	}
+	return chain, nil
 }
 
 // loadChain calls readChain. If the chainFile is missing or invalid, it retries, because the owner
 // of that file may be rewriting it. It does not retry after an error in unwind's own configuration.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	o.awaitExchange(ctx, func() bool {
-		chain, err = readChain(o.conf, o.log)
+		chain, err = readChain(o.args, o.conf, o.log)
 		return err == nil || o.conf.Chain != nil || o.conf.ChainFile == ""
 	})
 	return chain, err

@@ -376,8 +376,10 @@ func init() {
 			slices.Sort(got)
 			s.want(slices.Equal(got, w), "%q", got)
 		},
-		// port ADDRESS: leads to it
-		"port": func(s *story, w []string) { s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), "1") },
+		// port ADDRESS [N]: so many rules lead to it, or one
+		"port": func(s *story, w []string) {
+			s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), append(w[1:], "1")[0])
+		},
 		// left: nothing is, on the present network
 		"left": func(s *story, _ []string) { s.nothingLeft() },
 		// gone PODS: not in the journal

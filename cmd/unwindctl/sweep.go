@@ -39,9 +39,9 @@ func sweepCommand() *cobra.Command {
 			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
 			"else of the conflist that assigned their addresses. It keeps such an attachment\n" +
-			"unless all evidence agrees that it is dead, and while a host port rule still\n" +
-			"forwards to its address. If the list is empty, it releases none of them without\n" +
-			"--force. It creates no journal.\n\n" +
+			"unless all evidence agrees that it is dead, and its address until the DEL that\n" +
+			"removes its host ports succeeds. If the list is empty, it releases none of them\n" +
+			"without --force. It creates no journal.\n\n" +
 			"Without --force, an empty FILE is an error, because the program that wrote it has\n" +
 			"probably failed. An empty list from --cri is not: the runtime of a drained node has\n" +
 			"no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +

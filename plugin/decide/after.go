@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
@@ -26,14 +24,14 @@ type Outcome struct {
 	Code   uint   // the error code, if the DEL failed
 	Words  string // the error message, if the DEL failed
 
-	Withheld bool           // an address was removed from its prevResult
-	Free     tristate.Value // the address is released
-	Kept     string         // what still exists, if Free is No
+	LateKilled bool // the DEL was late, and was killed at the time limit for late DELs
+
+	Withheld bool // an address was removed from its prevResult
 	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
 	// not sent its DEL yet, and may still send one with CNI_NETNS.
 	Unnamed bool
-	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain, and
-	// NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
+	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain,
+	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
 	// address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
 	NotInChain bool
 	NetNSGone  bool
@@ -57,12 +55,13 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
-		return s, !MayHaveTaken(&s) && (o.NotInChain && s.Tries >= maxMistaken || tookNothing(&s, o, p.Now))
-	case o.Withheld:
+		if o.LateKilled {
+			s.LateKills++
+		}
+		left := o.NotInChain && s.Tries >= maxMistaken
+		return s, !MayHaveTaken(&s) && (left || tookNothing(&s, o, p.Now))
+	case o.Withheld && !known.Of(s.Type).ByContainer:
 		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
-		return s, false
-	case o.Free == tristate.No:
-		s.Last, s.Wait = "exit code 0, but "+o.Kept, pause
 		return s, false
 	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
@@ -78,8 +77,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	return s, !o.Unnamed
 }
 
-// countAlike counts a try if it failed with the error of the ADD. A time after now is from an earlier
-// boot, so the time of the tries begins again.
+// countAlike counts a try if it failed with the error of the ADD. A time after now is from an
+// earlier boot, so the time of the tries begins again.
 func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
 	if !o.Failed || o.Killed || (journal.Refusal{Code: max(1, o.Code), Words: o.Words}) != s.Refusal {
 		s.Alike, s.AlikeSince = 0, 0
@@ -91,38 +90,31 @@ func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
 	return s
 }
 
-// tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's error
-// often enough and for long enough, and the attachment has neither a namespace nor an address. Only a
-// plugin that is known not to hide an IPAM plugin of its own can be judged, and host ports cannot.
+// tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's
+// error often enough and for long enough, and the attachment has neither a namespace nor an
+// address. Only a plugin that is known not to hide an IPAM plugin of its own can be judged, and
+// host ports cannot.
 func tookNothing(s *journal.Step, o Outcome, now int64) bool {
 	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
-		o.Reserved == tristate.No && hidesNoIPAM(s) && !hasPorts(s)
+		o.Reserved == tristate.No && hidesNoIPAM(s) && !HasPorts(s)
 }
 
 // hidesNoIPAM reports whether a step's plugin has no IPAM plugin, or executes the one in its
 // configuration.
 func hidesNoIPAM(s *journal.Step) bool {
+	var config known.Object
+	if json.Unmarshal(s.Config, &config) != nil {
+		return false
+	}
 	plugin, ipam := known.Of(s.Type), known.IPAMOf(s.Config).Name
 	if ipam == "" {
 		return plugin.Source != "" && !plugin.HidesIPAM
 	}
-	var config known.Object
-	return json.Unmarshal(s.Config, &config) == nil && plugin.ExecutesIPAM != nil &&
-		plugin.ExecutesIPAM(ipam, config)
+	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
 }
 
-// hasPorts reports whether a step's plugin got port mappings.
-func hasPorts(s *journal.Step) bool {
-	var config struct {
-		RuntimeConfig struct {
-			PortMappings []json.RawMessage `json:"portMappings"`
-		} `json:"runtimeConfig"`
-	}
-	return json.Unmarshal(s.Config, &config) != nil || len(config.RuntimeConfig.PortMappings) > 0
-}
-
-// Present says whether the DEL of a step that failed also runs with the plugin's configuration in the
-// present chain.
+// Present says whether the DEL of a step that failed also runs with the plugin's configuration in
+// the present chain.
 type Present int
 
 // The values of Present.
@@ -132,28 +124,32 @@ const (
 	ProvesPresent // its success counts only if host-local has nothing of the attachment afterwards
 )
 
-// TryPresent decides whether a DEL that failed with a code runs with the present configuration. It does
-// if the ADD failed too, or if the plugin rejects the recorded configuration (for example after an
-// upgrade). After another error, success would not prove that the ADD's resources are free. The
-// reference plugins reject a configuration with ErrInternal, so after that code host-local's files are
-// the proof. With another configuration, portmap may look for its rules in the wrong place.
+// TryPresent decides whether a DEL that failed with a code runs with the present configuration. It
+// does if the ADD failed too, or if the plugin rejects the recorded configuration (for example
+// after an upgrade). After another error, success would not prove that the ADD's resources are
+// free. The reference plugins reject a configuration with the code 999, so after that code
+// host-local's files are the proof. With another configuration, portmap may look for its rules in
+// the wrong place.
 func TryPresent(s *journal.Step, code uint) Present {
 	switch {
 	case s.ADD != journal.AddPassed:
 		return TriesPresent
-	case hasPorts(s):
+	case HasPorts(s):
 		return NotPresent
 	case slices.Contains(rejections, code):
 		return TriesPresent
-	case code == types.ErrInternal && known.IPAMOf(s.Config).Name == "host-local":
+	case code == internal && known.IPAMOf(s.Config).Name == "host-local":
 		return ProvesPresent
 	}
 	return NotPresent
 }
 
-// rejections are the error codes of a plugin that cannot use its configuration.
-var rejections = []uint{types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField,
-	types.ErrDecodingFailure, types.ErrInvalidNetworkConfig}
+// rejections are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5
+// "Error"): its version, a field, content that cannot be decoded, or any other fault. internal is
+// the code of libcni's skel for an error without a code.
+var rejections = []uint{1, 2, 6, 7}
+
+const internal = 999
 
 // leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
 // runtime sends its DEL while the record exists, the step's DEL runs again.

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -214,6 +215,22 @@ func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
 	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
 		return !r.BeingUndone && r.Fate != Dead
 	})
+}
+
+// IsLate reports whether the DEL of a step is late: it gets a claimed address that is free, and may
+// remove rules by that address alone. Another attachment may get the address at any time.
+func IsLate(s *journal.Step, c journal.Claim, free bool) bool {
+	return free && c.Receives(s.Index) && !known.Of(s.Type).ByContainer
+}
+
+// maxLateKills limits the tries in which a late DEL with its address reaches its time limit.
+const maxLateKills = 2
+
+// DropsAddress reports whether a late DEL runs without its address, and its success counts
+// nevertheless: it has reached its time limit too often, or its record is not in the journal, so
+// that no ADD that gets the address would wait for it.
+func DropsAddress(s *journal.Step, recorded bool) bool {
+	return !recorded || s.LateKills >= maxLateKills
 }
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in

@@ -2,14 +2,13 @@ package decide
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/tristate"
 )
 
 // maxPause limits the pause between two tries of a failing DEL. After 20 tries (often), longPause
@@ -57,9 +56,11 @@ type Pass struct {
 	// Reassigned reports whether the step's IPAM plugin has freed each address that the step's ADD got,
 	// because an ADD of the same network has just got it.
 	Reassigned func(*journal.Step) bool
-	// Forwarded reports whether a host port of this node may forward to an address that the step's
-	// DEL releases.
-	Forwarded func(*journal.Step) bool
+
+	Steps  []journal.Step  // the record's pending DELs
+	Claims []journal.Claim // the addresses that the record claims
+	// PortsInvented is set if the record was reconstructed, and its port mappings are no runtime's.
+	PortsInvented bool
 }
 
 // Due decides when a step's pending DEL runs. If the result is zero, the DEL runs now. Otherwise
@@ -77,8 +78,8 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 		return journal.Wait{Until: untilRuntime, For: journal.ForRuntime}
 	case leftToRuntime(*s) && !p.Asked:
 		return s.Wait
-	case s.Wait.For == journal.ForRule && p.Forwarded(s):
-		return journal.Wait{For: journal.ForRule}
+	case p.awaitsPort(s):
+		return journal.Wait{For: journal.ForPort}
 	case s.Wait.For == journal.ForOwner && (!p.IgnorePause && Left(s.Wait, p) > 0 || p.Withheld(s)):
 		return s.Wait
 	case s.Wait.For == journal.ForRepeat && Left(s.Wait, p) > 0 &&
@@ -108,10 +109,33 @@ func Left(w journal.Wait, p Pass) time.Duration {
 	return max(0, left)
 }
 
-// HoldBack decides whether an address must not be released, because a host port forwards to it. If
-// the rules cannot be listed, an address is held back only if the ADD may have created a rule.
-func HoldBack(forwarded tristate.Value, mayHaveRule bool) bool {
-	return forwarded == tristate.Yes || forwarded == tristate.Unknown && mayHaveRule
+// PortPending reports whether a host port may still forward to the addresses that the delegate at
+// an index of the chain allocated. It may while the DEL of a later delegate is pending that got
+// port mappings, unless its ADD failed or the machine has booted since. The next pod with such an
+// address would get the traffic, so nothing releases the address meanwhile.
+func PortPending(index int, p Pass) bool {
+	return p.SameBoot && !p.PortsInvented && slices.ContainsFunc(p.Steps,
+		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
+}
+
+func mayForward(s *journal.Step) bool { return MayHaveTaken(s) && HasPorts(s) }
+
+// HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
+// the delegate declares the capability, and the runtime sent some.
+func HasPorts(s *journal.Step) bool {
+	var conf struct {
+		RuntimeConfig struct {
+			PortMappings []json.RawMessage `json:"portMappings"`
+		} `json:"runtimeConfig"`
+	}
+	return json.Unmarshal(s.Config, &conf) == nil && len(conf.RuntimeConfig.PortMappings) > 0
+}
+
+// awaitsPort reports whether a step's DEL would release an address to which a host port may still
+// forward.
+func (p Pass) awaitsPort(s *journal.Step) bool {
+	return slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) &&
+		PortPending(s.Index, p)
 }
 
 // MayHaveTaken reports whether a delegate's ADD may have taken something. It may, unless it is
@@ -132,24 +156,30 @@ func KeepsContainer(state journal.State) bool {
 	return state == journal.Adding || state == journal.Live
 }
 
-// Order returns the indexes of the steps in the order of their DELs. The fewest tries come first,
-// so a DEL that hangs does not starve the others. Steps with equally many tries run in reverse
-// chain order. A delegate that was killed in its ADD comes after the other steps without a try. A
-// DEL that waits for a rule comes last, because another DEL may remove the rule.
-func Order(steps []journal.Step) (order []int) {
+// Order returns the indexes of a record's steps in the order of their DELs. The fewest tries come
+// first, so a DEL that hangs does not starve the others. Steps with equally many tries run in
+// reverse chain order. A delegate that was killed in its ADD comes after the other steps without a
+// try. A DEL that waits for a host port comes after the DEL that removes the port.
+func Order(p Pass) (order []int) {
 	tries := func(s journal.Step) int {
-		switch {
-		case s.Wait.For == journal.ForRule:
-			return math.MaxInt
-		case s.Tries == 0 && s.ADD == journal.AddKilled:
+		if s.Tries == 0 && s.ADD == journal.AddKilled {
 			return 1
 		}
 		return 2 * s.Tries
 	}
-	sorted := slices.Clone(steps)
+	after := map[int]int{} // by index
+	for _, s := range p.Steps {
+		after[s.Index] = tries(s)
+		for _, port := range p.Steps {
+			if port.Index > s.Index && mayForward(&port) && p.awaitsPort(&s) {
+				after[s.Index] = max(after[s.Index], tries(port))
+			}
+		}
+	}
+	sorted := slices.Clone(p.Steps)
 	slices.Reverse(sorted)
 	slices.SortStableFunc(sorted,
-		func(a, b journal.Step) int { return cmp.Compare(tries(a), tries(b)) })
+		func(a, b journal.Step) int { return cmp.Compare(after[a.Index], after[b.Index]) })
 	for _, s := range sorted {
 		order = append(order, s.Index)
 	}
@@ -162,7 +192,7 @@ func Words(s *journal.Step) string {
 	waits := map[journal.Cause]string{
 		journal.ForOwner:     "waiting: its address has a new owner",
 		journal.ForContainer: "waiting: it could release resources of another sandbox",
-		journal.ForRule:      "waiting: a host port forwards to its address",
+		journal.ForPort:      "waiting: a host port may forward to its address",
 		journal.ForNewer:     "waiting: the container was added again",
 		journal.ForRuntime:   "waiting for the runtime's own DEL",
 		journal.ForRepeat:    "succeeded; runs once more",

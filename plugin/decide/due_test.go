@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 )
 
 // withIPAM is the configuration of a plugin with an IPAM plugin.
 func withIPAM(ipam string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"type": "p", "ipam": {"type": %q}}`, ipam))
 }
+
+// withPorts is the configuration of a plugin with a port mapping.
+var withPorts = json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}}`)
 
 // now and grace are of all passes of these tests.
 const (
@@ -29,7 +31,7 @@ func pass() Pass {
 	none := func(*journal.Step) bool { return false }
 	return Pass{
 		Now: now, SameBoot: true, Since: now, GracePeriod: grace, ContainerLives: never, PodLives: never, Withheld: none,
-		Reassigned: none, Forwarded: none,
+		Reassigned: none,
 	}
 }
 
@@ -38,7 +40,22 @@ func yes() bool { return true }
 // TestDue has each row of Due, and what is next to it.
 func TestDue(t *testing.T) {
 	held := func(*journal.Step) bool { return true }
-	forwarded := func(p *Pass) { p.Forwarded = held }
+	// port is a pass over a record with an address of the first step, and with port mappings of the third
+	port := func(changes ...func(*Pass)) func(*Pass) {
+		return func(p *Pass) {
+			p.Claims = []journal.Claim{{Step: 0}, {Step: 4}}
+			p.Steps = []journal.Step{{}, {Index: 1}, {Index: 2, Config: withPorts}, {Index: 3}, {Index: 4}}
+			for _, change := range changes {
+				change(p)
+			}
+		}
+	}
+	portStep := func(change func(*journal.Step)) func(*Pass) {
+		return port(func(p *Pass) { change(&p.Steps[2]) })
+	}
+	withConfig := func(config string) func(*Pass) {
+		return portStep(func(s *journal.Step) { s.Config = json.RawMessage(config) })
+	}
 	wait := func(cause journal.Cause, until int64) journal.Wait { return journal.Wait{For: cause, Until: until} }
 	for _, tt := range []struct {
 		name string
@@ -71,9 +88,23 @@ func TestDue(t *testing.T) {
 		{"it ran without a path, the runtime asks", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.Asked = true }, journal.Wait{}},
 		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Wait{}},
 
-		{"forwarded", journal.Step{Wait: wait(journal.ForRule, 0)}, forwarded, wait(journal.ForRule, 0)},
-		{"forwarded no more", journal.Step{Wait: wait(journal.ForRule, 0)}, nil, journal.Wait{}},
-		{"a rule that it does not wait for", journal.Step{}, forwarded, journal.Wait{}},
+		{"a host port's DEL is pending", journal.Step{}, port(), wait(journal.ForPort, 0)},
+		{"it is pending, and a pause is over", journal.Step{Wait: wait(journal.ForTime, now)}, port(), wait(journal.ForPort, 0)},
+		{"it is pending, asked", journal.Step{Wait: wait(journal.ForPort, 0)},
+			port(func(p *Pass) { p.Asked, p.IgnorePause = true, true }), wait(journal.ForPort, 0)},
+		{"it was killed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddKilled }), wait(journal.ForPort, 0)},
+		{"it is unknown how its ADD ended", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddUnknown }), wait(journal.ForPort, 0)},
+		{"its ADD failed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Wait{}},
+		{"its DEL is done", journal.Step{Wait: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.Steps = slices.Delete(p.Steps, 2, 3) }), journal.Wait{}},
+		{"it got no mapping", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": []}}`), journal.Wait{}},
+		{"it got another capability", journal.Step{}, withConfig(`{"runtimeConfig": {"bandwidth": {"ingressRate": 1}}}`), journal.Wait{}},
+		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Wait{}},
+		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Wait{}},
+		{"an earlier boot's", journal.Step{Wait: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Wait{}},
+		{"its mappings are invented", journal.Step{}, port(func(p *Pass) { p.PortsInvented = true }), journal.Wait{}},
+		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Wait{}},
+		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Wait{}},
+		{"a step after it", journal.Step{Index: 4}, port(), journal.Wait{}},
 
 		{"it has another owner", journal.Step{Wait: wait(journal.ForOwner, 0)}, func(p *Pass) { p.Withheld = held }, wait(journal.ForOwner, 0)},
 		{"it has another owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)},
@@ -138,10 +169,15 @@ func TestFactsOfSteps(t *testing.T) {
 		what      string
 		got, want bool
 	}{
-		{"a rule forwards", HoldBack(tristate.Yes, false), true},
-		{"a rule may, and none was made", HoldBack(tristate.Unknown, false), false},
-		{"a rule may, and may have been made", HoldBack(tristate.Unknown, true), true},
-		{"no rule", HoldBack(tristate.No, true), false},
+		{"late", IsLate(&journal.Step{Type: "firewall", Index: 1}, journal.Claim{}, true), true},
+		{"late, of an unknown plugin", IsLate(&journal.Step{Type: "own", Index: 2}, journal.Claim{Step: 1}, true), true},
+		{"its address is its own", IsLate(&journal.Step{Type: "firewall", Index: 1}, journal.Claim{}, false), false},
+		{"it gets no address", IsLate(&journal.Step{Type: "firewall", Index: 1}, journal.Claim{Step: 1}, true), false},
+		{"by container", IsLate(&journal.Step{Type: "portmap", Index: 1}, journal.Claim{}, true), false},
+		{"its first late DEL", DropsAddress(&journal.Step{}, true), false},
+		{"it was late, and killed", DropsAddress(&journal.Step{LateKills: 1}, true), false},
+		{"it was late, and killed twice", DropsAddress(&journal.Step{LateKills: 2}, true), true},
+		{"its record is not in the journal", DropsAddress(&journal.Step{}, false), true},
 		{"its ADD passed", MayHaveTaken(&journal.Step{}), true},
 		{"its ADD was killed", MayHaveTaken(&journal.Step{ADD: journal.AddKilled}), true},
 		{"its ADD failed", MayHaveTaken(&journal.Step{ADD: journal.AddFailed}), false},
@@ -160,7 +196,7 @@ func TestFactsOfSteps(t *testing.T) {
 		"succeeded; runs once more":                              {Code: 5, Wait: journal.Wait{For: journal.ForRepeat}},
 		"waiting: its address has a new owner":                   {Wait: journal.Wait{For: journal.ForOwner}},
 		"waiting: it could release resources of another sandbox": {Wait: journal.Wait{For: journal.ForContainer}},
-		"waiting: a host port forwards to its address":           {Wait: journal.Wait{For: journal.ForRule}},
+		"waiting: a host port may forward to its address":        {Wait: journal.Wait{For: journal.ForPort}},
 		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
 		"waiting for the runtime's own DEL":                      {Wait: journal.Wait{For: journal.ForRuntime}},
 	}
@@ -171,12 +207,21 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 }
 
-// TestRuleLast: the DEL of portmap, though tried before, may remove the rule that the DEL of bridge
-// waits for.
-func TestRuleLast(t *testing.T) {
-	steps := []journal.Step{{Index: 0, Wait: journal.Wait{For: journal.ForRule}}, {Index: 1, Tries: 3}, {Index: 2}}
-	if got := Order(steps); !slices.Equal(got, []int{2, 1, 0}) {
-		t.Errorf("%v", got)
+// TestPortFirst: the DEL of bridge comes after the DEL of portmap, though that was tried more often, and
+// before one that was tried even more often. So it runs in the pass in which portmap's succeeds.
+func TestPortFirst(t *testing.T) {
+	p := pass()
+	p.Claims = []journal.Claim{{}}
+	p.Steps = []journal.Step{{Index: 0}, {Index: 1, Tries: 3, Config: withPorts}, {Index: 2}, {Index: 3, Tries: 4}}
+	for tries, want := range map[int][]int{0: {2, 1, 0, 3}, 3: {2, 1, 0, 3}, 5: {2, 1, 3, 0}} {
+		p.Steps[0].Tries = tries
+		if got := Order(p); !slices.Equal(got, want) {
+			t.Errorf("after %d tries of the first: %v, want %v", tries, got, want)
+		}
+	}
+	p.Steps[0].Tries, p.SameBoot = 0, false
+	if got := Order(p); !slices.Equal(got, []int{2, 0, 1, 3}) {
+		t.Errorf("in another boot: %v", got)
 	}
 }
 
@@ -225,7 +270,7 @@ func TestOrder(t *testing.T) {
 		if tt.hung >= 0 {
 			steps[tt.hung].ADD = journal.AddKilled
 		}
-		if got := Order(steps); !slices.Equal(got, tt.want) || steps[0].Index != 0 {
+		if got := Order(Pass{Steps: steps}); !slices.Equal(got, tt.want) || steps[0].Index != 0 {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}

@@ -88,11 +88,6 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 	if s.p[nSelf].pc != pEnded || s.lock[i] != none {
 		return
 	}
-	if next := s; m.without != unholding {
-		if m.unhold(&next, i); next != s {
-			to(what("a sweep removes the file held for %s"), next)
-		}
-	}
 	if next := s; m.reconstruct(&next, i) {
 		to(what("a sweep reconstructs a record of %s"), next)
 	}

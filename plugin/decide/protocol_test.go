@@ -15,7 +15,7 @@ import (
 // the address alone; some worlds add portmap, whose rule goes by the ID and forwards to the address.
 // One step of the model is a transaction, a call of a delegate, or an action of the runtime.
 //
-// The decisions are the code's own: Decide, HasOtherOwner, Due, HoldBack, Show, After,
+// The decisions are the code's own: Decide, HasOtherOwner, IsLate, DropsAddress, Due, Show, After,
 // journal.CheckEdge and Claim.Receives. The model proves that these decisions, in this order, keep
 // the invariants (see wrong). It does not prove that the code has this order: TestModel and TestStress
 // run the code.
@@ -30,7 +30,6 @@ const (
 	nSelf      = maxC     // the sweep; processes below it are the runtime's verbs, by container
 	nOld       = maxC + 1 // A's ADD that the runtime has given up
 	unnumbered = 3        // the number of a DEL's record while an ADD of its attachment may still write its own
-	held       = maxC     // added to a container: host-local's file is unwind's, for a late DEL of that container
 )
 
 // protocol is one run of the model: the world with its budgets, and the guard that it leaves out.
@@ -39,13 +38,14 @@ type protocol struct {
 	addresses int8 // the size of the pool
 	crashes   int8 // how many processes may be killed
 	faults    int8 // how many delegates may fail
-	lies      int8 // how many DELs may pass without effect, or pass while their store is away
+	lies      int8 // how many DELs may pass without effect
 	power     int8 // how many losses of power there may be
 	commits   int8 // how many commits may fail; the transaction is there or not
 	losses    int8 // how often the journal may be lost while ADDs run
-	blind     int8 // how many looks for a host port's rule may fail
+	timeouts  int8 // how many late DELs may reach their time limit though nobody waits for them
 
 	ports     bool // the chain has portmap
+	partial   bool // portmap's ADD may fail and leave its rule
 	reuse     bool // the runtime adds A's container ID once more
 	again     bool // the runtime adds A again and again, without a DEL before
 	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
@@ -82,11 +82,9 @@ const (
 	parking      guard = "firewall's DEL is not shown an address with another owner"
 	rivals       guard = "another attachment's claim in the journal counts as another owner"
 	cache        guard = "what libcni's cache has in a namespace that exists counts as another owner"
-	holding      guard = "host-local's file is held while a late DEL uses a free address"
-	unholding    guard = "a pass removes the file that a killed one held"
-	bound        guard = "without such a file, a late DEL ends before an ADD stops waiting for it"
-	last         guard = "no address is freed while a host port forwards to it"
-	portProbe    guard = "portmap's DEL counts once no host port forwards to the address"
+	reread       guard = "the claims and the file are read again before each late DEL"
+	bound        guard = "a late DEL ends before an ADD stops waiting for it"
+	port         guard = "no address is freed while the DEL of a host port is pending"
 	leftover     guard = "what host-local's file still has after a DEL that passed is released"
 	repeat       guard = "a DEL that may have freed nothing runs once more after the grace period"
 	noRepeat     guard = "it does not, once an ADD has got its address"
@@ -154,7 +152,8 @@ type record struct {
 	killed bool  // bridge's ADD was killed: its DEL is to pass twice
 	passed bool  // bridge's DEL has passed, and may have freed nothing
 	blank  bool  // bridge's DEL ran without the path that it needs
-	clean  bool  // portmap's ADD failed: it may have made no rule
+	clean  bool  // portmap's ADD failed
+	lates  int8  // how often firewall's DEL, being late, reached its time limit
 	filed  bool  // "live" was written, with what host-local's file was
 	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
 }
@@ -194,7 +193,8 @@ type process struct {
 	shows   int8  // the address that the delegate is shown
 	place   int8  // the namespace that it is shown
 	pin     bool  // the namespace was there when the facts were gathered
-	holds   bool  // host-local's file is held for the delegate
+	others  bool  // the address had another owner when the facts were gathered
+	late    bool  // the delegate is shown an address that is free
 	parked  bool  // the address is withheld
 	failed  bool
 	passed  bool  // bridge's DEL has passed, and may have freed nothing
@@ -243,7 +243,7 @@ type state struct {
 	p        [maxC + 2]process
 	lock     [maxC]int8 // the process that holds it, none, or lockOrphan
 	orphan   [maxC]lostDelegate
-	owner    [maxA]int8 // the owner in the IPAM's file, by address, or held + the owner
+	owner    [maxA]int8 // the owner in the IPAM's file, by address
 	made     [maxA]int8 // the ADD that made that file
 	rules    [maxA]uint8
 	forwards [maxA]uint8
@@ -254,7 +254,7 @@ type state struct {
 	refused  bool // an ADD was refused as added past the journal, and none was
 }
 
-type budgets struct{ crashes, faults, lies, power, commits, losses, blind int8 }
+type budgets struct{ crashes, faults, lies, power, commits, losses, timeouts int8 }
 
 const lockOrphan = int8(100)
 
@@ -275,7 +275,7 @@ func (m *protocol) chain() uint8 {
 }
 
 func (m *protocol) first() state {
-	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.losses, m.blind}}
+	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.losses, m.timeouts}}
 	for i := range s.c {
 		s.c[i] = sandboxed{given: none, cached: none}
 		s.lock[i] = none
@@ -407,22 +407,6 @@ func (s *state) drop(i int8, p int) {
 	}
 }
 
-// release removes host-local's file that is held for a container.
-func (s *state) release(i int8) {
-	for a := range s.owner {
-		if s.owner[a] == held+i {
-			s.owner[a] = none
-		}
-	}
-}
-
-// unhold removes the file that a killed pass held.
-func (m *protocol) unhold(s *state, i int8) {
-	if m.without != unholding {
-		s.release(i)
-	}
-}
-
 // judge calls Decide with the evidence that the state has on a record.
 func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	c := &s.c[i]
@@ -483,7 +467,7 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 	if s.grace {
 		now = 2
 	}
-	return Pass{
+	facts := Pass{
 		Now: now, Since: 1, GracePeriod: 1, SameBoot: !r.booted, Asked: of(p) == pr.on, IgnorePause: true,
 		NoNetNS: pr.place == nowhere,
 		NewerLives: newer.n != r.n && !newer.memory && (newer.state == live_ || newer.state == adding) &&
@@ -492,8 +476,16 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 		PodLives:       func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
 		Withheld:       no,
 		Reassigned:     func(*journal.Step) bool { return m.without != noRepeat && m.reassigned(s, p, r) },
-		Forwarded:      no,
 	}
+	for step := range int8(3) {
+		if r.steps&^pr.done&(1<<step) != 0 && m.without != port {
+			facts.Steps = append(facts.Steps, m.journalled(r, step))
+		}
+	}
+	if r.claim != none {
+		facts.Claims = []journal.Claim{{Step: 0}}
+	}
+	return facts
 }
 
 // reassigned reports whether the ADD that undoes a record has got its address.
@@ -509,6 +501,7 @@ func (m *protocol) reassigned(s *state, p int, r *record) bool {
 
 var (
 	hostLocal  = json.RawMessage(`{"ipam": {"type": "host-local"}}`)
+	hostPort   = json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`)
 	spiderpool = json.RawMessage(`{"ipam": {"type": "spiderpool"}}`)
 )
 
@@ -516,7 +509,13 @@ var (
 func (m *protocol) journalled(r *record, step int8) journal.Step {
 	j := journal.Step{Index: int(step), Type: delegates[step]}
 	switch {
-	case step != 0:
+	case step == 1:
+		j.LateKills = int(r.lates)
+		return j
+	case step == 2:
+		if j.Config = hostPort; r.clean {
+			j.ADD = journal.AddFailed
+		}
 		return j
 	case m.skips:
 		j.Type = "kube-ovn"
@@ -537,23 +536,28 @@ func (m *protocol) journalled(r *record, step int8) journal.Step {
 	return j
 }
 
-// due asks Due whether a step of a record runs now, and HoldBack whether a host port forbids it.
-func (m *protocol) due(s *state, p int, r *record, step int8, blind bool) bool {
+// due asks Due whether a step of a record runs now.
+func (m *protocol) due(s *state, p int, r *record, step int8) bool {
 	j := m.journalled(r, step)
 	if step == 0 && m.pod {
 		j.Config = spiderpool
 	}
-	if Due(&j, m.pass(s, p, r)) != (journal.Wait{}) {
+	return Due(&j, m.pass(s, p, r)) == journal.Wait{}
+}
+
+// isLate asks IsLate about firewall's DEL. The address of an IPAM plugin of which nothing is known counts
+// as free once bridge's DEL is done. An ADD that has just got the address runs the DEL itself.
+func (m *protocol) isLate(s *state, p int, r *record, step int8) bool {
+	pr := &s.p[p]
+	if r.claim == none || pr.back == pClaim {
 		return false
 	}
-	if step != 0 || !m.ports || r.claim == none || m.without == last {
-		return true
+	free := s.owner[r.claim] != pr.on
+	if m.unnamed {
+		free = r.steps&^pr.done&1 == 0
 	}
-	forwarded := tristate.Of(s.forwards[r.claim] != 0, nil)
-	if blind {
-		forwarded = tristate.Unknown
-	}
-	return !HoldBack(forwarded, !r.clean)
+	j := m.journalled(r, step)
+	return IsLate(&j, journal.Claim{Step: 0}, free)
 }
 
 // lives reports whether the journal has a record of a container that is not dead. One that is being
@@ -609,7 +613,7 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 	}
 	fresh := func(other int8) bool { return s.p[p].back == pClaim && other == of(p) }
 	owner := s.owner[address]
-	if !m.unnamed && (owner == i || owner == held+i) {
+	if !m.unnamed && owner == i {
 		return false // host-local's file is its own
 	}
 	named := !m.unnamed && owner != none && !fresh(owner)
@@ -633,16 +637,10 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 	return HasOtherOwner(tristate.Of(named, nil), others)
 }
 
-// after asks After whether a DEL that passed is done, and whether it failed nevertheless. away says
-// that its store cannot be looked at.
-func (m *protocol) after(s *state, p int, r *record, away bool) (done, fails bool) {
+// after asks After whether a DEL that passed is done.
+func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
-	free := tristate.Unknown
-	if pr.step == 2 && m.without != portProbe && !away {
-		free = tristate.Of(r.claim == none || s.forwards[r.claim]&(1<<pr.on) == 0, nil)
-	}
-	o := Outcome{Withheld: pr.parked, Free: free, Kept: "something"}
-	step, done := After(m.journalled(r, pr.step), o, m.pass(s, p, r))
+	step, done := After(m.journalled(r, pr.step), Outcome{Withheld: pr.parked}, m.pass(s, p, r))
 	pr.passed = pr.passed || m.empty && pr.step == 0 && step.Again != 0
-	return done, step.Last != ""
+	return done
 }

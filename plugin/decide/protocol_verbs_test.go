@@ -88,7 +88,6 @@ func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 		}
 	}
 	m.take(&s, pr.on, p)
-	m.unhold(&s, pr.on)
 	pr.pc = pFind
 	to("takes its lock", s)
 }
@@ -128,6 +127,7 @@ func (m *protocol) rollBack(s *state, p int) {
 	if r := s.record(pr.on, pr.n); r.claim == none {
 		r.claim = pr.claim
 	}
+	m.gather(s, p)
 }
 
 // findADD looks for what an ADD settles first: earlier records of its key.
@@ -296,6 +296,9 @@ func (m *protocol) add(s state, p int, to func(string, state)) {
 	}
 	if pr.step > 0 && s.left.faults > 0 {
 		for _, has := range []bool{false, true} {
+			if has && pr.step == 2 && !m.partial {
+				continue
+			}
 			failing := s
 			failing.left.faults--
 			if has {
@@ -393,9 +396,9 @@ func (m *protocol) outlast(s state, p int, other int8, to func(string, state)) {
 		return
 	}
 	holder := &s.p[s.lock[other]]
-	if holder.pc == pDel && holder.shows == s.p[p].claim && m.unnamed && m.without != bound {
-		holder.failed, holder.pc = true, pNext
-		to("a DEL that is shown its address runs out of time", s)
+	if holder.pc == pDel && holder.late && m.without != bound {
+		m.timesOut(&s, int(s.lock[other]))
+		to("a late DEL of its address reaches its time limit", s)
 		return
 	}
 	s.p[p].settled |= 1 << other
@@ -408,7 +411,14 @@ func (m *protocol) begin(s *state, p int) {
 	c := &s.c[pr.on]
 	pr.pc, pr.tried, pr.done = pNext, 0, 0
 	pr.pin = pr.n == c.adds && c.netns
-	m.unhold(s, pr.on)
+	m.gather(s, p)
+}
+
+// gather looks once whether the address of a record has another owner.
+func (m *protocol) gather(s *state, p int) {
+	pr := &s.p[p]
+	r := s.record(pr.on, pr.n)
+	pr.others = r.claim != none && m.withhold(s, p, pr.on, r.claim)
 }
 
 // mark begins a pass, and writes that the undoing begins.
@@ -444,14 +454,7 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 		if step == 0 {
 			pr.place = m.show(&s, p, r)
 		}
-		blind := false
-		if step == 0 && s.left.blind > 0 {
-			next := s
-			if next.left.blind--; m.due(&next, p, r, step, true) {
-				m.start(next, p, step, to)
-			}
-		}
-		if pr.tried |= 1 << step; m.due(&s, p, r, step, blind) {
+		if pr.tried |= 1 << step; m.due(&s, p, r, step) {
 			m.start(s, p, step, to)
 			return
 		}
@@ -477,20 +480,23 @@ func (m *protocol) releaseLeftover(s *state, p int, r *record) {
 func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
-	pr.step, pr.shows, pr.parked, pr.pc = step, none, false, pDel
+	pr.step, pr.shows, pr.late, pr.parked, pr.pc = step, none, false, false, pDel
 	pr.tried |= 1 << step
 	if (journal.Claim{Step: 0}).Receives(int(step)) || r.passed && m.without == onlyFrees {
 		pr.shows = r.claim
 	}
+	j := m.journalled(r, step)
 	switch {
 	case pr.shows == none:
-	case m.withhold(&s, p, pr.on, pr.shows):
+	case pr.others:
 		pr.shows, pr.parked = none, step != 0
-	case m.unnamed || s.owner[pr.shows] != none || m.without == holding:
-	case r.memory: // no file is held without a record on the disk
+	case !m.isLate(&s, p, r, step):
+	case DropsAddress(&j, !r.memory):
+		pr.shows = none
+	case m.without != reread && m.withhold(&s, p, pr.on, pr.shows):
 		pr.shows, pr.parked = none, true
 	default:
-		s.owner[pr.shows], pr.holds = held+pr.on, true
+		pr.late = true
 	}
 	to(fmt.Sprintf("begins the DEL of %s for %s", delegates[step], name(int(pr.on))), s)
 }
@@ -505,22 +511,35 @@ func (m *protocol) del(s state, p int, to func(string, state)) {
 		m.ended(&failing, p, false, true)
 		to(what+" fails", failing)
 	}
+	if s.left.timeouts > 0 && pr.late {
+		late := s
+		late.left.timeouts--
+		m.timesOut(&late, p)
+		to(what+" reaches its time limit", late)
+	}
 	if s.left.lies > 0 && pr.step != 1 {
 		lying := s
 		lying.left.lies--
-		m.passes(&lying, p, false, false)
+		m.passes(&lying, p, false)
 		to(what+" passes, and frees nothing", lying)
 	}
-	m.passes(&s, p, true, false)
+	m.passes(&s, p, true)
 	to(what, s)
 }
 
+// timesOut ends a late DEL at its time limit.
+func (m *protocol) timesOut(s *state, p int) {
+	pr := &s.p[p]
+	s.record(pr.on, pr.n).lates++
+	m.ended(s, p, false, true)
+}
+
 // passes applies a DEL that passed.
-func (m *protocol) passes(s *state, p int, works, away bool) {
+func (m *protocol) passes(s *state, p int, works bool) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
 	if m.skips && pr.step == 0 && pr.place == nowhere {
-		works, away, r.blank = false, true, true
+		works, r.blank = false, true
 	}
 	switch {
 	case works:
@@ -528,22 +547,17 @@ func (m *protocol) passes(s *state, p int, works, away bool) {
 	case m.empty && pr.shows != none && s.owner[pr.shows] != none:
 		s.c[s.owner[pr.shows]].device = false // whoever has the address
 	}
-	done, fails := m.after(s, p, r, away)
-	m.ended(s, p, done, fails)
+	m.ended(s, p, m.after(s, p, r), false)
 }
 
 // ended takes the outcome of a DEL.
 func (m *protocol) ended(s *state, p int, done, fails bool) {
 	pr := &s.p[p]
-	if pr.holds {
-		pr.holds = false
-		s.release(pr.on)
-	}
 	if done {
 		pr.done |= 1 << pr.step
 	}
 	pr.pc, pr.failed = pNext, pr.failed || fails
-	pr.step, pr.shows, pr.place, pr.parked = 0, none, nowhere, false
+	pr.step, pr.shows, pr.late, pr.place, pr.parked = 0, none, false, nowhere, false
 }
 
 // finish writes what a pass left.
@@ -560,7 +574,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 	r.passed = r.passed || pr.passed
 	switch r.steps &^= pr.done; {
 	case r.memory && p == nSelf: // whatever the DELs said
-		if a := r.claim; s.owner[a] == i && s.forwards[a] == 0 {
+		if a := r.claim; s.owner[a] == i && !PortPending(0, m.pass(&s, p, r)) {
 			s.owner[a], s.made[a] = none, 0
 		}
 		*r = record{}

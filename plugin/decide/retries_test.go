@@ -22,7 +22,6 @@ func TestDueTable(t *testing.T) {
 	p := pass()
 	p.NewerLives, p.PodLives, p.ContainerLives, p.NoNetNS = true, yes, yes, true
 	p.Withheld = func(*journal.Step) bool { return true }
-	p.Forwarded = func(*journal.Step) bool { return true }
 	cell := func(p Pass) string {
 		switch w := Due(&s, p); {
 		case w == journal.Wait{}:
@@ -49,10 +48,11 @@ func TestDueTable(t *testing.T) {
 	})
 	row("the plugin does nothing without CNI_NETNS (kube-ovn, sriov), and the namespace is gone", func() { p.ContainerLives = no })
 	row("the DEL ran without CNI_NETNS, and did nothing", func() { p.NoNetNS, s.Wait.For = false, journal.ForRuntime })
-	row("a host port forwards, or may forward, to the address that the DEL releases", func() { s.Wait.For = journal.ForRule })
+	row("a host port may forward to the address that the DEL releases, until the DEL of another plugin (portmap) succeeds", func() {
+		s.Wait.For, p.Claims, p.Steps = journal.ForOwner, []journal.Claim{{}}, []journal.Step{{Index: 1, Config: withPorts}}
+	})
 	row("the last try ran without the DEL's address, because another owner has that address", func() {
-		p.Forwarded = func(*journal.Step) bool { return false }
-		s.Wait.For = journal.ForOwner
+		p.Steps = nil
 	})
 	row("the DEL succeeded, and must run once more", func() {
 		s.Wait = journal.Wait{Until: now + 5*minute, For: journal.ForRepeat}
@@ -101,8 +101,7 @@ var afterRows = []struct {
 			Tries: 19, Alike: 19, AlikeSince: now - 60*minute},
 		Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No}, pass},
 	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
-	{"the DEL ran without an address that belongs to another owner, and succeeded", journal.Step{}, Outcome{Withheld: true}, pass},
-	{"the DEL succeeded, but a host port still forwards to the address", journal.Step{}, Outcome{Free: tristate.No}, pass},
+	{"the DEL ran without an address that belongs to another owner, and succeeded, and the plugin may remove rules by address", journal.Step{}, Outcome{Withheld: true}, pass},
 	{"the plugin was killed earlier, and the DEL succeeded within `gracePeriod` after that",
 		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},
 	{"the plugin was killed before the machine's last boot, and the DEL succeeded after that boot", journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, inAnotherBoot},

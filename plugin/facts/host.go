@@ -50,8 +50,10 @@ func SearchPaths() map[string]string {
 // none are recorded.
 func SearchPathsThere(env map[string]string) bool {
 	for _, dirs := range env {
-		if slices.ContainsFunc(filepath.SplitList(dirs), func(dir string) bool { return !isDirectory(dir) }) {
-			return false
+		for _, dir := range filepath.SplitList(dirs) {
+			if !isDirectory(dir) {
+				return false
+			}
 		}
 	}
 	return len(env) > 0

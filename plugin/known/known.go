@@ -46,6 +46,10 @@ type Plugin struct {
 	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
 	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
+	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
+	// container's namespace, so it removes nothing of another container, whatever addresses are in
+	// prevResult.
+	ByContainer bool
 
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
 	// only if this plugin's entry also contains "ipam".

@@ -28,6 +28,7 @@ func TestRows(t *testing.T) {
 			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != AsPlain,
 			"frees by pod and by container":                p.FreesByPod && p.MayFreeNothing,
 			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
+			"removes by address and by container":          p.RemovesByAddress && p.ByContainer,
 			"is pinned to what it does not get":            p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
 			"moves a device, which it could take":          slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
 		} {
@@ -76,6 +77,8 @@ func TestColumns(t *testing.T) {
 		{"MayFreeNothing", func(p *Plugin) bool { return p.MayFreeNothing }, "aws-cni whereabouts"},
 		{"Elsewhere", func(p *Plugin) bool { return p.Elsewhere }, "whereabouts spiderpool"},
 		{"RemovesByAddress", func(p *Plugin) bool { return p.RemovesByAddress }, "aws-cni"},
+		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },
+			"bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf portmap bandwidth ovn-k8s-cni-overlay terway"},
 		{"HidesIPAM", func(p *Plugin) bool { return p.HidesIPAM }, "flannel"},
 		{"ExecutesIPAM", func(p *Plugin) bool { return p.ExecutesIPAM != nil },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},

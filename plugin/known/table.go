@@ -7,34 +7,47 @@ const reference = "containernetworking/plugins 1.9.1"
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
 	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
-	// do not read it.
+	// do not read it. Of all plugins here, only firewall removes rules by address alone, in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. macspoofchk creates rules too.
-	{Name: "bridge", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch},
-	{Name: "ptp", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch},
-	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true},
-	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true},
-	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true},
+	{
+		Name: "bridge", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
+		ByContainer: true,
+	},
+	{
+		Name: "ptp", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
+		ByContainer: true,
+	},
+	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{
 		// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS
 		// does not exist. In another namespace, it would take that namespace's device.
 		Name: "host-device", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: None,
+		ByContainer: true,
 	},
-	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true},
-	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true},
+	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{ // sets lo up and down: plugins/main/loopback/loopback.go
-		Name: "loopback", Source: reference, Pinned: true,
+		Name: "loopback", Source: reference, Pinned: true, ByContainer: true,
 	},
 	{ // a DEL restores the settings in its backup file
-		Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch,
+		Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true,
 	},
 	{
 		// The routes disappear with the interface. A DEL fails without a namespace. If nothing
 		// exists at the path, the DEL creates a file there.
-		Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch,
+		Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true,
 	},
-	{Name: "vrf", Source: reference, Pinned: true},
+	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
+	{ // a DEL removes the chain, or the rules with the comment, that has the container ID
+		Name: "portmap", Source: reference, ByContainer: true,
+	},
+	{ // a DEL removes the device whose name is a hash of network and container ID
+		Name: "bandwidth", Source: reference, ByContainer: true,
+	},
 
 	// Providers of a cluster's network.
 	{
@@ -78,6 +91,7 @@ var table = []Plugin{
 		// checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
+		ByContainer: true,
 	},
 	{ // pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
 		Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always,
@@ -90,6 +104,7 @@ var table = []Plugin{
 		// A DEL frees by container ID, and frees nothing unless CNI_NETNS is some namespace
 		// (plugin/terway/cni.go, cmdDel; cni_linux.go, getCmdArgs).
 		Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty,
+		ByContainer: true,
 	},
 
 	// IPAM plugins.

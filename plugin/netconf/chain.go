@@ -279,6 +279,39 @@ func (ch *Chain) Missing(path string) []string {
 	return missing
 }
 
+// ips is the capability for static addresses.
+const ips = "ips"
+
+// AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
+// has. For a container with static addresses, podman adds this capability to the first plugin of
+// the list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+func (ch *Chain) AdoptIPs(c *Conf) {
+	if !c.Capabilities[ips] ||
+		slices.ContainsFunc(ch.Delegates, func(d Delegate) bool { return d.Capabilities[ips] }) {
+		return
+	}
+	capabilities := map[string]bool{ips: true}
+	for name, enabled := range ch.Delegates[0].Capabilities {
+		capabilities[name] = enabled || name == ips
+	}
+	ch.Delegates[0].Capabilities = capabilities
+}
+
+// EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
+// delegates, and "ips" with them. podman replaces the capabilities of an entry that does not
+// declare "ips" (see AdoptIPs), so port mappings would be lost.
+func (ch *Chain) EntryCapabilities() []string {
+	all := map[string]bool{}
+	for _, d := range ch.Delegates {
+		for capability, enabled := range d.Capabilities {
+			if enabled {
+				all[capability], all[ips] = true, true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
 // LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not.
 // libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
 // arguments.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -192,6 +193,84 @@ func TestConfigAsLibcni(t *testing.T) {
 			t.Errorf("stdin of plugin %d (-libcni +unwind):\n%s", i, diff)
 		}
 		prevResult = Marshal(result)
+	}
+}
+
+// TestConfigAsPodman: a container has static addresses, and podman adds the capability "ips" to the first
+// plugin of the list if that does not declare it. What the plugin gets of the runtime is the same through
+// unwind, whether its entry declares "ips" as unwindctl writes it, or podman adds the capability there.
+func TestConfigAsPodman(t *testing.T) {
+	const chain = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
+		{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`
+	given := func(list string) (all []map[string]json.RawMessage) {
+		t.Helper()
+		l, err := libcni.NetworkConfFromBytes([]byte(list))
+		if err == nil && !l.Plugins[0].Network.Capabilities["ips"] { // as in podman
+			l.Plugins[0], err = libcni.InjectConf(l.Plugins[0], map[string]any{"capabilities": map[string]bool{"ips": true}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		rt := libcni.RuntimeConf{ContainerID: "c", NetNS: "/n", IfName: "eth0", CapabilityArgs: map[string]any{
+			"ips": []string{"10.0.0.7", "fd00::7"}, "portMappings": []any{map[string]any{"hostPort": 80}}}}
+		plugins := &recorder{}
+		if _, err := libcni.NewCNIConfigWithCacheDir([]string{"/"}, t.TempDir(), plugins).AddNetworkList(t.Context(), l, &rt); err != nil {
+			t.Fatal(err)
+		}
+		for _, stdin := range plugins.stdin {
+			all = append(all, ObjectOf(stdin))
+		}
+		return all
+	}
+	plain := given(chain)
+	for entry, ports := range map[string]bool{`"capabilities": {"ips": true, "portMappings": true}, `: true, `"capabilities": {"portMappings": true}, `: false, ``: false} {
+		stdin := given(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "unwind", ` + entry + `"chain": ` + chain + `}]}`)
+		c, err := ParseConf(Marshal(stdin[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, err := c.LoadChain()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours.AdoptIPs(c)
+		for i := range ours.Delegates {
+			got, want := string(ObjectOf(ours.Config(i, c))["runtimeConfig"]), string(plain[i]["runtimeConfig"])
+			if i == 1 && !ports { // lost, before unwind
+				want = ""
+			}
+			if got != want {
+				t.Errorf("with %q, plugin %d gets %s, want %s", entry, i, got, want)
+			}
+		}
+		if want := []string{"ips", "portMappings"}; !slices.Equal(ours.EntryCapabilities(), want) {
+			t.Errorf("the entry should declare %q", ours.EntryCapabilities())
+		}
+	}
+}
+
+// TestAdoptIPs: the first delegate gets the capability only if unwind's entry has it and no delegate has.
+func TestAdoptIPs(t *testing.T) {
+	for _, tt := range []struct{ entry, first, second, want string }{
+		{`{"ips": true}`, `{}`, `{}`, "ips "},
+		{`{"ips": true}`, `{"ips": false, "mac": true, "none": false}`, `{}`, "ips mac "},
+		{`{"ips": true, "mac": true}`, `{}`, `{"mac": true}`, "ips "},
+		{`{"ips": true}`, `{}`, `{"ips": true}`, ""},
+		{`{"ips": true}`, `{"ips": true}`, `{}`, "ips "},
+		{`{"ips": false, "portMappings": true}`, `{}`, `{}`, ""},
+	} {
+		chain, c := load(t, fmt.Sprintf(`"capabilities": %s, "chain": {"plugins": [{"type": "a", "capabilities": %s}, {"type": "b", "capabilities": %s}]}`,
+			tt.entry, tt.first, tt.second))
+		chain.AdoptIPs(c)
+		got := ""
+		for _, name := range slices.Sorted(maps.Keys(chain.Delegates[0].Capabilities)) {
+			if chain.Delegates[0].Capabilities[name] {
+				got += name + " "
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
 	}
 }
 

@@ -125,7 +125,7 @@ func (g *gathering) addPool(p Pool) {
 	found, err := ipam.Scan(p.Dir)
 	g.errs = append(g.errs, err)
 	for _, r := range found {
-		if r.Empty() || r.IsHeld() || g.inJournal[r.Owner.ContainerID] {
+		if r.Empty() || g.inJournal[r.Owner.ContainerID] {
 			continue
 		}
 		o := g.add(journal.Key{Network: p.Network, ContainerID: r.Owner.ContainerID,

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"os"
 	"slices"
 
 	"cni-unwind/ipam"
@@ -44,20 +43,14 @@ func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
 		conf: c}
 }
 
-// freeEmpty releases two kinds of addresses in a pool: those for which host-local died before it
-// wrote an owner, and those that a DEL held until it was killed.
+// freeEmpty releases the addresses in a pool for which host-local died before it wrote an owner.
 func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
-	found, plan, err := s.findEmpty(ctx, pool)
+	plan, err := s.findEmpty(ctx, pool)
 	var released []ipam.Reservation
 	if !s.DryRun {
-		dropped, dropErr := DropHeld(ctx, s.w.Journal.Store, pool.Network, found)
-		for _, r := range dropped {
-			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address,
-				"owner", r.HeldFor.ContainerID, "reason", "the DEL that reserved it was killed")
-		}
 		var applyErr error
 		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
-		err = errors.Join(err, dropErr, applyErr)
+		err = errors.Join(err, applyErr)
 	}
 	for _, r := range plan {
 		f := Finding{Key: journal.Key{Network: pool.Network}, Addresses: []netip.Addr{r.Address},
@@ -73,16 +66,13 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 	return findings, err
 }
 
-// findEmpty returns the reservations of a pool, and those of them that have no owner. If a record
-// of the journal claims an address whose file is empty, something else emptied the file. Then the
-// address stays until that record is gone.
-func (s *Sweep) findEmpty(
-	ctx context.Context, pool Pool,
-) (found, empty []ipam.Reservation, err error) {
-	found, err = ipam.Scan(pool.Dir)
-	empty = s.unclaimed(ctx, slices.DeleteFunc(slices.Clone(found),
-		func(r ipam.Reservation) bool { return !r.Empty() }))
-	return found, empty, err
+// findEmpty returns the reservations of a pool that have no owner. If a record of the journal claims
+// an address whose file is empty, something else emptied the file. Then the address stays until that
+// record is gone.
+func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
+	found, err := ipam.Scan(pool.Dir)
+	return s.unclaimed(ctx, slices.DeleteFunc(found,
+		func(r ipam.Reservation) bool { return !r.Empty() })), err
 }
 
 // unclaimed returns the reservations whose addresses no record of the journal claims. If the
@@ -104,38 +94,4 @@ func (s *Sweep) unclaimed(
 		return nil
 	})
 	return free
-}
-
-// DropHeld removes the files with which killed DELs still hold a network's addresses (see
-// ipam.Hold), and returns these reservations. It keeps the file of a DEL that still runs, because
-// that DEL holds its attachment's lock.
-func DropHeld(
-	ctx context.Context, store *journal.Store, network string, found []ipam.Reservation,
-) (dropped []ipam.Reservation, err error) {
-	for _, r := range found {
-		if !r.IsHeld() {
-			continue
-		}
-		switch dropErr := dropHeld(ctx, store, network, r); {
-		case dropErr == nil:
-			dropped = append(dropped, r)
-		case !errors.Is(dropErr, journal.ErrBusy):
-			err = errors.Join(err, dropErr)
-		}
-	}
-	return dropped, err
-}
-
-func dropHeld(
-	ctx context.Context, store *journal.Store, network string, r ipam.Reservation,
-) error {
-	if _, err := os.Lstat(store.Dir); err == nil { // without the directory, there are no locks
-		unlock, err := lockAttachment(store, journal.Key{Network: network,
-			ContainerID: r.HeldFor.ContainerID, IfName: r.HeldFor.IfName})
-		if err != nil {
-			return err
-		}
-		defer unlock()
-	}
-	return ipam.DropHeld(ctx, r.Pool, r.HeldFor, r.Address)
 }

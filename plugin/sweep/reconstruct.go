@@ -29,8 +29,9 @@ import (
 //  1. Take the lock of the attachment, and judge it again.
 //  2. Reconstruct the record, unless a file of the attachment is from before this boot.
 //  3. Run the chain's DELs in reverse order.
-//  4. Release the addresses that host-local still reserves for it, even if DELs failed. Keep an
-//     address to which a host port forwards. If there was no time for a DEL, keep all.
+//  4. Release the addresses that host-local still reserves for it, even if DELs failed. But keep
+//     them while its host ports may forward to them (see decide.PortPending), or if there was no
+//     time for a DEL.
 //  5. If all DELs succeeded, remove the cache file, as libcni does.
 //
 // After SIGKILL, the next sweep runs the same steps for the files that are left. No step creates a
@@ -80,11 +81,10 @@ func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry,
 ) error {
 	var failures []*delegate.Failure
-	hadPorts := false
+	invented := f.owner.cached == nil
 	f.Pending = nil
 	if e != nil {
-		hadPorts = undo.HadPorts(e)
-		failures, _ = w.Run(ctx, undo.Job{Entry: e, Unrecorded: true})
+		failures, _ = w.Run(ctx, undo.Job{Entry: e, Unrecorded: true, PortsInvented: invented})
 		f.Pending = undo.PendingSteps(e)
 	}
 	for _, failure := range failures {
@@ -92,7 +92,10 @@ func (s *Sweep) undoRecord(
 			return failure
 		}
 	}
-	if err := freeHeld(ctx, f.owner, hadPorts); err != nil {
+	if err := keptForPort(e, invented, failures); err != nil {
+		return err
+	}
+	if err := freeHeld(ctx, f.owner); err != nil {
 		return err
 	}
 	if f.owner.cached != nil {
@@ -115,17 +118,26 @@ func (s *Sweep) undoRecord(
 	return nil
 }
 
+// keptForPort returns an error if a host port may still forward to the addresses of a record.
+func keptForPort(e *journal.Entry, invented bool, failures []*delegate.Failure) error {
+	if e == nil {
+		return nil
+	}
+	p := decide.Pass{SameBoot: true, Steps: e.Steps, PortsInvented: invented}
+	if !slices.ContainsFunc(e.Claims,
+		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
+		return nil
+	}
+	err := errors.New("its addresses stay reserved, because a host port may still forward to them")
+	if len(failures) > 0 {
+		err = fmt.Errorf("%w; %w", failures[0], err)
+	}
+	return err
+}
+
 // freeHeld releases the addresses that host-local still reserves for an owner.
-func freeHeld(ctx context.Context, o *owner, hadPorts bool) (err error) {
+func freeHeld(ctx context.Context, o *owner) (err error) {
 	for _, r := range o.held {
-		if is, kept := undo.ForwardsTo(ctx, r.Address); decide.HoldBack(is, hadPorts) {
-			// if another sweep has released the address since, the rule may belong to a new owner
-			now, given, lookErr := ipam.OwnerOf(r.Pool, r.Address)
-			if lookErr != nil || given && now == r.Owner {
-				err = errors.Join(err, errors.New(kept))
-			}
-			continue
-		}
 		_, freeErr := ipam.Apply(ctx, r.Pool, []ipam.Reservation{r})
 		err = errors.Join(err, freeErr)
 	}

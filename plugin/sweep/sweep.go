@@ -128,7 +128,7 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 			break
 		}
 		var empty []ipam.Reservation
-		_, empty, err = s.findEmpty(ctx, pool)
+		empty, err = s.findEmpty(ctx, pool)
 		due = len(empty) > 0
 	}
 	if !due && err == nil {

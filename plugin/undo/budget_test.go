@@ -9,6 +9,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/testdata/document"
 )
 
@@ -20,7 +21,7 @@ func TestBudgetTable(t *testing.T) {
 		"Status":   "limit for a STATUS",
 		"Release":  "limit for the DELs of other attachments during an ADD, after which the ADD continues",
 		"Step":     "minimum time for the DEL of one delegate, and time that is reserved for each later delegate, unless a delegate has hung",
-		"LateDel":  "limit for a DEL whose address is already free, unless host-local assigned it",
+		"LateDel":  "limit for a DEL whose address is already free",
 		"HostLink": "how long unwind waits for an interface's host end to disappear after its namespace",
 		"Orphans":  "how long unwind waits for the delegates of a killed unwind to end",
 		"Stop":     "how long a DEL waits for the rollback of a running ADD of its attachment",
@@ -57,5 +58,13 @@ func TestSlowDELs(t *testing.T) {
 				t.Errorf("%s of %d: only %d DELs start", verb, chain, done)
 			}
 		}
+	}
+}
+
+// TestLateDELEndsInTime: a late DEL is over, and its processes are killed, before an ADD that got its address stops
+// waiting.
+func TestLateDELEndsInTime(t *testing.T) {
+	if b := DefaultBudgets; b.LateDel+delegate.GroupDelay >= b.Release {
+		t.Errorf("a late DEL ends after %s and %s, an ADD waits %s", b.LateDel, delegate.GroupDelay, b.Release)
 	}
 }

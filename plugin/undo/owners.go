@@ -2,8 +2,10 @@ package undo
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -31,7 +33,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		if c.Pool != "" {
 			owners := []ipam.Owner{u.owner()}
 			if assigned {
-				owners = append(owners, ipam.Owner{ContainerID: u.Verb.Key.ContainerID, IfName: u.Verb.Key.IfName})
+				k := u.Verb.Key
+				owners = append(owners, ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName})
 			}
 			named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
 		}
@@ -74,6 +77,66 @@ func (u *undoing) reassigned(s *journal.Step) (is bool) {
 		}
 	}
 	return is && u.Verb.Key.Network == u.Entry.Network
+}
+
+// errLate is the cause of the time limit for a late DEL.
+var errLate = errors.New("its address is free, so another pod may get it")
+
+// The problem: a delegate that knows an address only from prevResult removes rules by the address
+// alone. If the address is free, a new pod could get it during the DEL, and lose its rules. So late
+// prepares each such DEL (see decide.IsLate):
+//
+//  1. It reads the claims in the journal and host-local's files again, and withholds an address
+//     that has another owner by now.
+//  2. It ends the DEL Budgets.LateDel after it began to read. An ADD that gets the address later
+//     finds this record when it commits its own claim. Before its next delegate makes a rule, that
+//     ADD waits longer than LateDel for the attachment's lock, which the DEL holds.
+//
+// A DEL that reached this limit twice, or whose record no ADD can find, runs without the address
+// (see decide.DropsAddress). After SIGKILL, the delegate still holds the lock; the ADD kills it.
+func (u *undoing) late(
+	ctx context.Context, s *journal.Step,
+) (bounded context.Context, cancel context.CancelFunc) {
+	end := time.Now().Add(u.Budgets.LateDel)
+	var free []netip.Addr
+	for _, c := range u.Entry.Claims {
+		if !slices.Contains(slices.Concat(u.withheld, u.Assigned), c.Address) &&
+			decide.IsLate(s, c, u.isFree(c)) {
+			free = append(free, c.Address)
+		}
+	}
+	u.dropped = nil
+	switch {
+	case len(free) == 0:
+		return context.WithCancel(ctx)
+	case decide.DropsAddress(s, u.recorded()):
+		u.dropped = free
+		return context.WithCancel(ctx)
+	}
+	u.Others = u.othersOf(ctx, u.Entry)
+	if u.withheld = u.addressesOfOthers(ctx); u.Others == nil { // the journal cannot be read
+		u.withheld = slices.Concat(u.withheld, free)
+	}
+	if !slices.ContainsFunc(free,
+		func(a netip.Addr) bool { return !slices.Contains(u.withheld, a) }) {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadlineCause(ctx, end, errLate)
+}
+
+// isFree reports whether the attachment no longer has a claimed address. If host-local assigned it,
+// the file shows that. Otherwise it counts as free once the DEL of the delegate that allocated it
+// is done. That delegate is unknown in some reconstructed records.
+func (u *undoing) isFree(c journal.Claim) bool {
+	if c.Pool == "" {
+		return c.Step >= 0 && u.Entry.Freed(c)
+	}
+	return !u.holds(c)
+}
+
+// recorded reports whether the record is in the journal, so that others find it there.
+func (u *undoing) recorded() bool {
+	return !u.Journal.Unwritable && !u.Unrecorded && u.Entry.Number != 0
 }
 
 // hasADD reports whether one of the records belongs to the ADD in libcni's cache. A record of an

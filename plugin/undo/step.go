@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -34,33 +33,29 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if decide.NeedsNoRepeat(s, p) {
 		return true, nil
 	}
-	wait := decide.Due(s, p)
-	if wait == (journal.Wait{}) {
-		if why := u.forwardedBy(ctx, s); why != "" {
-			wait.For = journal.ForRule
-			if s.Wait.For != journal.ForRule {
-				u.Log.Warn("the DEL waits, because a host port may forward to the address that it would "+
-					"release", "plugin", s.Type, "why", why)
-				u.record(journal.Waiting, s, why)
-			}
+	if wait := decide.Due(s, p); wait != (journal.Wait{}) {
+		if wait.For == journal.ForPort && s.Wait.For != journal.ForPort {
+			const why = "a host port may forward to its address until the DEL of a later plugin succeeds"
+			u.Log.Warn("the DEL waits: "+why, "plugin", s.Type)
+			u.record(journal.Waiting, s, why)
 		}
-	}
-	if wait != (journal.Wait{}) {
-		if s.Wait.For == journal.ForTime || wait.For == journal.ForRule {
+		if s.Wait.For == journal.ForTime || wait.For == journal.ForPort {
 			s.Wait = wait
 		}
 		return false, nil
 	}
-	held, end := u.hold(ctx, s)
+	bounded, cancel := u.late(ctx, s)
 	before := *s
 	marked := u.markSlow(ctx, s)
-	f = u.del(held, s)
+	f = u.del(bounded, s)
+	timedOut := errors.Is(context.Cause(bounded), errLate)
+	cancel()
 	marked()
-	end()
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
 	o := u.outcome(ctx, s, f)
+	o.LateKilled = o.Killed && timedOut
 	*s, done = decide.After(*s, o, p)
 	if f != nil {
 		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
@@ -77,9 +72,6 @@ func (u *undoing) outcome(
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
 			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
 	} else {
-		if o.Kept = u.leftByPortmap(ctx, s); o.Kept != "" {
-			o.Free = tristate.No
-		}
 		o.Withheld = u.withheldFrom(s).IsValid()
 		o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	}
@@ -141,7 +133,7 @@ const markAfter = 500 * time.Millisecond
 // markSlow writes the record, with the step as tried, if the step's DEL takes longer than
 // markAfter. If unwind is killed during that DEL, the next pass begins with another step.
 func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
-	if u.Journal.Unwritable || u.Unrecorded || u.Entry.Number == 0 {
+	if !u.recorded() {
 		return func() {}
 	}
 	marked, done := u.Entry.Clone(), make(chan struct{})
@@ -244,8 +236,8 @@ func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
 }
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
-// ADD, or the last known one, in the configuration's CNI version and without the withheld
-// addresses. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that would only
+// ADD, or the last known one, in the configuration's CNI version and without the addresses
+// that are withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that would only
 // remove rules of the address's next owner gets none: the first one has removed its own.
 func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
 	if u.Entry.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
@@ -256,7 +248,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	withheld := u.withheld
+	withheld := slices.Concat(u.withheld, u.dropped)
 	if known.Of(s.Type).RemovesByAddress {
 		withheld = slices.Concat(withheld, u.Assigned)
 	}
@@ -309,59 +301,6 @@ func (u *undoing) chain() *netconf.Chain {
 	return chain
 }
 
-// The problem: a delegate that knows an address only from prevResult removes rules by the address
-// alone. If the address is free, a new pod could get it during the DEL and lose its rules. So hold
-// reserves such an address until end is called: it creates host-local's file for the address again.
-// If that fails, the address is withheld from the DEL. An address of another IPAM plugin cannot be
-// held. For such an address, LateDel limits the DEL, and an ADD that gets the address waits longer
-// than LateDel for the attachment's lock. After a crash, the next pass or sweep removes the file.
-func (u *undoing) hold(ctx context.Context, s *journal.Step) (_ context.Context, end func()) {
-	bounded, cancel := context.WithCancel(ctx)
-	var made []journal.Claim
-	for _, c := range u.Entry.Claims {
-		switch {
-		case !c.Receives(s.Index), slices.Contains(u.withheld, c.Address),
-			slices.Contains(u.Assigned, c.Address):
-		case c.Pool == "" && u.Entry.Freed(c):
-			cancel()
-			bounded, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
-		case c.Pool != "" && !u.holds(c):
-			_, err := ipam.Hold(ctx, c.Pool, u.owner(), c.Address)
-			switch {
-			case err == nil:
-				made = append(made, c)
-			case errors.Is(err, fs.ErrNotExist): // the pool does not exist, so there is nothing to hold
-			case errors.Is(err, fs.ErrExist) && u.hasFile(c): // a power loss has cut it off
-				cancel()
-				bounded, cancel = context.WithTimeout(ctx, u.Budgets.LateDel)
-			case errors.Is(err, fs.ErrExist): // the address has an owner
-				u.withheld = append(u.withheld, c.Address)
-			default:
-				u.withheld = append(u.withheld, c.Address)
-				u.Log.Warn("cannot reserve an address for a DEL; running the DEL without the address",
-					"plugin", s.Type, "address", c.Address, "err", err)
-			}
-		}
-	}
-	return bounded, func() {
-		cancel()
-		u.dropHeld(context.WithoutCancel(ctx), made)
-	}
-}
-
-// dropHeld removes the files that hold created, in this pass or in one that was killed.
-func (u *undoing) dropHeld(ctx context.Context, claims []journal.Claim) {
-	for _, c := range claims {
-		if c.Pool == "" {
-			continue
-		}
-		if err := ipam.DropHeld(ctx, c.Pool, u.owner(), c.Address); err != nil {
-			u.Log.Warn("cannot release an address that was reserved for a DEL", "address", c.Address,
-				"err", err)
-		}
-	}
-}
-
 // withheldFrom returns an address that is withheld from a step because another attachment owns it,
 // or the zero Addr.
 func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
@@ -398,7 +337,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 			return u.withheldFrom(s).IsValid()
 		},
 		Reassigned: u.reassigned,
-		Forwarded:  func(s *journal.Step) bool { return u.forwardedBy(ctx, s) != "" },
+		Steps:      e.Steps, Claims: e.Claims, PortsInvented: u.PortsInvented,
 	}
 }
 

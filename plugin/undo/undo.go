@@ -32,8 +32,9 @@ type Job struct {
 	// file.
 	Superseded bool
 	// Unrecorded is set if the ADD is not in the journal, so the record was reconstructed. The
-	// caller removes the remaining reservations.
-	Unrecorded bool
+	// caller removes the remaining reservations. PortsInvented is set if nothing says which port
+	// mappings that ADD had, so the record has invented ones.
+	Unrecorded, PortsInvented bool
 }
 
 // undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
@@ -45,7 +46,7 @@ type undoing struct {
 	place    facts.Place
 	gone     bool         // the namespace is proven gone
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
-	noRule   []netip.Addr // claimed addresses to which no host port forwards
+	dropped  []netip.Addr // free addresses that the current DEL does not get (see late)
 	unnamed  bool         // the last delegate got no CNI_NETNS
 	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
 	// in the runtime's own DEL, and if the ADD's directories are not all there.
@@ -72,7 +73,6 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
 	u := &undoing{Worker: &ofEntry, Job: job}
 	w.ClaimHeld(u.Entry)
-	u.dropHeld(ctx, u.Entry.Claims)
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
@@ -84,7 +84,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	if !bounded {
 		deadline = time.Now().Add(u.Budgets.Undo)
 	}
-	order := decide.Order(u.Entry.Steps)
+	order := decide.Order(u.pass(ctx, true))
 	for n, index := range order {
 		at := func(s journal.Step) bool { return s.Index == index }
 		s := &u.Entry.Steps[slices.IndexFunc(u.Entry.Steps, at)]
@@ -121,12 +121,12 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 // the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may
 // not free its address: host-device keeps the address when its device is gone, and a plugin that
 // fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
-// attachment claims, or to which a host port forwards.
+// attachment claims, or to which a host port may forward.
 func (u *undoing) releaseHeld(ctx context.Context) {
+	p := u.pass(ctx, true)
 	for _, c := range u.Entry.Claims {
-		this := func(o journal.Claim) bool { return o == c }
 		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
-			u.claimedAgain(ctx, c) || u.forwarded(ctx, u.mayHaveRule(), this) != "" {
+			u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
 			continue
 		}
 		released, err := ipam.Release(ctx, c.Pool, u.owner(), c.Address)
@@ -150,8 +150,8 @@ func (u *undoing) holds(c journal.Claim) bool {
 	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 }
 
-// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a power
-// loss has cut it off.
+// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a
+// power loss has cut it off.
 func (u *undoing) hasFile(c journal.Claim) bool {
 	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
 	return err == nil && has
@@ -216,9 +216,12 @@ func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) 
 }
 
 // FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
-// another pending DEL.
+// another pending DEL, unless that waits for one of these (see decide.PortPending).
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for i := range e.Steps {
+		if e.Steps[i].Wait.For == journal.ForPort {
+			continue
+		}
 		if !decide.Failing(&e.Steps[i]) {
 			return nil
 		}

@@ -129,7 +129,7 @@ func (n *Dirs) Installed() string {
 }
 
 // First is what Installed says of the provider's file that NewDirs writes.
-const First = `podnet of 10-bridge.conflist with {"portMappings":true}`
+const First = `podnet of 10-bridge.conflist with {"ips":true,"portMappings":true}`
 
 // AlwaysThere looks at our conflist all the time until it is stopped: it is there, and whole.
 func (n *Dirs) AlwaysThere() (stop func()) {

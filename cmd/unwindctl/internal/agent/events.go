@@ -137,8 +137,8 @@ func whyPending(s inspect.Step) string {
 	switch {
 	case s.WaitsFor == journal.ForOwner:
 		return "waits: another pod now uses the address"
-	case s.WaitsFor == journal.ForRule:
-		return "waits: a host port rule still forwards to the address"
+	case s.WaitsFor == journal.ForPort:
+		return "waits: a host port may forward to the address"
 	case s.Last == "":
 		return ""
 	}

@@ -116,7 +116,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 				}
 			}
 		}
-		if a.HasStep(journal.ForRule) {
+		if a.HasStep(journal.ForPort) {
 			held = append(held, a.Key.String())
 		}
 	}
@@ -135,8 +135,9 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 			strings.Join(gone[:min(3, len(gone))], ", "))
 	}
 	if len(held) > 0 {
-		e.add("attachments", Warning, "unwindctl show "+held[0]+" shows when the DEL runs",
-			"a host port rule still forwards to the address of %s: %s",
+		e.add("attachments", Warning, "fix the plugin that created the host port; a reboot also "+
+			"releases the address",
+			"the addresses of %s stay reserved, because a host port may forward to them: %s",
 			term.Plural(len(held), "dead attachment", "dead attachments"),
 			strings.Join(held[:min(3, len(held))], ", "))
 	}

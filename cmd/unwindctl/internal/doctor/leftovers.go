@@ -3,14 +3,15 @@ package doctor
 import (
 	"context"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/facts"
 )
 
 // leftovers reports free addresses that rules of the reference plugins still contain. The container
@@ -57,8 +58,7 @@ func inRules(ctx context.Context) (all []netip.Addr) {
 	for _, program := range [][]string{
 		{"iptables-save"}, {"ip6tables-save"}, {"nft", "list", "ruleset"},
 	} {
-		lines, _ := facts.Printed(ctx, program...)
-		rules = append(rules, lines...)
+		rules = append(rules, printed(ctx, program...)...)
 	}
 	table := ""
 	for _, rule := range rules {
@@ -76,6 +76,20 @@ func inRules(ctx context.Context) (all []netip.Addr) {
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
+}
+
+// printed runs a program and returns the lines of its standard output, or none if it fails. A node
+// with many services has about ten thousand rules.
+func printed(ctx context.Context, program ...string) []string {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program[0], program[1:]...)
+	cmd.WaitDelay = time.Second / 2
+	out, err := cmd.Output()
+	if err != nil {
+		return nil
+	}
+	return slices.Collect(strings.Lines(string(out)))
 }
 
 // addressOf parses a word of a rule as an address, also with a port or as a single-address prefix.

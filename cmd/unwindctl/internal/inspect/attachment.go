@@ -30,10 +30,9 @@ type Attachment struct {
 	Updated   time.Time     `json:"updated"`
 	Steps     []Step        `json:"steps"`
 
-	freed []netip.Addr  // addresses that may have another owner by now
-	grace time.Duration // the attachment's grace period
-	since int64         // Since in nanoseconds of CLOCK_BOOTTIME
-	order string        // the key by which Sort sorts
+	freed []netip.Addr // addresses that may have another owner by now
+	order string       // the key by which Sort sorts
+	of    *journal.Entry
 }
 
 // Step is a plugin whose DEL is still to run. A live attachment has a step for each plugin of its
@@ -44,7 +43,7 @@ type Step struct {
 	// Last is the error of the last try, or the reason why its success does not count.
 	Last string `json:"lastError,omitempty"`
 	Code uint   `json:"code,omitempty"` // the error's code
-	// WaitsFor is the cause for which the DEL waits: owner, container, queue, runtime, rule, repeat or
+	// WaitsFor is the cause for which the DEL waits: owner, container, queue, runtime, port, repeat or
 	// newer.
 	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
 	Killed   bool          `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
@@ -81,7 +80,7 @@ func describe(e *journal.Entry) Attachment {
 	a := Attachment{
 		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: e.NetNS.Path, Addresses: e.Addresses(),
 		Created: e.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
-		grace: e.GracePeriod, since: e.Since.Boot,
+		of: e,
 	}
 	if a.Addresses == nil {
 		a.Addresses = []netip.Addr{}

@@ -265,12 +265,6 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	if pod := n.pods[r.Owner.ContainerID]; pod != (journal.Pod{}) {
 		one.Pod = &pod
 	}
-	if r.IsHeld() {
-		one.State, one.ContainerID, one.IfName = "live", r.HeldFor.ContainerID, r.HeldFor.IfName
-		one.Why = "unwind reserves it while a late DEL of its previous owner runs"
-		one.Remedy = "If that DEL was killed, unwindctl sweep releases it"
-		return one
-	}
 	if r.Empty() {
 		one.State, one.Why = "empty", ipam.WhyEmpty
 		one.Remedy = "unwindctl sweep releases it"

@@ -84,12 +84,12 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	var untried []string
 	failed, ready := false, false
 	_, err := os.Lstat(a.NetNS)
-	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.grace,
-		Since: a.since, NoNetNS: errors.Is(err, fs.ErrNotExist),
+	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.of.GracePeriod,
+		Since: a.of.Since.Boot, Steps: a.of.Steps, Claims: a.of.Claims,
+		NoNetNS:        errors.Is(err, fs.ErrNotExist),
 		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
 		PodLives:       func() bool { return anyLives(all, a, samePod) },
-		Withheld:       func(*journal.Step) bool { return true },
-		Forwarded:      func(*journal.Step) bool { return true }}
+		Withheld:       func(*journal.Step) bool { return true }}
 	for _, s := range a.Steps {
 		wait := decide.Due(&s.of, by)
 		in := term.Roughly(decide.Left(wait, by))
@@ -104,10 +104,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		case journal.ForRuntime:
 			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
 				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
-		case journal.ForRule:
-			lines = append(lines, waits+"because a host port rule still forwards to its address. The "+
-				"DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the "+
-				"plugin that created it.")
+		case journal.ForPort:
+			lines = append(lines, waits+"because a host port may forward to its address. It runs once "+
+				"the DEL of the plugin that created the host port succeeds, or after a reboot.")
 		case journal.ForOwner:
 			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
 				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))

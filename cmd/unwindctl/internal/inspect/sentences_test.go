@@ -18,7 +18,7 @@ func TestSentences(t *testing.T) {
 	t.Parallel()
 	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
 	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Deleting, Since: journal.Now(),
-		GracePeriod: time.Hour, Steps: []journal.Step{
+		GracePeriod: time.Hour, Claims: []journal.Claim{{Step: 1}}, Steps: []journal.Step{
 			{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Wait: journal.Wait{Until: in(150 * time.Second)}},
 			{Type: "often", Tries: 21, Last: "no.", Code: 11, Wait: journal.Wait{Until: in(270 * time.Second)}},
 			{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Wait: journal.Wait{Until: in(2 * time.Hour)}},
@@ -26,8 +26,8 @@ func TestSentences(t *testing.T) {
 			{Type: "lies", Tries: 1, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
 			{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
 			{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
-			{Type: "ruled", Wait: journal.Wait{For: journal.ForRule}},
-			{Type: "portmap", Tries: 1, Last: "exit code 0, but a host port of this node still forwards to 10.0.0.9", Wait: journal.Wait{Until: in(150 * time.Second)}},
+			{Type: "bridged", Index: 1},
+			{Type: "ports", Index: 2, Config: json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`), Tries: 1, Last: "no.", Code: 7},
 			{Type: "sriov"},
 			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
 		}}
@@ -39,21 +39,21 @@ func TestSentences(t *testing.T) {
 		true:  "killed was killed while it ran, so a process that it started may have continued. unwind will run the DEL again in 10m.",
 		false: "killed was killed while it ran, so a process that it started may have continued. The next sweep runs the DEL again.",
 	} {
-		left := "The DEL of sriov has not been tried yet."
+		left := "The DEL of bridged and of sriov has not been tried yet."
+		waits := left
 		if thisBoot {
-			left = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. If it does not, a sweep will run it in 59m."
+			left = "The DEL of bridged waits, because a host port may forward to its address. It runs once the DEL of the plugin that created the host port succeeds, or after a reboot."
+			waits = "The DEL of sriov waits, because the runtime may still send a DEL with the network namespace. If it does not, a sweep will run it in 59m."
 		}
 		got := pendingSentences(a, thisBoot, []Attachment{*a, second})
 		for _, want := range []string{
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. unwind will retry it in 2m.",
 			"The DEL of often has failed 21 times, the last time with code 11: no. unwind will retry it in 4m.",
 			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
-			"The DEL of portmap succeeded without effect: exit code 0, but a host port of this node still forwards to 10.0.0.9. unwind will retry it in 2m.",
-			"The DEL of ruled waits, because a host port rule still forwards to its address. The DEL runs once that rule is gone. A reboot removes the rule, and so does the DEL of the plugin that created it.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
 			"The DEL of lies succeeds even if it frees nothing. unwind will run the DEL again in 10m.",
 			"The DEL of lied succeeds even if it frees nothing. The next sweep runs the DEL again.",
-			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone.", want, left,
+			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone.", want, left, waits,
 		} {
 			if !slices.Contains(got, want) {
 				t.Errorf("this boot %t: no %q in\n%s", thisBoot, want, strings.Join(got, "\n"))

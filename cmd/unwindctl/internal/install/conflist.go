@@ -98,12 +98,8 @@ func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
 func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	capabilities := map[string]bool{}
-	for _, d := range p.chain.Delegates {
-		for name, enabled := range d.Capabilities {
-			if enabled {
-				capabilities[name] = true
-			}
-		}
+	for _, name := range p.chain.EntryCapabilities() {
+		capabilities[name] = true
 	}
 	delete(entry, "capabilities")
 	if len(capabilities) > 0 {

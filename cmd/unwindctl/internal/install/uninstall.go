@@ -18,12 +18,9 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/pools"
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
 )
 
 // UninstallOptions are the flags of unwindctl uninstall, and of off.
@@ -137,14 +134,11 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	found := removed != nil || len(s.kept()) > 0
 	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, found, &done)
 	journal := describeJournal(ctx, o.StateDir)
-	var heldErr error
 	if journal != "" {
 		done.add("kept", "%s", journal)
-	} else {
-		heldErr = s.dropHeld(ctx, o.StateDir, &done)
 	}
 	nodeErr := o.removeFromNode(ctx, s, inUse, journal != "", &done)
-	return errors.Join(err, binaryErr, heldErr, nodeErr, done.print(out, &o.Output))
+	return errors.Join(err, binaryErr, nodeErr, done.print(out, &o.Output))
 }
 
 // usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
@@ -303,22 +297,6 @@ func (s Setup) removeBinary(
 		return false, nil
 	}
 	return false, done.remove(path, "")
-}
-
-// dropHeld releases each address that unwind has reserved for a late DEL (see ipam.Hold) if that
-// DEL was killed. It ignores conflists that it cannot read.
-func (s Setup) dropHeld(ctx context.Context, stateDir string, done *changes) (err error) {
-	stateDir, err = filepath.Abs(stateDir)
-	all, _ := pools.Read(stateDir, s.ConfDir)
-	for _, p := range all {
-		found, scanErr := ipam.Scan(p.Dir)
-		dropped, dropErr := sweep.DropHeld(ctx, &journal.Store{Dir: stateDir}, p.Network, found)
-		for _, r := range dropped {
-			done.add("released", "%s, which was still reserved for a killed DEL", r.Address)
-		}
-		err = errors.Join(err, scanErr, dropErr)
-	}
-	return err
 }
 
 // naming returns the conflists that run unwind, in any directory that a runtime may use.

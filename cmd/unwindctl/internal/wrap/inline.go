@@ -55,7 +55,7 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	conf, loaded, err := readBack(layOut(o, nil, len(directory), chain))
+	_, loaded, err := readBack(layOut(o, nil, len(directory), chain))
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 		return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
 			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
 	}
-	out := layOut(o, loaded.LostCapabilities(conf), len(directory), chain)
+	out := layOut(o, loaded.EntryCapabilities(), len(directory), chain)
 	_, _, err = readBack(out)
 	return out, err
 }

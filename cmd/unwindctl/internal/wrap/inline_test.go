@@ -102,15 +102,15 @@ func wrapPath(path string) ([]byte, error) {
 // runtime sees all that it knew of the network, and the capabilities. What the delegates get, and
 // what unwrap returns, FuzzWrap has of the same files.
 func TestWrapProviders(t *testing.T) {
-	const ports, bandwidth = "portMappings", "bandwidth"
+	const ports, bandwidth, ips = "portMappings", "bandwidth", "ips"
 	want := map[string][]string{ // capabilities
-		"antrea.conflist": {ports, bandwidth}, "aws-vpc-cni.conflist": {"io.kubernetes.cri.pod-annotations", ports},
-		"azure.conflist": {ports}, "azure-overlay.conflist": {ports}, "azure-pod-subnet.conflist": {ports},
-		"azure-multitenancy.conflist": {ports}, "azure-chained-cilium.conflist": nil, "cilium-azure-ipam.conflist": nil,
-		"calico.conflist": {ports, bandwidth}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports},
-		"cilium-generic-veth.conflist": {ports}, "cilium-portmap.conflist": {ports}, "cri-o.conflist": nil, "flannel.conflist": {ports},
-		"istio-cni.conflist": nil, "kindnet.conflist": {ports}, "multus-thick.conf": {ports, bandwidth}, "multus-thin.conf": {ports},
-		"nerdctl.conflist": {ports}, "ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac"},
+		"antrea.conflist": {ports, bandwidth, ips}, "aws-vpc-cni.conflist": {"io.kubernetes.cri.pod-annotations", ports, ips},
+		"azure.conflist": {ports, ips}, "azure-overlay.conflist": {ports, ips}, "azure-pod-subnet.conflist": {ports, ips},
+		"azure-multitenancy.conflist": {ports, ips}, "azure-chained-cilium.conflist": nil, "cilium-azure-ipam.conflist": nil,
+		"calico.conflist": {ports, bandwidth, ips}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports, ips},
+		"cilium-generic-veth.conflist": {ports, ips}, "cilium-portmap.conflist": {ports, ips}, "cri-o.conflist": nil, "flannel.conflist": {ports, ips},
+		"istio-cni.conflist": nil, "kindnet.conflist": {ports, ips}, "multus-thick.conf": {ports, bandwidth, ips}, "multus-thin.conf": {ports, ips},
+		"nerdctl.conflist": {ports, ips}, "ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac", ips},
 	}
 	files, err := filepath.Glob("../../../../testdata/conflists/*")
 	if err != nil || len(files) != len(want) {
