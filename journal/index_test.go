@@ -92,7 +92,7 @@ func TestJournalIsAMap(t *testing.T) {
 func (m model) transaction(s *Store, all []operation, rollBack bool) (model, error) {
 	after, rolledBack := m.clone(), errors.New("rolled back")
 	var snapshot *Tx
-	err := s.Update(context.Background(), func(tx *Tx) error {
+	err := s.Update(context.Background(), func(tx *Tx) (err error) {
 		if err := after.compare(tx); err != nil {
 			return fmt.Errorf("when it was opened: %w", err)
 		}
@@ -101,7 +101,9 @@ func (m model) transaction(s *Store, all []operation, rollBack bool) (model, err
 				return fmt.Errorf("%s of %s: %w", o.what, o.key, err)
 			}
 		}
-		snapshot = tx.Snapshot()
+		if snapshot, err = tx.Snapshot(); err != nil {
+			return err
+		}
 		if rollBack {
 			return rolledBack
 		}

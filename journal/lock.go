@@ -226,45 +226,30 @@ func (l *Lock) close() {
 
 // RemoveStrayLocks removes lock files of attachments that have no entry. A process leaves such a
 // file if it is killed after it deleted an entry and before it called Remove. The caller holds no
-// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting.
+// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting. An ADD
+// may have written an entry meanwhile; then the next process that takes its lock creates the file.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("journal: %w", err)
 	}
-	known, err := s.lockNames(ctx)
-	for _, file := range files {
-		if err == nil && !known[file.Name()] {
-			err = s.removeStrayLock(ctx, file.Name())
-		}
-	}
-	return err
-}
-
-// removeStrayLock removes a lock file that has no entry. It reads the journal again under the lock,
-// because an ADD may have written an entry since the first read.
-func (s *Store) removeStrayLock(ctx context.Context, name string) error {
-	l, err := take(filepath.Join(s.Dir, locksName, name), false, false)
-	if err != nil {
-		return nil // the lock is held, or the file is gone
-	}
-	defer l.Release()
-	if known, err := s.lockNames(ctx); err != nil || known[name] {
-		return err
-	}
-	return l.Remove()
-}
-
-// lockNames returns the names of the entries' lock files.
-func (s *Store) lockNames(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
-	err := s.View(ctx, func(tx *Tx) error {
+	err = s.View(ctx, func(tx *Tx) error {
 		return tx.Outlines(func(o Outline, _ error) error {
 			known[lockName(o.Key)] = true
 			return nil
 		})
 	})
-	return known, err
+	for _, file := range files {
+		if err != nil || known[file.Name()] {
+			continue
+		}
+		if l, _ := take(filepath.Join(s.Dir, locksName, file.Name()), false, false); l != nil {
+			err = l.Remove()
+			l.Release()
+		}
+	}
+	return err
 }
 
 const (

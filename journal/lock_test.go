@@ -60,10 +60,6 @@ func TestLock(t *testing.T) {
 			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
 			we acquire stray = taken; we release stray = ok; p acquire a = taken
 			we sweep = ok; we look entry = free; we look stray = free, no file; we look a = locked by p`},
-		{"an entry came before its lock file is removed as stray", `
-			we put a = ok; we acquire a = taken; we release a = ok; p stray a = ok; we look a = free`},
-		{"a stray file that is gone is not made again", `
-			we put a = ok; q hold b = in; p stray a = ok; p kill; we look a = free, no file`},
 		{"a link in its place", `
 			we put b = ok; we plant a = ok
 			we acquire a = error; we look a = error

@@ -44,7 +44,7 @@ func (tx *Tx) makeRoom(file *os.File) error {
 // pages returns the most pages that a commit of this size writes. bbolt writes each changed page,
 // and the pages above it, to another place. It splits a leaf of large records at the fifth; those
 // of one network have about the same size. 12 pages are for the rest: two leaves that are split or
-// merged, the index, the branches, the list of buckets, and the page that bbolt leaves free at the
+// merged, the branches, the list of buckets, and the page that bbolt leaves free at the
 // end. The list of the free pages, 8 bytes for each, is written whole.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize

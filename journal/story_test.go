@@ -236,8 +236,6 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 	case "aside":
 		aside, err := filepath.Glob(a.Path() + ".damaged-*")
 		return fmt.Sprint(len(aside)), err
-	case "stray":
-		err = a.removeStrayLock(ctx, filepath.Base(a.LockPath(k)))
 	case "plant":
 		err = os.Symlink(filepath.Join(a.Dir, "victim"), a.LockPath(k))
 	case "planted":

@@ -28,13 +28,12 @@ type pair struct{ key, value []byte }
 
 // Snapshot returns a copy of the records, to be read after the transaction has ended, by one
 // goroutine at a time. The caller must not change the records that it returns.
-func (tx *Tx) Snapshot() *Tx {
+func (tx *Tx) Snapshot() (*Tx, error) {
 	s := &Tx{decoded: map[string]*Entry{}}
-	_ = tx.scan(nil, func(k, v []byte) error { // fn returns no error
+	return s, tx.scan(nil, func(k, v []byte) error {
 		s.copied = append(s.copied, pair{bytes.Clone(k), bytes.Clone(v)})
 		return nil
 	})
-	return s
 }
 
 // Reserve makes the transaction fail, before it writes anything, unless the file has room for n
@@ -125,9 +124,9 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. A record without a
-// number belongs to a new ADD. For such a record, Put assigns the next number, and deletes the
-// attachment's undone and damaged records, because they belong to earlier ADDs.
+// Put writes a record. It rejects an illegal change of state. A record without a number belongs to a
+// new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone and
+// damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
 	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
 	if old != nil {

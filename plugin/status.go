@@ -56,9 +56,9 @@ func (o *op) look(ctx context.Context) error {
 	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		err := o.rec.Store.Update(ctx, func(tx *journal.Tx) error { // writes nothing
-			o.rec.Snapshot = tx.Snapshot()
-			return nil
+		err := o.rec.Store.Update(ctx, func(tx *journal.Tx) (err error) { // writes nothing
+			o.rec.Snapshot, err = tx.Snapshot()
+			return err
 		})
 		journalErr <- err
 		if err == nil && o.conf.SweepOnStatus && o.StartSweep != nil {

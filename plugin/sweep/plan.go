@@ -53,11 +53,12 @@ func (f *Finding) Elsewhere() bool {
 // finding, Plan returns immediately.
 func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	if s.w.Journal.Snapshot == nil {
-		err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-			s.w.Journal.Snapshot = tx.Snapshot()
-			return nil
+		err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
+			s.w.Journal.Snapshot, err = tx.Snapshot()
+			return err
 		})
 		if err != nil {
+			s.w.Journal.Snapshot = nil
 			return nil, err
 		}
 		defer func() { s.w.Journal.Snapshot = nil }()
