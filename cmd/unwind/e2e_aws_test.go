@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"cni-unwind/testdata/e2e"
 )
@@ -74,6 +75,15 @@ func (n *chained) sweep() {
 	}
 }
 
+// settle sweeps until nothing is pending: second DELs wait for the grace period.
+func (n *chained) settle() {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if n.sweep(); n.pending() == 0 || time.Now().After(end) {
+			return
+		}
+	}
+}
+
 // pending returns the number of attachments that are in unwind's journal and not live.
 func (n *chained) pending() (count int) {
 	if n.unwind {
@@ -127,7 +137,7 @@ func awsThere(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.del(t, "a", "web-0")
 	left = n.AWSSettled()
 	pending := n.pending()
-	n.sweep()
+	n.settle()
 	if left != (e2e.AWSLeft{}) || n.pending() != 0 {
 		t.Errorf("left %s, %d pending", left, n.pending())
 	}
@@ -142,7 +152,7 @@ func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.del(t, "a", "web-0")
 	left, pending := n.awsKept(t)
 	n.start()
-	n.sweep()
+	n.settle()
 	if after := n.AWSSettled(); after != (e2e.AWSLeft{}) || n.pending() != 0 {
 		t.Errorf("the daemon is back, left %s, %d pending", after, n.pending())
 	}
@@ -172,11 +182,11 @@ func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	left, pending := n.awsKept(t)
 	n.Refuse("")
 	n.add(t, "b", "web-0")
-	n.sweep()
+	n.settle()
 	n.Stop()
 	n.start()
 	n.del(t, "b", "web-0")
-	n.sweep()
+	n.settle()
 	switch after := n.AWSSettled(); {
 	case !n.unwind && after != (e2e.AWSLeft{Addresses: 1}):
 		t.Errorf("the plain chain leaves %s, so that the test shows nothing", after)
@@ -218,7 +228,7 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	n.sweep()
 	n.next(t, address)
 	n.del(t, "b", "api-0")
-	n.sweep()
+	n.settle()
 	return left, pending
 }
 

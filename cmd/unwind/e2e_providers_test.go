@@ -197,7 +197,7 @@ func (n *trial) outcome(t *testing.T, run func(*testing.T, *trial)) (o trialOutc
 		}
 	}
 	n.delAll(t, "next")
-	n.sweep()
+	n.settle()
 	o.end, o.pending = n.held(), n.pending()
 	return o
 }

@@ -26,8 +26,8 @@ const awsDir = "/run/aws-node"
 const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS has the node's network be that of the AWS VPC CNI: its conflist, with the real
-// aws-cni and egress-cni, portmap, and more plugins. A sweep of unwind need not wait for the grace
-// period, after which it runs aws-cni's second DEL.
+// aws-cni and egress-cni, portmap, and more plugins. The grace period is short, after which unwind
+// runs aws-cni's second DEL.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
@@ -41,7 +41,7 @@ func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	}
 	var keys map[string]any
 	if unwind {
-		keys = map[string]any{"gracePeriod": "0s"}
+		keys = map[string]any{"gracePeriod": "1s"}
 	}
 	n.configure("aws-cni", n.extend(string(text), more), unwind, keys)
 }
