@@ -82,10 +82,25 @@ func (seen trace) syncs() int {
 	return seen.calls["fsync"] + seen.calls["fdatasync"] + seen.calls["sync"] + seen.calls["msync"]
 }
 
-// traced runs a verb of the released binary under strace. Each of the delegates has one thread.
+// traced runs a verb of the released binary under strace. Each of the delegates has one thread. A
+// STATUS is short of time under strace on a busy machine, and is tried again then.
 func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	t.Helper()
-	logs := t.TempDir()
+	for tries := 1; ; tries++ {
+		logs, out, err := straced(t, binary, dir, verb, plugins)
+		if err == nil {
+			return readTrace(t, binary, logs)
+		}
+		if verb != "STATUS" || tries == 20 || !bytes.Contains(out, []byte("timed out")) {
+			t.Fatalf("%s: %v: %s", verb, err, out)
+		}
+	}
+}
+
+// straced runs a verb under strace, which writes a file for each thread.
+func straced(t *testing.T, binary, dir, verb string, plugins []string) (logs string, out []byte, err error) {
+	t.Helper()
+	logs = t.TempDir()
 	cmd := exec.Command("strace", "-ff", "-qq", "-o", filepath.Join(logs, "t"), binary)
 	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + filepath.Join(dir, "netns"), "CNI_PATH=" + dir}
 	var chain []string
@@ -94,9 +109,13 @@ func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	}
 	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "net", "type": "unwind", "stateDir": "%s/state",
 		"cni.dev/valid-attachments": [], "chain": {"cniVersion": "1.1.0", "plugins": [%s]}}`, dir, strings.Join(chain, ",")))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", verb, err, out)
-	}
+	out, err = cmd.CombinedOutput()
+	return logs, out, err
+}
+
+// readTrace reads the files of strace.
+func readTrace(t *testing.T, binary, logs string) trace {
+	t.Helper()
 	files, err := filepath.Glob(filepath.Join(logs, "t.*"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("strace wrote nothing: %v", err)
