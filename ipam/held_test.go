@@ -149,9 +149,6 @@ func TestHeldIsNobodys(t *testing.T) {
 	if owner, ok, err := OwnerOf(pool, address2); ok || err != nil {
 		t.Errorf("owner %v, %v", owner, err)
 	}
-	if lost, err := Lost(pool, attachment, address2); !lost || err != nil {
-		t.Errorf("lost: %t, %v", lost, err)
-	}
 	if has, err := HeldBy(pool, "a", "eth0"); len(has) > 0 || err != nil {
 		t.Errorf("has %v, %v", has, err)
 	}

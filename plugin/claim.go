@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
@@ -70,14 +69,6 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 
 // commit writes a delegate's result, and handles other attachments that claim a new address.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
-	for n, c := range claims {
-		if c.Pool == "" {
-			continue
-		}
-		// another IPAM plugin that is named host-local may not create such a file
-		file := ipam.FileAt(c.Pool, c.Address)
-		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
-	}
 	a.entry.Claims = append(a.entry.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
@@ -134,14 +125,9 @@ func (a *adding) record(
 }
 
 // confirm ensures, before the result is printed, that the entry is live in the journal. Since the
-// entry was written, the journal file may have been set aside or removed. If a sweep then released
-// an address, because its list lacks the pod, confirm fails the ADD. confirm also rewrites an entry
-// that is too old, because the grace period begins when the ADD succeeds.
+// entry was written, the journal file may have been set aside or removed. confirm also rewrites an
+// entry that is too old, because the grace period begins when the ADD succeeds.
 func (a *adding) confirm(ctx context.Context, last int) *delegate.Failure {
-	if address, is := a.lostAddress(); is {
-		return a.callOf(last).Failed(types.ErrTryAgainLater,
-			fmt.Sprintf("unwind: address %s was released while the ADD ran; retry the ADD", address))
-	}
 	age := time.Duration(journal.BootNanos() - a.entry.Updated.Boot)
 	late := age > time.Second && age > a.conf.GracePeriod/10
 	if a.rec.Unwritable || a.durable && !late && a.isRecorded(ctx) {
@@ -159,19 +145,4 @@ func (a *adding) isRecorded(ctx context.Context) (is bool) {
 		return err
 	})
 	return is
-}
-
-// lostAddress returns an address that host-local had assigned when this ADD claimed it, but that is
-// now free or has another owner.
-func (a *adding) lostAddress() (address netip.Addr, is bool) {
-	owner := ipam.Owner{ContainerID: a.key.ContainerID, IfName: a.key.IfName}
-	for _, c := range a.entry.Claims {
-		if c.Ino == 0 {
-			continue
-		}
-		if lost, err := ipam.Lost(c.Pool, owner, c.Address); lost && err == nil {
-			return c.Address, true
-		}
-	}
-	return address, false
 }

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"slices"
 	"time"
 
 	"cni-unwind/journal"
@@ -23,9 +22,6 @@ type Outcome struct {
 	Free     tristate.Value // the address is released, according to the plugin's store
 	Kept     string         // what still exists, if Free is No
 	Queued   bool           // the plugin has put the DEL into its own queue
-	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
-	// not sent its DEL yet, and may still send one with CNI_NETNS.
-	Unnamed bool
 	// NotInChain is set if the plugin is no longer in the chain.
 	NotInChain bool
 
@@ -62,25 +58,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		s.ADD == journal.AddKilled && !p.SameBoot: // a reboot ends the agent behind the delegate
 		s.Again = 0
 	}
-	if s.Wait = (journal.Wait{Until: s.Again, For: journal.ForRepeat}); Left(s.Wait, p) > 0 {
-		return s, false
-	}
-	if o.Unnamed {
-		s.Wait = journal.Wait{For: journal.ForRuntime}
-	}
-	return s, !o.Unnamed
-}
-
-// leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
-// runtime sends its DEL while the record exists, the step's DEL runs again.
-func leftToRuntime(s journal.Step) bool { return s.Wait == journal.Wait{For: journal.ForRuntime} }
-
-// LeftToRuntime reports whether every remaining DEL of a record waits only for the runtime. The
-// runtime may never send its DEL, so unwind deletes such a record. If that DEL does come, it runs
-// the chain without a record.
-func LeftToRuntime(steps []journal.Step) bool {
-	return len(steps) > 0 &&
-		!slices.ContainsFunc(steps, func(s journal.Step) bool { return !leftToRuntime(s) })
+	s.Wait = journal.Wait{Until: s.Again, For: journal.ForRepeat}
+	return s, Left(s.Wait, p) == 0
 }
 
 // Killed returns the state of a step whose delegate was killed at the time now (CLOCK_BOOTTIME).

@@ -17,14 +17,12 @@ func (e *MassReleaseError) Error() string {
 		"many; they are kept. If they really are dead, run unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// guardMassRelease keeps this boot's attachments in state Live if too many of them seem dead. An
-// attachment whose DEL succeeded while the journal could not be written does not count, and is
-// released.
+// guardMassRelease keeps this boot's attachments in state Live if too many of them seem dead.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live, dead := 0, []*Finding{}
 	for i := range findings {
 		f := &findings[i]
-		if f.State != journal.Live || !f.thisBoot || f.passed {
+		if f.State != journal.Live || !f.thisBoot {
 			continue
 		}
 		live++

@@ -76,15 +76,17 @@ func (u *undoing) outcome(
 ) (o decide.Outcome) {
 	if f != nil {
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code,
-			Words: netconf.Shorten(f.Said(), 500), NotInChain: !u.inChain(s, nil)}
+			Words: words(f), NotInChain: !u.inChain(s, nil)}
 	} else {
 		o = u.probe(ctx, s)
 		o.Withheld = u.withheldFrom(s).IsValid()
-		o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	}
 	o.Jitter = rand.Float64()
 	return o
 }
+
+// words returns a DEL's error message, as the journal keeps it.
+func words(f *delegate.Failure) string { return netconf.Shorten(f.Said(), 500) }
 
 // report logs and records the changes in a step.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
@@ -197,19 +199,18 @@ func (u *undoing) delWith(
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
+	shown := decide.Show(s, u.netns(ctx, s))
 	var remove func()
-	c.Netns, remove = u.show(s)
+	c.Netns, remove = u.show(s, shown)
 	defer remove()
-	u.unnamed = c.Netns == ""
 	stderr := u.Stderr
 	if decide.Failing(s) {
 		stderr = io.Discard // the log already contains the failure
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
-	if f == nil && u.wentMeanwhile(s, c.Netns) {
-		var drop func()
-		c.Netns, drop = u.scratch(s, u.Entry.IfName)
-		defer drop()
+	if f != nil && !f.Killed &&
+		decide.RunsWithout(s, shown, words(f), u.pass(ctx, true).ContainerLives) {
+		c.Netns = ""
 		_, f = u.Runner.Run(ctx, c, stderr)
 	}
 	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
@@ -218,13 +219,6 @@ func (u *undoing) delWith(
 		return nil
 	}
 	return f
-}
-
-// wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
-// resources by the interface. Without the interface, such a DEL succeeds, but leaves the resources
-// behind.
-func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
-	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
