@@ -135,7 +135,11 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 			}
 		}
 		if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
-			continue // that ADD may still be in use, and the DELs would release its resources
+			// that ADD may still be in use, and the DELs would release its resources
+			if err := a.refuseUnseen(); err != nil {
+				return err
+			}
+			continue
 		}
 		v := decide.Decide(a.node.Gather(ctx, prior, a.lock))
 		if v.Fate != decide.Foreign {
@@ -155,7 +159,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 // SPEC 1.1 §2 forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Entry) error {
 	was := prior.NetNS
-	same := was.Same(a.entry.NetNS) || !was.Known() && was.Path == a.args.Netns
+	same := was.Same(a.entry.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
 	case a.node.SameBoot(prior) == tristate.No, same && a.entry.Occupant == "":
 		return nil

@@ -123,7 +123,7 @@ func daemonsOf(t testing.TB, path string) []int {
 // for both at once.
 func TestTwoAdds(t *testing.T) {
 	stories(t, `
-	hasty; chain p0, "delayMS": 300 | p1, "delayMS": 100
+	hasty; chain bridge | p0, "delayMS": 300 | p1, "delayMS": 100
 	plan * ADD late; start add a; awaits ADD p0
 	fails add a 'is already attached (in the same network namespace); delete it first'; wait add a
 	began start ADD p0, end ADD p0, start ADD p1, end ADD p1; calls ADD p0, ADD p1; entry a live

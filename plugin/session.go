@@ -222,10 +222,10 @@ type deleting struct {
 	undone []*journal.Entry // ADDs that are undone, newest first
 	others []*journal.Entry // entries that claim an address of entry; nil if not read
 
-	seen    facts.Interface    // at the path that the DEL names; without a path if it names none
-	named   func() facts.Named // the same, if that can be the namespace of this attachment's ADD
+	netns   journal.NetNS      // the namespace that the DEL names; without a path if it names none
+	named   func() facts.Named // what is there, if it can be the namespace of this attachment's ADD
 	sandbox string             // the path of the namespace in prevResult, or ""
-	result  func() facts.Named // what that path leads to
+	result  func() facts.Named // what is there, in the same way
 }
 
 // checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores

@@ -22,20 +22,19 @@ import (
 // sends none, at the path in its prevResult.
 func (d *deleting) lookAtPath(ctx context.Context) {
 	d.sandbox = netconf.SandboxOf(d.conf.PrevResult, d.key.IfName)
-	d.seen, _ = facts.Look(cmp.Or(d.args.Netns, d.sandbox), d.key.IfName)
-	d.named = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.seen) })
-	d.result = sync.OnceValue(func() facts.Named {
-		seen, _ := facts.Look(d.sandbox, d.key.IfName)
-		return d.nameOf(ctx, seen)
-	})
+	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
+	d.netns = place.Netns
+	d.named = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.netns.Path) })
+	d.result = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.sandbox) })
 }
 
 // nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
 // runtime's own one, identify no ADD of this attachment.
-func (d *deleting) nameOf(ctx context.Context, seen facts.Interface) facts.Named {
+func (d *deleting) nameOf(ctx context.Context, path string) facts.Named {
+	seen, _ := facts.Look(path, d.key.IfName)
 	hosts := d.node.IsHost(seen.Netns) && !d.overridesNetNS()
 	if seen.Netns.Known() && (hosts || d.node.Anothers(ctx, d.key, seen.Netns)) {
-		seen = facts.Interface{Netns: journal.NetNS{Path: seen.Netns.Path}}
+		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
 	}
 	again := d.conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.conf.PrevResult))
 	return facts.Named{Interface: seen, Again: again}
@@ -44,10 +43,10 @@ func (d *deleting) nameOf(ctx context.Context, seen facts.Interface) facts.Named
 // isOf reports whether the runtime's DEL is that of a record's ADD. Without a path, it is that of
 // the newest one.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	if d.seen.Netns.Path == "" {
+	if d.netns.Path == "" {
 		return d.entry == nil || e == d.entry
 	}
-	return d.node.IsAt(e, d.seen.Netns) || d.node.Names(e, d.named())
+	return d.node.IsAt(e, d.netns) || d.node.Names(e, d.named())
 }
 
 // addUnrecorded adds an entry for the ADD whose namespace the runtime's DEL names, if no record is
@@ -97,14 +96,14 @@ func (d *deleting) hasResultOf(e *journal.Entry) bool {
 }
 
 // reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input.
-// The runtime's prevResult is not taken if it is that of one of the records.
+// The runtime's prevResult is not taken if it names the namespace of one of the records instead.
 func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) *journal.Entry {
 	e := d.newEntry(journal.Deleting, chain)
-	e.NetNS.Path = d.seen.Netns.Path
+	e.NetNS.Path = d.netns.Path
 	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
 		e.NetNS = d.named().Netns
 	}
-	if !slices.ContainsFunc(records, d.hasResultOf) {
+	if facts.SamePath(d.sandbox, d.netns.Path) || !slices.ContainsFunc(records, d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}
 	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
@@ -113,6 +112,9 @@ func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) 
 			_, err := netconf.FindPlugin(s.Type, e.Path)
 			return err != nil
 		})
+	}
+	if err := checkText(d.args); err != nil {
+		d.degrade("DEL", err)
 	}
 	return e
 }
@@ -143,9 +145,6 @@ func (d *deleting) fromStdin() error {
 		return nil
 	}
 	d.entry = e
-	if err := checkText(d.args); err != nil {
-		d.degrade("DEL", err)
-	}
 	return nil
 }
 

@@ -19,9 +19,9 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	add a; past del a
 	either live, its namespace gone: drop a; entries 1; move a later
 	or live, of an earlier boot: reboot a; move a later
-	or a DEL pending, in the same namespace: state a deleting
-	or cut off, in the same namespace: cutoff a
-	or cut off, in another namespace: cutoff a; drop a; move a later
+	or a DEL pending: state a deleting; drop a; move a later
+	or cut off: cutoff a; drop a; move a later
+	or cut off, at the same path: cutoff a; drop a; move a a
 	either another address:
 	or the same address: lowest
 	past add a; remember a
@@ -35,17 +35,28 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true | firewall | portmap
 	either a tombstone, after a sweep: add a; drop a; sweep; tombstone a
-	or a second DEL, with the result: add a; cached a del a; drop a
+	or a DEL pending: add a; breaks portmap; fails del a; drop a; works portmap
 	or its ADD failed: plan p3 ADD fail
 		chain bridge, "ipMasq": true | firewall | portmap | p3
 		fails add a; drop a
 		chain bridge, "ipMasq": true | firewall | portmap
-	or never added through unwind: past add a; cached a past del a; drop a
 	either the other added through unwind: let past
 	or the other added past unwind: let past past
 	takes b a; $past add b; remember b
 	del a; unchanged b
 	$past del b`)
+}
+
+// TestUnknownDELAtAnothersPath: the same, and the journal has nothing of the container whose DEL comes
+// late. The journal must have the other container: as without unwind, the delegates get the path.
+func TestUnknownDELAtAnothersPath(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	either a second DEL, with the result: add a; cached a del a; drop a
+	or never added through unwind: past add a; cached a past del a; drop a
+	takes b a; add b; remember b
+	del a; unchanged b
+	del b`)
 }
 
 // TestUndonePastTheJournal: an attachment was undone, by a sweep or past the journal, and is added
@@ -56,8 +67,11 @@ func TestUndonePastTheJournal(t *testing.T) {
 	add a
 	either swept, in another namespace: drop a; sweep; move a later; past add a
 	or swept, at the same path: drop a; sweep; move a a; past add a
+	or swept, at the same path, which is gone: drop a; sweep; move a a; past add a
 	or deleted past it, added through unwind: past del a; add a
-	remember a; del a; vanished a`)
+	remember a
+	if which is gone: drop a
+	del a; vanished a`)
 }
 
 // TestADDOverAnUnseenADD: unwind refuses to add an attachment that already lives, and takes nothing
@@ -66,7 +80,7 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true | firewall | portmap
 	either never on record:
-	or an earlier one on record: add a; past del a
+	or an earlier one on record: add a; past del a; move a later
 	past add a; remember a
 	fails add a 'is already attached'; unchanged a
 	del a`)

@@ -28,7 +28,7 @@ type Named struct {
 // namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
 // other one.
 func (n *Node) Names(e *journal.Entry, at Named) bool {
-	switch same := samePath(e.NetNS.Path, at.Netns.Path); {
+	switch same := SamePath(e.NetNS.Path, at.Netns.Path); {
 	case !at.Netns.Known():
 		return same
 	case n.IsAt(e, at.Netns):
@@ -42,8 +42,8 @@ func (n *Node) Names(e *journal.Entry, at Named) bool {
 // inode may have been reused, so the paths must be the same, too.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
 	hasCookies := e.NetNS.Cookie != 0 && at.Cookie != 0
-	return n.SameBoot(e) == tristate.Yes && e.NetNS.Same(at) &&
-		(hasCookies || samePath(e.NetNS.Path, at.Path))
+	return n.SameBoot(e) != tristate.No && e.NetNS.Same(at) &&
+		(hasCookies || SamePath(e.NetNS.Path, at.Path))
 }
 
 // isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
@@ -60,9 +60,9 @@ func (n *Node) isGone(e *journal.Entry) bool {
 	return !inside && err == nil
 }
 
-// samePath reports whether two paths are the same, after the links in their directories, such as
+// SamePath reports whether two paths are the same, after the links in their directories, such as
 // /var/run, have been resolved.
-func samePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
+func SamePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
 
 func resolved(path string) string {
 	dir, name := filepath.Split(path)
