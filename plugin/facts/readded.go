@@ -26,9 +26,11 @@ type Named struct {
 // Names reports whether a path names the network namespace of a record's ADD: the path leads to
 // that namespace, or is the ADD's path. The ADD's path doesn't count if it leads to another
 // namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
-// other one.
+// other one. Any path names the namespace of a record that has no path.
 func (n *Node) Names(e *journal.Entry, at Named) bool {
 	switch same := SamePath(e.NetNS.Path, at.Netns.Path); {
+	case e.NetNS.Path == "":
+		return true
 	case !at.Netns.Known():
 		return same
 	case n.IsAt(e, at.Netns):

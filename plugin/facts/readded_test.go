@@ -175,6 +175,7 @@ func TestNames(t *testing.T) {
 		{"no cookie, the same path", noCookie, "this", its, true, true},
 		{"no cookie, another path", at(noCookie, "/x"), "this", its, false, false},
 		{"not identified", journal.NetNS{Path: its}, "this", its, false, true},
+		{"no path on record", journal.NetNS{}, "this", its, true, true},
 		{"an earlier boot", was, "another", its, false, true},
 		{"an earlier boot, a later ADD", was, "another", its, true, false},
 	} {
