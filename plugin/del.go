@@ -21,8 +21,8 @@ import (
 //  1. Take the attachment's lock. If an ADD of the attachment still runs, end it, because the
 //     runtime that started it is dead.
 //  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
-//     nothing to do. If the journal does not have this ADD, create an entry from the chain on stdin,
-//     and write it. Write the newest entry if it has changed.
+//     nothing to do. If the journal does not have this ADD, create an entry from the chain on
+//     stdin. Write the newest entry if it has changed.
 //  3. Undo the entry, and write the DELs that are still pending.
 //  4. Run the DELs of other attachments that waited for an address of this one.
 //

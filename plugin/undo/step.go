@@ -211,7 +211,11 @@ func (u *undoing) delWith(
 	if f != nil && !f.Killed &&
 		decide.RunsWithout(s, shown, words(f), u.pass(ctx, true).ContainerLives) {
 		c.Netns = ""
-		_, f = u.Runner.Run(ctx, c, stderr)
+		if _, again := u.Runner.Run(ctx, c, stderr); again == nil {
+			f = nil
+		} else {
+			f.Killed = again.Killed
+		}
 	}
 	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
