@@ -64,13 +64,6 @@ type File struct {
 	Mtime int64 // nanoseconds
 }
 
-// FileAt returns the file of an address in a pool. It is zero if the file does not exist or cannot
-// be read.
-func FileAt(pool string, address netip.Addr) File {
-	r, _, _ := look(pool, address)
-	return r.File
-}
-
 // Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its
 // result may be out of date. It opens only regular files whose name is an address, and skips the
 // lock and last_reserved_ip.*. It omits files that it cannot read, and returns an error for them. A

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 )
@@ -74,16 +73,6 @@ func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
 	r, _, err := look(pool, address)
 	return r.Owner, r.Owner != Owner{}, err
-}
-
-// Lost reports whether an attachment no longer owns an address: the address is free, or it has
-// another owner. An error means that this is unknown, for example because the pool does not exist.
-func Lost(pool string, owner Owner, address netip.Addr) (bool, error) {
-	r, ok, err := look(pool, address)
-	if err == nil && !ok {
-		_, err = os.Stat(pool)
-	}
-	return !r.belongsTo(owner), err
 }
 
 // HeldBy returns the addresses of an attachment in a pool.

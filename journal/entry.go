@@ -105,18 +105,8 @@ type Entry struct {
 	// namespace before the ADD, or "". It does not belong to this ADD, so no DEL of this ADD may
 	// touch it.
 	Occupant string `json:"occupant,omitempty"`
-	// Interface is the container's interface in the result. An undone record keeps it instead of the
-	// result.
-	Interface Interface `json:"interface,omitzero"`
-	// Before is the interface in libcni's cache when this ADD began, if an earlier ADD in the journal
-	// created it. The cache keeps this interface until an ADD succeeds. So if the cache still contains
-	// it later, that is no sign of an ADD that the journal did not record.
-	Before Interface `json:"before,omitzero"`
 	// Failed is set if the ADD failed. The runtime then has no result.
 	Failed bool `json:"failed,omitempty"`
-	// Unnamed is set if the last pass left a DEL to the runtime (see decide.LeftToRuntime). Such a
-	// record does not become Undone, so the runtime's DEL still runs the chain.
-	Unnamed bool `json:"unnamed,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool   `json:"abandoned,omitempty"`
 	Cause     string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
@@ -166,9 +156,8 @@ func (e *Entry) Freed(c Claim) bool {
 func (e *Entry) Bury() {
 	*e = Entry{
 		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
-		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Interface: e.Interface, Before: e.Before,
-		Failed: e.Failed, Abandoned: e.Abandoned, Cause: e.Cause, Reason: e.Reason,
-		Since: e.Since, Updated: e.Updated,
+		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Failed: e.Failed,
+		Abandoned: e.Abandoned, Cause: e.Cause, Reason: e.Reason, Since: e.Since, Updated: e.Updated,
 	}
 }
 
@@ -208,15 +197,6 @@ type HostLink struct {
 	Name string `json:"name"`
 	MAC  string `json:"mac"`
 }
-
-// Interface identifies the interface that one ADD created in the container.
-type Interface struct {
-	MAC       string       `json:"mac,omitempty"` // lower case; "" if invalid or all zeros
-	Addresses []netip.Addr `json:"addresses,omitempty"`
-}
-
-// Known reports whether the interface has a MAC or an address to compare.
-func (i Interface) Known() bool { return i.MAC != "" || len(i.Addresses) > 0 }
 
 // Host names the machine, the boot and the namespaces in which an ADD ran.
 type Host struct {

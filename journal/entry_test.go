@@ -49,9 +49,9 @@ func everything() *Entry {
 		RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`),
 		Result:        json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`),
 		Claims: []Claim{
-			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet", 77, 88},
-			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, "", 77, 88},
-			{netip.MustParseAddr("fe80::1%eth0"), 1, "", 77, 88},
+			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
+			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
+			{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
 		},
 		HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
 		Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
@@ -64,9 +64,7 @@ func everything() *Entry {
 			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, LateKills: 2, MayHaveRun: true,
 		}},
 		Begun: true, Occupant: "5 0a:00:00:00:00:01",
-		Interface: Interface{MAC: "02:00:00:00:00:07", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},
-		Before:    Interface{MAC: "02:00:00:00:00:08"},
-		Failed:    true, Unnamed: true, Abandoned: true,
+		Failed: true, Abandoned: true,
 		Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\"",
 	}
 }

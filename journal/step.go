@@ -83,11 +83,6 @@ type Claim struct {
 	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
 	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`
-	// Ino and Mtime (nanoseconds) identify the address's file in the pool when the claim was
-	// committed: another ADD of the same owner creates another file. They are 0 if the file was not
-	// inspected.
-	Ino   uint64 `json:"ino,omitempty"`
-	Mtime int64  `json:"mtime,omitempty"`
 }
 
 // Receives reports whether the delegate at this index of the chain got the address in its

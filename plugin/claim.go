@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
@@ -71,14 +70,6 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 // commit writes a delegate's result, and handles other attachments that claim a new address. If the
 // result cannot be written, the ADD fails: success would leave a live attachment in state adding.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
-	for n, c := range claims {
-		if c.Pool == "" {
-			continue
-		}
-		// another IPAM plugin that is named host-local may not create such a file
-		file := ipam.FileAt(c.Pool, c.Address)
-		claims[n].Ino, claims[n].Mtime = file.Ino, file.Mtime
-	}
 	a.entry.Claims = append(a.entry.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil

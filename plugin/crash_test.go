@@ -90,18 +90,14 @@ func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
 	live := e != nil && e.State == journal.Live
-	over := false // its interface and libcni's result are gone: see TestUndonePastTheJournal
-	if _, err := os.Stat(p.cacheFile()); os.IsNotExist(err) && live && len(e.HostLinks) > 0 {
-		there, _ := facts.LinkThere(e.HostLinks)
-		over = !there
-	}
+	seen, _ := facts.Look(p.NetNS, p.IfName)
 	another := p.anotherChain()
 	switch recovery {
 	case "DEL":
 		p.mustDel(another)
 	case "ADD":
-		if _, err := p.add(list); (err != nil) != (live && !over) {
-			p.Errorf("ADD of the same container ID, live %t, over %t: %v", live, over, err)
+		if _, err := p.add(list); (err != nil) != (live && seen.There()) {
+			p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
 		}
 		p.mustDel(another)
 	case "next sandbox":

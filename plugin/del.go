@@ -11,10 +11,8 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -22,9 +20,9 @@ import (
 //
 //  1. Take the attachment's lock. If an ADD of the attachment still runs, end it, because the
 //     runtime that started it is dead.
-//  2. Find the entry to undo. If a tombstone (an undone record) shows that everything is already
-//     undone, there is nothing to do. If the attachment is not in the journal, create an entry from
-//     the chain on stdin. Write the entry if it has changed.
+//  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
+//     nothing to do. If the journal does not have this ADD, create an entry from the chain on
+//     stdin. Write the newest entry if it has changed.
 //  3. Undo the entry, and write the DELs that are still pending.
 //
 // No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
@@ -52,11 +50,12 @@ func (o *op) del(ctx context.Context) error {
 // find sets d.entry to the entry to undo, or to nil if there is nothing to undo. It uses the
 // journal's records, or else the runtime's input.
 func (d *deleting) find(ctx context.Context, killed []string) error {
+	d.lookAtPath(ctx)
 	d.fromJournal(ctx, killed)
 	if d.entry != nil {
 		return nil
 	}
-	if done := d.answered(ctx); done != nil {
+	if done := d.answered(); done != nil {
 		d.succeedIdle(cmp.Or(done.Reason, "already released"), nil, done.Failed)
 		return nil
 	}
@@ -103,17 +102,18 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	if d.entry == nil {
 		return
 	}
-	amended := d.amend(killed)
-	found := d.w.Mark(d.entry, decide.Requested)
+	changed := d.w.MarkKilled(d.entry, killed)
+	changed = d.addUnrecorded() || d.complete() || changed
+	changed = d.w.Mark(d.entry, decide.Requested) || changed
 	for _, e := range d.older {
 		if e.State == journal.Live || e.State == journal.Adding {
 			d.w.Mark(e, decide.Requested)
 		}
 	}
-	if amended || found {
+	if changed {
 		d.others = nil // more attachments may claim its addresses now
 	}
-	if (amended || found || keptElsewhere(d.entry)) && !d.rec.Unwritable {
+	if (changed || keptElsewhere(d.entry)) && !d.rec.Unwritable {
 		if err := d.rec.Save(ctx, d.entry); err != nil {
 			d.degrade("DEL", err)
 		}
@@ -127,33 +127,18 @@ func keptElsewhere(e *journal.Entry) bool {
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
-// if the runtime's result comes from another ADD. It is also nil if something that was undone
-// exists again: the attachment's interface, or an address that host-local assigned to the
-// attachment.
-func (d *deleting) answered(ctx context.Context) *journal.Entry {
-	given := d.given()
-	i := slices.IndexFunc(d.undone, func(e *journal.Entry) bool {
-		return !given.Known() || facts.SameADD(e.Interface, given) != tristate.No
-	})
+// if host-local has assigned an address to the attachment again, or if the record's ADD failed and
+// the runtime has a result. An operator's decision to forget the attachment stands.
+func (d *deleting) answered() *journal.Entry {
+	i := slices.IndexFunc(d.undone, d.isOf)
 	if i < 0 {
 		return nil
 	}
 	done := d.undone[i]
-	if done.Abandoned {
-		return done
-	}
-	if done.Failed && d.conf.PrevResult != nil || d.holdsAddress() {
+	if !done.Abandoned && (done.Failed && d.conf.PrevResult != nil || d.holdsAddress()) {
 		return nil
 	}
-	seen, err := facts.Look(d.args.Netns, d.key.IfName)
-	if err != nil || !seen.There() {
-		return done
-	}
-	ours := done.Host.BootID == d.node.Host.BootID && seen.Netns.Same(done.NetNS) || seen.Is(given)
-	if !ours || d.node.IsHost(seen.Netns) || d.node.Anothers(ctx, d.key, seen) {
-		return done
-	}
-	return nil
+	return done
 }
 
 // holdsAddress reports whether host-local has assigned an address to the attachment.
@@ -178,6 +163,9 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	}
 	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
 		job := undo.Job{Entry: e, Lock: d.lock}
+		if d.isOf(e) {
+			job.Netns = d.args.Netns
+		}
 		if e == d.entry {
 			job.Others = d.others
 		} else {

@@ -10,7 +10,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 
@@ -27,19 +26,13 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
-	cached, err := a.node.CachedADD(a.key)
-	if err != nil {
-		a.log.Warn("cannot read the result of an earlier ADD of the attachment", "err", err)
-	} else if cached != nil {
-		a.cached = netconf.InterfaceOf(cached.Result, a.key.IfName)
-	}
 	if a.rec.Unwritable {
-		return a.refuseAgain(seen)
+		return a.refuseUnseen()
 	}
 	var samePod []*journal.Entry
 	var refused error
 	err = a.writeIntent(ctx, func(tx *journal.Tx) (err error) {
-		samePod, refused, err = a.intend(tx, seen)
+		samePod, refused, err = a.intend(tx)
 		return err
 	})
 	if err := cmp.Or(refused, err); err != nil || a.rec.Unwritable {
@@ -61,16 +54,14 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 
 // intend writes the intent. It writes nothing if earlier ADDs of this attachment or its pod have
 // left something, or if the ADD must be refused.
-func (a *adding) intend(
-	tx *journal.Tx, seen facts.Interface,
-) (samePod []*journal.Entry, refused, err error) {
+func (a *adding) intend(tx *journal.Tx) (samePod []*journal.Entry, refused, err error) {
 	if err := a.findPrior(tx); err != nil {
 		return nil, nil, err
 	}
 	if samePod, err = a.samePod(tx); err != nil || len(a.prior) > 0 {
 		return samePod, nil, err
 	}
-	if refused = a.refuseAgain(seen); refused == nil && len(samePod) == 0 {
+	if refused = a.refuseUnseen(); refused == nil && len(samePod) == 0 {
 		err = a.putIntent(tx)
 	}
 	return samePod, refused, err
@@ -136,14 +127,18 @@ func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
-	for i, prior := range a.prior {
+	for _, prior := range a.prior {
 		if prior.State == journal.Live {
 			if err := a.refuseLive(prior); err != nil {
 				return err
 			}
 		}
-		if again, _ := a.node.Later(ctx, prior); i == 0 && again == tristate.Yes {
-			return a.addedAlready("by an ADD that the journal did not record")
+		if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
+			// that ADD may still be in use, and the DELs would release its resources
+			if err := a.refuseUnseen(); err != nil {
+				return err
+			}
+			continue
 		}
 		v := decide.Decide(a.node.Gather(ctx, prior, a.lock))
 		if v.Fate != decide.Foreign {
@@ -158,14 +153,16 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	return nil
 }
 
-// refuseLive returns an error if the attachment of an earlier ADD is still in use. SPEC 1.1 §2
-// forbids a second ADD without a DEL.
+// refuseLive returns an error if the attachment of an earlier ADD is still in use: this ADD's
+// namespace is its namespace and has the interface, or a process is in its namespace elsewhere.
+// SPEC 1.1 §2 forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Entry) error {
 	was := prior.NetNS
+	same := was.Same(a.entry.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.node.SameBoot(prior) == tristate.No || a.entry.Occupant == "" && a.isOver(prior):
+	case a.node.SameBoot(prior) == tristate.No, same && a.entry.Occupant == "":
 		return nil
-	case was.Same(a.entry.NetNS), !was.Known() && was.Path == a.args.Netns:
+	case same:
 		return a.addedAlready("in the same network namespace")
 	}
 	if inside, err := a.node.View.ProcessIn(was, len(prior.HostLinks) == 0); inside || err != nil {
@@ -174,12 +171,16 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 	return nil
 }
 
-// refuseAgain returns an error if an ADD without unwind already added the attachment in this same
+// refuseUnseen returns an error if libcni's cache has an ADD of the attachment in this same
 // namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
 // would remove those of the first ADD.
-func (a *adding) refuseAgain(seen facts.Interface) error {
-	if a.entry.Occupant == "" || !seen.Is(a.cached) {
+func (a *adding) refuseUnseen() error {
+	if a.entry.Occupant == "" {
 		return nil
+	}
+	if cached, err := a.node.CachedInterface(a.key); err != nil || !cached.There() ||
+		!cached.Netns.Same(a.entry.NetNS) {
+		return nil //nolint:nilerr // nothing proves such an ADD
 	}
 	return a.addedAlready("in the same network namespace")
 }

@@ -38,7 +38,7 @@ func TestOldGenerationMovesOn(t *testing.T) {
 // TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
 func TestAddOverLive(t *testing.T) {
 	stories(t, `
-	chain p0 | p1 | p2 | p3
+	chain bridge | p1 | p2 | p3
 	let why in a network namespace with a running process
 	add a; forgets
 	either same namespace: into b a; let why in the same network namespace
@@ -46,7 +46,7 @@ func TestAddOverLive(t *testing.T) {
 	or process in the old namespace, which has no name: process a
 	unless same: again a b
 	if same: as b a
-	if no name: drop a
+	if no name: unpin a
 	fails add b 'unwind: $network/a/eth0 is already attached ($why); delete it first'
 	calls
 	entry a live 4 1

@@ -79,8 +79,9 @@ func (w *world) someADD(try *rapid.T) {
 	same := r.there && !rapid.Bool().Draw(try, "in a new namespace")
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
-		r.live = r.live && busy // otherwise the ADD may release it
 	}
+	// Otherwise the ADD may release it: there is no process, or the namespace has no interface.
+	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
 	healthy, err := w.hit(func() (err error) { address, err = next.tryAdd(w.list); return err })

@@ -44,7 +44,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 			event.Reason = "forgotten by an operator"
 			for _, e := range records {
 				event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
-				forgotten := o.w.Buried(e)
+				forgotten := undo.Buried(e)
 				forgotten.Reason, forgotten.Abandoned = event.Reason, true
 				err = errors.Join(err, tx.Put(forgotten))
 			}

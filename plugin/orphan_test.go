@@ -145,7 +145,7 @@ func leftBy(t testing.TB, path, role string) []int {
 // for both at once.
 func TestTwoAdds(t *testing.T) {
 	stories(t, `
-	chain p0, "delayMS": 300 | p1, "delayMS": 100
+	chain bridge | p0, "delayMS": 300 | p1, "delayMS": 100
 	plan * ADD late; start add a; awaits ADD p0
 	fails add a 'is already attached (in the same network namespace); delete it first'; wait add a
 	began start ADD p0, end ADD p0, start ADD p1, end ADD p1; calls ADD p0, ADD p1; entry a live

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -131,10 +130,16 @@ func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 // namesHostNetNS reports whether CNI_NETNS is the runtime's own network namespace, and
 // CNI_NETNS_OVERRIDE is not set.
 func (o *op) namesHostNetNS() (bool, error) {
-	if override := o.args.NetnsOverride; strings.EqualFold(override, "TRUE") || override == "1" {
+	if o.overridesNetNS() {
 		return false, nil
 	}
 	return facts.IsOwnNetNS(o.args.Netns)
+}
+
+// overridesNetNS reports whether CNI_NETNS_OVERRIDE is set.
+func (o *op) overridesNetNS() bool {
+	override := o.args.NetnsOverride
+	return strings.EqualFold(override, "TRUE") || override == "1"
 }
 
 // takeLock takes the lock of the verb's own attachment. If the journal fails, the given function
@@ -193,9 +198,8 @@ type adding struct {
 	*op
 	chain   *netconf.Chain
 	entry   *journal.Entry
-	prior   []*journal.Entry  // earlier ADDs of the attachment in the journal, newest first
-	cached  journal.Interface // the interface in libcni's cache when the ADD began
-	started int               // number of delegates that were started
+	prior   []*journal.Entry // earlier ADDs of the attachment in the journal, newest first
+	started int              // number of delegates that were started
 }
 
 // callOf returns the ADD call of a delegate, without its configuration.
@@ -249,23 +253,10 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 	return tx.Put(a.entry)
 }
 
-// findPrior finds the earlier ADDs of the attachment that are not undone. If libcni's cache
-// contains the interface of an ADD in the journal, findPrior stores it in this ADD's record (see
-// journal.Entry.Before). Any other interface may belong to a pod that still runs.
-func (a *adding) findPrior(tx *journal.Tx) error {
-	records, err := tx.Records(a.key)
-	if facts.HasADD(records, a.cached) {
-		a.entry.Before = a.cached
-	}
-	a.prior = slices.DeleteFunc(records,
-		func(e *journal.Entry) bool { return e.State == journal.Undone })
+// findPrior finds the earlier ADDs of the attachment that are not undone.
+func (a *adding) findPrior(tx *journal.Tx) (err error) {
+	a.prior, err = tx.Pending(a.key)
 	return journal.IgnoreDamaged(err) // the intent replaces a damaged record
-}
-
-// isOver reports whether an earlier ADD of the attachment is over although it is live in the
-// journal (see facts.Node.Passed).
-func (a *adding) isOver(prior *journal.Entry) bool {
-	return prior.State == journal.Live && a.node.Passed(prior)
 }
 
 type deleting struct {
@@ -274,6 +265,11 @@ type deleting struct {
 	older  []*journal.Entry // other ADDs to undo, newest first
 	undone []*journal.Entry // ADDs that are undone, newest first
 	others []*journal.Entry // entries that claim an address of entry; nil if not read
+
+	netns   journal.NetNS      // the namespace that the DEL names; without a path if it names none
+	named   func() facts.Named // what is there, if it can be the namespace of this attachment's ADD
+	sandbox string             // the path of the namespace in prevResult, or ""
+	result  func() facts.Named // what is there, in the same way
 }
 
 // checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores

@@ -54,18 +54,16 @@ func TestShownToProviders(t *testing.T) {
 	if plain: leaves`, providers())
 }
 
-// TestRunsAgainForRuntime: the runtime's DEL fails, and a sweep after the grace period runs it without a
-// network namespace, in which it does nothing. While the DEL of another plugin keeps the record, and
-// after that, the DEL runs again for the runtime, which names one. Without that one it is over.
-func TestRunsAgainForRuntime(t *testing.T) {
+// TestWaitsForRuntime: a DEL that does nothing without a path waits for the runtime, which names one, until
+// the grace period is over. After that it is over, and the provider cleans up.
+func TestWaitsForRuntime(t *testing.T) {
 	stories(t, `
-	conf gracePeriod 10ms; provider kube-ovn; before p1
-	add a; plan p1 DEL fail; uninstall; fails del a; drop a; install; pause 20ms
-	sweep; held 1; pending a kube-ovn p1
-	either the runtime asks, and the other fails: fails del a; held 0; pending a p1; plan; del a
-	or the runtime asks, and the other works: plan; del a; held 0
-	or the other works, and the runtime asks: plan; sweep; gone a; del a; held 0
-	or the runtime never asks: plan; sweep; gone a; leaves`, providers())
+	provider kube-ovn; before p1
+	either the runtime asks: conf gracePeriod 1h
+	or the grace period is over: conf gracePeriod 10ms
+	add a; plan p1 DEL fail; uninstall; fails del a; drop a; install; pause 20ms; plan; sweep; held 1
+	if the runtime asks: pending a kube-ovn; del a; held 0
+	if the grace period: tombstone a; del a; held 1; leaves`, providers())
 }
 
 // occupy makes another's eth0 in the pod's network namespace; its other end is elsewhere.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -147,8 +146,7 @@ func (s *soak) age(pairs int) {
 			Key: journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}, State: state,
 			NetNS: journal.NetNS{Path: filepath.Join(s.dir, "netns/0"), Dev: 4, Ino: 4026533637, Cookie: 165760},
 			Host:  journal.Host{BootID: "22d0bfd6-9700-4200-9fff-fb73e6a13ffb"}, Created: journal.Now(),
-			Interface: journal.Interface{Addresses: []netip.Addr{netip.MustParseAddr("10.98.25.138")}},
-			Cause:     "no-netns", Reason: "it is gone, and so is its network namespace",
+			Cause: "no-netns", Reason: "it is gone, and so is its network namespace",
 		}
 	}
 	for begin := 0; begin < every*tombstones; begin += batch {

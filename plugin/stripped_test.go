@@ -61,8 +61,6 @@ func TestDELThatRunsNothing(t *testing.T) {
 	conf logLevel info; chain p0, "address": "$ip7/24"
 	either a tombstone: give add a; drop a; sweep; let edit 'prevResult=$result'
 		let why its network namespace is gone
-	or the runtime's namespace: let edit CNI_NETNS=/proc/self/ns/net
-		let why its ADD was refused: CNI_NETNS is the runtime
 	or no binary: let edit CNI_PATH=$dir/bin
 		let why no plugin of the chain is in CNI_PATH, and the runtime has no ADD result
 	forgets; give del a '$edit'; calls

@@ -7,86 +7,121 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
-// The problem: the runtime sends the DEL of an attachment whose entry is missing or incomplete.
-// This file creates or completes the entry from the runtime's input.
+// The problem: the runtime sends the DEL of an ADD whose entry is missing or incomplete. This file
+// creates or completes the entry from the runtime's input.
 
-// amend completes the entry if unwind could not write all of it to the journal. It uses the
-// runtime's prevResult and the chain on stdin. It adds the ADD's result, or it creates an entry for
-// a later ADD, which is undone first. It reports whether it changed anything.
-func (d *deleting) amend(killed []string) (amended bool) {
+// lookAtPath looks at the namespace that the runtime's DEL names: at CNI_NETNS or, if the runtime
+// sends none, at the path in its prevResult.
+func (d *deleting) lookAtPath(ctx context.Context) {
+	d.sandbox = netconf.SandboxOf(d.conf.PrevResult, d.key.IfName)
+	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
+	d.netns = place.Netns
+	d.named = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.netns.Path) })
+	d.result = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.sandbox) })
+}
+
+// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
+// runtime's own one, identify no ADD of this attachment.
+func (d *deleting) nameOf(ctx context.Context, path string) facts.Named {
+	seen, _ := facts.Look(path, d.key.IfName)
+	hosts := d.node.IsHost(seen.Netns) && !d.overridesNetNS()
+	if seen.Netns.Known() && (hosts || d.node.Anothers(ctx, d.key, seen.Netns)) {
+		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
+	}
+	again := d.conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.conf.PrevResult))
+	return facts.Named{Interface: seen, Again: again}
+}
+
+// isOf reports whether the runtime's DEL is that of a record's ADD. Without a path, it is that of
+// the newest one.
+func (d *deleting) isOf(e *journal.Entry) bool {
+	if d.netns.Path == "" {
+		return d.entry == nil || e == d.entry
+	}
+	return d.node.IsAt(e, d.netns) || d.node.Names(e, d.named())
+}
+
+// addUnrecorded adds an entry for the ADD whose namespace the runtime's DEL names, if no record is
+// of that ADD. The attachment was added again while the journal could not be written, or while
+// unwind was off. addUnrecorded reports whether it added one.
+func (d *deleting) addUnrecorded() bool {
+	records := append([]*journal.Entry{d.entry}, d.older...)
+	if slices.ContainsFunc(slices.Concat(records, d.undone), d.isOf) {
+		return false
+	}
+	chain, err := d.w.Verb.Chain()
+	if err != nil {
+		d.log.Warn("the journal does not contain the ADD of this DEL, and the chain cannot be read",
+			"err", err)
+		return false
+	}
+	e := d.reconstruct(chain, slices.Concat(records, d.undone)...)
+	if len(e.Steps) == 0 {
+		return false
+	}
+	d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
+		"undoing both ADDs")
+	d.entry, d.older = e, records
+	return true
+}
+
+// complete gives an interrupted ADD the runtime's prevResult, if that names the ADD's namespace. It
+// reports whether it did so. Any other prevResult belongs to an earlier ADD of the container ID.
+func (d *deleting) complete() bool {
 	e := d.entry
-	amended = d.w.MarkKilled(e, killed)
-	partial := e.State == journal.Adding && d.fits(e) ||
-		e.State == journal.Live && len(d.given().Addresses) > len(e.Claims) && d.fits(e)
-	if !partial && !d.addedUnseen() {
-		return amended
+	if e.State != journal.Adding || e.Result != nil || !d.isOf(e) || !d.hasResultOf(e) {
+		return false
 	}
 	chain, err := d.w.Verb.Chain()
 	if err != nil {
 		d.log.Warn("the journal entry of the ADD is incomplete, and the chain cannot be read", "err", err)
-		return amended
+		return false
 	}
-	if partial {
-		d.takePrevResult(e, chain)
-		e.State = journal.Live
-		return true
-	}
-	d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
-		"undoing both ADDs")
-	d.older = append([]*journal.Entry{e}, d.older...)
-	d.entry = d.newEntry(journal.Deleting, chain)
-	d.takePrevResult(d.entry, chain)
+	d.takePrevResult(e, chain)
+	e.State = journal.Live
 	return true
 }
 
-func (d *deleting) given() journal.Interface {
-	return netconf.InterfaceOf(d.conf.PrevResult, d.key.IfName)
+// hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
+func (d *deleting) hasResultOf(e *journal.Entry) bool {
+	return d.sandbox != "" && d.node.Names(e, d.result())
 }
 
-// addedUnseen reports whether the runtime's prevResult comes from an ADD that the journal does not
-// contain. In that case, the attachment was added again while the journal could not be written.
-// (After a failed ADD, the runtime has no result.)
-func (d *deleting) addedUnseen() bool {
-	given := d.given()
-	if !given.Known() {
-		return false
+// reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input.
+// The runtime's prevResult is not taken if it names the namespace of one of the records instead.
+func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) *journal.Entry {
+	e := d.newEntry(journal.Deleting, chain)
+	e.NetNS.Path = d.netns.Path
+	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
+		e.NetNS = d.named().Netns
 	}
-	if slices.ContainsFunc(d.undone, func(e *journal.Entry) bool {
-		return facts.SameADD(e.Interface, given) == tristate.Yes
-	}) {
-		seen, err := facts.Look(d.args.Netns, d.key.IfName)
-		return err == nil && seen.Is(given) // undone, and added again with the same MAC address
+	if facts.SamePath(d.sandbox, d.netns.Path) || !slices.ContainsFunc(records, d.hasResultOf) {
+		d.takePrevResult(e, chain)
 	}
-	ended := d.entry.State == journal.RollingBack || d.entry.State == journal.Adding
-	known := ended
-	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
-		own := facts.InterfaceOf(e)
-		known = known || own.Known()
-		same := facts.SameADD(own, given)
-		if same == tristate.Yes || same == tristate.Unknown && own.Known() && !ended {
-			return false
-		}
+	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
+		undo.Interrupted(e.Steps)
+		e.Steps = slices.DeleteFunc(e.Steps, func(s journal.Step) bool {
+			_, err := netconf.FindPlugin(s.Type, e.Path)
+			return err != nil
+		})
 	}
-	return known
+	if err := checkText(d.args); err != nil {
+		d.degrade("DEL", err)
+	}
+	return e
 }
 
 // fromStdin creates an entry from the runtime's configuration and prevResult, for an attachment
-// that was added before unwind was installed, or whose entry was lost. The journal does not know
-// the namespace of that ADD. So the namespace at the runtime's path must be verified first: see
-// undo.Worker.
+// that was added before unwind was installed, or whose entry was lost.
 func (d *deleting) fromStdin() error {
-	if ours, _ := d.namesHostNetNS(); ours && d.conf.NeverAdded() { // its ADD was refused
-		d.succeedIdle("its ADD was refused: CNI_NETNS is the runtime's own namespace", nil, false)
-		return nil
-	}
 	chain, err := d.w.Verb.Chain()
 	switch {
 	case err == nil:
@@ -103,41 +138,14 @@ func (d *deleting) fromStdin() error {
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
 			err))
 	}
-	e := d.newEntry(journal.Deleting, chain)
-	d.takePrevResult(e, chain)
-	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
-		undo.Interrupted(e.Steps)
-		e.Steps = slices.DeleteFunc(e.Steps, func(s journal.Step) bool {
-			_, err := netconf.FindPlugin(s.Type, e.Path)
-			return err != nil
-		})
-	}
+	e := d.reconstruct(chain, d.undone...)
 	if len(e.Steps) == 0 {
 		d.succeedIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result",
 			nil, false)
 		return nil
 	}
 	d.entry = e
-	if err := checkText(d.args); err != nil {
-		d.degrade("DEL", err)
-	}
 	return nil
-}
-
-// fits reports whether the runtime's prevResult can be the result of the ADD: it contains all
-// addresses that the ADD got, and the runtime names no other namespace. If the ADD was interrupted,
-// the runtime may still have the result of an earlier ADD of the container ID, or of a later one
-// that is not in the journal.
-func (d *deleting) fits(e *journal.Entry) bool {
-	if seen, err := facts.Look(d.args.Netns, ""); err == nil && e.NetNS.Known() &&
-		!e.NetNS.Same(seen.Netns) {
-		return false
-	}
-	r, err := netconf.ParseResult(d.conf.PrevResult)
-	return d.conf.PrevResult != nil && err == nil &&
-		!slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
-			return !slices.Contains(r.Addresses(), c.Address)
-		})
 }
 
 // takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the

@@ -27,9 +27,6 @@ type Outcome struct {
 	LateKilled bool // the DEL was late, and was killed at the time limit for late DELs
 
 	Withheld bool // an address was removed from its prevResult
-	// Unnamed is set if the plugin does nothing without CNI_NETNS, and got none. The runtime has
-	// not sent its DEL yet, and may still send one with CNI_NETNS.
-	Unnamed bool
 	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain,
 	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
 	// address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
@@ -68,13 +65,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	case byPod, s.ADD == journal.AddKilled && !p.SameBoot: // a reboot ends the agent behind the delegate
 		s.Again = 0
 	}
-	if s.Wait = (journal.Wait{Until: s.Again, For: journal.ForRepeat}); Left(s.Wait, p) > 0 {
-		return s, false
-	}
-	if o.Unnamed {
-		s.Wait = journal.Wait{For: journal.ForRuntime}
-	}
-	return s, !o.Unnamed
+	s.Wait = journal.Wait{Until: s.Again, For: journal.ForRepeat}
+	return s, Left(s.Wait, p) == 0
 }
 
 // countAlike counts a try if it failed with the error of the ADD. A time after now is from an
@@ -150,18 +142,6 @@ func TryPresent(s *journal.Step, code uint) Present {
 var rejections = []uint{1, 2, 6, 7}
 
 const internal = 999
-
-// leftToRuntime reports whether a DEL ran without CNI_NETNS, exited 0 and did nothing. If the
-// runtime sends its DEL while the record exists, the step's DEL runs again.
-func leftToRuntime(s journal.Step) bool { return s.Wait == journal.Wait{For: journal.ForRuntime} }
-
-// LeftToRuntime reports whether every remaining DEL of a record waits only for the runtime. The
-// runtime may never send its DEL, so unwind deletes such a record. If that DEL does come, it runs
-// the chain without a record.
-func LeftToRuntime(steps []journal.Step) bool {
-	return len(steps) > 0 &&
-		!slices.ContainsFunc(steps, func(s journal.Step) bool { return !leftToRuntime(s) })
-}
 
 // Killed returns the state of a step whose delegate was killed at the time now (CLOCK_BOOTTIME).
 func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {

@@ -119,11 +119,6 @@ func TestAfter(t *testing.T) {
 		{"it passed, by pod", journal.Step{Config: withIPAM("spiderpool")}, Outcome{}, nil, journal.Step{Config: withIPAM("spiderpool"), Tries: 1}, true},
 		{"it passed after a kill, by pod", journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: again}, Outcome{}, nil,
 			journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Tries: 1}, true},
-		{"it passed without a path", journal.Step{Type: "kube-ovn"}, Outcome{Unnamed: true}, nil, journal.Step{Type: "kube-ovn", Tries: 1, Wait: wait(journal.ForRuntime, 0)}, false},
-		{"it passed without a path, and proves nothing", journal.Step{Type: "sriov", Config: withIPAM("whereabouts")}, Outcome{Unnamed: true}, nil,
-			journal.Step{Type: "sriov", Config: withIPAM("whereabouts"), Tries: 1, Again: again, Wait: wait(journal.ForRepeat, again)}, false},
-		{"it failed without a path", journal.Step{Type: "kube-ovn"}, with(failed, func(o *Outcome) { o.Unnamed = true }), nil,
-			journal.Step{Type: "kube-ovn", Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
 		{"it passed, which proves nothing", journal.Step{Type: "aws-cni"}, Outcome{}, nil,
 			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Wait: wait(journal.ForRepeat, again)}, false},
 		{"its IPAM plugin's proves nothing", journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, nil,
@@ -184,24 +179,6 @@ func TestTryPresent(t *testing.T) {
 	} {
 		if got := TryPresent(&tt.step, tt.code); got != tt.want {
 			t.Errorf("%s: %v", tt.name, got)
-		}
-	}
-}
-
-func TestLeftToRuntime(t *testing.T) {
-	left, pending := journal.Step{Wait: journal.Wait{For: journal.ForRuntime}}, journal.Step{Wait: journal.Wait{For: journal.ForRuntime, Until: soon}}
-	for _, tt := range []struct {
-		name  string
-		steps []journal.Step
-		want  bool
-	}{
-		{"none", nil, false},
-		{"all", []journal.Step{left, left}, true},
-		{"one of two", []journal.Step{left, {}}, false},
-		{"one that has not run", []journal.Step{pending}, false},
-	} {
-		if got := LeftToRuntime(tt.steps); got != tt.want {
-			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
 }

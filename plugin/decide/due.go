@@ -76,8 +76,6 @@ func Due(s *journal.Step, p Pass) journal.Wait {
 		return journal.Wait{For: journal.ForContainer}
 	case p.NoNetNS && !p.Asked && p.SameBoot && known.Of(s.Type).SkipsUnnamed && p.Now < untilRuntime:
 		return journal.Wait{Until: untilRuntime, For: journal.ForRuntime}
-	case leftToRuntime(*s) && !p.Asked:
-		return s.Wait
 	case p.awaitsPort(s):
 		return journal.Wait{For: journal.ForPort}
 	case s.Wait.For == journal.ForOwner && (!p.IgnorePause && Left(s.Wait, p) > 0 || p.Withheld(s)):

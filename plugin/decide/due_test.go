@@ -84,8 +84,6 @@ func TestDue(t *testing.T) {
 		{"of an earlier boot", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.SameBoot = true, false }, journal.Wait{}},
 		{"past the grace period", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace) }, journal.Wait{}},
 		{"just within it", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace)+1 }, wait(journal.ForRuntime, now+1)},
-		{"it ran without a path", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.IgnorePause = true }, wait(journal.ForRuntime, 0)},
-		{"it ran without a path, the runtime asks", journal.Step{Type: "kube-ovn", Wait: wait(journal.ForRuntime, 0)}, func(p *Pass) { p.Asked = true }, journal.Wait{}},
 		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Wait{}},
 
 		{"a host port's DEL is pending", journal.Step{}, port(), wait(journal.ForPort, 0)},

@@ -17,8 +17,6 @@ func (m *protocol) wrong(s state) string {
 		return "two have worked on one attachment at once"
 	case s.wronged != none:
 		return fmt.Sprintf("the ADD of %s is ended, though its runtime waits for it", name(int(s.wronged)))
-	case s.refused:
-		return "an ADD is refused as added past the journal, and none was"
 	}
 	for i := range m.containers() {
 		c := &s.c[i]
@@ -44,7 +42,7 @@ func (m *protocol) wrong(s state) string {
 	if p := m.stuck(s); p != none {
 		return name(p) + " waits for ever"
 	}
-	if s.atWork() || s.c[0].agent || s.c[1].agent || s.c[0].plain && s.c[0].phase == adds {
+	if s.atWork() || s.c[0].agent || s.c[1].agent {
 		return ""
 	}
 	return m.converges(s)
@@ -229,10 +227,11 @@ func TestProtocol(t *testing.T) {
 		{"a list, a plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
 		{"a list, added again past the journal", protocol{addresses: 2, lists: true, off: true}},
 		{"added again past the journal, IPAM of which nothing is known, a crash", protocol{addresses: 1, off: true, unnamed: true, crashes: 1}},
-		{"added again past the journal, a path that hides", protocol{addresses: 1, off: true, hides: true}},
+		{"added again past the journal, DELs without a path", protocol{addresses: 2, off: true, nameless: true}},
 		{"added again past the journal, one address", protocol{addresses: 1, off: true, crashes: 1}},
 		{"a path that is another's", protocol{addresses: 2, path: true}},
 		{"a path that is another's, a crash", protocol{addresses: 2, path: true, crashes: 1}},
+		{"a path that is another's, shown to a plugin", protocol{addresses: 2, path: true, byName: true, prompt: true}},
 		{"DELs that lie", protocol{addresses: 1, lies: 2}},
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
@@ -292,20 +291,18 @@ func TestGuards(t *testing.T) {
 		{protocol{without: noRepeat, addresses: 1, unnamed: true, empty: true}, "has a next owner"},
 		{protocol{without: justAssigned, addresses: 1, unnamed: true, empty: true, lies: 1, plainDEL: true}, "leaked"},
 		{protocol{without: onlyFrees, addresses: 1, unnamed: true, empty: true, lies: 1}, "its interface is gone"},
-		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "never released"},
-		{protocol{without: before, addresses: 1, again: true, crashes: 1}, "is refused"},
+		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "leaked"},
 		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "its rule is gone"},
 		{protocol{without: undones, addresses: 1, unnamed: true, commits: 1}, "its rule is gone"},
-		{protocol{without: ownResult, addresses: 2, off: true, unnamed: true}, "leaked"},
-		{protocol{without: ownFile, addresses: 2, off: true}, "leaked"},
-		{protocol{without: otherFile, addresses: 2, off: true}, "lives"},
-		{protocol{without: otherCache, addresses: 2, off: true, unnamed: true}, "lives"},
+		{protocol{without: ownNetNS, addresses: 2, off: true, unnamed: true}, "leaked"},
+		{protocol{without: ownFile, addresses: 2, off: true, nameless: true}, "leaked"},
+		{protocol{without: otherCache, addresses: 2, off: true}, "lives"},
 		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "lives"},
 		{protocol{without: both, addresses: 2, off: true}, "leaked"},
 		{protocol{without: pinned, addresses: 2, path: true, crashes: 1}, "its interface is gone"},
-		{protocol{without: proof, addresses: 2, path: true}, "its interface is gone"},
+		{protocol{without: anothers, addresses: 2, path: true, byName: true, prompt: true}, "its interface is gone"},
 		{protocol{without: ownPath, addresses: 2, skips: true, unnamed: true}, "leaked"},
-		{protocol{without: blanks, addresses: 2, skips: true, unnamed: true, faults: 1}, "leaked"},
+		{protocol{without: waiting, addresses: 2, skips: true, unnamed: true, faults: 1}, "leaked"},
 		{protocol{without: ends, addresses: 1, impatient: true}, "waits for ever"},
 		{protocol{without: alone, addresses: 1, impatient: true}, "two have worked on one attachment at once"},
 		{protocol{without: ownADD, addresses: 1, faults: 1}, "is ended"},
@@ -348,6 +345,8 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, faults: 1, timeouts: 2}, "a rule for address"},
 		{"the journal cannot be written, and neither it nor a file names an address's owner",
 			protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}, "a rule for address"},
+		{"added again past the journal, and the path of the namespace goes",
+			protocol{addresses: 1, off: true, hides: true}, "lives"},
 		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
 			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
 		{"a DEL passes and frees nothing, and so does the second one after the grace period",
@@ -398,7 +397,7 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 2, commits: 1, faults: 1, reuse: true},
 		{addresses: 1, commits: 1, crashes: 1, reuse: true},
 		{addresses: 1, crashes: 1, faults: 1, again: true},
-		{addresses: 1, crashes: 1, faults: 1, off: true, hides: true},
+		{addresses: 1, crashes: 1, faults: 1, off: true, nameless: true},
 		{addresses: 1, power: 1, off: true, crashes: 1},
 	} {
 		states, trace := model.check()

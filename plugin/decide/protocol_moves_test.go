@@ -168,7 +168,6 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 		return
 	}
 	m.unseen(s, i, do)
-	m.plainGoesOn(s, i, do)
 	if m.path && i == 0 && c.phase == over && c.cached != none && !c.twice {
 		do("a second DEL", func(n *state, c *sandboxed) {
 			c.twice = true
@@ -215,23 +214,19 @@ func (m *protocol) mayAdd(s *state, i int8) bool {
 
 func (m *protocol) plainADD(s *state, i, a int8) {
 	m.plainBridge(s, i, a)
-	m.plainFirewall(s, i)
+	c := &s.c[i]
+	c.phase, c.plain, c.given, c.cached, c.cachedN = up, true, a, a, c.adds
+	s.rules[c.given] |= 1 << i
+	if m.ports {
+		s.forwards[c.given] |= 1 << i
+	}
 }
 
 func (m *protocol) plainBridge(s *state, i, a int8) {
 	c := &s.c[i]
 	c.adds++
-	c.phase, c.netns, c.inside, c.device, c.plain, c.passed, c.given = adds, true, true, true, true, false, a
+	c.netns, c.inside, c.device, c.passed = true, true, true, false
 	s.owner[a], s.made[a] = i, c.adds
-}
-
-func (m *protocol) plainFirewall(s *state, i int8) {
-	c := &s.c[i]
-	c.phase, c.cached, c.cachedN = up, c.given, c.adds
-	s.rules[c.given] |= 1 << i
-	if m.ports {
-		s.forwards[c.given] |= 1 << i
-	}
 }
 
 func (m *protocol) plainDELs(s *state, i int8) {
@@ -245,7 +240,8 @@ func (m *protocol) plainDELs(s *state, i int8) {
 }
 
 // unseen calls do with the plain chain's actions on A while unwind is switched off and no process
-// works: an ADD of the plain chain does not wait for DELs that unwind is running.
+// works: an ADD of the plain chain does not wait for DELs that unwind is running. Nothing shows such an
+// ADD before its result is cached.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {
@@ -258,23 +254,13 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 		})
 	}
 	a := s.free(m)
-	switch r := &c.r[0]; {
-	case c.phase != over || c.adds != 1 || a == none:
-	case m.unnamed, r.pending() && !r.filed: // nothing shows it before its result is cached
-		do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
-	default:
-		do("ADD of the plain chain begins", func(n *state, c *sandboxed) { m.plainBridge(n, i, a) })
-	}
-}
-
-// plainGoesOn calls do with the end of an ADD of A that the plain chain has begun.
-func (m *protocol) plainGoesOn(s state, i int8, do func(string, func(*state, *sandboxed))) {
-	if c := &s.c[i]; c.phase != adds || !c.plain {
+	if c.phase != over || c.adds != 1 || a == none {
 		return
 	}
-	do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainFirewall(n, i) })
+	do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
 	do("ADD of the plain chain is cut off", func(n *state, c *sandboxed) {
-		c.phase, c.given, c.bare, c.plain = failed, none, true, false
+		m.plainBridge(n, i, a)
+		c.phase, c.given, c.bare = failed, none, true
 	})
 }
 
@@ -367,7 +353,7 @@ func (s state) reboot() state {
 		}
 		switch c.phase {
 		case adds:
-			c.phase, c.bare = failed, c.bare || c.plain
+			c.phase = failed
 		case dels:
 			c.phase = owed
 		}

@@ -52,11 +52,13 @@ type protocol struct {
 	plain     bool // the plain chain adds the last container: unwind was switched off
 	plainDEL  bool // the plain chain may delete a container that the journal has: unwind was switched off
 	off       bool // the plain chain may delete and add A, while unwind is switched off
+	nameless  bool // the runtime's DELs have no path, but that in the result which the runtime has
 	hides     bool // the path of a namespace may go while a process is in it
 	lists     bool // sweeps have a list of the runtime, and reconstruct what the journal does not know
 	path      bool // B's namespace may be at A's old path, and the runtime may send a second DEL of A
 	byName    bool // bridge is a plugin that is shown the path, since it does not open the namespace itself
 	empty     bool // bridge is aws-cni: its DEL may pass and free nothing, but remove what is routed to the address
+	prompt    bool // it opens the path as soon as it is shown
 	skips     bool // bridge's DEL passes and does nothing where it is shown no path; its provider cleans up later
 	slow      bool // a DEL may take longer than an ADD waits for another attachment's lock
 	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
@@ -91,19 +93,17 @@ const (
 	justAssigned guard = "another attachment's claim is no proof of that, since it may be from before"
 	onlyFrees    guard = "the second DEL of a plugin that removes what is routed to an address is not shown it"
 	records      guard = "a new ADD keeps the record of an earlier one"
-	before       guard = "a record keeps what libcni's cache had when its ADD began"
 	older        guard = "no step of the older record runs while the newer one lives"
 	undones      guard = "an undone record answers the runtime's late DEL"
-	ownResult    guard = "an undone record answers only a DEL with its own result"
+	ownNetNS     guard = "an undone record answers only the DEL of its own namespace"
 	ownFile      guard = "an undone record answers only while host-local has nothing of the key"
-	otherFile    guard = "a record is kept if host-local's file is of an ADD that the journal does not have"
-	otherCache   guard = "a record is kept if libcni's cache is, and something of its sandbox exists"
+	otherCache   guard = "a record is kept if libcni's cache names a namespace that exists and is no record's"
 	anyState     guard = "so is one that is being undone"
-	both         guard = "the runtime's DEL undoes the ADD that the journal has and the one that it has not"
+	both         guard = "a DEL whose path is no record's undoes an ADD that the journal does not have, too"
 	pinned       guard = "a sweep's DEL is shown the namespace that was opened when the facts were gathered"
-	proof        guard = "a DEL enters the runtime's path only if it proves to be the ADD's namespace"
+	anothers     guard = "the runtime's DEL is shown no namespace of another attachment in the journal"
 	ownPath      guard = "the runtime's DEL is shown a path, although its namespace is gone"
-	blanks       guard = "a DEL that ran without the path that it needs is not done for a runtime that brings one"
+	waiting      guard = "a DEL that does nothing without a path waits for the runtime's, up to the grace period"
 	ends         guard = "the runtime's DEL ends the ADD of its attachment"
 	alone        guard = "no second verb runs delegates beside a living ADD"
 	ownADD       guard = "a DEL ends no ADD of another attachment"
@@ -143,7 +143,6 @@ var states = [...]journal.State{
 // record is the journal's record of one ADD.
 type record struct {
 	n      int8 // the number of the ADD
-	before int8 // the ADD of which libcni's cache had the result when this one began
 	state  int8
 	steps  uint8 // pending DELs, a bit each
 	claim  int8  // the address, or none
@@ -151,27 +150,25 @@ type record struct {
 	booted bool  // it is of an earlier boot
 	killed bool  // bridge's ADD was killed: its DEL is to pass twice
 	passed bool  // bridge's DEL has passed, and may have freed nothing
-	blank  bool  // bridge's DEL ran without the path that it needs
 	clean  bool  // portmap's ADD failed
 	lates  int8  // how often firewall's DEL, being late, reached its time limit
-	filed  bool  // "live" was written, with what host-local's file was
 	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
 }
 
 func (r *record) pending() bool { return r.state != gone && r.state != undone }
 
 // sandboxed is a container with its records, newest first. An ADD's number stands for its
-// namespace, its interface, and what host-local's file was.
+// namespace.
 type sandboxed struct {
 	phase, adds   int8
 	given         int8 // the address that the runtime knows, or none
 	cached        int8 // the address in libcni's cache, or none
-	cachedN       int8 // the ADD of which the cache has the interface
+	cachedN       int8 // the ADD of which the cache has the namespace
 	netns, inside bool // the path of the newest ADD's namespace exists; a process is in it
 	device        bool // the interface of the newest ADD exists
 	took          bool // its namespace is at the path that A's was
 	twice         bool // the runtime's second DEL has come
-	passed        bool // a DEL of the runtime has passed
+	passed        bool // a DEL of bridge has passed of which its provider knows nothing more
 	plain         bool // the newest ADD is the plain chain's
 	bare          bool // an ADD without a record has ended, and no DEL has passed since
 	agent         bool // the agent of a killed ADD may still finish it
@@ -186,7 +183,6 @@ type process struct {
 	n       int8
 	back    int8  // the step after the undoing; none: the process ends
 	seen    uint8 // records of its own container that it has been over, by number
-	before  int8  // the ADD that libcni's cache had when this one began
 	step    int8  // the delegate that runs: 0 is bridge, 1 firewall, 2 portmap; so are the bits of steps, tried
 	tried   uint8 // DELs tried in this pass
 	done    uint8 // those that are undone, which the journal does not know before the pass ends
@@ -251,7 +247,6 @@ type state struct {
 	grace    bool // the grace period of everything is over
 	illegal  bool // two have worked on one record
 	wronged  int8 // the container whose ADD was ended by another's DEL, or none
-	refused  bool // an ADD was refused as added past the journal, and none was
 }
 
 type budgets struct{ crashes, faults, lies, power, commits, losses, timeouts int8 }
@@ -425,25 +420,19 @@ func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	return Decide(ev)
 }
 
-// addedAgain reports whether host-local or libcni's cache has an ADD of a container that none of its
-// records is of. It compares for equality alone. A cache may be stale: it counts while its namespace is
-// there, or a process of the container.
+// addedAgain reports whether libcni's cache names a namespace that exists, has the interface, and is no
+// record's. The path of an earlier ADD's namespace leads nowhere.
 func (m *protocol) addedAgain(s *state, i int8, r *record) bool {
 	c := &s.c[i]
-	if r.state != live_ && m.without == anyState || m.lists && c.unlisted() {
+	if r.state != live_ && m.without == anyState || m.without == otherCache {
 		return false
 	}
-	for a := range s.owner {
-		if !m.unnamed && r.filed && s.owner[a] == i && !c.knows(s.made[a]) && m.without != otherFile {
-			return true
-		}
-	}
-	return c.cached != none && (c.netns || c.inside) && !c.knows(c.cachedN) && m.without != otherCache
+	return c.cached != none && c.cachedN == c.adds && c.netns && c.device && !c.knows(c.cachedN)
 }
 
 // knows reports whether a container has a record of an ADD.
 func (c *sandboxed) knows(n int8) bool {
-	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n || n == r.before && n != 0 })
+	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n })
 }
 
 // unlisted reports whether a list of the runtime shows that a container is dead, whichever ADD it is of.
@@ -469,7 +458,7 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 	}
 	facts := Pass{
 		Now: now, Since: 1, GracePeriod: 1, SameBoot: !r.booted, Asked: of(p) == pr.on, IgnorePause: true,
-		NoNetNS: pr.place == nowhere,
+		NoNetNS: pr.place == nowhere && m.without != waiting,
 		NewerLives: newer.n != r.n && !newer.memory && (newer.state == live_ || newer.state == adding) &&
 			m.without != older,
 		ContainerLives: func() bool { return false },
@@ -576,12 +565,11 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	if r.told || runtimes {
 		found = there
 	}
-	if r.told && !there && m.without == proof {
-		return byPath
-	}
 	j := m.journalled(r, 0)
-	n := NetNS{Found: found, Gone: !found, Interface: tristate.Of(found, nil), Asked: runtimes, Path: "/run/netns/a",
-		PathFree: !c.netns && !(pr.on == 0 && s.c[1].took)}
+	other := &s.c[1].r[0]
+	anothers := pr.on == 0 && s.c[1].took && other.pending() && !other.memory && m.without != anothers
+	n := NetNS{Found: found, Gone: !found, Interface: tristate.Of(found, nil), Sent: runtimes && !m.nameless,
+		Anothers: anothers}
 	switch Show(&j, n) {
 	case ShowPinned:
 		if m.without == pinned {
@@ -595,7 +583,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 		if there {
 			return byPath
 		}
-	case ShowRecorded:
+	case ShowSent:
 		if m.without != ownPath {
 			return byPath
 		}

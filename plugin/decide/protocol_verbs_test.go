@@ -133,19 +133,9 @@ func (m *protocol) rollBack(s *state, p int) {
 // findADD looks for what an ADD settles first: earlier records of its key.
 func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[of(p)]
-	if pr.seen == 0 {
-		if pr.before = 0; c.knows(c.cachedN) {
-			pr.before = c.cachedN
-		}
-	}
 	for at := range c.r {
-		if r := &c.r[at]; r.pending() && pr.seen&(1<<r.n) == 0 && m.without != records {
-			if m.again && pr.seen == 0 && m.addedAgain(&s, pr.on, r) {
-				s.refused, c.phase = true, failed
-				m.end(&s, p)
-				to("refuses the ADD: it was added past the journal", s)
-				return
-			}
+		r := &c.r[at]
+		if r.pending() && pr.seen&(1<<r.n) == 0 && m.without != records && !m.addedAgain(&s, pr.on, r) {
 			pr.seen |= 1 << r.n
 			pr.pc, pr.n, pr.back = pMark, r.n, pFind
 			to("settles what was before", s)
@@ -167,7 +157,11 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 		return
 	}
 	if n, untold := m.untold(&s, int8(p)); pr.seen == 0 && untold {
-		c.push(record{n: n, claim: c.cached, steps: m.chain(), told: true})
+		told := record{n: n, claim: c.cached, steps: m.chain(), told: true}
+		if c.cachedN != n && c.knows(c.cachedN) { // the result is that record's
+			told.claim = none
+		}
+		c.push(told)
 		s.set(&c.r[0], deleting)
 		pr.pc, pr.n, pr.back, pr.seen = pMark, n, pFind, 1<<n
 		to("goes by what the runtime says", s)
@@ -178,7 +172,6 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 			pr.seen |= 1 << r.n
 			pr.n, pr.back = r.n, pFind
 			m.begin(&s, p)
-			m.rearm(&s, r, int8(p))
 			if r.state == adding {
 				pr.pc = pMark
 			}
@@ -194,7 +187,7 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 func (m *protocol) answer(s *state, p int) {
 	c := &s.c[p]
 	if c.phase = owed; !s.p[p].failed {
-		c.phase, c.passed, c.bare, c.plain = over, m.skips, false, false
+		c.phase, c.bare, c.plain = over, false, false
 		if !m.path {
 			c.cached, c.cachedN = none, 0
 		}
@@ -202,44 +195,37 @@ func (m *protocol) answer(s *state, p int) {
 	m.end(s, p)
 }
 
-// untold returns the number of the ADD that the runtime's DEL is for, and whether no record of the
-// container would undo it.
-func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
-	c := &s.c[i]
-	any := func(is func(record) bool) bool { return slices.ContainsFunc(c.r[:], is) }
-	switch n = c.cachedN; {
-	case i == 0 && s.p[nOld].pc != pEnded:
-		n = unnumbered
-	case c.cached == none:
-		n = c.adds
-	}
+// named returns the number of the ADD whose namespace the runtime's DEL names. Without a path, it is
+// the one in the result that the runtime has; without that, there is none.
+func (m *protocol) named(c *sandboxed) int8 {
 	switch {
-	case !any(func(r record) bool { return r.pending() }):
-		return n, true
-	case m.without == both:
-		return n, false
-	case c.cached != none && !c.knows(c.cachedN):
-		return n, true
+	case !m.nameless:
+		return c.adds
+	case c.cached != none:
+		return c.cachedN
 	}
-	return n, false
+	return 0
 }
 
-// rearm adds bridge's step to a record again, if the runtime's DEL would not undo it otherwise: it ran
-// without the path that the runtime brings, or host-local has something of the key.
-func (m *protocol) rearm(s *state, r *record, i int8) {
-	frees := slices.ContainsFunc(s.c[i].r[:], func(r record) bool { return r.steps&1 != 0 })
-	left := !m.unnamed && s.has(i) != none && !frees && m.without != ownFile
-	if blank := r.blank && m.without != blanks; blank || left {
-		r.steps, r.blank = r.steps|1, false
+// untold returns the number of the ADD that the runtime's DEL is for, and whether no record of the
+// container is of it.
+func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
+	c := &s.c[i]
+	if n = m.named(c); i == 0 && s.p[nOld].pc != pEnded {
+		n = unnumbered
 	}
+	if !slices.ContainsFunc(c.r[:], func(r record) bool { return r.pending() }) {
+		return max(n, c.adds), true
+	}
+	return n, n != 0 && n != unnumbered && !c.knows(n) && m.without != both
 }
 
 // answers reports whether an undone record answers a DEL.
 func (m *protocol) answers(s *state, p int) bool {
 	c := &s.c[p]
-	r := &c.r[0]
-	return m.without != undones && (c.cached == none || c.cachedN == r.n || m.without == ownResult) &&
-		(m.unnamed || s.has(int8(p)) == none || m.without == ownFile) && (!r.blank || m.without == blanks)
+	r, n := &c.r[0], m.named(c)
+	return m.without != undones && (n == 0 || n == r.n || m.without == ownNetNS) &&
+		(m.unnamed || s.has(int8(p)) == none || m.without == ownFile)
 }
 
 // intends writes the intent of an ADD.
@@ -268,9 +254,6 @@ func (m *protocol) intent(s *state, i int8) {
 		c.r[0] = record{}
 	}
 	r := record{n: c.adds, claim: none, steps: m.chain()}
-	if m.without != before {
-		r.before = s.p[i].before
-	}
 	s.set(&r, adding)
 	c.push(r)
 }
@@ -359,7 +342,7 @@ func (m *protocol) commitFails(s state, p int, how string, to func(string, state
 func (m *protocol) goLive(s *state, p int) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
-	r.claim, r.filed = pr.claim, true
+	r.claim = pr.claim
 	m.write(s, p, r, live_)
 }
 
@@ -486,6 +469,10 @@ func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 		pr.shows = r.claim
 	}
 	j := m.journalled(r, step)
+	if m.prompt && pr.place == byPath {
+		m.enter(&s, pr.delegate())
+		pr.place = noPath
+	}
 	switch {
 	case pr.shows == none:
 	case pr.others:
@@ -539,7 +526,10 @@ func (m *protocol) passes(s *state, p int, works bool) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
 	if m.skips && pr.step == 0 && pr.place == nowhere {
-		works, r.blank = false, true
+		works = false
+	}
+	if m.skips && pr.step == 0 && (of(p) == pr.on || !s.grace && !r.booted) {
+		s.c[pr.on].passed = true
 	}
 	switch {
 	case works:
@@ -583,7 +573,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 		*r = record{}
 	case r.steps == 0:
 		s.set(r, undone)
-		*r = record{n: r.n, state: undone, claim: none, blank: r.blank, before: r.before}
+		*r = record{n: r.n, state: undone, claim: none}
 	case r.state == adding, pr.add && back == none:
 		m.write(&s, p, r, rollingBack)
 	case r.state == live_:
@@ -608,7 +598,7 @@ func (m *protocol) goOn(s *state, p int, back int8) {
 		}
 		failed := pr.failed && !pr.add
 		*pr = process{pc: back, add: pr.add, on: i, back: none, seen: pr.seen, claim: pr.claim, bare: pr.bare,
-			stop: pr.stop, settled: pr.settled, failed: failed, before: pr.before}
+			stop: pr.stop, settled: pr.settled, failed: failed}
 		return
 	}
 	if p < maxC {

@@ -3,7 +3,6 @@ package decide
 import (
 	"encoding/json"
 	"slices"
-	"strings"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
@@ -15,9 +14,10 @@ type NetNS struct {
 	Found     bool           // the ADD's namespace exists, and a DEL may get it
 	Gone      bool           // the ADD's namespace is proven gone
 	Interface tristate.Value // the namespace contains the ADD's interface
-	Asked     bool           // the runtime has sent this DEL, with a path
-	Path      string         // CNI_NETNS of the ADD
-	PathFree  bool           // nothing is at Path
+	Sent      bool           // the runtime has sent this DEL, with a path
+	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
+	// to the runtime's own.
+	Anothers bool
 }
 
 // Shown is the CNI_NETNS of a DEL.
@@ -25,13 +25,13 @@ type Shown string
 
 // The values of Shown.
 const (
-	ShowNone     Shown = "none"     // no CNI_NETNS
-	ShowPath     Shown = "path"     // the namespace's path, verified again
-	ShowPinned   Shown = "pinned"   // the namespace, kept open since it was found
-	ShowScratch  Shown = "scratch"  // a scratch namespace with an interface like the ADD's
-	ShowEmpty    Shown = "empty"    // a scratch namespace without an interface
-	ShowRecorded Shown = "recorded" // the ADD's path, which does not exist
-	ShowNowhere  Shown = "nowhere"  // a path that never exists
+	ShowNone    Shown = "none"    // no CNI_NETNS
+	ShowPath    Shown = "path"    // the namespace's path, verified again
+	ShowPinned  Shown = "pinned"  // the namespace, kept open since it was found
+	ShowScratch Shown = "scratch" // a scratch namespace with an interface like the ADD's
+	ShowEmpty   Shown = "empty"   // a scratch namespace without an interface
+	ShowSent    Shown = "sent"    // the path that the runtime sent
+	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
 // Show decides which CNI_NETNS the DEL of a step gets. The first case that applies decides:
@@ -43,19 +43,18 @@ const (
 //   - The delegate frees nothing without a namespace: empty.
 //   - The DEL runs in a sweep: none.
 //   - The delegate must not get another container's device: none.
-//   - The runtime sent a path at which nothing exists: recorded.
-//   - The runtime sent a path at which something exists or may appear: nowhere.
+//   - The runtime's path leads to another attachment, or to the runtime's own namespace: nowhere.
+//   - The runtime sent the DEL: sent, as without unwind.
 //
-// In the runtime's own DEL, a delegate gets the same as without unwind: the path of the ADD, which
-// no longer exists. Some delegates free nothing without a path (SkipsUnnamed), and ovs-cni finds
-// its port by the path. In a sweep they get no path. Otherwise an agent that identifies the
-// container by its pod or by a device could release resources of the next sandbox.
+// Some delegates free nothing without a path (SkipsUnnamed), and ovs-cni finds its port by the
+// path. In a sweep they get no path. Otherwise an agent that identifies the container by its pod or
+// by a device could release resources of the next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {
 	case n.Found && facts.NetNS == known.Scratch && n.Interface == tristate.No:
 		return ShowScratch
-	case n.Found && !n.Asked && facts.Pinned:
+	case n.Found && !n.Sent && facts.Pinned:
 		return ShowPinned
 	case n.Found:
 		return ShowPath
@@ -63,12 +62,12 @@ func Show(s *journal.Step, n NetNS) Shown {
 		return ShowScratch
 	case getsEmpty(s):
 		return ShowEmpty
-	case !n.Asked, facts.NetNS == known.None:
+	case !n.Sent, facts.NetNS == known.None:
 		return ShowNone
-	case n.Path == "" || strings.HasPrefix(n.Path, "/proc/") || !n.PathFree:
+	case n.Anothers:
 		return ShowNowhere
 	}
-	return ShowRecorded
+	return ShowSent
 }
 
 // getsEmpty reports whether a step's DEL gets an empty network namespace instead of the
@@ -92,3 +91,11 @@ func LeftTo(s *journal.Step, n NetNS) string {
 
 // UsesInterface reports whether Show needs to know if the interface is in the namespace.
 func UsesInterface(s *journal.Step) bool { return known.Of(s.Type).NetNS == known.Scratch }
+
+// RunsWithout reports whether a DEL that failed in a scratch namespace runs once more, without a
+// namespace: its last try failed in the same words, and another interface of its container lives.
+// bridge names its rules after the container, so its DEL fails as long as it finds another
+// interface's rules. The plain chain's second DEL succeeds, because it finds no interface.
+func RunsWithout(s *journal.Step, shown Shown, words string, containerLives func() bool) bool {
+	return shown == ShowScratch && s.Code != 0 && s.Last == words && containerLives()
+}

@@ -10,31 +10,31 @@ import (
 
 // TestShow has each row of Show, and what is next to it.
 func TestShow(t *testing.T) {
-	const path = "/run/netns/a"
 	for _, tt := range []struct {
 		name, plugin, config string
 		netns                NetNS
 		want                 Shown
 	}{
-		{"the runtime's DEL", "bridge", ``, NetNS{Found: true, Asked: true, Interface: tristate.Yes}, ShowPath},
+		{"the runtime's DEL", "bridge", ``, NetNS{Found: true, Sent: true, Interface: tristate.Yes}, ShowPath},
 		{"a sweep's", "bridge", ``, NetNS{Found: true, Interface: tristate.Yes}, ShowPinned},
 		{"a sweep's, the interface unknown", "bridge", ``, NetNS{Found: true}, ShowPinned},
-		{"the interface is gone", "bridge", ``, NetNS{Found: true, Asked: true, Interface: tristate.No}, ShowScratch},
+		{"the interface is gone", "bridge", ``, NetNS{Found: true, Sent: true, Interface: tristate.No}, ShowScratch},
 		{"the interface is gone, of no use", "host-device", ``, NetNS{Found: true, Interface: tristate.No}, ShowPinned},
 		{"a sweep's, an agent opens it", "cilium-cni", ``, NetNS{Found: true}, ShowPath},
 		{"a sweep's, an unknown plugin", "own", ``, NetNS{Found: true}, ShowPath},
 
-		{"gone", "bridge", ``, NetNS{Gone: true, Asked: true, Path: path, PathFree: true}, ShowScratch},
+		{"gone", "bridge", ``, NetNS{Gone: true, Sent: true}, ShowScratch},
 		{"gone, it needs some namespace", "terway", ``, NetNS{Gone: true}, ShowEmpty},
-		{"gone, it needs some namespace, asked", "terway", ``, NetNS{Gone: true, Asked: true, Path: path, PathFree: true}, ShowEmpty},
+		{"gone, it needs some namespace, asked", "terway", ``, NetNS{Gone: true, Sent: true}, ShowEmpty},
 		{"gone, a device", "ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, NetNS{Gone: true}, ShowNone},
 		{"gone, no device", "ovn-k8s-cni-overlay", `{"deviceID2": "0000:01"}`, NetNS{Gone: true}, ShowEmpty},
-		{"gone, a sweep", "own", ``, NetNS{Path: path, PathFree: true}, ShowNone},
-		{"gone, it would take another's", "host-device", ``, NetNS{Asked: true, Path: path, PathFree: true}, ShowNone},
-		{"gone, the runtime asks", "own", ``, NetNS{Asked: true, Path: path, PathFree: true}, ShowRecorded},
-		{"gone, something is there", "own", ``, NetNS{Asked: true, Path: path}, ShowNowhere},
-		{"gone, a process's path", "own", ``, NetNS{Asked: true, Path: "/proc/5/ns/net", PathFree: true}, ShowNowhere},
-		{"gone, no path", "own", ``, NetNS{Asked: true, PathFree: true}, ShowNowhere},
+		{"gone, a sweep", "own", ``, NetNS{Gone: true}, ShowNone},
+		{"gone, it would take another's", "host-device", ``, NetNS{Sent: true}, ShowNone},
+		{"gone, the runtime asks", "own", ``, NetNS{Sent: true, Gone: true}, ShowSent},
+		{"not found, the runtime asks", "own", ``, NetNS{Sent: true}, ShowSent},
+		{"not found, the runtime's path is another's", "own", ``, NetNS{Sent: true, Anothers: true}, ShowNowhere},
+		{"not found, another's, it finds rules by the interface", "bridge", ``, NetNS{Sent: true, Anothers: true}, ShowScratch},
+		{"not found, another's, a sweep", "own", ``, NetNS{Anothers: true}, ShowNone},
 	} {
 		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
 		if got := Show(s, tt.netns); got != tt.want {
@@ -56,6 +56,32 @@ func TestShow(t *testing.T) {
 		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
 		if left, uses := LeftTo(s, NetNS{Gone: tt.gone}), UsesInterface(s); left != tt.left || uses != tt.uses {
 			t.Errorf("%s %s: left to %q, uses the interface: %t", tt.plugin, tt.config, left, uses)
+		}
+	}
+}
+
+// TestRunsWithout: a DEL runs without a namespace after two failures in the same words, the second one in a
+// scratch namespace, while another interface of its container lives.
+func TestRunsWithout(t *testing.T) {
+	failed := journal.Step{Code: 999, Last: "busy"}
+	for _, tt := range []struct {
+		name  string
+		step  journal.Step
+		shown Shown
+		words string
+		lives bool
+		want  bool
+	}{
+		{"twice the same", failed, ShowScratch, "busy", true, true},
+		{"other words", failed, ShowScratch, "no iptables", true, false},
+		{"the first failure", journal.Step{}, ShowScratch, "", true, false},
+		{"a success that did not count", journal.Step{Last: "busy"}, ShowScratch, "busy", true, false},
+		{"in its own namespace", failed, ShowPath, "busy", true, false},
+		{"in an empty one", failed, ShowEmpty, "busy", true, false},
+		{"no other interface", failed, ShowScratch, "busy", false, false},
+	} {
+		if got := RunsWithout(&tt.step, tt.shown, tt.words, func() bool { return tt.lives }); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
 }

@@ -81,14 +81,12 @@ func (c Cached) Key() journal.Key {
 	return journal.Key{Network: c.Network, ContainerID: c.ContainerID, IfName: c.IfName}
 }
 
-// Cache returns all attachments in libcni's cache that can be read. The error names the files that
-// cannot be read, except those that are younger than the grace period: libcni writes in place, so
-// an ADD may still be writing such a file.
-func (n *Node) Cache() ([]Cached, error) { return n.readCache("", n.GracePeriod) }
+// Cache returns all attachments in libcni's cache. The error names the files that cannot be read.
+func (n *Node) Cache() ([]Cached, error) { return n.readCache("") }
 
 // readCache returns the attachments in libcni's cache whose file names begin with a prefix. The
-// error names the files that cannot be read, except those that are younger than young.
-func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err error) {
+// error names the files that cannot be read.
+func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -102,13 +100,11 @@ func (n *Node) readCache(prefix string, young time.Duration) (all []Cached, err 
 		info, infoErr := f.Info() // after the content, so that it is not older
 		switch {
 		case errors.Is(infoErr, fs.ErrNotExist): // the DEL has just removed the file
-		case infoErr != nil:
-			errs = append(errs, infoErr)
-		case err == nil && c != nil && fileName(c.Key()) == f.Name():
+		case err != nil || infoErr != nil:
+			errs = append(errs, err, infoErr)
+		case c != nil:
 			c.Written = info.ModTime()
 			all = append(all, *c)
-		case young == 0 || time.Since(info.ModTime()) >= young:
-			errs = append(errs, err)
 		}
 	}
 	return all, errors.Join(errs...)
@@ -124,18 +120,20 @@ func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
 	return n.readCached(fileName(key))
 }
 
-// readCached reads a file of libcni's cache. It returns nil if there is none.
+// readCached reads a file of libcni's cache. It returns nil if there is none. A file that is not the
+// record of an ADD with that name proves nothing, so it counts as none: libcni writes in place, so
+// the file may be incomplete after a power loss, or while an ADD ends.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err == nil {
-		err = json.Unmarshal(data, c)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
+	}
+	if json.Unmarshal(data, c) != nil || fileName(c.Key()) != name {
+		return nil, nil
 	}
 	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
 	return c, nil
@@ -149,8 +147,8 @@ func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 // counts as existing.
 func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
 	return n.anyCached(func(c Cached) bool {
-		addresses := netconf.InterfaceOf(c.Result, c.IfName).Addresses
-		return !skip(c) && slices.Contains(addresses, address.Unmap()) && c.netNSThere()
+		return slices.Contains(netconf.AddressesOf(c.Result), address.Unmap()) && c.netNSThere() &&
+			!skip(c)
 	})
 }
 

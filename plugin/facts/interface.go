@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
 )
 
 // Interface is an interface in a network namespace.
 type Interface struct {
-	journal.Interface
-	Netns journal.NetNS
-	index int // 0: the namespace has no interface of that name
+	Netns     journal.NetNS
+	Addresses []netip.Addr
+	mac       string // "" for an interface without one, such as a loopback
+	index     int    // 0: the namespace has no interface of that name
 }
 
 // There reports whether the namespace contains the interface.
@@ -27,31 +26,17 @@ func (s Interface) There() bool { return s.index != 0 }
 // Occupant returns the value for journal.Entry.Occupant. It is "" for a loopback, because every
 // namespace has one.
 func (s Interface) Occupant() string {
-	if s.MAC == "" {
+	if s.mac == "" {
 		return ""
 	}
-	return fmt.Sprintf("%d %s", s.index, s.MAC)
+	return fmt.Sprintf("%d %s", s.index, s.mac)
 }
 
-// HasMAC reports whether the interface has the hardware address of a result.
-func (s Interface) HasMAC(named journal.Interface) tristate.Value {
-	return tristate.Equal(s.MAC != "" && named.MAC != "", s.MAC == named.MAC)
-}
-
-// HasAny reports whether the interface has one of the addresses of a result.
-func (s Interface) HasAny(named journal.Interface) tristate.Value {
-	has := slices.ContainsFunc(named.Addresses, func(a netip.Addr) bool {
-		return slices.Contains(s.Addresses, a)
-	})
-	return tristate.Equal(len(named.Addresses) > 0, has)
-}
-
-// Is reports whether the interface can be the one in a result: both have the same MAC, and share an
-// address. Is does not compare a value that one of them lacks, but at least one value must match.
-func (s Interface) Is(named journal.Interface) bool {
-	mac, address := s.HasMAC(named), s.HasAny(named)
-	return s.There() && mac != tristate.No && address != tristate.No &&
-		(mac == tristate.Yes || address == tristate.Yes)
+// Is reports whether the interface exists, and has one of the addresses of a result, if that has
+// any.
+func (s Interface) Is(addresses []netip.Addr) bool {
+	return s.There() && (len(addresses) == 0 || slices.ContainsFunc(addresses,
+		func(a netip.Addr) bool { return slices.Contains(s.Addresses, a) }))
 }
 
 // inspect identifies the network namespace of this thread, and inspects an interface in it unless
@@ -73,10 +58,19 @@ func (s *Interface) inspect(name string) error {
 		return err
 	}
 	s.index = links[i].Index
-	s.MAC = netconf.CanonicalMAC(links[i].HardwareAddr.String())
+	s.mac = canonicalMAC(links[i].HardwareAddr)
 	addresses, err := links[i].Addrs()
 	s.Addresses = addressesOf(addresses)
 	return err
+}
+
+// canonicalMAC returns a hardware address as the kernel prints it. It returns "" for an all-zero
+// one, such as a loopback's, because that identifies no interface.
+func canonicalMAC(mac net.HardwareAddr) string {
+	if !slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
+		return ""
+	}
+	return mac.String()
 }
 
 func addressesOf(found []net.Addr) (all []netip.Addr) {

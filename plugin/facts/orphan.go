@@ -22,7 +22,7 @@ type Owner struct {
 
 // JudgeOwner returns the verdict on a container that is not in the journal.
 func (n *Node) JudgeOwner(o Owner) decide.Verdict {
-	cache, cacheErr := n.readCache(o.Network+"-"+o.ContainerID+"-", 0)
+	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	seen := decide.Orphan{
 		SameNamespaces: &Fact{look: func() (tristate.Value, error) {
 			_, err := os.Readlink(procOf(1) + "/ns/mnt")

@@ -2,165 +2,132 @@ package facts
 
 import (
 	"context"
-	"os"
+	"path/filepath"
 	"slices"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
+
+// An ADD is known by its network namespace. Its container ID, addresses and MAC address may be
+// those of a later ADD, too.
+
+// Named is what a path to a network namespace leads to.
+type Named struct {
+	// Interface is in the namespace. Its Netns has only the path if the path leads nowhere, to
+	// another attachment in the journal, or to the runtime's own namespace.
+	Interface
+	// Again is set if an ADD certainly put the interface there: it has an address of the result.
+	Again bool
+}
+
+// Names reports whether a path names the network namespace of a record's ADD: the path leads to
+// that namespace, or is the ADD's path. The ADD's path doesn't count if it leads to another
+// namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
+// other one. Any path names the namespace of a record that has no path.
+func (n *Node) Names(e *journal.Entry, at Named) bool {
+	switch same := SamePath(e.NetNS.Path, at.Netns.Path); {
+	case e.NetNS.Path == "":
+		return true
+	case !at.Netns.Known():
+		return same
+	case n.IsAt(e, at.Netns):
+		return true
+	default:
+		return same && !at.Again && n.isGone(e)
+	}
+}
+
+// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies, an
+// inode may have been reused, so the paths must be the same, too.
+func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
+	hasCookies := e.NetNS.Cookie != 0 && at.Cookie != 0
+	return n.SameBoot(e) != tristate.No && e.NetNS.Same(at) &&
+		(hasCookies || SamePath(e.NetNS.Path, at.Path))
+}
+
+// isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
+func (n *Node) isGone(e *journal.Entry) bool {
+	if !e.NetNS.Known() || n.SameBoot(e) == tristate.No {
+		return true
+	}
+	place, err := Find(e.NetNS, "")
+	place.Close()
+	if place.There() || err != nil {
+		return false
+	}
+	inside, err := n.View.ProcessIn(e.NetNS, true)
+	return !inside && err == nil
+}
+
+// SamePath reports whether two paths are the same, after the links in their directories, such as
+// /var/run, have been resolved.
+func SamePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
+
+func resolved(path string) string {
+	dir, name := filepath.Split(path)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return filepath.Join(dir, name)
+}
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
 // unwind was off or the journal could not be written. In that case, unwind must not undo the old
 // ADD: its DELs go by container ID and interface, and would release the later ADD's resources. The
 // runtime's DEL undoes both.
 //
-// Either of two facts proves a later ADD: host-local has created a file for the attachment that no
-// record contains; or libcni's cache contains an interface that no record contains, and that was
-// not in the cache when a recorded ADD began. Later compares both for equality, never by time. The
-// cache may be stale. It counts only if the namespace that it names exists, or a process of the
-// container runs. An error says why the result is unknown.
+// The evidence is libcni's cache: it names a network namespace that exists, has the interface (with
+// an address of the cached result, if that has any), and is no record's. An error says why the
+// result is unknown.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
-	records := []*journal.Entry{e}
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		all, err := tx.Records(e.Key)
-		records = append(records, all...)
-		return journal.IgnoreDamaged(err)
-	})
-	pools := poolsOf(records)
-	if slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return e.State == journal.Adding && e.Result == nil
-	}) {
-		pools = nil // an interrupted ADD may have created a file that no commit saw
-	}
-	for pool := range pools {
-		found, err := n.View.reservations(pool)
-		if err != nil {
-			return tristate.Unknown, err
-		}
-		if slices.ContainsFunc(found, func(r ipam.Reservation) bool {
-			return r.Owner.Is(e.ContainerID, e.IfName) && !n.claimed(records, r)
-		}) {
-			return tristate.Yes, nil
-		}
-	}
-	c, err := n.CachedADD(e.Key)
-	if c == nil || err != nil {
+	seen, err := n.CachedInterface(e.Key)
+	if !seen.There() || err != nil || n.IsHost(seen.Netns) {
 		return tristate.Of(false, err), err
 	}
-	cached := netconf.InterfaceOf(c.Result, e.IfName)
-	if !cached.Known() || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		own := InterfaceOf(e)
-		return own.Known() && SameADD(own, cached) != tristate.No ||
-			e.Before.Known() && SameADD(e.Before, cached) != tristate.No
-	}) {
-		return tristate.No, nil
-	}
-	runs := c.netNSThere()
-	if !runs {
-		runs, err = n.View.ContainerRuns(e.ContainerID)
-	}
-	return tristate.Of(runs, err), err
-}
-
-// poolsOf returns the host-local pools from which the records claim addresses.
-func poolsOf(records []*journal.Entry) map[string]bool {
-	pools := map[string]bool{}
-	for _, e := range records {
-		for _, c := range e.Claims {
-			pools[c.Pool] = true
-		}
-	}
-	delete(pools, "")
-	return pools
-}
-
-// claimed reports whether a record contains a reservation: its address, and the inode and time of
-// its file. A copy of a disk has other inodes, so claimed compares inodes only within one boot.
-func (n *Node) claimed(records []*journal.Entry, r ipam.Reservation) bool {
-	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return slices.ContainsFunc(e.Claims, func(c journal.Claim) bool {
-			return c.Pool == r.Pool && c.Address == r.Address && (c.Ino == 0 ||
-				c.Mtime == r.File.Mtime && (c.Ino == r.File.Ino || n.SameBoot(e) != tristate.Yes))
-		})
+	known := n.IsAt(e, seen.Netns)
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		all, err := tx.Records(e.Key)
+		known = known || slices.ContainsFunc(all,
+			func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
+		return journal.IgnoreDamaged(err)
 	})
+	return tristate.Of(!known && !n.Anothers(ctx, e.Key, seen.Netns), nil), nil
 }
 
-// InterfaceOf returns the container's interface in a record. It is zero if the record does not
-// contain it.
-func InterfaceOf(e *journal.Entry) journal.Interface {
-	if named := netconf.InterfaceOf(e.Result, e.IfName); named.Known() {
-		return named
+// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
+// none if the cache has no such ADD, its network namespace is gone, or the interface in it has no
+// address of the cached result. An error means that this is unknown.
+func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
+	c, err := n.CachedADD(key)
+	if c == nil || err != nil {
+		return Interface{}, err
 	}
-	return e.Interface
+	seen, err := Look(c.NetNS, key.IfName)
+	switch {
+	case IsNoNetNS(err):
+		return Interface{}, nil
+	case err != nil:
+		return Interface{}, err
+	case !seen.Is(netconf.AddressesOf(c.Result)):
+		return Interface{}, nil
+	}
+	return seen, nil
 }
 
-// HasADD reports whether one of the records certainly belongs to the ADD that created an interface,
-// or to an ADD that followed it (see journal.Entry.Before).
-func HasADD(records []*journal.Entry, named journal.Interface) bool {
-	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return SameADD(InterfaceOf(e), named) == tristate.Yes || SameADD(e.Before, named) == tristate.Yes
-	})
-}
-
-// SameADD reports whether the interfaces in two results can come from the same ADD. The conversion
-// of a result to an old version of the specification drops the interfaces, and all but one address
-// per family. So the addresses of one result may be a subset of the other's.
-func SameADD(a, b journal.Interface) tristate.Value {
-	if a.MAC != "" && b.MAC != "" && a.MAC != b.MAC {
-		return tristate.No
-	}
-	if len(a.Addresses) > len(b.Addresses) {
-		a, b = b, a
-	}
-	for _, address := range a.Addresses {
-		if !slices.Contains(b.Addresses, address) {
-			return tristate.No
-		}
-	}
-	return tristate.Equal(a.MAC != "" && b.MAC != "" || len(a.Addresses) > 0, true)
-}
-
-// Passed reports whether an attachment's DEL has succeeded although the attachment is live in the
-// journal, because the journal could not be written. It needs two pieces of evidence: libcni's
-// cache does not contain the attachment, and host-local no longer reserves its addresses. One is
-// not enough, because an operator may have cleared host-local's files, and the runtime may not use
-// the cache.
-func (n *Node) Passed(e *journal.Entry) bool {
-	if c, err := n.CachedADD(e.Key); c != nil || err != nil {
-		return false
-	}
-	if _, err := os.Stat(n.cacheDir()); err != nil {
-		return false
-	}
-	passed, owner := false, ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
-	for _, c := range e.Claims {
-		if c.Pool == "" {
-			continue
-		}
-		if lost, err := ipam.Lost(c.Pool, owner, c.Address); err != nil || !lost {
-			return false
-		}
-		passed = true
-	}
-	return passed
-}
-
-// Anothers reports whether an interface belongs to another attachment, according to the journal or
-// libcni's cache.
-func (n *Node) Anothers(ctx context.Context, key journal.Key, seen Interface) (is bool) {
-	// if the journal cannot be read, only the cache counts
+// Anothers reports whether another attachment in the journal, with the same interface name, uses a
+// network namespace.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) (is bool) {
+	// if the journal cannot be read, no other attachment counts
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		return tx.All(func(other *journal.Entry, damaged error) error {
-			is = is || damaged == nil && other.State == journal.Live && other.Key != key &&
-				other.IfName == key.IfName && other.Host.BootID == n.Host.BootID &&
-				other.NetNS.Same(seen.Netns)
-			return nil // a damaged record does not count as live
+			is = is || damaged == nil && decide.KeepsContainer(other.State) && other.Key != key &&
+				other.IfName == key.IfName && n.SameBoot(other) == tristate.Yes &&
+				other.NetNS.Same(netns)
+			return nil // a damaged record does not count
 		})
 	})
-	return is || n.anyCached(func(c Cached) bool {
-		return c.Key() != key && c.IfName == key.IfName &&
-			seen.Is(netconf.InterfaceOf(c.Result, c.IfName))
-	})
+	return is
 }

@@ -1,138 +1,223 @@
 package facts
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
+	"cni-unwind/testdata/sandbox"
 )
 
-// TestUnrecorded: another file of host-local's, or another interface in libcni's cache, shows an ADD
-// that the journal does not have. Neither has to be newer. A DEL that it does not have shows if both
-// have nothing of the attachment.
-func TestUnrecorded(t *testing.T) {
-	t.Parallel()
-	const result = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": "%s", "sandbox": "%s"}], "ips": [{"address": "%s/24", "interface": 0}]}`
-	const mac, address = "02:00:00:00:00:01", "10.0.0.2"
-	file := func(pool, address, owner string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(pool, address), []byte(owner), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const there, gone = "/proc/self/ns/net", "/nonexistent"
-	cache := func(dir, mac, netns, address string) {
-		file(dir, "podnet-a-eth0", fmt.Sprintf(`{"ifName": "eth0", "result": `+result+`}`, mac, netns, address))
-	}
-	hour := func(pool, address string, hours int) {
-		at := time.Now().Add(time.Duration(hours) * time.Hour)
-		if err := os.Chtimes(filepath.Join(pool, address), at, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, tt := range []struct {
-		name   string
-		change func(pool, cached string, e *journal.Entry)
-		later  tristate.Value
-		passed bool
-	}{
-		{"as it was", func(string, string, *journal.Entry) {}, tristate.No, false},
-		{"released", func(pool, _ string, _ *journal.Entry) { _ = os.Remove(filepath.Join(pool, address)) }, tristate.No, true},
-		{"the same address, later", func(pool, _ string, _ *journal.Entry) { hour(pool, address, 1) }, tristate.Yes, false},
-		{"the same address, after the clock was set back", func(pool, _ string, _ *journal.Entry) { hour(pool, address, -1) }, tristate.Yes, false},
-		{"the same address and time", func(_, _ string, e *journal.Entry) { e.Claims[0].Ino++ }, tristate.Yes, false},
-		{"the same, on a copy of the disk", func(_, _ string, e *journal.Entry) {
-			e.Claims[0].Ino++
-			e.Host.BootID = "another"
-		}, tristate.No, false},
-		{"a claim without a file", func(pool, _ string, e *journal.Entry) {
-			e.Claims[0].Ino, e.Claims[0].Mtime = 0, 0
-		}, tristate.No, false},
-		{"one more address", func(pool, _ string, _ *journal.Entry) { file(pool, "10.0.0.3", "a\r\neth0") }, tristate.Yes, false},
-		{"another's address", func(pool, _ string, _ *journal.Entry) { file(pool, "10.0.0.3", "b\r\neth0") }, tristate.No, false},
-		{"nobody's address", func(pool, _ string, _ *journal.Entry) { file(pool, "10.0.0.3", "") }, tristate.No, false},
-		{"a pool that cannot be read", func(pool, _ string, _ *journal.Entry) {
-			_ = os.RemoveAll(pool)
-			_ = os.WriteFile(pool, nil, 0o600)
-		}, tristate.Unknown, false},
-		{"cached", func(_, cached string, _ *journal.Entry) { cache(cached, mac, there, address) }, tristate.No, false},
-		{"another address cached", func(_, cached string, _ *journal.Entry) { cache(cached, mac, there, "10.0.0.4") }, tristate.Yes, false},
-		{"another address cached, of a namespace that is gone", func(_, cached string, _ *journal.Entry) { cache(cached, mac, gone, "10.0.0.4") }, tristate.No, false},
-		{"another MAC address cached", func(_, cached string, _ *journal.Entry) { cache(cached, "02:00:00:00:00:02", there, address) }, tristate.Yes, false},
-		{"no interface, and none cached", func(pool, cached string, e *journal.Entry) {
-			e.Result, e.Claims = []byte(`{"cniVersion": "1.0.0"}`), nil
-			file(cached, "podnet-a-eth0", `{"ifName": "eth0", "result": {"cniVersion": "1.0.0"}}`)
-		}, tristate.No, false},
-		{"released, and cached", func(pool, cached string, _ *journal.Entry) {
-			_ = os.Remove(filepath.Join(pool, address))
-			cache(cached, mac, there, address)
-		}, tristate.No, false},
-		{"released, and no cache", func(pool, cached string, _ *journal.Entry) {
-			_ = os.Remove(filepath.Join(pool, address))
-			_ = os.Remove(cached)
-		}, tristate.No, false},
-		{"the address is another's", func(pool, _ string, _ *journal.Entry) { file(pool, address, "b\r\neth0") }, tristate.No, true},
-		{"the address is of another interface", func(pool, _ string, _ *journal.Entry) { file(pool, address, "a\r\neth1") }, tristate.No, true},
-		{"the address is nobody's", func(pool, _ string, _ *journal.Entry) { file(pool, address, "") }, tristate.No, true},
-		{"one address is released, one is not", func(pool, _ string, e *journal.Entry) {
-			e.Claims = append(e.Claims, journal.Claim{Address: netip.MustParseAddr("10.0.0.3"), Pool: pool})
-		}, tristate.No, false},
-		{"no pool", func(pool, _ string, _ *journal.Entry) { _ = os.RemoveAll(pool) }, tristate.No, false},
-		{"an address of another IPAM plugin", func(_, _ string, e *journal.Entry) { e.Claims[0].Pool = "" }, tristate.No, false},
-		{"a cache that cannot be read", func(_, cached string, _ *journal.Entry) { file(cached, "podnet-a-eth0", "{") }, tristate.Unknown, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			pool, cached := filepath.Join(t.TempDir(), "podnet"), t.TempDir()
-			if err := os.Mkdir(pool, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			file(pool, address, "a\r\neth0")
-			at := ipam.FileAt(pool, netip.MustParseAddr(address))
-			e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, State: journal.Live,
-				Result: []byte(fmt.Sprintf(result, mac, there, address)), Host: journal.Host{BootID: "this"},
-				Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool, Ino: at.Ino, Mtime: at.Mtime}}}
-			tt.change(pool, cached, e)
-			n := &Node{Journal: &record.Recorder{Store: &journal.Store{Dir: t.TempDir()}, Log: slog.New(slog.DiscardHandler)}, CacheDir: cached, View: &View{}, Host: journal.Host{BootID: "this"}}
-			if got, err := n.Later(t.Context(), e); got != tt.later || (err != nil) != (got == tristate.Unknown) {
-				t.Errorf("added later: %v (%v), want %v", got, err, tt.later)
-			}
-			if got := n.Passed(e); got != tt.passed {
-				t.Errorf("its DEL has passed: %t", got)
-			}
-		})
+var attachment = journal.Key{Network: "podnet", ContainerID: "a", IfName: "lo"}
+
+// nodeAt returns a node with a journal of its own and an empty cache.
+func nodeAt(t *testing.T) *Node {
+	t.Helper()
+	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
+	return &Node{
+		Journal: &record.Recorder{Store: store, Log: store.Logger}, Log: store.Logger, CacheDir: t.TempDir(), View: &View{},
+		Host: journal.Host{BootID: "this"},
 	}
 }
 
-// TestHasADD: a record that is being undone says nothing about a later ADD of its container that
-// libcni's cache has, even with the same address. That one's rule would be taken by a late DEL.
-func TestHasADD(t *testing.T) {
-	result := func(mac string) json.RawMessage {
-		return json.RawMessage(strings.ReplaceAll(`{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0",
-			"mac": "MAC", "sandbox": "/run/netns/a"}], "ips": [{"address": "10.0.0.2/24", "interface": 0}]}`, "MAC", mac))
+// TestLater: an ADD that the journal does not have shows by libcni's cache alone, and only if the
+// cache names a namespace that exists, has the interface, and is no record's. A file that is no
+// record of the attachment's ADD proves nothing.
+func TestLater(t *testing.T) {
+	t.Parallel()
+	const own = "/proc/self/ns/net"
+	cached := func(netns, addresses string) string {
+		return fmt.Sprintf(`{"networkName": "podnet", "containerId": "a", "ifName": "lo", "netns": %q, "result": {"cniVersion": "1.0.0", "ips": [%s]}}`,
+			netns, addresses)
 	}
-	key := journal.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
-	records := []*journal.Entry{{Key: key, State: journal.Deleting, Result: result("02:00:00:00:00:01")}}
+	const its, anothers = `{"address": "127.0.0.1/8"}`, `{"address": "192.0.2.7/24"}`
+	seen, err := Look(own, "lo")
+	if err != nil || !seen.There() {
+		t.Skipf("no loopback here: %+v (%v)", seen, err)
+	}
+	another := journal.NetNS{Path: "/run/netns/a", Dev: seen.Netns.Dev, Ino: 1, Cookie: 1}
 	for _, tt := range []struct {
-		name, mac string
-		has       bool
+		name  string
+		cache string
+		netns journal.NetNS // of the record
+		boot  string        // of the record
+		want  tristate.Value
 	}{
-		{"the ADD on record", "02:00:00:00:00:01", true},
-		{"a later ADD", "02:00:00:00:00:02", false},
+		{"no namespace in common", cached(own, its), another, "this", tristate.Yes},
+		{"no address cached", cached(own, ""), another, "this", tristate.Yes},
+		{"the record's namespace", cached(own, its), seen.Netns, "this", tristate.No},
+		{"its number, in another boot", cached(own, its), seen.Netns, "another", tristate.Yes},
+		{"another address", cached(own, anothers), another, "this", tristate.No},
+		{"the namespace is gone", cached("/nonexistent", its), another, "this", tristate.No},
+		{"no namespace is cached", cached("", its), another, "this", tristate.No},
+		{"nothing is cached", "-", another, "this", tristate.No},
+		{"an empty file", "", another, "this", tristate.No},
+		{"cut off", cached(own, its)[:50], another, "this", tristate.No},
+		{"another attachment's", `{"networkName": "podnet", "containerId": "b", "ifName": "lo", "netns": "/proc/self/ns/net"}`, another, "this", tristate.No},
+		{"a directory", "/", another, "this", tristate.Unknown},
 	} {
-		if HasADD(records, netconf.InterfaceOf(result(tt.mac), key.IfName)) != tt.has {
-			t.Errorf("%s: want %v", tt.name, tt.has)
+		n := nodeAt(t)
+		file := filepath.Join(n.CacheDir, "podnet-a-lo")
+		switch tt.cache {
+		case "-":
+		case "/":
+			err = os.Mkdir(file, 0o700)
+		default:
+			err = os.WriteFile(file, []byte(tt.cache), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &journal.Entry{Key: attachment, State: journal.Live, NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}
+		if got, err := n.Later(t.Context(), e); got != tt.want || (err != nil) != (got == tristate.Unknown) {
+			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+// TestLaterBesideRecords: a namespace that another record of the attachment has, or a record of
+// another attachment, or the runtime, shows no ADD that the journal does not have.
+func TestLaterBesideRecords(t *testing.T) {
+	t.Parallel()
+	seen, err := Look("/proc/self/ns/net", "lo")
+	if err != nil || !seen.There() {
+		t.Skipf("no loopback here: %+v (%v)", seen, err)
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(n *Node, other *journal.Entry)
+		want   tristate.Value
+	}{
+		{"nobody's", func(_ *Node, other *journal.Entry) { other.NetNS.Ino, other.NetNS.Cookie = 1, 1 }, tristate.Yes},
+		{"an earlier record's", func(*Node, *journal.Entry) {}, tristate.No},
+		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, tristate.No},
+		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, tristate.Yes},
+		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.State = "b", journal.Deleting }, tristate.Yes},
+		{"the runtime's", func(n *Node, other *journal.Entry) {
+			n.Host.NetNS, other.NetNS.Ino, other.NetNS.Cookie = LinkOf(seen.Netns), 1, 1
+		}, tristate.No},
+	} {
+		n := nodeAt(t)
+		if err := os.WriteFile(filepath.Join(n.CacheDir, "podnet-a-lo"), []byte(`{"networkName": "podnet", "containerId": "a", "ifName": "lo",
+			"netns": "/proc/self/ns/net"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := &journal.Entry{Key: attachment, State: journal.Live, Host: n.Host}
+		other := &journal.Entry{Key: attachment, State: journal.Live, Host: n.Host, NetNS: seen.Netns}
+		tt.change(n, other)
+		state := other.State
+		err := n.Journal.Store.Update(t.Context(), func(tx *journal.Tx) error {
+			for _, other.State = range []journal.State{journal.Adding, state} {
+				if err := tx.Put(other); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.Later(t.Context(), e); got != tt.want || err != nil {
+			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+// TestNames has what a path says of an ADD: by the namespace that it leads to, or else by the path.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	dir := t.TempDir()
+	if err := os.Symlink(dir, dir+".link"); err != nil {
+		t.Fatal(err)
+	}
+	its, other := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	netnsAt(t, its, "eth0")
+	netnsAt(t, other, "eth0")
+	place, err := Open(its, "eth0") // the namespace exists as long as this is open, and a path leads to it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer place.Close()
+	was := place.Seen.Netns
+	later := was
+	later.Cookie++
+	noCookie := was
+	noCookie.Cookie = 0
+	gone := journal.NetNS{Path: its, Dev: was.Dev, Ino: 1, Cookie: 1}
+	at := func(netns journal.NetNS, path string) journal.NetNS { netns.Path = path; return netns }
+	for _, tt := range []struct {
+		name  string
+		e     journal.NetNS
+		boot  string
+		path  string
+		again bool
+		want  bool
+	}{
+		{"it leads there", was, "this", its, false, true},
+		{"another path leads there", at(was, "/x"), "this", its, true, true},
+		{"a link leads there", was, "this", dir + ".link/a", false, true},
+		{"it leads to another one", was, "this", other, false, false},
+		{"it leads nowhere", at(was, "/x"), "this", "/x", false, true},
+		{"it leads nowhere, by a link", at(gone, dir+"/none"), "this", dir + ".link/none", false, true},
+		{"another one leads nowhere", was, "this", "/x", false, false},
+		{"another one is there by now", gone, "this", its, false, true},
+		{"another one is there, of a later ADD", gone, "this", its, true, false},
+		{"another one is there, but its own exists", at(was, other), "this", other, false, false},
+		{"the number is used again", later, "this", its, false, true},
+		{"the number is used again, by a later ADD", later, "this", its, true, false},
+		{"no cookie, the same path", noCookie, "this", its, true, true},
+		{"no cookie, another path", at(noCookie, "/x"), "this", its, false, false},
+		{"not identified", journal.NetNS{Path: its}, "this", its, false, true},
+		{"no path on record", journal.NetNS{}, "this", its, true, true},
+		{"an earlier boot", was, "another", its, false, true},
+		{"an earlier boot, a later ADD", was, "another", its, true, false},
+	} {
+		n := nodeAt(t)
+		seen, _ := Look(tt.path, "eth0")
+		e := &journal.Entry{Key: attachment, NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}
+		if got := n.Names(e, Named{seen, tt.again}); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
+		}
+	}
+}
+
+// TestIs has what an interface shows of a result.
+func TestIs(t *testing.T) {
+	t.Parallel()
+	a, b := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
+	for _, tt := range []struct {
+		seen   Interface
+		result []netip.Addr
+		want   bool
+	}{
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b, a}, true},
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b}, false},
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, nil, true},
+		{Interface{}, nil, false},
+	} {
+		if got := tt.seen.Is(tt.result); got != tt.want {
+			t.Errorf("%+v, %v: %t", tt.seen, tt.result, got)
+		}
+	}
+}
+
+// TestOccupant: a loopback occupies no name, since every namespace has one.
+func TestOccupant(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	path := filepath.Join(t.TempDir(), "netns")
+	netnsAt(t, path, "eth0")
+	for name, want := range map[string]bool{"eth0": true, "lo": false, "none": false} {
+		seen, err := Look(path, name)
+		if got := seen.Occupant(); err != nil || (got != "") != want {
+			t.Errorf("%s: %q (%v)", name, got, err)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 )
 
@@ -21,7 +20,6 @@ type View struct {
 	members   seen[map[string][]string] // see lookAtMembers
 	cgroups   seen[map[string]bool]
 	addresses seen[map[netip.Addr]bool] // in all network namespaces
-	pools     map[string]*seen[[]ipam.Reservation]
 }
 
 // seen is a cached fact. err says why something may be missing from it.
@@ -132,19 +130,6 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 		}
 	}
 	return all, err
-}
-
-// reservations returns the reservations in a pool (see ipam.Scan).
-func (v *View) reservations(pool string) ([]ipam.Reservation, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.pools == nil {
-		v.pools = map[string]*seen[[]ipam.Reservation]{}
-	}
-	if v.pools[pool] == nil {
-		v.pools[pool] = &seen[[]ipam.Reservation]{}
-	}
-	return v.pools[pool].get(func() ([]ipam.Reservation, error) { return ipam.Scan(pool) })
 }
 
 // ContainerRuns reports whether a process runs in a container, according to its cgroup (see

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -197,17 +196,10 @@ func PodOf(args string) journal.Pod {
 	return p
 }
 
-// InterfaceOf returns the container's interface in a result: the MAC of the interface with this
-// name in a sandbox, and all addresses of the result.
-func InterfaceOf(raw json.RawMessage, ifname string) journal.Interface {
+// AddressesOf returns all addresses of a result, or none if it cannot be read.
+func AddressesOf(raw json.RawMessage) []netip.Addr {
 	r, _ := ParseResult(raw)
-	named := journal.Interface{Addresses: r.Addresses()}
-	for _, i := range r.Interfaces {
-		if i.Name == ifname && i.Sandbox != "" {
-			named.MAC = CanonicalMAC(i.Mac)
-		}
-	}
-	return named
+	return r.Addresses()
 }
 
 // SandboxOf returns the path of the network namespace of the container's interface in a result, or
@@ -220,17 +212,6 @@ func SandboxOf(raw json.RawMessage, ifname string) string {
 		}
 	}
 	return ""
-}
-
-// CanonicalMAC returns a hardware address as the kernel prints it. It returns "" for an invalid
-// address. It also returns "" for an all-zero one, such as a loopback's, because that identifies no
-// interface.
-func CanonicalMAC(mac string) string {
-	address, err := net.ParseMAC(mac)
-	if err != nil || !slices.ContainsFunc(address, func(b byte) bool { return b != 0 }) {
-		return ""
-	}
-	return address.String()
 }
 
 // Shorten cuts a text to at most n bytes, at a rune boundary, and marks the cut with "…".

@@ -18,8 +18,8 @@ func (e *MassReleaseError) Error() string {
 }
 
 // guarded reports whether the mass-release guard counts an attachment: one of this boot in state
-// Live, unless its DEL succeeded while the journal could not be written.
-func (f *Finding) guarded() bool { return f.State == journal.Live && f.thisBoot && !f.passed }
+// Live.
+func (f *Finding) guarded() bool { return f.State == journal.Live && f.thisBoot }
 
 // guardMassRelease keeps the guarded attachments if too many of them seem dead.
 func (s *Sweep) guardMassRelease(findings []Finding) error {

@@ -1,7 +1,6 @@
 package sweep
 
 import (
-	"errors"
 	"slices"
 	"testing"
 
@@ -59,29 +58,5 @@ func TestMassReleaseGuard(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestPassedDELsBesideAMassDeath: attachments whose DELs have passed go, and do not make the mass
-// death of the others credible.
-func TestPassedDELsBesideAMassDeath(t *testing.T) {
-	t.Parallel()
-	finding := func(fate decide.Fate, passed bool) Finding {
-		return Finding{State: journal.Live, Verdict: decide.Verdict{Fate: fate}, thisBoot: true, passed: passed}
-	}
-	var findings []Finding
-	for range 11 {
-		findings = append(findings, finding(decide.Dead, false), finding(decide.Dead, true),
-			finding(decide.Live, false))
-	}
-	var guard *MassReleaseError
-	err := (&Sweep{}).guardMassRelease(findings)
-	if !errors.As(err, &guard) || *guard != (MassReleaseError{Dead: 11, Live: 22}) {
-		t.Errorf("the guard says %v", err)
-	}
-	for i, f := range findings {
-		if kept := f.Err != nil; kept != (i%3 == 0) {
-			t.Errorf("%+v: kept %t", f, kept)
-		}
 	}
 }

@@ -33,7 +33,7 @@ type owner struct {
 // addresses returns the owner's addresses in host-local and in libcni's cache, without duplicates.
 func (o *owner) addresses() (all []netip.Addr) {
 	if o.cached != nil {
-		all = netconf.InterfaceOf(o.cached.Result, o.IfName).Addresses
+		all = netconf.AddressesOf(o.cached.Result)
 	}
 	for _, r := range o.held {
 		all = append(all, r.Address)
@@ -164,7 +164,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 		g.failChain(c.Path, err)
 		return
 	case o == nil && (through || !g.Cache ||
-		len(netconf.InterfaceOf(c.Result, c.IfName).Addresses) == 0):
+		len(netconf.AddressesOf(c.Result)) == 0):
 		return
 	}
 	o = g.add(key)

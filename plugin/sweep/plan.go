@@ -34,7 +34,6 @@ type Finding struct {
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 
 	thisBoot bool     // it was added in this boot
-	passed   bool     // its DEL succeeded, but it is live in the journal (see facts.Node.Passed)
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
@@ -150,7 +149,6 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
-		f.passed = e.State == journal.Live && s.w.Node.Passed(e)
 		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
 		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
 	}

@@ -11,7 +11,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -139,12 +138,15 @@ func (u *undoing) recorded() bool {
 	return !u.Journal.Unwritable && !u.Unrecorded && u.Entry.Number != 0
 }
 
-// hasADD reports whether one of the records belongs to the ADD in libcni's cache. A record of an
-// earlier ADD of the container does not count, because that ADD is being undone.
+// hasADD reports whether the ADD in libcni's cache is in the journal. A record of an earlier ADD of
+// the container does not count, because that ADD is being undone.
 func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		records, err := tx.Records(one.Key())
-		has = facts.HasADD(records, netconf.InterfaceOf(one.Result, one.IfName))
+		seen, _ := facts.Look(one.NetNS, "")
+		has = slices.ContainsFunc(records, func(e *journal.Entry) bool {
+			return one.NetNS == "" || w.Node.Names(e, facts.Named{Interface: seen})
+		})
 		return journal.IgnoreDamaged(err)
 	})
 	return has

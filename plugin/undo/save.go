@@ -67,8 +67,8 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		switch {
 		case len(e.Steps) > 0:
 			last, err = false, tx.Put(e)
-		case !last, !asked && !e.Unnamed: // the runtime's DEL may still come
-			err = tx.Put(w.Buried(e))
+		case !last, !asked: // the runtime's DEL may still come
+			err = tx.Put(Buried(e))
 		default:
 			err = tx.Delete(e)
 		}
@@ -80,15 +80,11 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 	return err
 }
 
-// Buried returns the undone record that replaces a record. It keeps the ADD's interface, but no
+// Buried returns the undone record that replaces a record. It keeps the ADD's namespace, but no
 // DELs.
-func (w *Worker) Buried(e *journal.Entry) *journal.Entry {
+func Buried(e *journal.Entry) *journal.Entry {
 	b := e.Clone()
-	if !b.Interface.Known() {
-		b.Interface = netconf.InterfaceOf(e.Result, e.IfName)
-	}
 	b.Bury()
-	b.Host.BootID = w.Node.Host.BootID // the boot in which it was undone
 	return b
 }
 

@@ -73,7 +73,6 @@ func (u *undoing) outcome(
 			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
 	} else {
 		o.Withheld = u.withheldFrom(s).IsValid()
-		o.Unnamed = known.Of(s.Type).SkipsUnnamed && u.unnamed && !u.asked()
 	}
 	o.Jitter = rand.Float64()
 	return o
@@ -205,20 +204,23 @@ func (u *undoing) delWith(
 	if prevResult != nil {
 		c.Stdin = netconf.WithPrevResult(config, prevResult)
 	}
+	shown := decide.Show(s, u.netns(ctx, s))
 	var remove func()
-	c.Netns, remove = u.show(s)
+	c.Netns, remove = u.show(s, shown)
 	defer remove()
-	u.unnamed = c.Netns == ""
 	stderr := u.Stderr
 	if decide.Failing(s) {
 		stderr = io.Discard // the log already contains the failure
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
-	if f == nil && u.wentMeanwhile(s, c.Netns) {
-		var drop func()
-		c.Netns, drop = u.scratch(s, u.Entry.IfName)
-		defer drop()
-		_, f = u.Runner.Run(ctx, c, stderr)
+	if f != nil && !f.Killed &&
+		decide.RunsWithout(s, shown, wordsOf(f), u.pass(ctx, true).ContainerLives) {
+		c.Netns = ""
+		if _, again := u.Runner.Run(ctx, c, stderr); again == nil {
+			f = nil
+		} else {
+			f.Killed = again.Killed
+		}
 	}
 	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
@@ -226,13 +228,6 @@ func (u *undoing) delWith(
 		return nil
 	}
 	return f
-}
-
-// wentMeanwhile reports whether the namespace at a path disappeared during a DEL that finds its
-// resources by the interface. Without the interface, such a DEL succeeds, but leaves the resources
-// behind.
-func (u *undoing) wentMeanwhile(s *journal.Step, path string) bool {
-	return path != "" && path == u.place.Path && decide.UsesInterface(s) && !u.place.IsAt(path)
 }
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the

@@ -28,6 +28,9 @@ type Job struct {
 	// these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
 	Later    int // number of steps that the caller must run after this record's
+	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
+	// facts.Node.Names), or of the ADD that is rolled back.
+	Netns string
 	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
 	// file.
 	Superseded bool
@@ -47,7 +50,6 @@ type undoing struct {
 	gone     bool         // the namespace is proven gone
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	dropped  []netip.Addr // free addresses that the current DEL does not get (see late)
-	unnamed  bool         // the last delegate got no CNI_NETNS
 	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
 	// in the runtime's own DEL, and if the ADD's directories are not all there.
 	env map[string]string
@@ -104,9 +106,6 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 			failures = append(failures, f)
 		}
 		u.at("undone")
-	}
-	if u.Entry.Unnamed = decide.LeftToRuntime(u.Entry.Steps); u.Entry.Unnamed {
-		u.Entry.Steps = nil
 	}
 	if u.Entry.Begun = false; !u.Unrecorded {
 		u.releaseHeld(ctx)
