@@ -203,6 +203,14 @@ func TestParkedUntilTheNextSweep(t *testing.T) {
 
 // hostPorts are statements about the programs with which rules can be listed.
 var hostPorts = acts{
+	// flush ADDRESS: the chain of its host port is empty
+	"flush": func(s *story, w []string) {
+		for _, rule := range s.node.rules("-A CNI-DN-") {
+			if strings.Contains(rule, " "+w[0]+":") {
+				run(s, "iptables", "-w", "-t", "nat", "-F", strings.Fields(rule)[1])
+			}
+		}
+	},
 	// unlisted TEXT: the programs that list rules do this for unwind
 	"unlisted": func(s *story, w []string) {
 		dir := filepath.Join(s.dir, "unlisted")
