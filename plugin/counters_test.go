@@ -63,8 +63,6 @@ func TestNotesOfDegradation(t *testing.T) {
 	or other: let breakage file that others can write to; let reason other
 	either ADD: plan p2 ADD hold; break $breakage
 		start add a; appears $held/ADD.a.p2; mend; plan; lose $held/ADD.a.p2; wait add a
-	or middle of ADD: plan p0 ADD hold, p2 ADD hold; start add a; appears $held/ADD.a.p0; break $breakage
-		lose $held/ADD.a.p0; appears $held/ADD.a.p2; mend; plan; lose $held/ADD.a.p2; wait add a
 	or DEL: add a; plan p0 DEL hold; break $breakage
 		start del a; appears $held/DEL.a.p0; mend; plan; lose $held/DEL.a.p0; wait del a
 	events

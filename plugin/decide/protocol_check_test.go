@@ -314,6 +314,8 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, ports: true, faults: 3, blind: 1}, "forwards to it"},
 		{"the journal cannot be written, and neither it nor a file names an address's owner",
 			protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}, "a rule for address"},
+		{"the journal is lost after an ADD's last commit, and no file names an address's owner",
+			protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}, "its rule is gone"},
 		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
 			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
 	} {
@@ -359,6 +361,8 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 1, crashes: 1, faults: 2, pod: true, agent: true},
 		{addresses: 2, commits: 1, crashes: 1},
 		{addresses: 1, commits: 2, faults: 1},
+		{addresses: 1, commits: 1, losses: 1},
+		{addresses: 1, crashes: 1, losses: 1},
 		{addresses: 1, commits: 1, crashes: 1, power: 1},
 		{addresses: 2, commits: 1, faults: 1, reuse: true},
 		{addresses: 1, commits: 1, crashes: 1, reuse: true},
