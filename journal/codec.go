@@ -123,8 +123,9 @@ func encodeEntry(e *Entry) (key, value []byte, err error) {
 	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
 		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
 	}
-	outline := fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.State, e.Host.BootID, e.NetNS.Dev,
-		e.NetNS.Ino, e.NetNS.Path)
+	outline := fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.Undo.State,
+		e.Added.Host.BootID, e.Added.NetNS.Dev,
+		e.Added.NetNS.Ino, e.Added.NetNS.Path)
 	if bytes.Count(outline, []byte{0}) != outlineParts {
 		return nil, nil, fmt.Errorf("%q contains a zero byte", outline)
 	}

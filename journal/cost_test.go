@@ -60,9 +60,9 @@ func TestSteady(t *testing.T) {
 	for i := range pairs + there {
 		if i < pairs {
 			e := adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255))
-			e.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, 8*i%2000, i)
+			e.Undo.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, 8*i%2000, i)
 			put(t, s, e)
-			e.State = Live
+			e.Undo.State = Live
 			put(t, s, e)
 		}
 		if i >= there {
@@ -72,7 +72,7 @@ func TestSteady(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				e.State = Deleting
+				e.Undo.State = Deleting
 				return tx.Put(e)
 			}))
 			check(t, s.Update(t.Context(), func(tx *Tx) error { return remove(tx, k) }))

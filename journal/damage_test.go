@@ -34,8 +34,8 @@ const populated = 40
 // big returns an entry of more than half a kilobyte.
 func big(i int) *Entry {
 	e := adding(fmt.Sprintf("%05d", i), fmt.Sprintf("10.0.%d.%d", i/250, i%250), fmt.Sprintf("fd00::%x", i))
-	e.Pod = Pod{Namespace: "ns", Name: fmt.Sprintf("pod-%d", i/2), UID: fmt.Sprint(i)}
-	e.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", 300) + `"`)
+	e.Added.Pod = Pod{Namespace: "ns", Name: fmt.Sprintf("pod-%d", i/2), UID: fmt.Sprint(i)}
+	e.Undo.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", 300) + `"`)
 	return e
 }
 
@@ -440,7 +440,7 @@ func wantTold(t *testing.T, s *Store, when, want string) {
 // ofPod returns an entry of the pod that told asks for.
 func ofPod(id string, addresses ...string) *Entry {
 	e := adding(id, addresses...)
-	e.Pod = Pod{Namespace: "ns", Name: "pod"}
+	e.Added.Pod = Pod{Namespace: "ns", Name: "pod"}
 	return e
 }
 
@@ -460,8 +460,8 @@ func TestDamagedEntry(t *testing.T) {
 		"cut":            func(uint64) string { return string(itsOwn[:len(itsOwn)/2]) },
 		"another's":      func(uint64) string { return string(anothers) },
 		"another number": func(number uint64) string { return sealed(number+1, outline+`{}`) },
-		"no JSON":        func(number uint64) string { return sealed(number, outline+`{"steps":`) },
-		"bad address":    func(number uint64) string { return sealed(number, outline+`{"claims":[{"address":"10.0.0"}]}`) },
+		"no JSON":        func(number uint64) string { return sealed(number, outline+`{"undo":`) },
+		"bad address":    func(number uint64) string { return sealed(number, outline+`{"got":{"claims":[{"address":"10.0.0"}]}}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t)

@@ -80,8 +80,15 @@ func CheckEdge(from, to State) error {
 // the earlier ADD. Then the attachment has two records, which differ in Number.
 type Entry struct {
 	Key
-	Number     uint64 `json:"number"` // grows with every ADD in this journal
-	State      State  `json:"state"`
+	Number  uint64 `json:"number"` // grows with every ADD in this journal
+	Added   Added  `json:"added"`
+	Got     Got    `json:"got,omitzero"`
+	Undo    Undo   `json:"undo"`
+	Updated Time   `json:"updated"`
+}
+
+// Added is the input of the ADD. It never changes.
+type Added struct {
 	Pod        Pod    `json:"pod,omitzero"`
 	NetNS      NetNS  `json:"netns"`
 	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
@@ -92,33 +99,40 @@ type Entry struct {
 	// directories that existed, and is "" without any. Env is nil if it is unknown.
 	Env           map[string]string `json:"env,omitempty"`
 	RuntimeConfig json.RawMessage   `json:"runtimeConfig,omitempty"`
-	Result        json.RawMessage   `json:"result,omitempty"` // the last known result
-	Claims        []Claim           `json:"claims,omitempty"`
-	HostLinks     []HostLink        `json:"hostLinks,omitempty"`
 	Host          Host              `json:"host"`
-	Created       Time              `json:"created"`
-	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the ADD's configuration
-	Steps         []Step            `json:"steps,omitempty"`       // pending DELs, in chain order
-	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
-	Begun bool `json:"begun,omitempty"`
+	At            Time              `json:"at"`
+	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the configuration
 	// Occupant is the interface (index and MAC) that already used the interface name in the
 	// namespace before the ADD, or "". It does not belong to this ADD, so no DEL of this ADD may
 	// touch it.
 	Occupant string `json:"occupant,omitempty"`
-	// Failed is set if the ADD failed. The runtime then has no result.
-	Failed bool `json:"failed,omitempty"`
+}
+
+// Got is what the ADD got so far.
+type Got struct {
+	Result    json.RawMessage `json:"result,omitempty"` // the last known result
+	Claims    []Claim         `json:"claims,omitempty"`
+	HostLinks []HostLink      `json:"hostLinks,omitempty"`
+}
+
+// Undo is the stage of the attachment, and what is left to undo.
+type Undo struct {
+	State  State  `json:"state"`
+	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
+	Reason string `json:"reason,omitempty"` // the cause in words
+	Since  Time   `json:"since"`            // when the record entered this state
+	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
+	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
+	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
+	Begun bool `json:"begun,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
-	Abandoned bool   `json:"abandoned,omitempty"`
-	Cause     string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
-	Reason    string `json:"reason,omitempty"` // the cause in words
-	Since     Time   `json:"since"`            // when the record entered this state
-	Updated   Time   `json:"updated"`
+	Abandoned bool `json:"abandoned,omitempty"`
 }
 
 // Clone returns a copy of the record with its own claims and steps.
 func (e *Entry) Clone() *Entry {
 	c := *e
-	c.Claims, c.Steps = slices.Clone(e.Claims), slices.Clone(e.Steps)
+	c.Got.Claims, c.Undo.Steps = slices.Clone(e.Got.Claims), slices.Clone(e.Undo.Steps)
 	return &c
 }
 
@@ -134,7 +148,7 @@ type Outline struct {
 // Addresses returns every address that the record claims, without duplicates, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
-	for _, c := range e.Claims {
+	for _, c := range e.Got.Claims {
 		all = append(all, c.Address)
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
@@ -143,21 +157,24 @@ func (e *Entry) Addresses() []netip.Addr {
 
 // ClaimsAddress reports whether the record claims an address.
 func (e *Entry) ClaimsAddress(address netip.Addr) bool {
-	return slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Address == address })
+	return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address == address })
 }
 
 // Freed reports whether the DEL of the delegate that allocated a claimed address is done. From
 // then on the address may have another owner.
 func (e *Entry) Freed(c Claim) bool {
-	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
+	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
 // Bury makes the record Undone. Such a record exists only so that the runtime's later DEL succeeds.
 func (e *Entry) Bury() {
+	added, undo := e.Added, e.Undo
 	*e = Entry{
-		Key: e.Key, Number: e.Number, State: Undone, Pod: e.Pod, NetNS: e.NetNS,
-		Host: Host{BootID: e.Host.BootID}, Created: e.Created, Failed: e.Failed,
-		Abandoned: e.Abandoned, Cause: e.Cause, Reason: e.Reason, Since: e.Since, Updated: e.Updated,
+		Key: e.Key, Number: e.Number, Updated: e.Updated,
+		Added: Added{Pod: added.Pod, NetNS: added.NetNS, At: added.At,
+			Host: Host{BootID: added.Host.BootID}},
+		Undo: Undo{State: Undone, Cause: undo.Cause, Reason: undo.Reason, Since: undo.Since,
+			Failed: undo.Failed, Abandoned: undo.Abandoned},
 	}
 }
 

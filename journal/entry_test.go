@@ -38,34 +38,15 @@ func want(t testing.TB, what string, got, want any) {
 // everything returns an entry in which no field is empty.
 func everything() *Entry {
 	return &Entry{
-		Key:           Key{"podnet", "c0ffee", "eth0"},
-		Number:        7,
-		State:         RollingBack,
-		Pod:           Pod{"ns", "pod", "1234-uid"},
-		NetNS:         NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1},
-		Args:          "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é",
-		Path:          "/opt/cni/bin:/usr/lib/cni",
-		CNIVersion:    "1.1.0",
-		RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`),
-		Result:        json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`),
-		Claims: []Claim{
-			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
-			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
-			{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
-		},
-		HostLinks:   []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}},
-		Host:        Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"},
-		Created:     Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)},
-		GracePeriod: 10 * time.Minute,
-		Env:         map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"},
-		Steps: []Step{{
+		Key: Key{"podnet", "c0ffee", "eth0"}, Number: 7, Undo: Undo{State: RollingBack, Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
 			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, LateKills: 2, MayHaveRun: true,
-		}},
-		Begun: true, Occupant: "5 0a:00:00:00:00:01",
-		Failed: true, Abandoned: true,
-		Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\"",
+		}}, Begun: true, Failed: true, Abandoned: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\""}, Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
+			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
+			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
+			{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
+		}, HostLinks: []HostLink{{"veth0a1b2c3d", "02:42:ac:11:00:02"}}},
 	}
 }
 
@@ -92,7 +73,7 @@ func TestRoundTrip(t *testing.T) {
 	s := newStore(t)
 	whole := everything()
 	first := whole.Clone()
-	first.State = Adding
+	first.Undo.State = Adding
 	put(t, s, adding("another"), first, whole)
 	filled := map[string]bool{}
 	visit(reflect.ValueOf(whole), func(field string, zero bool) { filled[field] = filled[field] || !zero })
@@ -135,7 +116,7 @@ func TestSameNetNS(t *testing.T) {
 }
 
 func TestClaim(t *testing.T) {
-	g := Entry{Steps: []Step{{Index: 0}, {Index: 2}}}
+	g := Entry{Undo: Undo{Steps: []Step{{Index: 0}, {Index: 2}}}}
 	for _, tt := range []struct {
 		step      int
 		freed     bool
@@ -168,26 +149,26 @@ func TestSince(t *testing.T) {
 	if u := began.Updated; u.Boot < before.Boot || u.Boot > after.Boot || u.Wall.Before(before.Wall) || u.Wall.After(after.Wall) {
 		t.Errorf("updated %v, want between %v and %v", u, before, after)
 	}
-	if began.Since != began.Updated || began.Since == (Time{}) {
-		t.Errorf("since %v, updated %v", began.Since, began.Updated)
+	if began.Undo.Since != began.Updated || began.Undo.Since == (Time{}) {
+		t.Errorf("since %v, updated %v", began.Undo.Since, began.Updated)
 	}
 	time.Sleep(2 * time.Millisecond)
 	put(t, s, began)
 	again := get(t, s, e.Key)
-	if again.Since.Boot != began.Since.Boot || again.Updated.Boot == again.Since.Boot {
-		t.Errorf("written again: since %v, updated %v", again.Since, again.Updated)
+	if again.Undo.Since.Boot != began.Undo.Since.Boot || again.Updated.Boot == again.Undo.Since.Boot {
+		t.Errorf("written again: since %v, updated %v", again.Undo.Since, again.Updated)
 	}
-	again.State = Live
+	again.Undo.State = Live
 	put(t, s, again)
 	live := get(t, s, e.Key)
-	if live.Since.Boot != live.Updated.Boot || live.Since.Boot == began.Since.Boot {
-		t.Errorf("another state: since %v, updated %v", live.Since, live.Updated)
+	if live.Undo.Since.Boot != live.Updated.Boot || live.Undo.Since.Boot == began.Undo.Since.Boot {
+		t.Errorf("another state: since %v, updated %v", live.Undo.Since, live.Updated)
 	}
-	live.State = Deleting
+	live.Undo.State = Deleting
 	put(t, s, live)
 	put(t, s, adding("a"))
-	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot || got.Number <= live.Number {
-		t.Errorf("another ADD: since %v, number %d", got.Since, got.Number)
+	if got := get(t, s, e.Key); got.Undo.Since.Boot <= live.Undo.Since.Boot || got.Number <= live.Number {
+		t.Errorf("another ADD: since %v, number %d", got.Undo.Since, got.Number)
 	}
 }
 
@@ -212,7 +193,7 @@ func TestLostRecord(t *testing.T) {
 		s, e := newStore(t), adding("a", "10.0.0.1")
 		put(t, s, adding("first"), e)
 		check(t, os.Remove(s.Path()))
-		e.State = state
+		e.Undo.State = state
 		put(t, s, e)
 		later := adding("b")
 		put(t, s, later)
@@ -237,14 +218,14 @@ func TestEdges(t *testing.T) {
 	}
 	e := adding("a", "10.0.0.1")
 	put(t, s, e)
-	e.State = unknown
+	e.Undo.State = unknown
 	_, value, err := encodeEntry(e)
 	check(t, err)
 	damage(t, s, e.Key, func(uint64) string { return string(value) })
 	for name, change := range map[string]func(*Tx) error{
 		"Put": func(tx *Tx) error {
 			live := e.Clone()
-			live.State = Live
+			live.Undo.State = Live
 			return tx.Put(live)
 		},
 		"Delete": func(tx *Tx) error { return tx.Delete(e) },

@@ -48,7 +48,7 @@ func TestFlippedKey(t *testing.T) {
 			_ = trusting.Update(t.Context(), func(tx *Tx) error {
 				if old, _ := tx.Get(e.Key); old != nil {
 					e = old
-					e.State = Live
+					e.Undo.State = Live
 				}
 				return tx.Put(e)
 			})

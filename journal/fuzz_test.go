@@ -61,7 +61,7 @@ func FuzzDecodeEntry(f *testing.F) {
 			return // a text of it contains a zero byte
 		}
 		o, err := decodeOutline(key, again)
-		if err != nil || o.Key != k || o.State != e.State || o.BootID != e.Host.BootID || o.NetNS.Path != e.NetNS.Path {
+		if err != nil || o.Key != k || o.State != e.Undo.State || o.BootID != e.Added.Host.BootID || o.NetNS.Path != e.Added.NetNS.Path {
 			t.Fatalf("the outline is %+v, %v", o, err)
 		}
 		back, err := decodeEntry(key, again)
@@ -80,7 +80,7 @@ func FuzzDecodeEntry(f *testing.F) {
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
-	beside.Pod = Pod{Namespace: "ns", Name: "pod"}
+	beside.Added.Pod = Pod{Namespace: "ns", Name: "pod"}
 	update(f, s, func(tx *Tx) error {
 		return errors.Join(tx.Put(beside), buryIn(tx, keyOf("buried"), "", ""))
 	})
@@ -163,13 +163,13 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 		}
 		return
 	}
-	if back := tx.stored(recordKey(k, e.Number)); back == nil || back.State != Adding {
+	if back := tx.stored(recordKey(k, e.Number)); back == nil || back.Undo.State != Adding {
 		t.Errorf("%+v", back)
 	}
 	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
 		t.Errorf("by address: %d, %v", len(found), err)
 	}
-	if err := errors.Join(tx.Delete(e), tx.Put(&Entry{Key: k, State: Undone})); err != nil {
+	if err := errors.Join(tx.Delete(e), tx.Put(&Entry{Key: k, Undo: Undo{State: Undone}})); err != nil {
 		t.Errorf("DEL: %v", err)
 		return
 	}
@@ -185,7 +185,7 @@ func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
 		return
 	}
 	e, err := tx.Get(beside.Key)
-	pods, podErr := tx.ByPod(beside.Pod)
+	pods, podErr := tx.ByPod(beside.Added.Pod)
 	addresses, addressErr := tx.ByAddress(beside.Addresses()[0])
 	if err := errors.Join(err, podErr, addressErr); err != nil || e == nil {
 		t.Errorf("%+v, %v", e, err)

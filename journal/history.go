@@ -26,7 +26,6 @@ const (
 	Waiting    EventKind = "waiting"     // a DEL waits because its address has another owner
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
 	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
-	Unverified EventKind = "unverified"  // a DEL succeeded, but its address is not free
 	Untaken    EventKind = "untaken"     // the DEL of a failed ADD was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )

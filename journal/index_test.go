@@ -32,7 +32,7 @@ func (m model) clone() model { return model{maps.Clone(m.records), m.number} }
 // newest returns the record of the newest ADD that is not undone.
 func (m model) newest(k Key) (newest Entry, there bool) {
 	for _, e := range m.records {
-		if e.Key == k && e.State != Undone && e.Number >= newest.Number {
+		if e.Key == k && e.Undo.State != Undone && e.Number >= newest.Number {
 			newest, there = e, true
 		}
 	}
@@ -127,22 +127,22 @@ func (m *model) do(tx *Tx, o operation) error {
 		err := tx.Delete(&old)
 		if err == nil {
 			maps.DeleteFunc(m.records, func(i id, e Entry) bool {
-				return i.Key == o.key && (e.State == Undone || i.number == old.Number)
+				return i.Key == o.key && (e.Undo.State == Undone || i.number == old.Number)
 			})
 		}
 		return err
 	}
-	e, from := old, old.State
+	e, from := old, old.Undo.State
 	if !there || o.fresh {
 		e, from = *adding(""), Gone
 		e.Key = o.key
 	}
-	e.State, e.Pod = o.state, o.pod
-	e.Claims = adding("", o.addresses...).Claims
-	e.NetNS, e.Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
-	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.State})
+	e.Undo.State, e.Added.Pod = o.state, o.pod
+	e.Got.Claims = adding("", o.addresses...).Got.Claims
+	e.Added.NetNS, e.Added.Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
+	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.Undo.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
-		return fmt.Errorf("%q over %q: %w", e.State, from, err)
+		return fmt.Errorf("%q over %q: %w", e.Undo.State, from, err)
 	}
 	if !legalNow {
 		return nil
@@ -151,7 +151,7 @@ func (m *model) do(tx *Tx, o operation) error {
 		return fmt.Errorf("number %d after %d, it was %d", n, m.number, number)
 	}
 	if number == 0 {
-		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.State == Undone })
+		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.Undo.State == Undone })
 	}
 	m.number = max(m.number, e.Number)
 	m.records[id{o.key, e.Number}] = e
@@ -164,8 +164,8 @@ func (m model) compare(tx *Tx) error {
 	outlines, wantOutlines := map[id]Outline{}, map[id]Outline{}
 	var all error
 	for i, e := range m.records {
-		if e.State != Undone {
-			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.State, e.Host.BootID, e.NetNS}
+		if e.Undo.State != Undone {
+			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.Undo.State, e.Added.Host.BootID, e.Added.NetNS}
 		}
 		records, err := tx.Records(i.Key)
 		at := slices.IndexFunc(records, func(r *Entry) bool { return r.Number == i.number })
@@ -202,7 +202,7 @@ func (m model) lookUp(tx *Tx) error {
 		return func(entries []*Entry, err error) {
 			want, got := map[string]bool{}, map[string]bool{}
 			for _, e := range m.records {
-				if e.State != Undone && same(e) {
+				if e.Undo.State != Undone && same(e) {
 					want[fmt.Sprint(e.Key, e.Number)] = true
 				}
 			}
@@ -214,7 +214,7 @@ func (m model) lookUp(tx *Tx) error {
 	}
 	for _, p := range samplePods {
 		finds(p, func(e Entry) bool {
-			return p.Name != "" && e.Pod.Namespace == p.Namespace && e.Pod.Name == p.Name
+			return p.Name != "" && e.Added.Pod.Namespace == p.Namespace && e.Added.Pod.Name == p.Name
 		})(tx.ByPod(p))
 	}
 	for _, text := range append(sampleAddresses, "10.0.0.2") {

@@ -226,8 +226,9 @@ func (l *Lock) close() {
 
 // RemoveStrayLocks removes lock files of attachments that have no entry. A process leaves such a
 // file if it is killed after it deleted an entry and before it called Remove. The caller holds no
-// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting. An ADD
-// may have written an entry meanwhile; then the next process that takes its lock creates the file.
+// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting. An
+// ADD may have written an entry meanwhile; then the next process that takes its lock creates the
+// file.
 func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

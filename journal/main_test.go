@@ -207,10 +207,9 @@ func keyOf(id string) Key { return Key{Network: "podnet", ContainerID: id, IfNam
 
 // adding returns a small record that claims some addresses.
 func adding(id string, addresses ...string) *Entry {
-	e := &Entry{Key: keyOf(id), State: Adding, Path: "/opt/cni/bin", CNIVersion: "1.0.0",
-		Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}
+	e := &Entry{Key: keyOf(id), Undo: Undo{State: Adding, Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}, Added: Added{Path: "/opt/cni/bin", CNIVersion: "1.0.0"}}
 	for _, a := range addresses {
-		e.Claims = append(e.Claims, Claim{Address: netip.MustParseAddr(a)})
+		e.Got.Claims = append(e.Got.Claims, Claim{Address: netip.MustParseAddr(a)})
 	}
 	return e
 }
@@ -227,14 +226,14 @@ func remove(tx *Tx, k Key) error {
 
 // buryIn makes an undone record of an attachment, in place of all others.
 func buryIn(tx *Tx, k Key, bootID, reason string) error {
-	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, State: Undone, Host: Host{BootID: bootID}, Reason: reason}))
+	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, Undo: Undo{State: Undone, Reason: reason}, Added: Added{Host: Host{BootID: bootID}}}))
 }
 
 // undoneOf returns the undone record of an attachment, or nil.
 func undoneOf(tx *Tx, k Key) (*Entry, error) {
 	all, err := tx.Records(k)
 	for _, e := range all {
-		if e.State == Undone {
+		if e.Undo.State == Undone {
 			return e, err
 		}
 	}

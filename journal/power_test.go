@@ -46,11 +46,11 @@ func powerSteps() (steps []powerStep) {
 	}
 	add := func(id string, addresses ...string) {
 		tx("intent of "+id, func(tx *Tx) error { return tx.Put(adding(id)) })
-		tx("claims of "+id, changing(id, func(e *Entry) { e.Claims = adding(id, addresses...).Claims }))
-		tx("result of "+id, changing(id, func(e *Entry) { e.State = Live }))
+		tx("claims of "+id, changing(id, func(e *Entry) { e.Got.Claims = adding(id, addresses...).Got.Claims }))
+		tx("result of "+id, changing(id, func(e *Entry) { e.Undo.State = Live }))
 	}
 	del := func(id string) {
-		tx("DEL of "+id, changing(id, func(e *Entry) { e.State = Deleting }))
+		tx("DEL of "+id, changing(id, func(e *Entry) { e.Undo.State = Deleting }))
 		tx("end of "+id, func(tx *Tx) error { return remove(tx, keyOf(id)) })
 	}
 	damage := func(name string, size int64) {

@@ -18,7 +18,7 @@ import (
 // sized returns a record of an ADD whose plugin has a configuration of so many bytes.
 func sized(id string, bytes int) *Entry {
 	e := adding(id, "10.0.0."+fmt.Sprint(len(id)))
-	e.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", bytes) + `"`)
+	e.Undo.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", bytes) + `"`)
 	return e
 }
 
@@ -42,7 +42,7 @@ func TestRoom(t *testing.T) {
 						err = tx.Put(e)
 					case n < 14 && len(live) > 0:
 						e := live[random.IntN(len(live))]
-						e.State, e.Result = Live, json.RawMessage(`"`+strings.Repeat("y", bytes/4)+`"`)
+						e.Undo.State, e.Got.Result = Live, json.RawMessage(`"`+strings.Repeat("y", bytes/4)+`"`)
 						err = tx.Put(e)
 					case len(live) > 0:
 						i := random.IntN(len(live))
@@ -85,9 +85,9 @@ func TestReserved(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(err)
 			}
-			e.State, e.Result = Live, json.RawMessage(`{"ips": []}`)
+			e.Undo.State, e.Got.Result = Live, json.RawMessage(`{"ips": []}`)
 			put(t, s, e)
-			e.State = RollingBack
+			e.Undo.State = RollingBack
 			put(t, s, e)
 			inode := inodeOf(t, s.Path())
 			for i := range 100 {

@@ -36,9 +36,10 @@ import (
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
 //  6. Close the journal file and unlock the queue file.
 //
-// A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer sets
-// it aside, starts a new one and runs the transaction again. So a function passed to Update may run
-// twice. A reader records the damage in the queue file, so that the next writer verifies the file.
+// A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer
+// sets it aside, starts a new one and runs the transaction again. So a function passed to Update
+// may run twice. A reader records the damage in the queue file, so that the next writer verifies
+// the file.
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
@@ -59,8 +60,8 @@ const (
 	locksName = "locks"
 )
 
-// ErrDamaged is View's error for a damaged file. The next Update, also one of a trusting store, sets
-// the file aside and starts a new one.
+// ErrDamaged is View's error for a damaged file. The next Update, also one of a trusting store,
+// sets the file aside and starts a new one.
 var ErrDamaged = errors.New("journal: journal.db is damaged")
 
 var (
@@ -82,8 +83,8 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	return s.run(ctx, true, fn)
 }
 
-// View runs fn in one read-only transaction, and changes no record. If no journal exists, fn sees an
-// empty one. Other Views may run at the same time; an Update waits for fn.
+// View runs fn in one read-only transaction, and changes no record. If no journal exists, fn sees
+// an empty one. Other Views may run at the same time; an Update waits for fn.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
 		return fn(&Tx{})
@@ -198,9 +199,9 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the store is trusting and the last commit succeeded in this
-// boot. If a commit began in this boot and did not succeed, a writer also replaces the file with a
-// copy (see began).
+// trust verifies the journal file, unless the store is trusting and the last commit succeeded in
+// this boot. If a commit began in this boot and did not succeed, a writer also replaces the file
+// with a copy (see began).
 func (s *Store) trust(queue *os.File, write bool) error {
 	state, earlier := s.lastCommit(queue)
 	succeeded := state == succeeded && !earlier

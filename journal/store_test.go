@@ -59,7 +59,7 @@ func look(tx *Tx) error {
 			return nil // a damaged entry is no error here
 		}
 		_, err = tx.Get(e.Key)
-		_, errPod := tx.ByPod(e.Pod)
+		_, errPod := tx.ByPod(e.Added.Pod)
 		for _, a := range e.Addresses() {
 			if _, err := tx.ByAddress(a); err != nil {
 				return err
@@ -250,7 +250,7 @@ func TestFailingCaller(t *testing.T) {
 	mine := errors.New("mine")
 	for name, fail := range map[string]func() error{
 		"error": func() error { return mine },
-		"nil":   func() error { var e *Entry; e.State = Live; return nil },
+		"nil":   func() error { var e *Entry; e.Undo.State = Live; return nil },
 		"panic": func() error { panic("fault") },
 	} {
 		for verb, run := range map[string]func(context.Context, func(*Tx) error) error{"Update": s.Update, "View": s.View} {
@@ -291,7 +291,7 @@ func TestWrites(t *testing.T) {
 	for name, fn := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
 		"Delete": func(tx *Tx) error { return remove(tx, keyOf("a")) },
-		"undone": func(tx *Tx) error { return tx.Put(&Entry{Key: keyOf("a"), State: Undone}) },
+		"undone": func(tx *Tx) error { return tx.Put(&Entry{Key: keyOf("a"), Undo: Undo{State: Undone}}) },
 	} {
 		changed := untouched(t, s.Dir)
 		if err := s.View(t.Context(), fn); err == nil {

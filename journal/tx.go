@@ -83,7 +83,7 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 // Pending returns all records of an attachment except undone ones, newest first.
 func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 	all, err := tx.Records(k)
-	return slices.DeleteFunc(all, func(e *Entry) bool { return e.State == Undone }), err
+	return slices.DeleteFunc(all, func(e *Entry) bool { return e.Undo.State == Undone }), err
 }
 
 // Records returns all records of an attachment, including undone ones, newest first. It omits
@@ -124,15 +124,15 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. A record without a number belongs to a
-// new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone and
-// damaged records, because they belong to earlier ADDs.
+// Put writes a record. It rejects an illegal change of state. A record without a number belongs to
+// a new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone
+// and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
 	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
 	if old != nil {
-		from = old.State
+		from = old.Undo.State
 	}
-	if err := CheckEdge(from, e.State); err != nil {
+	if err := CheckEdge(from, e.Undo.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
 	if b := tx.btx.Bucket(bucketEntries); e.Number == 0 {
@@ -148,8 +148,8 @@ func (tx *Tx) Put(e *Entry) (err error) {
 			return err
 		}
 	}
-	if e.Updated = Now(); from != e.State || e.Since == (Time{}) {
-		e.Since = e.Updated
+	if e.Updated = Now(); from != e.Undo.State || e.Undo.Since == (Time{}) {
+		e.Undo.Since = e.Updated
 	}
 	key, value, err := encodeEntry(e)
 	if err != nil {
@@ -157,7 +157,7 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	}
 	tx.size += len(key) + len(value)
 	err = tx.btx.Bucket(bucketEntries).Put(key, value)
-	if e.State == Undone && from != Undone && err == nil {
+	if e.Undo.State == Undone && from != Undone && err == nil {
 		err = tx.prune()
 	}
 	return err
@@ -168,7 +168,7 @@ func (tx *Tx) Put(e *Entry) (err error) {
 func (tx *Tx) Delete(e *Entry) error {
 	key := recordKey(e.Key, e.Number)
 	if old := tx.stored(key); old != nil {
-		if err := CheckEdge(old.State, Gone); err != nil {
+		if err := CheckEdge(old.Undo.State, Gone); err != nil {
 			return fmt.Errorf("%w (%s)", err, e.Key)
 		}
 	}
@@ -179,7 +179,7 @@ func (tx *Tx) Delete(e *Entry) error {
 func (tx *Tx) dropAnswered(k Key) error {
 	var keys [][]byte
 	err := tx.scan(encodeKey(k), func(key, _ []byte) error {
-		if e := tx.stored(key); e == nil || e.State == Undone {
+		if e := tx.stored(key); e == nil || e.Undo.State == Undone {
 			keys = append(keys, key)
 		}
 		return nil
@@ -238,7 +238,7 @@ func IgnoreDamaged(err error) error {
 func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 	name, _ := json.Marshal(p.Name) // as in the record
 	return tx.matching(name, func(e *Entry) bool {
-		return p.Name != "" && e.Pod.Name == p.Name && e.Pod.Namespace == p.Namespace
+		return p.Name != "" && e.Added.Pod.Name == p.Name && e.Added.Pod.Namespace == p.Namespace
 	})
 }
 
@@ -247,12 +247,13 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
 	a = a.Unmap()
 	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool {
-		return slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Address.Unmap() == a })
+		return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address.Unmap() == a })
 	})
 }
 
-// matching returns the pending records that match. It decodes only those that contain a text. An index
-// would save 40 µs with 110 records, but a changed byte in an index hides a record without an error.
+// matching returns the pending records that match. It decodes only those that contain a text. An
+// index would save 40 µs with 110 records, but a changed byte in an index hides a record without an
+// error.
 func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {
@@ -286,8 +287,8 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	})
 }
 
-// Check verifies the whole file, and decodes every record. If it returns ErrDamaged, no other method
-// is safe to call.
+// Check verifies the whole file, and decodes every record. If it returns ErrDamaged, no other
+// method is safe to call.
 func (tx *Tx) Check() error {
 	if tx.btx == nil {
 		return nil

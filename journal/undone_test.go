@@ -24,7 +24,7 @@ func TestUndoneAreBounded(t *testing.T) {
 	update(t, s, func(tx *Tx) error {
 		var errs []error
 		for i := range maxUndone + tooMany {
-			errs = append(errs, tx.Put(&Entry{Key: keyOf(fmt.Sprint(-i)), State: Undone}))
+			errs = append(errs, tx.Put(&Entry{Key: keyOf(fmt.Sprint(-i)), Undo: Undo{State: Undone}}))
 		}
 		return errors.Join(errs...)
 	})

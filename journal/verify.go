@@ -45,7 +45,8 @@ func verify(path string) (data []byte, err error) {
 //	freelist  count × (page 8); if the count is 65535, the real count comes first, in 8 bytes
 //
 // An offset is relative to its own element. bbolt writes keys and values without gaps. The value of
-// a bucket is its root page 8, sequence 8. If the root is 0, a leaf page follows in the value itself.
+// a bucket is its root page 8, sequence 8. If the root is 0, a leaf page follows in the value
+// itself.
 const (
 	pageSize     = 4096 // on every machine
 	pageHeader   = 16
@@ -88,9 +89,9 @@ type pages struct {
 }
 
 // checkStructure checks, as of the newest transaction, that each page is used once or is free, that
-// keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is the
-// first key of its child page (bbolt relies on that when it writes). If no meta page is valid, it
-// returns nil, because bbolt then reports the reason.
+// keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is
+// the first key of its child page (bbolt relies on that when it writes). If no meta page is valid,
+// it returns nil, because bbolt then reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok {

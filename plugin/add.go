@@ -145,16 +145,16 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 // either.
 func (a *adding) printable() (json.RawMessage, error) {
 	if netconf.SameVersion(a.conf.CNIVersion, a.chain.CNIVersion) {
-		return a.entry.Result, nil
+		return a.entry.Got.Result, nil
 	}
-	return netconf.ConvertResult(a.entry.Result, a.conf.CNIVersion)
+	return netconf.ConvertResult(a.entry.Got.Result, a.conf.CNIVersion)
 }
 
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
-	step := &a.entry.Steps[i]
+	step := &a.entry.Undo.Steps[i]
 	a.started = i + 1
 	c := a.callOf(i)
-	c.Stdin = netconf.WithPrevResult(step.Config, a.entry.Result)
+	c.Stdin = netconf.WithPrevResult(step.Config, a.entry.Got.Result)
 	if a.conf.DelegateTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.conf.DelegateTimeout)
@@ -175,15 +175,15 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 // previous one. It returns claims on the addresses that are new in it.
 func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
 	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
-	if err != nil || bytes.Equal(raw, a.entry.Result) {
+	if err != nil || bytes.Equal(raw, a.entry.Got.Result) {
 		return nil, false, err
 	}
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
 		return nil, false, err
 	}
-	a.entry.Result, a.entry.HostLinks = raw, facts.HostLinks(r)
-	return newClaims(a.entry, r, a.entry.Steps[i]), true, nil
+	a.entry.Got.Result, a.entry.Got.HostLinks = raw, facts.HostLinks(r)
+	return newClaims(a.entry, r, a.entry.Undo.Steps[i]), true, nil
 }
 
 // newClaims returns claims, for the delegate of a step, on those addresses of a result that the ADD

@@ -31,7 +31,7 @@ var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 // owing are statements about a DEL of p1 that has failed.
 func owing() acts {
 	step := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(e *journal.Entry) { change(&e.Steps[0]) })
+		s.who(name).edit(func(e *journal.Entry) { change(&e.Undo.Steps[0]) })
 	}
 	return acts{
 		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time

@@ -33,20 +33,20 @@ func (o *op) check(ctx context.Context) error {
 			"runtime passed")
 		e = o.newEntry(journal.Live, chain)
 	}
-	if has, err := version.GreaterThanOrEqualTo(e.CNIVersion, "0.4.0"); err != nil || !has {
+	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil //nolint:nilerr // an invalid version has no CHECK
 	}
-	result := e.Result
+	result := e.Got.Result
 	if o.conf.PrevResult != nil {
 		result = o.conf.PrevResult
 	}
-	prevResult, err := netconf.ConvertResult(result, e.CNIVersion)
+	prevResult, err := netconf.ConvertResult(result, e.Added.CNIVersion)
 	if err != nil {
 		return badConfig(err)
 	}
-	for _, step := range e.Steps {
+	for _, step := range e.Undo.Steps {
 		c := o.call("CHECK", step.Type)
-		c.Args, c.Stdin = e.Args, netconf.WithPrevResult(step.Config, prevResult)
+		c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(step.Config, prevResult)
 		if _, f := o.w.Runner.Run(ctx, c, o.Stderr); f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
@@ -58,7 +58,7 @@ func (o *op) check(ctx context.Context) error {
 func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
 	o.rec.Read(ctx, func(tx *journal.Tx) error {
 		e, err := tx.Get(o.key)
-		if e != nil && e.State == journal.Live {
+		if e != nil && e.Undo.State == journal.Live {
 			live = e
 		}
 		return err

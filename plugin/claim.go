@@ -52,13 +52,13 @@ func (a *adding) claim(
 // address from the same node-local pool, the other attachment is not dead, and its interface has
 // the address.
 func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.Entry) bool {
-	same := slices.ContainsFunc(other.Claims, func(o journal.Claim) bool {
+	same := slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
 	if !same || a.node.Judge(ctx, other).Fate == decide.Dead {
 		return false
 	}
-	place, err := facts.Find(other.NetNS, other.IfName)
+	place, err := facts.Find(other.Added.NetNS, other.IfName)
 	place.Close()
 	if err != nil {
 		a.log.Warn("cannot check for a duplicate address", "address", c.Address,
@@ -70,7 +70,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 // commit writes a delegate's result, and handles other attachments that claim a new address. If the
 // result cannot be written, the ADD fails: success would leave a live attachment in state adding.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
-	a.entry.Claims = append(a.entry.Claims, claims...)
+	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
 	if a.rec.Unwritable {
 		return nil
 	}
@@ -97,7 +97,7 @@ func (a *adding) record(
 			if others, err = undo.Others(tx, a.key, addresses); err != nil {
 				return err
 			}
-			a.entry.State = journal.Live
+			a.entry.Undo.State = journal.Live
 			return tx.Put(a.entry)
 		})
 		if !errors.Is(err, journal.ErrQueued) || ctx.Err() != nil {

@@ -173,7 +173,7 @@ func (c *contest) wantHas(what string) {
 	if own := address(c, c.result); !slices.Contains(c.addressRules(), own+".p1") {
 		c.Errorf("%s: rules %v, want that of %s", what, c.addressRules(), own)
 	}
-	if e := c.b.entry(); e == nil || e.State != journal.Live {
+	if e := c.b.entry(); e == nil || e.Undo.State != journal.Live {
 		c.Errorf("%s: B's entry is %+v", what, e)
 	}
 }

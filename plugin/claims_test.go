@@ -116,7 +116,7 @@ var lateDELs = acts{
 	"marks": func(s *story, w []string) {
 		eventually(s, "marked", func() bool {
 			e := s.who(w[0]).entry()
-			return e != nil && fmt.Sprint(e.Steps[len(e.Steps)-1].Tries) == w[1]
+			return e != nil && fmt.Sprint(e.Undo.Steps[len(e.Undo.Steps)-1].Tries) == w[1]
 		})
 	},
 	// cut VERB PLUGIN: the runtime kills the unwind that runs this call, the last one, once it has begun

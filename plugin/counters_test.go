@@ -121,7 +121,7 @@ func TestLastSweep(t *testing.T) {
 			s.want(is[w[0]], "it was at %s", last)
 		},
 		"elsewhere": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
 		},
 	})
 }

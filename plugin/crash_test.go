@@ -89,7 +89,7 @@ func wasKilled(err error) bool {
 func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
 	p.Helper()
 	e := p.entry()
-	live := e != nil && e.State == journal.Live
+	live := e != nil && e.Undo.State == journal.Live
 	seen, _ := facts.Look(p.NetNS, p.IfName)
 	another := p.anotherChain()
 	switch recovery {
@@ -293,6 +293,6 @@ func (p *pod) powerOff() {
 	}
 	p.dropNetNS()
 	if p.entry() != nil {
-		p.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
+		p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier })
 	}
 }

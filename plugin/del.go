@@ -56,7 +56,7 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		return nil
 	}
 	if done := d.answered(); done != nil {
-		d.succeedIdle(cmp.Or(done.Reason, "already released"), nil, done.Failed)
+		d.succeedIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
 		return nil
 	}
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
@@ -79,7 +79,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		records, err := tx.Records(d.key)
 		for _, e := range records {
 			switch {
-			case e.State == journal.Undone:
+			case e.Undo.State == journal.Undone:
 				d.undone = append(d.undone, e)
 			case d.entry == nil:
 				d.entry = e
@@ -106,7 +106,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	changed = d.addUnrecorded() || d.complete() || changed
 	changed = d.w.Mark(d.entry, decide.Requested) || changed
 	for _, e := range d.older {
-		if e.State == journal.Live || e.State == journal.Adding {
+		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
 			d.w.Mark(e, decide.Requested)
 		}
 	}
@@ -122,7 +122,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 
 // keptElsewhere reports whether a step's IPAM plugin stores its addresses outside the node.
 func keptElsewhere(e *journal.Entry) bool {
-	return slices.ContainsFunc(e.Steps,
+	return slices.ContainsFunc(e.Undo.Steps,
 		func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 }
 
@@ -135,7 +135,7 @@ func (d *deleting) answered() *journal.Entry {
 		return nil
 	}
 	done := d.undone[i]
-	if !done.Abandoned && (done.Failed && d.conf.PrevResult != nil || d.holdsAddress()) {
+	if !done.Undo.Abandoned && (done.Undo.Failed && d.conf.PrevResult != nil || d.holdsAddress()) {
 		return nil
 	}
 	return done
@@ -159,7 +159,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	durable = true
 	ran, later := 0, 0
 	for _, e := range d.older {
-		later += len(e.Steps)
+		later += len(e.Undo.Steps)
 	}
 	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
 		job := undo.Job{Entry: e, Lock: d.lock}
@@ -169,7 +169,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		if e == d.entry {
 			job.Others = d.others
 		} else {
-			later -= len(e.Steps)
+			later -= len(e.Undo.Steps)
 		}
 		job.Later = later
 		failed, n := d.w.Run(ctx, job)
@@ -181,7 +181,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		}
 		durable = durable && err == nil && !d.rec.Unwritable
 	}
-	if ran == 0 && len(failures) == 0 && len(d.entry.Steps) > 0 {
+	if ran == 0 && len(failures) == 0 && len(d.entry.Undo.Steps) > 0 {
 		d.noteIdle("pending: "+strings.Join(undo.PendingSteps(d.entry), ", "), nil, false)
 	}
 	return failures, durable

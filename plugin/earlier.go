@@ -25,7 +25,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
-	a.entry.NetNS, a.entry.Occupant = seen.Netns, seen.Occupant()
+	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
 	if a.rec.Unwritable {
 		return a.refuseUnseen()
 	}
@@ -71,9 +71,9 @@ func (a *adding) intend(tx *journal.Tx) (samePod []*journal.Entry, refused, err 
 // first frees what the old one left (Azure CNS #4350). It omits live attachments of the same
 // container in other networks.
 func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
-	entries, err := tx.ByPod(a.entry.Pod)
+	entries, err := tx.ByPod(a.entry.Added.Pod)
 	return slices.DeleteFunc(entries, func(e *journal.Entry) bool {
-		return e.Key == a.key || e.State == journal.Live && e.ContainerID == a.key.ContainerID
+		return e.Key == a.key || e.Undo.State == journal.Live && e.ContainerID == a.key.ContainerID
 	}), err
 }
 
@@ -112,7 +112,7 @@ func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 	defer cancel()
 	byPod := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 	for _, e := range samePod {
-		for slices.ContainsFunc(e.Steps, byPod) && ctx.Err() == nil {
+		for slices.ContainsFunc(e.Undo.Steps, byPod) && ctx.Err() == nil {
 			if state, err := a.rec.Store.LookAtLock(e.Key); err != nil || !state.Held {
 				break
 			}
@@ -128,7 +128,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, prior := range a.prior {
-		if prior.State == journal.Live {
+		if prior.Undo.State == journal.Live {
 			if err := a.refuseLive(prior); err != nil {
 				return err
 			}
@@ -157,15 +157,15 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 // namespace is its namespace and has the interface, or a process is in its namespace elsewhere.
 // SPEC 1.1 §2 forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Entry) error {
-	was := prior.NetNS
-	same := was.Same(a.entry.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
+	was := prior.Added.NetNS
+	same := was.Same(a.entry.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.node.SameBoot(prior) == tristate.No, same && a.entry.Occupant == "":
+	case a.node.SameBoot(prior) == tristate.No, same && a.entry.Added.Occupant == "":
 		return nil
 	case same:
 		return a.addedAlready("in the same network namespace")
 	}
-	if inside, err := a.node.View.ProcessIn(was, len(prior.HostLinks) == 0); inside || err != nil {
+	if inside, err := a.node.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
 		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
@@ -175,11 +175,11 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
 // would remove those of the first ADD.
 func (a *adding) refuseUnseen() error {
-	if a.entry.Occupant == "" {
+	if a.entry.Added.Occupant == "" {
 		return nil
 	}
 	if cached, err := a.node.CachedInterface(a.key); err != nil || !cached.There() ||
-		!cached.Netns.Same(a.entry.NetNS) {
+		!cached.Netns.Same(a.entry.Added.NetNS) {
 		return nil //nolint:nilerr // nothing proves such an ADD
 	}
 	return a.addedAlready("in the same network namespace")

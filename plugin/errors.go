@@ -41,7 +41,7 @@ func badConfig(err error) *types.Error {
 // that keeps the journal from recording these DELs, or nil.
 func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
 	msg, pending := f.Error(), ""
-	if len(e.Steps) > 0 {
+	if len(e.Undo.Steps) > 0 {
 		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
 		if lost != nil {
 			pending += ", which the journal cannot record: " + netconf.Shorten(lost.Error(), 200)

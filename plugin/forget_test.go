@@ -41,7 +41,7 @@ func TestForgetRefuses(t *testing.T) {
 	unless damaged: entry a
 	leaves`, acts{
 		"elsewhere": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Host.MountNS = "mnt:[1]" })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
 		},
 		"count": func(s *story, _ []string) { // the same as before
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))

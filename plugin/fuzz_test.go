@@ -161,8 +161,8 @@ func FuzzStdin(f *testing.F) {
 		key := journal.Key{Network: conf.Name, ContainerID: containerID, IfName: ifname}
 		for _, e := range entries {
 			chain, err := conf.LoadChain()
-			if command != "DEL" || err != nil || e.Key != key || e.State != journal.Deleting || len(e.Steps) != len(chain.Delegates) {
-				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, undo.PendingSteps(e), err)
+			if command != "DEL" || err != nil || e.Key != key || e.Undo.State != journal.Deleting || len(e.Undo.Steps) != len(chain.Delegates) {
+				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.Undo.State, undo.PendingSteps(e), err)
 			}
 		}
 		if strings.Contains(said.Msg, "; see unwindctl show ") && len(entries) == 0 {
@@ -227,7 +227,7 @@ func FuzzDelegate(f *testing.F) {
 		switch {
 		case code == 0:
 			_, err := netconf.ParseResult(printed)
-			added := len(entries) == 1 && entries[0].State == journal.Live && len(entries[0].Steps) == 3
+			added := len(entries) == 1 && entries[0].Undo.State == journal.Live && len(entries[0].Undo.Steps) == 3
 			if err != nil || exit != 0 || !added || !slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD"}) {
 				t.Errorf("success with %q (%v), calls %v, %d entries", printed, err, calls, len(entries))
 			}

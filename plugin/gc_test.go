@@ -212,8 +212,8 @@ func TestGCWithFailingDELs(t *testing.T) {
 		s.wantCount(len(s.entries())+1, s.vars["failed"])
 		s.wantCount(len(s.taken())+1, s.vars["failed"])
 		for _, e := range s.entries() {
-			step := e.Steps[0]
-			s.want(e.State == journal.Deleting && e.Reason != "" && len(e.Steps) == 1 && step.Code == 77 &&
+			step := e.Undo.Steps[0]
+			s.want(e.Undo.State == journal.Deleting && e.Undo.Reason != "" && len(e.Undo.Steps) == 1 && step.Code == 77 &&
 				step.Tries == len(s.vars["tries"]) && step.Last == "faulty: bad DEL refused", "%+v", e)
 		}
 	}})

@@ -409,7 +409,7 @@ func TestErrorWithin(t *testing.T) {
 		for _, steps := range []int{0, 1, 40} {
 			e := &journal.Entry{}
 			for i := range steps {
-				e.Steps = append(e.Steps, journal.Step{Index: i, Type: "some-plugin", Last: "x", Code: 11})
+				e.Undo.Steps = append(e.Undo.Steps, journal.Step{Index: i, Type: "some-plugin", Last: "x", Code: 11})
 			}
 			for length := range 1100 {
 				f := &delegate.Failure{Plugin: "p", Command: "ADD", Code: 11, Msg: strings.Repeat(letter, length), Details: strings.Repeat(letter, 1100-length)}

@@ -80,7 +80,7 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 		"late": func(s *story, _ []string) {
 			s.tell("start del a; appears $dir/faulty/held/DEL.a.p" + s.vars["index"])
 			tried := func(step journal.Step) bool { return fmt.Sprint(step.Index) == s.vars["index"] && step.MayHaveRun }
-			eventually(s, "it is on record as tried", func() bool { return slices.ContainsFunc(s.who("a").entry().Steps, tried) })
+			eventually(s, "it is on record as tried", func() bool { return slices.ContainsFunc(s.who("a").entry().Undo.Steps, tried) })
 			s.tell("lose $dir/faulty/held/DEL.a.p" + s.vars["index"] + "; fails wait del a")
 		},
 		"reached": func(s *story, _ []string) {

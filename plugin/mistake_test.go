@@ -105,7 +105,7 @@ func TestFailsAsItsADD(t *testing.T) {
 		},
 		// hour PODS: the tries so far are of the last hour
 		"hour": each(func(p *pod) {
-			p.edit(func(e *journal.Entry) { e.Steps[0].AlikeSince -= int64(time.Hour) })
+			p.edit(func(e *journal.Entry) { e.Undo.Steps[0].AlikeSince -= int64(time.Hour) })
 		}),
 		"dropped": func(s *story, w []string) {
 			var got []string

@@ -124,9 +124,9 @@ func (w *world) roomFor(p *pod) bool {
 	others := 0
 	for _, e := range w.entries() {
 		switch {
-		case e.State == journal.Live && e.Key == p.key():
+		case e.Undo.State == journal.Live && e.Key == p.key():
 			return false
-		case e.State == journal.Live:
+		case e.Undo.State == journal.Live:
 			others++
 		}
 	}

@@ -112,7 +112,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	unshown; calls $calls`, acts{
 		"host": func(s *story, _ []string) { s.vars["host"] = fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) },
 		"recorded": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.NetNS.Path = s.vars["host"] })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Added.NetNS.Path = s.vars["host"] })
 		},
 		"unshown": func(s *story, _ []string) {
 			for _, l := range s.callLog() {

@@ -246,7 +246,7 @@ func (p *pod) dropNetNS() {
 	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
 		for _, e := range entries {
 			if e.ContainerID == p.ContainerID {
-				if there, _ := facts.LinkThere(e.HostLinks); there {
+				if there, _ := facts.LinkThere(e.Got.HostLinks); there {
 					return false
 				}
 			}
@@ -494,7 +494,7 @@ func (n *node) nothingOnDisk() {
 		n.Errorf("host-local still holds %v", reserved)
 	}
 	for _, e := range n.entries() {
-		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
 	}
 	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
 		n.Errorf("%d lock files are left", len(locks))

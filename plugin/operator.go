@@ -45,7 +45,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 			for _, e := range records {
 				event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
 				forgotten := undo.Buried(e)
-				forgotten.Reason, forgotten.Abandoned = event.Reason, true
+				forgotten.Undo.Reason, forgotten.Undo.Abandoned = event.Reason, true
 				err = errors.Join(err, tx.Put(forgotten))
 			}
 			o.rec.Event(event)

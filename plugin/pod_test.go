@@ -37,7 +37,7 @@ func (p *pod) edit(change func(*journal.Entry)) {
 		}
 		change(e)
 		e.Number = 0
-		for _, e.State = range []journal.State{journal.Adding, e.State} {
+		for _, e.Undo.State = range []journal.State{journal.Adding, e.Undo.State} {
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -79,7 +79,7 @@ func (p *pod) cutOff() {
 	p.Helper()
 	must(p, os.RemoveAll(p.cacheFile()))
 	p.edit(func(e *journal.Entry) {
-		e.State, e.Result, e.Claims, e.HostLinks = journal.Adding, nil, nil, nil
+		e.Undo.State, e.Got.Result, e.Got.Claims, e.Got.HostLinks = journal.Adding, nil, nil, nil
 	})
 }
 
@@ -90,7 +90,7 @@ const earlier = "11111111-2222-3333-4444-555555555555"
 func before(pods ...*pod) {
 	for _, p := range pods {
 		p.dropNetNS()
-		p.edit(func(e *journal.Entry) { e.Host.BootID = earlier })
+		p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier })
 	}
 }
 

@@ -102,10 +102,10 @@ func TestRejectedConfiguration(t *testing.T) {
 	if refused: rejected a; chain p0, "modes": {"DEL": "$mode"}, "code": $code; forgets; tries del a; deleted a 1; leaves`, acts{
 		"rejected": func(s *story, w []string) {
 			e := s.who(w[0]).entry()
-			if e == nil || len(e.Steps) != 1 {
+			if e == nil || len(e.Undo.Steps) != 1 {
 				s.Fatalf("the journal has %+v", e)
 			}
-			step, code := e.Steps[0], s.vars["code"]
+			step, code := e.Undo.Steps[0], s.vars["code"]
 			if code == "0" {
 				code = "999"
 			}

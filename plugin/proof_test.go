@@ -159,10 +159,10 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 func (p *pod) wantConfirmation(grace time.Duration) {
 	p.Helper()
 	e := p.entry()
-	if e == nil || len(e.Steps) != 1 {
+	if e == nil || len(e.Undo.Steps) != 1 {
 		p.Fatalf("the journal has %+v, want one step", e)
 	}
-	s := e.Steps[0]
+	s := e.Undo.Steps[0]
 	in := time.Duration(s.Again - journal.BootNanos())
 	if in > grace || in < grace-time.Minute || s.Last != "" {
 		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.Last)

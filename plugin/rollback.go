@@ -18,10 +18,10 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
-	a.entry.State = journal.RollingBack
-	a.entry.Steps, a.entry.Failed = a.entry.Steps[:a.started], true
-	a.entry.Cause = decide.FailedADD.Code
-	a.entry.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
+	a.entry.Undo.State = journal.RollingBack
+	a.entry.Undo.Steps, a.entry.Undo.Failed = a.entry.Undo.Steps[:a.started], true
+	a.entry.Undo.Cause = decide.FailedADD.Code
+	a.entry.Undo.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
 	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
 		if err := a.rec.Save(ctx, a.entry); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
@@ -30,7 +30,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
 	a.w.Run(ctx, job)
-	if len(a.entry.Steps) > 0 {
+	if len(a.entry.Undo.Steps) > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
@@ -41,7 +41,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			a.lost = err
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
-	case len(a.entry.Steps) > 0:
+	case len(a.entry.Undo.Steps) > 0:
 		a.log.Error("pending DELs are lost: the journal cannot be written",
 			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
 	}

@@ -157,7 +157,7 @@ func (s *seam) sees(added map[string]bool) {
 		}
 	}
 	for id := range maps.Keys(added) {
-		live := func(e *journal.Entry) bool { return e.State == journal.Live }
+		live := func(e *journal.Entry) bool { return e.Undo.State == journal.Live }
 		if added[id] && !slices.ContainsFunc(entries[id], live) {
 			s.t.Fatalf("%s was added and is not live; calls %v", id, s.fakes.calls)
 		}
@@ -172,6 +172,6 @@ func (s *seam) sees(added map[string]bool) {
 // onRecord tells whether a step of entries names plugin.
 func onRecord(entries []*journal.Entry, plugin string) bool {
 	return slices.ContainsFunc(entries, func(e *journal.Entry) bool {
-		return slices.ContainsFunc(e.Steps, func(step journal.Step) bool { return step.Type == plugin })
+		return slices.ContainsFunc(e.Undo.Steps, func(step journal.Step) bool { return step.Type == plugin })
 	})
 }

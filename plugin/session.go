@@ -89,8 +89,8 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 	return f, func() { _ = f.Close() }
 }
 
-// awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A provider
-// may be replacing a configuration file or a plugin.
+// awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A
+// provider may be replacing a configuration file or a plugin.
 func (p *Plugin) awaitExchange(ctx context.Context, look func() bool) {
 	end := time.Now().Add(p.Budgets.Exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
@@ -181,15 +181,17 @@ func (o *op) call(command, plugin string) *delegate.Call {
 // newEntry returns a record of an ADD of the whole chain, created from the runtime's input.
 func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
 	e := &journal.Entry{
-		Key: o.key, State: state, Pod: netconf.PodOf(o.args.Args),
-		NetNS: journal.NetNS{Path: o.args.Netns}, Args: o.args.Args, Path: o.args.Path,
-		Env:        facts.SearchPaths(),
-		CNIVersion: chain.CNIVersion, Host: o.node.Host, Created: journal.Now(),
-		GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
-		Steps:       chain.Steps(o.conf),
+		Key:  o.key,
+		Undo: journal.Undo{State: state, Steps: chain.Steps(o.conf)},
+		Added: journal.Added{
+			Pod: netconf.PodOf(o.args.Args), NetNS: journal.NetNS{Path: o.args.Netns},
+			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),
+			CNIVersion: chain.CNIVersion, Host: o.node.Host, At: journal.Now(),
+			GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
+		},
 	}
 	if len(o.conf.RuntimeConfig) > 0 {
-		e.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
+		e.Added.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
 	}
 	return e
 }

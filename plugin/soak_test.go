@@ -143,10 +143,7 @@ func (s *soak) age(pairs int) {
 	}
 	entry := func(i int, state journal.State) *journal.Entry {
 		return &journal.Entry{
-			Key: journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}, State: state,
-			NetNS: journal.NetNS{Path: filepath.Join(s.dir, "netns/0"), Dev: 4, Ino: 4026533637, Cookie: 165760},
-			Host:  journal.Host{BootID: "22d0bfd6-9700-4200-9fff-fb73e6a13ffb"}, Created: journal.Now(),
-			Cause: "no-netns", Reason: "it is gone, and so is its network namespace",
+			Key: journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}, Undo: journal.Undo{State: state, Cause: "no-netns", Reason: "it is gone, and so is its network namespace"}, Added: journal.Added{NetNS: journal.NetNS{Path: filepath.Join(s.dir, "netns/0"), Dev: 4, Ino: 4026533637, Cookie: 165760}, Host: journal.Host{BootID: "22d0bfd6-9700-4200-9fff-fb73e6a13ffb"}, At: journal.Now()},
 		}
 	}
 	for begin := 0; begin < every*tombstones; begin += batch {
@@ -164,7 +161,7 @@ func (s *soak) age(pairs int) {
 				case i%every > 0:
 					err = errors.Join(err, tx.Delete(e))
 				case first == journal.Adding:
-					e.State = journal.Undone
+					e.Undo.State = journal.Undone
 					err = errors.Join(err, tx.Put(e))
 				}
 			}

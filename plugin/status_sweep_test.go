@@ -130,7 +130,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; undeleted a
 	leaves`, owing(), acts{
 		"wait-for": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Steps[0].Wait.Until = journal.BootNanos() + int64(4*time.Minute) })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(4*time.Minute) })
 		},
 		"openings": func(s *story, w []string) { // openings N STATEMENT: of the journal's file
 			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -174,7 +174,7 @@ var sweeper = acts{
 	},
 	"tried": func(s *story, w []string) { // tried POD N …: its pending DELs, in the order of the chain
 		var got []string
-		for _, step := range s.who(w[0]).entry().Steps {
+		for _, step := range s.who(w[0]).entry().Undo.Steps {
 			got = append(got, strconv.Itoa(step.Tries))
 		}
 		s.want(slices.Equal(got, w[1:]), "%q", got)

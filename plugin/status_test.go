@@ -149,6 +149,6 @@ func TestStatusEndsInTime(t *testing.T) {
 				s.want(errors.Is(err, syscall.ESRCH), "%s of %s is still there: %v", l.Command, l.Instance, err)
 			}
 		},
-		"undeleted": func(s *story, _ []string) { s.want(len(s.entries()[0].Steps) > 0, "no DEL is pending") },
+		"undeleted": func(s *story, _ []string) { s.want(len(s.entries()[0].Undo.Steps) > 0, "no DEL is pending") },
 	})
 }

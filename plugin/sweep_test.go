@@ -50,11 +50,11 @@ func (p *pod) copies(many int, of string) {
 			if err != nil {
 				return err
 			}
-			state := e.State
-			e.ContainerID, e.Number, e.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Pod.Name)
-			e.State = journal.Adding
+			state := e.Undo.State
+			e.ContainerID, e.Number, e.Added.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Added.Pod.Name)
+			e.Undo.State = journal.Adding
 			err = tx.Put(e)
-			e.State = state
+			e.Undo.State = state
 			return errors.Join(err, tx.Put(e))
 		}))
 	}
@@ -85,7 +85,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {
 		all, err := tx.Records(key)
 		for _, e := range all {
-			if e.State == journal.Undone {
+			if e.Undo.State == journal.Undone {
 				tomb = e
 			}
 		}

@@ -64,7 +64,7 @@ func (d *deleting) addUnrecorded() bool {
 		return false
 	}
 	e := d.reconstruct(chain, slices.Concat(records, d.undone)...)
-	if len(e.Steps) == 0 {
+	if len(e.Undo.Steps) == 0 {
 		return false
 	}
 	d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
@@ -77,7 +77,7 @@ func (d *deleting) addUnrecorded() bool {
 // reports whether it did so. Any other prevResult belongs to an earlier ADD of the container ID.
 func (d *deleting) complete() bool {
 	e := d.entry
-	if e.State != journal.Adding || e.Result != nil || !d.isOf(e) || !d.hasResultOf(e) {
+	if e.Undo.State != journal.Adding || e.Got.Result != nil || !d.isOf(e) || !d.hasResultOf(e) {
 		return false
 	}
 	chain, err := d.w.Verb.Chain()
@@ -86,7 +86,7 @@ func (d *deleting) complete() bool {
 		return false
 	}
 	d.takePrevResult(e, chain)
-	e.State = journal.Live
+	e.Undo.State = journal.Live
 	return true
 }
 
@@ -99,17 +99,17 @@ func (d *deleting) hasResultOf(e *journal.Entry) bool {
 // The runtime's prevResult is not taken if it names the namespace of one of the records instead.
 func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) *journal.Entry {
 	e := d.newEntry(journal.Deleting, chain)
-	e.NetNS.Path = d.netns.Path
+	e.Added.NetNS.Path = d.netns.Path
 	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
-		e.NetNS = d.named().Netns
+		e.Added.NetNS = d.named().Netns
 	}
 	if facts.SamePath(d.sandbox, d.netns.Path) || !slices.ContainsFunc(records, d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}
 	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
-		undo.Interrupted(e.Steps)
-		e.Steps = slices.DeleteFunc(e.Steps, func(s journal.Step) bool {
-			_, err := netconf.FindPlugin(s.Type, e.Path)
+		undo.Interrupted(e.Undo.Steps)
+		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
+			_, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil
 		})
 	}
@@ -139,7 +139,7 @@ func (d *deleting) fromStdin() error {
 			err))
 	}
 	e := d.reconstruct(chain, d.undone...)
-	if len(e.Steps) == 0 {
+	if len(e.Undo.Steps) == 0 {
 		d.succeedIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result",
 			nil, false)
 		return nil
@@ -160,11 +160,11 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
 		return
 	}
-	e.Result, e.HostLinks = raw, facts.HostLinks(r)
+	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
 	first := max(0, slices.IndexFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
 	by := chain.Steps(d.conf)[first]
-	e.Claims = append(e.Claims, newClaims(e, r, by)...)
+	e.Got.Claims = append(e.Got.Claims, newClaims(e, r, by)...)
 }
 
 // succeedIdle logs that the DEL succeeds without running a delegate, and why. It also records this

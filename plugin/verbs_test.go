@@ -107,7 +107,7 @@ func init() {
 			s.must(errors.Join(err1, err2))
 			all := s.entries()
 			for _, e := range all[len(all)-many:] {
-				e.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+				e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
 				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
 			}
 		},
@@ -173,12 +173,12 @@ func init() {
 		// reboot PODS
 		"reboot": each(func(p *pod) { before(p) }),
 		// boot PODS: are of an earlier boot, and their namespaces there
-		"boot": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Host.BootID = earlier }) }),
+		"boot": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
 		// state POD STATE
 		"state": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.State = journal.State(w[1]) })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.State = journal.State(w[1]) })
 		},
 		// cutoff PODS: their ADDs were cut off in the first delegate
 		"cutoff": each(func(p *pod) { p.cutOff() }),
@@ -322,7 +322,7 @@ func init() {
 		"entry": (*story).wantEntry,
 		// parked POD
 		"parked": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Steps[0].Wait.For == journal.ForOwner, "it is not")
+			s.want(s.who(w[0]).entry().Undo.Steps[0].Wait.For == journal.ForOwner, "it is not")
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
@@ -385,7 +385,7 @@ func init() {
 		// gone PODS: not in the journal
 		"gone": each(func(p *pod) {
 			if e := p.entry(); e != nil {
-				p.Errorf("kept: %s, %v, %s", e.State, undo.PendingSteps(e), e.Reason)
+				p.Errorf("kept: %s, %v, %s", e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
 			}
 		}),
 		"entries": func(s *story, w []string) { s.wantCount(len(s.entries()), w[0]) },
@@ -407,7 +407,7 @@ func init() {
 		// tombstone POD [TEXT]: with this in its reason
 		"tombstone": func(s *story, w []string) {
 			tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
-			s.want(tomb != nil && strings.Contains(tomb.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
+			s.want(tomb != nil && strings.Contains(tomb.Undo.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
 		},
 		// remember POD: what it has now
 		"remember": (*story).remember,
@@ -673,14 +673,14 @@ func (p *pod) toAnotherMachine() {
 	if kind == "" {
 		p.Skip("this machine has no name")
 	}
-	p.edit(func(e *journal.Entry) { e.Host.BootID, e.Host.Machine = earlier, kind+":another" })
+	p.edit(func(e *journal.Entry) { e.Added.Host.BootID, e.Added.Host.Machine = earlier, kind+":another" })
 }
 
 func (p *pod) makeDue() {
 	p.edit(func(e *journal.Entry) {
-		for i := range e.Steps {
-			if e.Steps[i].Again != 0 {
-				e.Steps[i].Again, e.Steps[i].Wait.Until = 1, 1
+		for i := range e.Undo.Steps {
+			if e.Undo.Steps[i].Again != 0 {
+				e.Undo.Steps[i].Again, e.Undo.Steps[i].Wait.Until = 1, 1
 			}
 		}
 	})
@@ -737,11 +737,11 @@ func (s *story) wantEntry(w []string) {
 		s.Fatalf("there is none")
 	}
 	for _, one := range all {
-		steps += len(one.Steps)
+		steps += len(one.Undo.Steps)
 	}
-	got := []string{string(e.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
+	got := []string{string(e.Undo.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
 	for i, want := range w[1:] {
-		s.want(got[i] == want, "it is %s, steps %s, generations %s: %v %s", got[0], got[1], got[2], undo.PendingSteps(e), e.Reason)
+		s.want(got[i] == want, "it is %s, steps %s, generations %s: %v %s", got[0], got[1], got[2], undo.PendingSteps(e), e.Undo.Reason)
 	}
 }
 
@@ -749,7 +749,7 @@ func (s *story) wantPending(w []string) {
 	s.Helper()
 	var got []string
 	for _, e := range s.who(w[0]).records() {
-		for _, step := range e.Steps {
+		for _, step := range e.Undo.Steps {
 			var conf struct{ Instance string }
 			if err := json.Unmarshal(step.Config, &conf); err != nil || conf.Instance == "" {
 				conf.Instance = step.Type
@@ -801,7 +801,7 @@ func (s *story) parted([]string) {
 	s.Helper()
 	eventually(s, "the interfaces are gone", func() bool {
 		for _, e := range s.entries() {
-			if there, _ := facts.LinkThere(e.HostLinks); there {
+			if there, _ := facts.LinkThere(e.Got.HostLinks); there {
 				return false
 			}
 		}

@@ -93,7 +93,7 @@ func (w *world) reboot() {
 				return err
 			}
 			for _, e := range all {
-				e.Host.BootID = earlier
+				e.Added.Host.BootID = earlier
 				if err := tx.Put(e); err != nil {
 					return err
 				}
@@ -168,7 +168,7 @@ func (n *node) owners(live []*resident) map[string]string {
 		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
 			n.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
 		}
-		if e := r.entry(); e == nil || e.State != journal.Live {
+		if e := r.entry(); e == nil || e.Undo.State != journal.Live {
 			n.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
 		}
 	}
@@ -225,10 +225,10 @@ func (w *world) instances() []string {
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
 	for _, e := range w.entries() {
-		for _, s := range e.Steps {
+		for _, s := range e.Undo.Steps {
 			instance := fmt.Sprintf("p%d", s.Index)
 			owed[e.ContainerID+"."+e.IfName+"."+instance] = true
-			for _, c := range e.Claims {
+			for _, c := range e.Got.Claims {
 				owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
 			}
 		}
@@ -255,7 +255,7 @@ func (w *world) end(forgotten bool) {
 		w.Errorf("left: %v", left)
 	}
 	for _, e := range w.entries() {
-		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
+		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
 	}
 	for _, r := range w.people {
 		r.mustDel(w.list)

@@ -54,7 +54,7 @@ func showCommand(o *options) *cobra.Command {
 func historyCommand(o *options) *cobra.Command {
 	v := &view{
 		unwindctl: []string{"history"}, key: "events",
-		words: []string{"rolled-back", "swept", "released", "waiting", "unverified", "superseded",
+		words: []string{"rolled-back", "swept", "released", "waiting", "superseded",
 			"forgotten", "untaken", "no-op"},
 		none: "no events", quiet: true,
 		columns: []string{"AGE", "EVENT", "POD", "PLUGINS", "REASON"},

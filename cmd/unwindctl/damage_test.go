@@ -36,7 +36,7 @@ func putThree(dir, near string) {
 			if e == nil || err != nil {
 				e = deadEntry(id)
 			}
-			e.State = state
+			e.Undo.State = state
 			return tx.Put(e)
 		})
 	}
@@ -52,9 +52,7 @@ func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 // deadEntry returns the record of a dead attachment.
 func deadEntry(id string) *journal.Entry {
 	return here(&journal.Entry{
-		Key: keyOf(network + "/" + id + "/eth0"), State: journal.Adding, CNIVersion: "1.0.0",
-		NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1},
-		Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}},
+		Key: keyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
 	})
 }
 

@@ -22,9 +22,9 @@ func (n *machine) dead(many int, mode string) {
 	n.add(home, "d", n.pin("d"))
 	e, d := n.entry("d"), n.entry("d")
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
-		e.Host.BootID = "earlier"
+		e.Added.Host.BootID = "earlier"
 		for i := range many {
-			e.ContainerID, e.Number, e.State = fmt.Sprintf("d-%d", i), 0, journal.Live
+			e.ContainerID, e.Number, e.Undo.State = fmt.Sprintf("d-%d", i), 0, journal.Live
 			if err := putIn(tx, e); err != nil {
 				return err
 			}

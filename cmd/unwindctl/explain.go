@@ -61,7 +61,6 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "waiting", "a DEL was postponed, because its address has a new owner"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
-	{"event", "unverified", "a DEL of portmap succeeded, but a host port still forwards to the address"},
 	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and its plugin " +
 		"is no longer in the chain, or every DEL failed with the ADD's error for an hour"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},

@@ -18,7 +18,7 @@ import (
 
 // eventKinds are the values of --kind.
 var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
-	string(journal.Released), string(journal.Waiting), string(journal.Unverified),
+	string(journal.Released), string(journal.Waiting),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
 	string(journal.NoOp)}
 

@@ -50,7 +50,7 @@ func (n *machine) crowd(many int) (confDir string) {
 	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
 	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(nil)
-	if e := n.entry("stuck"); e == nil || e.State != journal.RollingBack {
+	if e := n.entry("stuck"); e == nil || e.Undo.State != journal.RollingBack {
 		n.Fatalf("the journal has %+v, want one with a pending DEL", e)
 	}
 	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
@@ -59,14 +59,14 @@ func (n *machine) crowd(many int) (confDir string) {
 		if err != nil {
 			return err
 		}
-		live.Pod.Name = "many"
-		live.Args += ";TOKEN=" + secret
+		live.Added.Pod.Name = "many"
+		live.Added.Args += ";TOKEN=" + secret
 		for i := range many {
 			live.ContainerID, live.Number = fmt.Sprintf("many-%d", i), 0
 			if err := putIn(tx, live); err != nil {
 				return err
 			}
-			if err := n.store.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Pod, Reason: strings.Repeat("why ", 40),
+			if err := n.store.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Added.Pod, Reason: strings.Repeat("why ", 40),
 				Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.98")}}); err != nil {
 				return err
 			}

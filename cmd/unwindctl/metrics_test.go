@@ -47,9 +47,9 @@ func counted(t *testing.T) (n *machine, confDir string) {
 		if err != nil {
 			return err
 		}
-		waits := stuck.Steps[0]
-		waits.Index, waits.Wait = len(stuck.Steps), journal.Wait{For: journal.ForOwner}
-		stuck.Steps = append(stuck.Steps, waits)
+		waits := stuck.Undo.Steps[0]
+		waits.Index, waits.Wait = len(stuck.Undo.Steps), journal.Wait{For: journal.ForOwner}
+		stuck.Undo.Steps = append(stuck.Undo.Steps, waits)
 		return tx.Put(stuck)
 	})
 	err = errors.Join(err, n.store.NoteSweep(), n.store.Record(journal.Event{Count: []string{record.CountRollbacks, "p", "complete"}},

@@ -187,8 +187,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	// record ID ADDRESS: an attachment in the journal, with an address.
 	"record": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(n.store.Update(n.Context(), func(tx *journal.Tx) error {
-			e := &journal.Entry{Key: journal.Key{Network: network, ContainerID: args[0], IfName: "eth0"}, State: journal.Adding}
-			e.Claims = []journal.Claim{{Address: netip.MustParseAddr(args[1])}}
+			e := &journal.Entry{Key: journal.Key{Network: network, ContainerID: args[0], IfName: "eth0"}, Undo: journal.Undo{State: journal.Adding}}
+			e.Got.Claims = []journal.Claim{{Address: netip.MustParseAddr(args[1])}}
 			return tx.Put(e)
 		}))
 	},

@@ -177,15 +177,15 @@ func putEntry(s *journal.Store, e *journal.Entry) error {
 
 // putIn takes an entry through its legal states.
 func putIn(tx *journal.Tx, e *journal.Entry) error {
-	want, since := e.State, e.Since
-	e.State = journal.Adding
+	want, since := e.Undo.State, e.Undo.Since
+	e.Undo.State = journal.Adding
 	err := tx.Put(e)
 	if want != journal.Adding && err == nil {
-		e.State = want
+		e.Undo.State = want
 		err = tx.Put(e)
 	}
 	if since != (journal.Time{}) && err == nil && want != journal.Live {
-		e.Since = since
+		e.Undo.Since = since
 		err = tx.Put(e)
 	}
 	return err
@@ -196,38 +196,38 @@ func putIn(tx *journal.Tx, e *journal.Entry) error {
 // ID-1, ID-2 and so on. dir and instance are of the next plugin's configuration, other names of the
 // newest ADD. STEP is what the step of the plugin before it has, in JSON.
 func (w writer) entry(args []string) error {
-	e := &journal.Entry{Key: keyOf(args[0]), State: journal.State(args[1]), CNIVersion: "1.0.0"}
+	e := &journal.Entry{Key: keyOf(args[0]), Undo: journal.Undo{State: journal.State(args[1])}, Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
-	g.Path = filepath.Join(w.Getenv("TOOLS"), "test")
+	g.Added.Path = filepath.Join(w.Getenv("TOOLS"), "test")
 	for _, arg := range args[2:] {
 		name, value, has := strings.Cut(arg, "=")
 		var err error
 		switch {
 		case strings.HasPrefix(arg, "{"):
-			err = json.Unmarshal([]byte(arg), &g.Steps[len(g.Steps)-1])
+			err = json.Unmarshal([]byte(arg), &g.Undo.Steps[len(g.Undo.Steps)-1])
 		case !has:
 			if name == "faulty" {
 				config["dir"] = cmp.Or(config["dir"], w.Getenv("WORK"))
 			}
-			g.Steps = append(g.Steps, journal.Step{Index: len(g.Steps), Type: name, Config: netconf.Marshal(config)})
+			g.Undo.Steps = append(g.Undo.Steps, journal.Step{Index: len(g.Undo.Steps), Type: name, Config: netconf.Marshal(config)})
 			config = map[string]string{"name": e.Network}
 		case arg == "netns=gone":
-			g.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
+			g.Added.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
 		case name == "netns":
-			g.NetNS.Path = value
+			g.Added.NetNS.Path = value
 		case name == "grace":
-			g.GracePeriod, err = time.ParseDuration(value)
+			g.Added.GracePeriod, err = time.ParseDuration(value)
 		case name == "pod":
-			e.Pod.Namespace, e.Pod.Name, _ = strings.Cut(value, "/")
+			e.Added.Pod.Namespace, e.Added.Pod.Name, _ = strings.Cut(value, "/")
 		case name == "address":
 			address, pool, _ := strings.Cut(value, "@")
-			g.Claims = append(g.Claims, journal.Claim{Address: netip.MustParseAddr(address), Pool: pool})
+			g.Got.Claims = append(g.Got.Claims, journal.Claim{Address: netip.MustParseAddr(address), Pool: pool})
 		case name == "reason":
-			e.Reason = value
+			e.Undo.Reason = value
 		case name == "boot":
-			g.Host.BootID = value
+			g.Added.Host.BootID = value
 		case name == "path":
-			g.Path = value
+			g.Added.Path = value
 		case name == "copies":
 			copies, err = strconv.Atoi(value)
 		default:
@@ -269,7 +269,7 @@ func (w writer) bury(keys []string) error {
 				e = &journal.Entry{Key: key}
 			}
 			e.Bury()
-			e.Reason = "settled"
+			e.Undo.Reason = "settled"
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -344,20 +344,20 @@ func (w writer) count(args []string) error {
 // network namespace is the one at its path.
 func here(e *journal.Entry) *journal.Entry {
 	g, host := e, facts.This()
-	given := g.Host
-	g.Host = journal.Host{
+	given := g.Added.Host
+	g.Added.Host = journal.Host{
 		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
 		MountNS: cmp.Or(given.MountNS, host.MountNS), PIDNS: cmp.Or(given.PIDNS, host.PIDNS),
 		NetNS: cmp.Or(given.NetNS, host.NetNS), TimeNS: cmp.Or(given.TimeNS, host.TimeNS),
 	}
 	var there unix.Stat_t
-	if !g.NetNS.Known() && unix.Stat(g.NetNS.Path, &there) == nil {
-		g.NetNS.Dev, g.NetNS.Ino = there.Dev, there.Ino
+	if !g.Added.NetNS.Known() && unix.Stat(g.Added.NetNS.Path, &there) == nil {
+		g.Added.NetNS.Dev, g.Added.NetNS.Ino = there.Dev, there.Ino
 	}
 	soon := journal.BootNanos() + int64(4*time.Minute)
-	for i := range e.Steps { // a time that is further away was set in another boot
-		e.Steps[i].Again = min(e.Steps[i].Again, soon)
-		e.Steps[i].Wait.Until = min(e.Steps[i].Wait.Until, soon)
+	for i := range e.Undo.Steps { // a time that is further away was set in another boot
+		e.Undo.Steps[i].Again = min(e.Undo.Steps[i].Again, soon)
+		e.Undo.Steps[i].Wait.Until = min(e.Undo.Steps[i].Wait.Until, soon)
 	}
 	return e
 }

@@ -62,7 +62,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		return s, false
 	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
-	case byPod, s.ADD == journal.AddKilled && !p.SameBoot: // a reboot ends the agent behind the delegate
+	// a reboot ends the agent behind the delegate
+	case byPod, s.ADD == journal.AddKilled && !p.SameBoot:
 		s.Again = 0
 	}
 	s.Wait = journal.Wait{Until: s.Again, For: journal.ForRepeat}

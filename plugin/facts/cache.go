@@ -120,9 +120,9 @@ func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
 	return n.readCached(fileName(key))
 }
 
-// readCached reads a file of libcni's cache. It returns nil if there is none. A file that is not the
-// record of an ADD with that name proves nothing, so it counts as none: libcni writes in place, so
-// the file may be incomplete after a power loss, or while an ADD ends.
+// readCached reads a file of libcni's cache. It returns nil if there is none. A file that is not
+// the record of an ADD with that name proves nothing, so it counts as none: libcni writes in place,
+// so the file may be incomplete after a power loss, or while an ADD ends.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)

@@ -22,7 +22,7 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 // it, and nil otherwise.
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
-		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
+		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
 		SameNamespaces: &Fact{look: func() (tristate.Value, error) { return n.SameNamespaces(e), nil }},
 		SameBoot:       n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
 		AddedUnseen: &Fact{look: func() (tristate.Value, error) { return n.Later(ctx, e) }},
@@ -35,19 +35,19 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 			return state.Held, err
 		})
 	}
-	if e.Updated.Boot != 0 && e.Host.TimeNS == n.Host.TimeNS {
+	if e.Updated.Boot != 0 && e.Added.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
-	if e.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
+	if e.Added.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
 		ev.NetNS = lookFor(func() (bool, error) {
-			place, err := Find(e.NetNS, "")
+			place, err := Find(e.Added.NetNS, "")
 			place.Close()
 			return place.There(), err
 		})
 		ev.HasProcess = lookFor(func() (bool, error) {
-			return n.View.ProcessIn(e.NetNS, len(e.HostLinks) == 0)
+			return n.View.ProcessIn(e.Added.NetNS, len(e.Got.HostLinks) == 0)
 		})
-		ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.HostLinks) })
+		ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.Got.HostLinks) })
 	}
 	return ev
 }
@@ -65,7 +65,7 @@ func Doubt(err error) string {
 // GraceOf returns an attachment's grace period. For the network whose configuration this process
 // has read, it is the configured one. For any other network, it is the one that the ADD recorded.
 func (n *Node) GraceOf(e *journal.Entry) time.Duration {
-	if recorded := e.GracePeriod; e.Network != n.Network && recorded != 0 {
+	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
 	}
 	return n.GracePeriod
@@ -105,7 +105,7 @@ func (l *List) has(e *journal.Entry) decide.Fact {
 	if l == nil {
 		return nil
 	}
-	if l.Network != "" && l.Network != e.Network || l.Pods && !isPod(e.Pod) {
+	if l.Network != "" && l.Network != e.Network || l.Pods && !isPod(e.Added.Pod) {
 		return tristate.Unknown
 	}
 	return tristate.Of(l.Names(e.Key), nil)

@@ -42,7 +42,7 @@ func (n *Node) Fork(journal *record.Recorder) *Node {
 
 // SameBoot reports whether an ADD ran in the current boot.
 func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
-	theirs, ours := g.Host.BootID, n.Host.BootID
+	theirs, ours := g.Added.Host.BootID, n.Host.BootID
 	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
 }
 
@@ -50,11 +50,11 @@ func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
 // identified by its DMI UUID and the other by its machine-id.
 func (n *Node) otherHost(g *journal.Entry) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
-	theirs, _, _ := strings.Cut(g.Host.Machine, ":")
+	theirs, _, _ := strings.Cut(g.Added.Host.Machine, ":")
 	if ours == "" || ours != theirs {
 		return tristate.Unknown
 	}
-	return tristate.Of(g.Host.Machine != n.Host.Machine, nil)
+	return tristate.Of(g.Added.Host.Machine != n.Host.Machine, nil)
 }
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
@@ -67,7 +67,7 @@ func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
 	if n.Invoked {
 		return tristate.Yes
 	}
-	theirs := g.Host
+	theirs := g.Added.Host
 	if n.SameBoot(g) == tristate.No {
 		init := namespacesOf(procOf(1))
 		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
@@ -108,7 +108,7 @@ func (n *Node) seesAsRuntime() tristate.Value {
 
 func (n *Node) inNamespaces(of journal.Host) tristate.Value {
 	of.BootID = n.Host.BootID
-	return n.SameNamespaces(&journal.Entry{Host: of})
+	return n.SameNamespaces(&journal.Entry{Added: journal.Added{Host: of}})
 }
 
 // firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in

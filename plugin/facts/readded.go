@@ -28,8 +28,8 @@ type Named struct {
 // namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
 // other one. Any path names the namespace of a record that has no path.
 func (n *Node) Names(e *journal.Entry, at Named) bool {
-	switch same := SamePath(e.NetNS.Path, at.Netns.Path); {
-	case e.NetNS.Path == "":
+	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
+	case e.Added.NetNS.Path == "":
 		return true
 	case !at.Netns.Known():
 		return same
@@ -43,22 +43,22 @@ func (n *Node) Names(e *journal.Entry, at Named) bool {
 // IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies, an
 // inode may have been reused, so the paths must be the same, too.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
-	hasCookies := e.NetNS.Cookie != 0 && at.Cookie != 0
-	return n.SameBoot(e) != tristate.No && e.NetNS.Same(at) &&
-		(hasCookies || SamePath(e.NetNS.Path, at.Path))
+	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
+	return n.SameBoot(e) != tristate.No && e.Added.NetNS.Same(at) &&
+		(hasCookies || SamePath(e.Added.NetNS.Path, at.Path))
 }
 
 // isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
 func (n *Node) isGone(e *journal.Entry) bool {
-	if !e.NetNS.Known() || n.SameBoot(e) == tristate.No {
+	if !e.Added.NetNS.Known() || n.SameBoot(e) == tristate.No {
 		return true
 	}
-	place, err := Find(e.NetNS, "")
+	place, err := Find(e.Added.NetNS, "")
 	place.Close()
 	if place.There() || err != nil {
 		return false
 	}
-	inside, err := n.View.ProcessIn(e.NetNS, true)
+	inside, err := n.View.ProcessIn(e.Added.NetNS, true)
 	return !inside && err == nil
 }
 
@@ -123,9 +123,9 @@ func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetN
 	// if the journal cannot be read, no other attachment counts
 	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		return tx.All(func(other *journal.Entry, damaged error) error {
-			is = is || damaged == nil && decide.KeepsContainer(other.State) && other.Key != key &&
+			is = is || damaged == nil && decide.KeepsContainer(other.Undo.State) && other.Key != key &&
 				other.IfName == key.IfName && n.SameBoot(other) == tristate.Yes &&
-				other.NetNS.Same(netns)
+				other.Added.NetNS.Same(netns)
 			return nil // a damaged record does not count
 		})
 	})

@@ -74,7 +74,7 @@ func TestLater(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &journal.Entry{Key: attachment, State: journal.Live, NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}
+		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
 		if got, err := n.Later(t.Context(), e); got != tt.want || (err != nil) != (got == tristate.Unknown) {
 			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
 		}
@@ -94,13 +94,13 @@ func TestLaterBesideRecords(t *testing.T) {
 		change func(n *Node, other *journal.Entry)
 		want   tristate.Value
 	}{
-		{"nobody's", func(_ *Node, other *journal.Entry) { other.NetNS.Ino, other.NetNS.Cookie = 1, 1 }, tristate.Yes},
+		{"nobody's", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, tristate.Yes},
 		{"an earlier record's", func(*Node, *journal.Entry) {}, tristate.No},
 		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, tristate.No},
 		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, tristate.Yes},
-		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.State = "b", journal.Deleting }, tristate.Yes},
+		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.Undo.State = "b", journal.Deleting }, tristate.Yes},
 		{"the runtime's", func(n *Node, other *journal.Entry) {
-			n.Host.NetNS, other.NetNS.Ino, other.NetNS.Cookie = LinkOf(seen.Netns), 1, 1
+			n.Host.NetNS, other.Added.NetNS.Ino, other.Added.NetNS.Cookie = LinkOf(seen.Netns), 1, 1
 		}, tristate.No},
 	} {
 		n := nodeAt(t)
@@ -108,12 +108,12 @@ func TestLaterBesideRecords(t *testing.T) {
 			"netns": "/proc/self/ns/net"}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &journal.Entry{Key: attachment, State: journal.Live, Host: n.Host}
-		other := &journal.Entry{Key: attachment, State: journal.Live, Host: n.Host, NetNS: seen.Netns}
+		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{Host: n.Host}}
+		other := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{Host: n.Host, NetNS: seen.Netns}}
 		tt.change(n, other)
-		state := other.State
+		state := other.Undo.State
 		err := n.Journal.Store.Update(t.Context(), func(tx *journal.Tx) error {
-			for _, other.State = range []journal.State{journal.Adding, state} {
+			for _, other.Undo.State = range []journal.State{journal.Adding, state} {
 				if err := tx.Put(other); err != nil {
 					return err
 				}
@@ -181,7 +181,7 @@ func TestNames(t *testing.T) {
 	} {
 		n := nodeAt(t)
 		seen, _ := Look(tt.path, "eth0")
-		e := &journal.Entry{Key: attachment, NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}
+		e := &journal.Entry{Key: attachment, Added: journal.Added{NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}}
 		if got := n.Names(e, Named{seen, tt.again}); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)
 		}

@@ -108,7 +108,7 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 
 // EventOf returns an event of an attachment, filled from the current entry.
 func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
-	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Pod, Addresses: e.Addresses()}
+	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Added.Pod, Addresses: e.Addresses()}
 }
 
 // The counters, with their labels. Counters and history are for people and monitoring; unwind's

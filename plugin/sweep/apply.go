@@ -129,7 +129,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	defer lock.Release()
 	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
 	if e := out.Entry; e != nil {
-		f.Pod, f.State, f.Verdict = e.Pod, out.State, out.Verdict
+		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
 		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
 	}
 	f.Released = out.Released

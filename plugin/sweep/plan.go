@@ -135,7 +135,7 @@ func (s *Sweep) skipLive(tx *journal.Tx) (findings []Finding, look []journal.Key
 // finding judges an attachment.
 func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	f := Finding{
-		Key: e.Key, Pod: e.Pod, State: e.State,
+		Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State,
 		thisBoot: s.w.Node.SameBoot(e) == tristate.Yes,
 	}
 	ev := s.w.Node.Gather(ctx, e, nil)

@@ -66,9 +66,9 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 	return findings, err
 }
 
-// findEmpty returns the reservations of a pool that have no owner. If a record of the journal claims
-// an address whose file is empty, something else emptied the file. Then the address stays until that
-// record is gone.
+// findEmpty returns the reservations of a pool that have no owner. If a record of the journal
+// claims an address whose file is empty, something else emptied the file. Then the address stays
+// until that record is gone.
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
 	return s.unclaimed(ctx, slices.DeleteFunc(found,
@@ -87,7 +87,7 @@ func (s *Sweep) unclaimed(
 		free = slices.DeleteFunc(slices.Clone(found), func(r ipam.Reservation) bool {
 			records, err := tx.ByAddress(r.Address)
 			return err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-				return slices.ContainsFunc(e.Claims,
+				return slices.ContainsFunc(e.Got.Claims,
 					func(c journal.Claim) bool { return c.Pool == r.Pool && c.Address == r.Address })
 			})
 		})

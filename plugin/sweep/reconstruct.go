@@ -106,7 +106,7 @@ func (s *Sweep) undoRecord(
 		}
 		// A DEL to be repeated later counts as successful, because nothing records when to repeat
 		// it.
-		if e == nil || slices.ContainsFunc(e.Steps,
+		if e == nil || slices.ContainsFunc(e.Undo.Steps,
 			func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
 			return nil
 		}
@@ -123,8 +123,8 @@ func keptForPort(e *journal.Entry, invented bool, failures []*delegate.Failure) 
 	if e == nil {
 		return nil
 	}
-	p := decide.Pass{SameBoot: true, Steps: e.Steps, PortsInvented: invented}
-	if !slices.ContainsFunc(e.Claims,
+	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps, PortsInvented: invented}
+	if !slices.ContainsFunc(e.Got.Claims,
 		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
 		return nil
 	}
@@ -158,22 +158,24 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 		return nil, nil
 	}
 	now, conf, result := journal.Now(), *o.conf, resultOf(o)
-	e := &journal.Entry{Key: o.Key, State: journal.Deleting, CNIVersion: o.chain.CNIVersion,
-		Host: s.w.Node.Host, Created: now, Since: now, Updated: now, GracePeriod: s.graceOf(o)}
+	e := &journal.Entry{Key: o.Key, Updated: now,
+		Undo: journal.Undo{State: journal.Deleting, Since: now},
+		Added: journal.Added{CNIVersion: o.chain.CNIVersion, Host: s.w.Node.Host, At: now,
+			GracePeriod: s.graceOf(o)}}
 	if c := o.cached; c != nil {
-		result, e.NetNS.Path, e.Args = c.Result, c.NetNS, c.CNIArgs()
+		result, e.Added.NetNS.Path, e.Added.Args = c.Result, c.NetNS, c.CNIArgs()
 	} else if conf.RuntimeConfig = nil; slices.ContainsFunc(o.chain.Delegates,
 		func(d netconf.Delegate) bool { return d.Capabilities[portMappings] }) {
 		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
 	}
-	if e.Steps = o.chain.Steps(&conf); len(conf.RuntimeConfig) > 0 {
-		e.RuntimeConfig = netconf.Marshal(conf.RuntimeConfig)
+	if e.Undo.Steps = o.chain.Steps(&conf); len(conf.RuntimeConfig) > 0 {
+		e.Added.RuntimeConfig = netconf.Marshal(conf.RuntimeConfig)
 	}
 	var err error
-	if e.Result, err = netconf.ConvertResult(result, e.CNIVersion); err != nil {
+	if e.Got.Result, err = netconf.ConvertResult(result, e.Added.CNIVersion); err != nil {
 		return nil, fmt.Errorf("the ADD's result: %w", err)
 	}
-	e.Claims, e.Pod = claimsOf(o, e.Steps), netconf.PodOf(e.Args)
+	e.Got.Claims, e.Added.Pod = claimsOf(o, e.Undo.Steps), netconf.PodOf(e.Added.Args)
 	return e, nil
 }
 

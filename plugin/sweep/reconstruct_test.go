@@ -72,12 +72,12 @@ func TestReconstruct(t *testing.T) {
 			}
 			s := &Sweep{w: &undo.Worker{Node: &facts.Node{}}}
 			e, err := s.reconstruct(o)
-			if err != nil || e.Key != o.Key || e.State != journal.Deleting {
+			if err != nil || e.Key != o.Key || e.Undo.State != journal.Deleting {
 				t.Fatalf("%+v, %v", e, err)
 			}
 			g := e
-			got := want{Claims: g.Claims, Args: g.Args}
-			for i, step := range g.Steps {
+			got := want{Claims: g.Got.Claims, Args: g.Added.Args}
+			for i, step := range g.Undo.Steps {
 				if step.Index != i {
 					t.Errorf("step %d has the index %d", i, step.Index)
 				}
@@ -87,7 +87,7 @@ func TestReconstruct(t *testing.T) {
 				}
 				got.Others = got.Others || !isPortmap && config != nil
 			}
-			r, err := netconf.ParseResult(g.Result)
+			r, err := netconf.ParseResult(g.Got.Result)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,7 +26,8 @@ type Budgets struct {
 }
 
 // DefaultBudgets are the budgets on a real node. A delegate that is slow is not one that hangs, and
-// costs a second DEL if it is killed. So a DEL that cannot have Step does not start, also in an ADD.
+// costs a second DEL if it is killed. So a DEL that cannot have Step does not start, also in an
+// ADD.
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,

@@ -55,7 +55,7 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 // cannot be found, or "". It is the path in the runtime's DEL, if that is the DEL of this ADD, or
 // the path of an earlier ADD that the runtime's verb undoes too, if nothing is there.
 func (u *undoing) sentPath() string {
-	switch path := u.Entry.NetNS.Path; {
+	switch path := u.Entry.Added.NetNS.Path; {
 	case !u.asked() || u.Verb.Netns == "":
 		return ""
 	case u.Job.Netns == "" && isMissing(path):
@@ -73,21 +73,21 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 	if u.Node.SameBoot(e) == tristate.No {
 		return found, true // inodes and cookies of an earlier boot mean nothing in this one
 	}
-	if !e.NetNS.Known() {
-		_, err := facts.Look(e.NetNS.Path, "")
+	if !e.Added.NetNS.Known() {
+		_, err := facts.Look(e.Added.NetNS.Path, "")
 		return found, err != nil && u.awaitHostLinkGone()
 	}
-	found, err := facts.Find(e.NetNS, e.IfName, u.Job.Netns)
+	found, err := facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)
 	if !found.There() {
 		var processErr error
-		found, processErr = u.Node.View.OpenByProcess(e.NetNS, e.IfName, len(e.HostLinks) == 0)
+		found, processErr = u.Node.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
 		err = errors.Join(err, processErr)
 	}
 	switch {
 	case !found.There():
 		// The kernel destroys a namespace some time after its last user is gone. If a host link existed
 		// and is gone, so is the namespace, even if some process cannot be inspected.
-		return found, u.awaitHostLinkGone() && (err == nil || len(e.HostLinks) > 0)
+		return found, u.awaitHostLinkGone() && (err == nil || len(e.Got.HostLinks) > 0)
 	case !u.isAnothers(ctx, found.Seen):
 		return found, false
 	}
@@ -100,7 +100,7 @@ func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
 // isAnothers reports whether the interface in a namespace was there before the ADD, or the
 // namespace is that of another attachment in the journal.
 func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
-	return u.Entry.Occupant != "" && seen.Occupant() == u.Entry.Occupant ||
+	return u.Entry.Added.Occupant != "" && seen.Occupant() == u.Entry.Added.Occupant ||
 		u.Node.Anothers(ctx, u.Entry.Key, seen.Netns)
 }
 
@@ -108,7 +108,7 @@ func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
 // disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
 	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
-		there, err := facts.LinkThere(u.Entry.HostLinks)
+		there, err := facts.LinkThere(u.Entry.Got.HostLinks)
 		if err != nil || !there || time.Now().After(end) {
 			return err == nil && !there
 		}

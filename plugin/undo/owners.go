@@ -22,7 +22,7 @@ import (
 // that reason, does not count as another owner. The result is never nil.
 func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	othersOwn := []netip.Addr{}
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		own := []journal.Key{u.Entry.Key}
 		assigned := slices.Contains(u.Assigned, c.Address)
 		if assigned {
@@ -46,7 +46,7 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 				if !other.ClaimsAddress(c.Address) || slices.Contains(own, other.Key) {
 					continue
 				}
-				undone := other.State == journal.Deleting || other.State == journal.RollingBack
+				undone := other.Undo.State == journal.Deleting || other.Undo.State == journal.RollingBack
 				others = append(others, decide.OtherOwner{
 					BeingUndone: undone && u.Node.SameNamespaces(other) == tristate.Yes,
 					Fate:        u.Node.Judge(ctx, other).Fate,
@@ -63,11 +63,11 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	return othersOwn
 }
 
-// reassigned reports whether the ADD that undoes this record has just got each address of a step, in
-// the same network. Another network may use the same addresses. The claim of another record would
-// prove nothing: it may be from before.
+// reassigned reports whether the ADD that undoes this record has just got each address of a step,
+// in the same network. Another network may use the same addresses. The claim of another record
+// would prove nothing: it may be from before.
 func (u *undoing) reassigned(s *journal.Step) (is bool) {
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		if c.Step != s.Index {
 			continue
 		}
@@ -98,7 +98,7 @@ func (u *undoing) late(
 ) (bounded context.Context, cancel context.CancelFunc) {
 	end := time.Now().Add(u.Budgets.LateDel)
 	var free []netip.Addr
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		if !slices.Contains(slices.Concat(u.withheld, u.Assigned), c.Address) &&
 			decide.IsLate(s, c, u.isFree(c)) {
 			free = append(free, c.Address)

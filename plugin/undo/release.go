@@ -64,7 +64,7 @@ func (w *Worker) ReleaseLocked(
 		return out
 	}
 	out.Entry = records[0]
-	out.State, out.Verdict = out.Entry.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
+	out.State, out.Verdict = out.Entry.Undo.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
 	if !out.Verdict.Releasable() {
 		return out
 	}
@@ -72,10 +72,11 @@ func (w *Worker) ReleaseLocked(
 	out.Released = true
 	for _, e := range records {
 		v := out.Verdict
-		if e != out.Entry || e.State == journal.RollingBack && v.Fate == decide.Dead {
-			v.Reason = decide.Recorded(cmp.Or(e.Cause, v.Reason.Code), cmp.Or(e.Reason, v.Reason.Text))
+		if e != out.Entry || e.Undo.State == journal.RollingBack && v.Fate == decide.Dead {
+			v.Reason = decide.Recorded(cmp.Or(e.Undo.Cause, v.Reason.Code),
+				cmp.Or(e.Undo.Reason, v.Reason.Text))
 		}
-		if e.State == journal.Live || e.State == journal.Adding {
+		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
@@ -84,7 +85,7 @@ func (w *Worker) ReleaseLocked(
 			err = failures[0]
 		}
 		out.Err = cmp.Or(out.Err, err)
-		out.Released = out.Released && err == nil && len(e.Steps) == 0
+		out.Released = out.Released && err == nil && len(e.Undo.Steps) == 0
 	}
 	if out.Released {
 		w.Log.Info("released", "attachment", key.String(), "reason", out.Verdict.Reason.Text)
@@ -103,7 +104,7 @@ func (w *Worker) Undo(
 		if err := purge(ctx, e); err != nil {
 			return nil, err
 		}
-		e.Steps, e.Cause, e.Reason = nil, v.Reason.Code, v.Reason.Text
+		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, v.Reason.Code, v.Reason.Text
 	} else {
 		if err := w.Begin(ctx, e, v.Reason); err != nil {
 			return nil, err
@@ -117,7 +118,7 @@ func (w *Worker) Undo(
 	case job.Superseded && v.Fate != decide.Foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
 		w.Journal.Event(event)
-	case len(e.Steps) == 0:
+	case len(e.Undo.Steps) == 0:
 		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
 	}
 	if err := w.Finish(ctx, job); err != nil {
@@ -130,10 +131,10 @@ func (w *Worker) Undo(
 // purge releases an ADD's host-local reservations on this disk.
 func purge(ctx context.Context, e *journal.Entry) error {
 	pools := map[string]bool{}
-	for _, step := range e.Steps {
+	for _, step := range e.Undo.Steps {
 		pools[ipam.Pool(step.Config, e.Network)] = true
 	}
-	for _, c := range e.Claims {
+	for _, c := range e.Got.Claims {
 		pools[c.Pool] = true
 	}
 	delete(pools, "")

@@ -25,27 +25,27 @@ func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reas
 func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
 	asked := w.asksFor(e) // without unwind, that DEL would run too
-	switch e.State {
+	switch e.Undo.State {
 	case journal.Adding:
-		e.State, e.Failed = journal.RollingBack, true
-		Interrupted(e.Steps)
+		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+		Interrupted(e.Undo.Steps)
 	case journal.Live:
-		e.State = journal.Deleting
+		e.Undo.State = journal.Deleting
 		// unwind may have been killed after it recorded the first result
 		if asked && w.Verb.Conf.NeverAdded() {
-			Interrupted(e.Steps[min(1, len(e.Steps)):])
+			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
 		}
 	}
 	// a recorded text for the same reason stays, because it may contain more details
-	if e.Reason == "" || !decide.Recorded(e.Cause, e.Reason).Is(reason) {
-		e.Reason = reason.Text
+	if e.Undo.Reason == "" || !decide.Recorded(e.Undo.Cause, e.Undo.Reason).Is(reason) {
+		e.Undo.Reason = reason.Text
 	}
-	e.Cause = reason.Code
-	for i := range e.Steps {
-		s := &e.Steps[i]
-		s.MayHaveRun = !asked && (s.MayHaveRun || s.Tries == 0 && e.Begun)
+	e.Undo.Cause = reason.Code
+	for i := range e.Undo.Steps {
+		s := &e.Undo.Steps[i]
+		s.MayHaveRun = !asked && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
 	}
-	e.Begun = true
+	e.Undo.Begun = true
 	return found
 }
 
@@ -65,7 +65,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		}
 		last = !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
 		switch {
-		case len(e.Steps) > 0:
+		case len(e.Undo.Steps) > 0:
 			last, err = false, tx.Put(e)
 		case !last, !asked: // the runtime's DEL may still come
 			err = tx.Put(Buried(e))
@@ -96,10 +96,10 @@ func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
 		return false
 	}
 	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
-	some := slices.ContainsFunc(e.Steps, named)
-	for i := range e.Steps {
-		if !some || named(e.Steps[i]) {
-			e.Steps[i] = w.killed(e, e.Steps[i])
+	some := slices.ContainsFunc(e.Undo.Steps, named)
+	for i := range e.Undo.Steps {
+		if !some || named(e.Undo.Steps[i]) {
+			e.Undo.Steps[i] = w.killed(e, e.Undo.Steps[i])
 		}
 	}
 	return true

@@ -43,11 +43,11 @@ func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove f
 // addressesHad returns the addresses that the container's interface had, from the last known
 // result, or else from the claims.
 func (u *undoing) addressesHad() []netip.Prefix {
-	if r, err := netconf.ParseResult(u.Entry.Result); err == nil && len(r.Prefixes()) > 0 {
+	if r, err := netconf.ParseResult(u.Entry.Got.Result); err == nil && len(r.Prefixes()) > 0 {
 		return r.Prefixes()
 	}
 	var prefixes []netip.Prefix
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
 	return prefixes

@@ -112,10 +112,6 @@ func (u *undoing) report(
 		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
 			"address", address)
 		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
-	case f == nil && after.Last != "" && before.Last != after.Last:
-		u.Log.Warn("DEL succeeded, but did not release everything; it stays pending",
-			"plugin", after.Type, "why", after.Last)
-		u.record(journal.Unverified, after, after.Last)
 	}
 }
 
@@ -136,8 +132,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 		return func() {}
 	}
 	marked, done := u.Entry.Clone(), make(chan struct{})
-	for i := range marked.Steps {
-		if m := &marked.Steps[i]; m.Index == s.Index {
+	for i := range marked.Undo.Steps {
+		if m := &marked.Undo.Steps[i]; m.Index == s.Index {
 			m.Tries++
 			m.MayHaveRun = true
 		}
@@ -191,8 +187,8 @@ func (u *undoing) delWith(
 ) *delegate.Failure {
 	e := u.Entry
 	c := &delegate.Call{
-		Command: "DEL", Plugin: s.Type, Path: e.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env,
+		Command: "DEL", Plugin: s.Type, Path: e.Added.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
+		Args: e.Added.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env,
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
@@ -231,14 +227,14 @@ func (u *undoing) delWith(
 }
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
-// ADD, or the last known one, in the configuration's CNI version and without the addresses
-// that are withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that would only
-// remove rules of the address's next owner gets none: the first one has removed its own.
+// ADD, or the last known one, in the configuration's CNI version and without the addresses that are
+// withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that
+// would only remove rules of the address's next owner gets none: the first one has removed its own.
 func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
-	if u.Entry.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
+	if u.Entry.Got.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
 		return nil, nil
 	}
-	conf := types.PluginConf{CNIVersion: u.Entry.CNIVersion}
+	conf := types.PluginConf{CNIVersion: u.Entry.Added.CNIVersion}
 	_ = json.Unmarshal(config, &conf)
 	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
@@ -247,7 +243,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	if known.Of(s.Type).RemovesByAddress {
 		withheld = slices.Concat(withheld, u.Assigned)
 	}
-	result, err := netconf.ConvertResult(u.Entry.Result, conf.CNIVersion)
+	result, err := netconf.ConvertResult(u.Entry.Got.Result, conf.CNIVersion)
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
@@ -265,12 +261,12 @@ func (u *undoing) present(s *journal.Step) json.RawMessage {
 		return nil
 	}
 	i := chain.Only(s.Type)
-	if i < 0 || slices.ContainsFunc(u.Entry.Steps,
+	if i < 0 || slices.ContainsFunc(u.Entry.Undo.Steps,
 		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
 		return nil
 	}
 	conf := *of
-	conf.RuntimeConfig = netconf.ObjectOf(u.Entry.RuntimeConfig)
+	conf.RuntimeConfig = netconf.ObjectOf(u.Entry.Added.RuntimeConfig)
 	conf.Injected = netconf.ObjectOf(s.Config)
 	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
 		return !slices.Contains(netconf.InjectedKeys, key)
@@ -299,7 +295,7 @@ func (u *undoing) chain() *netconf.Chain {
 // withheldFrom returns an address that is withheld from a step because another attachment owns it,
 // or the zero Addr.
 func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		if c.Receives(s.Index) && slices.Contains(u.withheld, c.Address) {
 			return c.Address
 		}
@@ -311,9 +307,9 @@ func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
-		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Since.Boot,
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Undo.Since.Boot,
 		GracePeriod: u.Node.GraceOf(e), Asked: u.asked(), IgnorePause: ignorePause,
-		NoNetNS: u.place.Path == "" && isMissing(e.NetNS.Path),
+		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
 		ContainerLives: func() bool {
 			return u.anyLives(ctx, func(o *journal.Entry) bool {
 				return o.Key != e.Key && o.ContainerID == e.ContainerID
@@ -321,8 +317,9 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 		},
 		PodLives: func() bool {
 			return u.anyLives(ctx, func(o *journal.Entry) bool {
-				return o.ContainerID != e.ContainerID && o.Pod.Name != "" && o.Pod.Name == e.Pod.Name &&
-					o.Pod.Namespace == e.Pod.Namespace
+				pod, own := o.Added.Pod, e.Added.Pod
+				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
+					pod.Namespace == own.Namespace
 			})
 		},
 		Withheld: func(s *journal.Step) bool {
@@ -332,7 +329,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 			return u.withheldFrom(s).IsValid()
 		},
 		Reassigned: u.reassigned,
-		Steps:      e.Steps, Claims: e.Claims, PortsInvented: u.PortsInvented,
+		Steps:      e.Undo.Steps, Claims: e.Got.Claims, PortsInvented: u.PortsInvented,
 	}
 }
 
@@ -343,7 +340,7 @@ func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bo
 	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		lives = false
 		return tx.All(func(o *journal.Entry, damaged error) error {
-			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.State)
+			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.Undo.State)
 			return nil //nolint:nilerr // it counts as live
 		})
 	})

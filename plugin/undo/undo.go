@@ -78,10 +78,11 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
-	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes && facts.SearchPathsThere(u.Entry.Env) {
-		u.env = u.Entry.Env
+	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
+		facts.SearchPathsThere(u.Entry.Added.Env) {
+		u.env = u.Entry.Added.Env
 	}
-	u.Entry.Begun = true
+	u.Entry.Undo.Begun = true
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		deadline = time.Now().Add(u.Budgets.Undo)
@@ -89,7 +90,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	order := decide.Order(u.pass(ctx, true))
 	for n, index := range order {
 		at := func(s journal.Step) bool { return s.Index == index }
-		s := &u.Entry.Steps[slices.IndexFunc(u.Entry.Steps, at)]
+		s := &u.Entry.Undo.Steps[slices.IndexFunc(u.Entry.Undo.Steps, at)]
 		left := time.Until(deadline)
 		if left < u.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
@@ -100,14 +101,14 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
-			u.Entry.Steps = slices.DeleteFunc(u.Entry.Steps, at)
+			u.Entry.Undo.Steps = slices.DeleteFunc(u.Entry.Undo.Steps, at)
 		}
 		if f != nil {
 			failures = append(failures, f)
 		}
 		u.at("undone")
 	}
-	if u.Entry.Begun = false; !u.Unrecorded {
+	if u.Entry.Undo.Begun = false; !u.Unrecorded {
 		u.releaseHeld(ctx)
 	}
 	return failures, u.ran
@@ -123,7 +124,7 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 // attachment claims, or to which a host port may forward.
 func (u *undoing) releaseHeld(ctx context.Context) {
 	p := u.pass(ctx, true)
-	for _, c := range u.Entry.Claims {
+	for _, c := range u.Entry.Got.Claims {
 		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
 			u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
 			continue
@@ -163,7 +164,7 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
 		records, err := tx.Pending(u.Entry.Key)
 		is = err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
 			return e.Number != u.Entry.Number &&
-				(e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.State))
+				(e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State))
 		})
 		return err
 	})
@@ -175,9 +176,9 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
 // before the first DEL. That DEL frees the addresses, and a second DEL must still know them.
 // ClaimHeld reports whether it added any.
 func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
-	for _, step := range e.Steps {
+	for _, step := range e.Undo.Steps {
 		pool := ipam.Pool(step.Config, e.Network)
-		if pool == "" || slices.ContainsFunc(e.Claims,
+		if pool == "" || slices.ContainsFunc(e.Got.Claims,
 			func(c journal.Claim) bool { return c.Step == step.Index }) {
 			continue
 		}
@@ -187,7 +188,7 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 				"pool", pool, "err", err)
 		}
 		for _, a := range held {
-			e.Claims = append(e.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
+			e.Got.Claims = append(e.Got.Claims, journal.Claim{Address: a, Step: step.Index, Pool: pool})
 			found = true
 		}
 	}
@@ -200,7 +201,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) 
 	u := &undoing{Worker: w, Job: Job{Entry: e}}
 	p := u.pass(ctx, ignorePause)
 	p.NewerLives = w.newerLives(ctx, e)
-	return slices.ContainsFunc(e.Steps,
+	return slices.ContainsFunc(e.Undo.Steps,
 		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Wait{} })
 }
 
@@ -208,7 +209,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) 
 func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) {
 	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
 		newest, err := tx.Get(e.Key)
-		lives = newest != nil && newest.Number > e.Number && decide.KeepsContainer(newest.State)
+		lives = newest != nil && newest.Number > e.Number && decide.KeepsContainer(newest.Undo.State)
 		return err
 	})
 	return lives
@@ -217,14 +218,14 @@ func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) 
 // FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
 // another pending DEL, unless that waits for one of these (see decide.PortPending).
 func FailingPlugins(e *journal.Entry) (plugins []string) {
-	for i := range e.Steps {
-		if e.Steps[i].Wait.For == journal.ForPort {
+	for i := range e.Undo.Steps {
+		if e.Undo.Steps[i].Wait.For == journal.ForPort {
 			continue
 		}
-		if !decide.Failing(&e.Steps[i]) {
+		if !decide.Failing(&e.Undo.Steps[i]) {
 			return nil
 		}
-		plugins = append(plugins, e.Steps[i].Type)
+		plugins = append(plugins, e.Undo.Steps[i].Type)
 	}
 	return plugins
 }
@@ -232,9 +233,9 @@ func FailingPlugins(e *journal.Entry) (plugins []string) {
 // PendingSteps names the delegates with a pending DEL, each with its state in words.
 func PendingSteps(e *journal.Entry) []string {
 	var names []string
-	for i := range e.Steps {
-		name := e.Steps[i].Type
-		if words := decide.Words(&e.Steps[i]); words != "" {
+	for i := range e.Undo.Steps {
+		name := e.Undo.Steps[i].Type
+		if words := decide.Words(&e.Undo.Steps[i]); words != "" {
 			name += " (" + words + ")"
 		}
 		names = append(names, name)

@@ -185,11 +185,11 @@ func (n *network) fill(ctx context.Context, many int) error {
 		for i := range many - 1 {
 			e := *model
 			e.ContainerID = fmt.Sprintf("%064x", i)
-			e.Pod.Name = e.ContainerID
+			e.Added.Pod.Name = e.ContainerID
 			e.Number = 0
-			e.Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
+			e.Got.Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
 				byte(i >> 8), byte(i)})}}
-			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
+			for _, e.Undo.State = range []journal.State{journal.Adding, journal.Live} {
 				if err := tx.Put(&e); err != nil {
 					return err
 				}

@@ -143,8 +143,7 @@ func eventful(t *testing.T) (stateDir string, rollback, deleting time.Time) {
 		for i := range steps {
 			steps[i].Config = json.RawMessage(`{"password":"a-password"}`)
 		}
-		return &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: id, IfName: "eth0"}, State: state, Pod: pod,
-			Path: "/bin", CNIVersion: "1.0.0", Steps: steps, Since: journal.Now(), Updated: journal.Now()}
+		return &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: id, IfName: "eth0"}, Updated: journal.Now(), Undo: journal.Undo{State: state, Steps: steps, Since: journal.Now()}, Added: journal.Added{Pod: pod, Path: "/bin", CNIVersion: "1.0.0"}}
 	}
 	failed := func(pod journal.Pod) journal.Event {
 		return journal.Event{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, Kind: journal.RolledBack, Pod: pod,
@@ -161,14 +160,14 @@ func eventful(t *testing.T) (stateDir string, rollback, deleting time.Time) {
 	err = errors.Join(err, store.Record(failed(web), failed(journal.Pod{}), failed(journal.Pod{Namespace: "../x", Name: "y"}),
 		journal.Event{Kind: journal.Swept, Pod: web, Plugins: []string{"tuning"}}))
 	if err == nil {
-		live.State = journal.Live
+		live.Undo.State = journal.Live
 		err = store.Update(context.Background(), func(tx *journal.Tx) error { return tx.Put(live) })
 	}
 	found, noticesErr := notices(t.Context(), store.Dir)
 	if err != nil || noticesErr != nil || len(found) != 2 {
 		t.Fatalf("%+v: %v, %v", found, err, noticesErr)
 	}
-	return store.Dir, found[slices.IndexFunc(found, func(n notice) bool { return n.reason == "UnwindRolledBack" })].at, stuck.Since.Wall
+	return store.Dir, found[slices.IndexFunc(found, func(n notice) bool { return n.reason == "UnwindRolledBack" })].at, stuck.Undo.Since.Wall
 }
 
 // TestEvents: the failed ADD and the pending DEL of a journal are Events about their pod, with what

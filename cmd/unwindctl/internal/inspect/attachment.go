@@ -78,22 +78,23 @@ func podName(p *journal.Pod) string {
 
 func describe(e *journal.Entry) Attachment {
 	a := Attachment{
-		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: e.NetNS.Path, Addresses: e.Addresses(),
-		Created: e.Created.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
+		Key: e.Key, State: e.Undo.State, Reason: e.Undo.Reason, NetNS: e.Added.NetNS.Path,
+		Addresses: e.Addresses(),
+		Created:   e.Added.At.Wall, Since: e.Undo.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
 		of: e,
 	}
 	if a.Addresses == nil {
 		a.Addresses = []netip.Addr{}
 	}
-	if e.Pod != (journal.Pod{}) {
-		a.Pod = &e.Pod
+	if e.Added.Pod != (journal.Pod{}) {
+		a.Pod = &e.Added.Pod
 	}
-	for _, c := range e.Claims {
+	for _, c := range e.Got.Claims {
 		if e.Freed(c) && a.PendingDEL() {
 			a.freed = append(a.freed, c.Address)
 		}
 	}
-	for _, s := range e.Steps {
+	for _, s := range e.Undo.Steps {
 		a.Steps = append(a.Steps, Step{
 			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Wait.For,
 			Killed: s.ADD == journal.AddKilled, of: s,

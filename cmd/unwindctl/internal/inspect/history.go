@@ -115,7 +115,6 @@ func eventSentence(e journal.Event) string {
 		journal.Swept:      "it was released by a sweep",
 		journal.Released:   "its address was released",
 		journal.Waiting:    "a DEL was postponed for the new owner of its address",
-		journal.Unverified: "a DEL succeeded, but left a host port",
 		journal.Superseded: "another ADD took its place",
 		journal.Forgotten:  "it was forgotten",
 		journal.Untaken:    "a DEL of a failed ADD was forgotten",

@@ -28,13 +28,13 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 	if err != nil || e == nil {
 		return nil, err
 	}
-	for _, l := range e.HostLinks {
+	for _, l := range e.Got.HostLinks {
 		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
 			continue // it is gone, or another interface has its name
 		}
 		leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 	}
-	for _, s := range e.Steps {
+	for _, s := range e.Undo.Steps {
 		leaks = append(leaks, leaksOfStep(e, &s)...)
 	}
 	slices.Sort(leaks)

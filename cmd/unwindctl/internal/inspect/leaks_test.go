@@ -12,7 +12,7 @@ import (
 // TestLeaks: what one delegate may leave.
 func TestLeaks(t *testing.T) {
 	e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
-		Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}
+		Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}}
 	const anything = "anything that bridge created for container c, interface eth0"
 	for _, tt := range []struct{ plugin, config, want string }{
 		{"bridge", `{}`, anything}, {"bridge", `[`, anything}, {"loopback", `{}`, ""},

@@ -84,8 +84,9 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 	var untried []string
 	failed, ready := false, false
 	_, err := os.Lstat(a.NetNS)
-	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot, GracePeriod: a.of.GracePeriod,
-		Since: a.of.Since.Boot, Steps: a.of.Steps, Claims: a.of.Claims,
+	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot,
+		GracePeriod: a.of.Added.GracePeriod,
+		Since:       a.of.Undo.Since.Boot, Steps: a.of.Undo.Steps, Claims: a.of.Got.Claims,
 		NoNetNS:        errors.Is(err, fs.ErrNotExist),
 		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
 		PodLives:       func() bool { return anyLives(all, a, samePod) },
@@ -127,9 +128,6 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 				lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
 					"code %d: %s. %s", s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
 					strings.TrimSuffix(term.OneLine(s.Last), "."), next))
-			case s.Last != "":
-				lines = append(lines, fmt.Sprintf("The DEL of %s succeeded without effect: %s. %s", s.Plugin,
-					term.OneLine(s.Last), next))
 			default:
 				untried = append(untried, s.Plugin)
 			}

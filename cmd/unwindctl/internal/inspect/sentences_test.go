@@ -17,20 +17,19 @@ import (
 func TestSentences(t *testing.T) {
 	t.Parallel()
 	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
-	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, State: journal.Deleting, Since: journal.Now(),
-		GracePeriod: time.Hour, Claims: []journal.Claim{{Step: 1}}, Steps: []journal.Step{
-			{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Wait: journal.Wait{Until: in(150 * time.Second)}},
-			{Type: "often", Tries: 21, Last: "no.", Code: 11, Wait: journal.Wait{Until: in(270 * time.Second)}},
-			{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Wait: journal.Wait{Until: in(2 * time.Hour)}},
-			{Type: "killed", Tries: 1, ADD: journal.AddKilled, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
-			{Type: "lies", Tries: 1, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
-			{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
-			{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
-			{Type: "bridged", Index: 1},
-			{Type: "ports", Index: 2, Config: json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`), Tries: 1, Last: "no.", Code: 7},
-			{Type: "sriov"},
-			{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
-		}}
+	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, Undo: journal.Undo{State: journal.Deleting, Since: journal.Now(), Steps: []journal.Step{
+		{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Wait: journal.Wait{Until: in(150 * time.Second)}},
+		{Type: "often", Tries: 21, Last: "no.", Code: 11, Wait: journal.Wait{Until: in(270 * time.Second)}},
+		{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Wait: journal.Wait{Until: in(2 * time.Hour)}},
+		{Type: "killed", Tries: 1, ADD: journal.AddKilled, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
+		{Type: "lies", Tries: 1, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
+		{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
+		{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
+		{Type: "bridged", Index: 1},
+		{Type: "ports", Index: 2, Config: json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`), Tries: 1, Last: "no.", Code: 7},
+		{Type: "sriov"},
+		{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
+	}}, Added: journal.Added{GracePeriod: time.Hour}, Got: journal.Got{Claims: []journal.Claim{{Step: 1}}}}
 	described := describe(entry)
 	a := &described
 	a.Addresses = []netip.Addr{netip.MustParseAddr("10.9.0.2")}
