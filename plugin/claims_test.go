@@ -165,7 +165,7 @@ func TestTwoSlowLateDELs(t *testing.T) {
 // the address. Its rule goes with the address's next owner.
 func TestSlowLateDELEnds(t *testing.T) {
 	stories(t, `
-	chain single | p1, "rules": true; let held $dir/faulty/held/DEL.a.p1
+	budget LateDel 1s; chain single | p1, "rules": true; let held $dir/faulty/held/DEL.a.p1
 	add a; plan p1 DEL fail; fails del a; plan p1 DEL hold
 	either by DELs: fails del a; fails del a
 	or by sweeps: sweep; sweep

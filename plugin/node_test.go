@@ -538,6 +538,9 @@ func (n *node) hasty() {
 
 func (n *node) hangsDir() string { return filepath.Join(n.dir, "hangs") }
 
+// ownBudgets returns unwind's budgets on the node, for a sweep in this process.
+func (n *node) ownBudgets() undo.Budgets { return env.BudgetsOf(strings.Join(n.budgets, " ")) }
+
 // budget sets one of unwind's budgets: NAME=TIME.
 func (n *node) budget(text string) {
 	n.budgets = append(slices.Clone(n.budgets), text)

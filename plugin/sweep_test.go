@@ -18,7 +18,6 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
@@ -27,7 +26,7 @@ func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	p := &Plugin{Stderr: n.Output(), Budgets: env.Long, CacheDir: n.cacheDir()}
+	p := &Plugin{Stderr: n.Output(), Budgets: n.ownBudgets(), CacheDir: n.cacheDir()}
 	findings, err := p.sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
 	if err != nil {
 		n.Errorf("sweep: %v", err)
@@ -37,7 +36,7 @@ func (n *node) sweep() []sweep.Finding {
 
 // plugin is unwind in this process.
 func (n *node) plugin() *Plugin {
-	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: env.Long, CacheDir: n.cacheDir()}
+	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: n.ownBudgets(), CacheDir: n.cacheDir()}
 }
 
 // copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless

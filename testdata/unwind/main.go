@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,7 +21,6 @@ import (
 
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/unwind/env"
 )
 
@@ -30,7 +28,7 @@ func main() {
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	p := &plugin.Plugin{
 		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
-		Budgets: budgets(), CacheDir: os.Getenv(env.Cache), Point: points(),
+		Budgets: env.BudgetsOf(os.Getenv(env.Budgets)), CacheDir: os.Getenv(env.Cache), Point: points(),
 		StartSweep: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
@@ -50,19 +48,6 @@ func main() {
 		}
 	}
 	os.Exit(p.Main(ctx, "unwind under test"))
-}
-
-func budgets() undo.Budgets {
-	b := env.Long
-	for field := range strings.FieldsSeq(os.Getenv(env.Budgets)) {
-		name, text, _ := strings.Cut(field, "=")
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			panic(err)
-		}
-		reflect.ValueOf(&b).Elem().FieldByName(name).SetInt(int64(d))
-	}
-	return b
 }
 
 // impatient runs delegates as processes. It ends the time of a delegate as soon as that says that it

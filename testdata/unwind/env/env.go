@@ -3,6 +3,8 @@
 package env
 
 import (
+	"reflect"
+	"strings"
 	"time"
 
 	"cni-unwind/plugin/undo"
@@ -41,3 +43,17 @@ var Long = undo.Budgets{
 }
 
 const long = 3 * time.Minute
+
+// BudgetsOf returns Long with the budgets in a text: see Budgets.
+func BudgetsOf(text string) undo.Budgets {
+	b := Long
+	for field := range strings.FieldsSeq(text) {
+		name, text, _ := strings.Cut(field, "=")
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			panic(err)
+		}
+		reflect.ValueOf(&b).Elem().FieldByName(name).SetInt(int64(d))
+	}
+	return b
+}
