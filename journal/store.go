@@ -248,15 +248,14 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 // itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
-	switch _, cause := verify(s.Path()); {
+	switch {
 	case errors.As(err, &errno):
 		return fmt.Errorf("journal: %w", err)
 	case errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
-	case cause != nil:
-		return cause
 	}
-	return fmt.Errorf("%w: %w", ErrDamaged, err)
+	_, cause := verify(s.Path())
+	return cmp.Or(cause, fmt.Errorf("%w: %w", ErrDamaged, err))
 }
 
 // at marks a place where tests can crash.
