@@ -97,8 +97,10 @@ CILIUM_STAMP  := $(E2E)/cilium/.built-$(CILIUM_VERSION)
 MULTUS_STAMP  := $(E2E)/multus/.built-$(MULTUS_VERSION)
 UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 SANDBOX_TESTS := $(E2E)/sandbox-tests-$(firstword $(CONTAINERD_VERSIONS))
+OCICNI        := testdata/e2e/ocicni
+OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' testdata/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
-                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP)
+                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP)
 
 # All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
 HYPERKUBE          := testdata/e2e/hyperkube
@@ -284,6 +286,12 @@ $(MULTUS_STAMP): | go
 	cd $(@D)/module && go mod init e2e/multus && go get $(PLUGIN)@$(MULTUS_VERSION) && \
 		CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o .. $(PLUGIN)
 	rm -rf $(@D)/module
+	touch $@
+
+# CRI-O's CNI library, with a program that calls it as CRI-O does.
+$(OCICNI_STAMP): $(wildcard $(OCICNI)/*) | go
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(OCICNI) && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(@D)/ .
 	touch $@
 
 # The reference plugins' own integration suite, with what its module needs to build the rest of it.
