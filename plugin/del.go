@@ -90,7 +90,10 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		if d.entry != nil {
 			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // if this fails, Run reads them
 		}
-		return journal.IgnoreDamaged(err)
+		if err = journal.IgnoreDamaged(err); err == nil {
+			d.rec.Snapshot, err = tx.Snapshot()
+		}
+		return err
 	}
 	err := d.rec.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {

@@ -349,6 +349,8 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, off: true, hides: true}, "lives"},
 		{"the journal is lost after an ADD's last commit, and no file names an address's owner",
 			protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}, "its rule is gone"},
+		{"an ADD past the journal is cut off while a DEL is pending, and the runtime's DEL has no path",
+			protocol{addresses: 1, off: true, nameless: true, crashes: 1, faults: 1}, "leaked"},
 		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
 			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
 		{"a DEL passes and frees nothing, and so does the second one after the grace period",
@@ -401,7 +403,7 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 2, commits: 1, faults: 1, reuse: true},
 		{addresses: 1, commits: 1, crashes: 1, reuse: true},
 		{addresses: 1, crashes: 1, faults: 1, again: true},
-		{addresses: 1, crashes: 1, faults: 1, off: true, nameless: true},
+		{addresses: 2, crashes: 1, faults: 1, reuse: true, nameless: true},
 		{addresses: 1, power: 1, off: true, crashes: 1},
 	} {
 		states, trace := model.check()

@@ -112,6 +112,7 @@ func (u *undoing) late(
 		u.dropped = free
 		return context.WithCancel(ctx)
 	}
+	u.Journal.Snapshot = nil // read the journal again
 	u.Others = u.othersOf(ctx, u.Entry)
 	if u.withheld = u.addressesOfOthers(ctx); u.Others == nil { // the journal cannot be read
 		u.withheld = slices.Concat(u.withheld, free)
