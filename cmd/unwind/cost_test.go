@@ -51,10 +51,10 @@ type cost struct {
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 0, 40, 0},
-		"ADD":     {4, 3, 245 + 57*plugins, plugins}, // of which 10 look for an interface
+		"ADD":     {4, 2, 245 + 57*plugins, plugins}, // of which 10 look for an interface
 		"DEL":     {2, 2, 218 + 61*plugins, plugins},
 		"STATUS":  {0, 1, 109 + 58*plugins, plugins},
-		"GC":      {0, 3, 275 + 50*plugins, plugins},
+		"GC":      {0, 4, 275 + 50*plugins, plugins},
 	}
 }
 
@@ -170,15 +170,15 @@ func TestCost(t *testing.T) {
 				if verb != "DEL" && seen.syncs() != want.syncs || seen.processes != want.processes {
 					t.Errorf("%s, %v: %d syncs and %d processes, want %d and %d", verb, plugins, seen.syncs(), seen.processes, want.syncs, want.processes)
 				}
-				if seen.openings > want.openings {
-					t.Errorf("%s, %v: the journal was opened %d times, want at most %d", verb, plugins, seen.openings, want.openings)
-				}
 				before, found := least[verb]
 				if !found || total(seen) < total(before) {
 					before.calls = seen.calls
 				}
 				if !found || seen.wakes < before.wakes {
 					before.wakes = seen.wakes
+				}
+				if !found || seen.openings < before.openings {
+					before.openings = seen.openings
 				}
 				if !found || seen.threads < before.threads {
 					before.threads = seen.threads
@@ -191,6 +191,9 @@ func TestCost(t *testing.T) {
 		}
 		for verb, seen := range least {
 			t.Logf("%s, %v: at the least %d system calls, %d threads, %d wakes", verb, plugins, total(seen), seen.threads, seen.wakes)
+			if want := costs(len(plugins))[verb].openings; seen.openings > want {
+				t.Errorf("%s, %v: the journal was opened %d times, want at most %d", verb, plugins, seen.openings, want)
+			}
 			if want := costs(len(plugins))[verb].calls; total(seen) > want {
 				t.Errorf("%s, %v: %d system calls, want at most %d: %s", verb, plugins, total(seen), want, sorted(seen.calls))
 			}
