@@ -152,6 +152,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 // one ends, which does not get the address.
 func TestTwoSlowLateDELs(t *testing.T) {
 	stories(t, `
+	budget LateDel 10s; budget Release 20s
 	chain single | p1, "rules": true | p2, "rules": true; let held $dir/faulty/held
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a; reserved 0; rules $a.p1 $a.p2
 	plan p1 DEL hold, p2 DEL hold
