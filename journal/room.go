@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,17 +20,17 @@ const chunk = 64 << 10
 // cannot allocate space in advance. One that copies a page on each write (btrfs, ZFS) may be full
 // nevertheless.
 func (tx *Tx) makeRoom(file *os.File) error {
-	info, err := file.Stat()
-	if err != nil {
+	var info unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
 		return err
 	}
 	end := tx.btx.Size() + int64(1+tx.reserved)*tx.pages()*pageSize
 	// a sparse file has fewer blocks, of 512 bytes, than its size
-	if info.Size() >= end && info.Sys().(*syscall.Stat_t).Blocks >= end/512 {
+	if info.Size >= end && info.Blocks >= end/512 {
 		return nil
 	}
 	end = (end + chunk - 1) / chunk * chunk
-	err = unix.EINTR
+	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
 		err = unix.Fallocate(int(file.Fd()), 0, 0, end)
 	}

@@ -54,7 +54,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
-	o := u.outcome(ctx, s, f)
+	o := u.outcome(s, f)
 	o.LateKilled = o.Killed && timedOut
 	*s, done = decide.After(*s, o, p)
 	if f != nil {
@@ -65,9 +65,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 }
 
 // outcome describes the result of a DEL for decide.After.
-func (u *undoing) outcome(
-	ctx context.Context, s *journal.Step, f *delegate.Failure,
-) (o decide.Outcome) {
+func (u *undoing) outcome(s *journal.Step, f *delegate.Failure) (o decide.Outcome) {
 	if f != nil {
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
 			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}

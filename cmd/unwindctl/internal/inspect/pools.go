@@ -107,7 +107,7 @@ func Look(ctx context.Context, from term.Streams, of Scope) *Node {
 	}
 	errs := []error{err}
 	for _, one := range found {
-		p, err := readPool(ctx, one, n)
+		p, err := readPool(one, n)
 		errs = append(errs, err)
 		if p != nil {
 			n.Pools = append(n.Pools, p)
@@ -130,7 +130,7 @@ func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error
 
 // readPool reads a pool. A pool that it returns with an error lacks the chain's ranges or some of
 // its addresses.
-func readPool(ctx context.Context, of sweep.Pool, n *Node) (*Pool, error) {
+func readPool(of sweep.Pool, n *Node) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
 	var sets []pools.Set

@@ -55,7 +55,7 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, loaded, err := readBack(layOut(o, nil, len(directory), chain))
+	loaded, err := readBack(layOut(o, nil, len(directory), chain))
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func inline(o *original, directory []json.RawMessage) ([]byte, error) {
 			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
 	}
 	out := layOut(o, loaded.EntryCapabilities(), len(directory), chain)
-	_, _, err = readBack(out)
+	_, err = readBack(out)
 	return out, err
 }
 
@@ -138,26 +138,25 @@ func layOut(o *original, capabilities []string, folded int, chain jsonText) []by
 	return b.Bytes()
 }
 
-// readBack reads a wrapped list as a runtime does, and unwind's entry in it as unwind does.
-func readBack(wrapped []byte) (*netconf.Conf, *netconf.Chain, error) {
+// readBack reads a wrapped list as a runtime does, and the chain in unwind's entry as unwind does.
+func readBack(wrapped []byte) (*netconf.Chain, error) {
 	if _, err := netconf.ParseConflist(wrapped); err != nil {
-		return nil, nil, fmt.Errorf("the wrapped configuration: %w", err)
+		return nil, fmt.Errorf("the wrapped configuration: %w", err)
 	}
 	list, err := libcni.NetworkConfFromBytes(wrapped)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	entry, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name,
 		"cniVersion": list.CNIVersion})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	conf, err := netconf.ParseConf(entry.Bytes)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	chain, err := conf.LoadChain()
-	return conf, chain, err
+	return conf.LoadChain()
 }
 
 // checkWrapped returns an error if a list that already contains unwind has a problem.
