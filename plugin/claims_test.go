@@ -145,7 +145,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 	forgets; start del a; cut DEL p1; fails wait del a; reserved 0
 	forgets; start del a; cut DEL p1; fails wait del a; reserved 0
 	either p1 works again: plan; del a; gone a; reserved 0; rules
-	or another pod gets the address: add b; given b $first; rules $b.p1; plan; del b; sweep; gone a`, lateDELs)
+	or another pod gets the address: hasty; add b; given b $first; rules $b.p1; plan; del b; sweep; gone a`, lateDELs)
 }
 
 // TestTwoSlowLateDELs: b gets a's address while the first of two slow DELs of a runs. b goes on before the second

@@ -121,7 +121,7 @@ func (n *node) flock(path string) (unlock func()) {
 // sweep, which has its own time.
 func TestStatusEndsInTime(t *testing.T) {
 	stories(t, `
-	budget Status 2s; conf onJournalFailure fail; versions 1.1.0 1.0.0; chain p0 | p1; let asks other | asked
+	budget Status 2s; budget Undo 10s; conf onJournalFailure fail; versions 1.1.0 1.0.0; chain p0 | p1; let asks other | asked
 	either a delegate hangs: plan asked STATUS hang
 	or a delegate ignores SIGTERM: plan asked STATUS ignore-term
 	or a delegate hangs, and a daemon holds its output: let asks {"type": "hanging"}
