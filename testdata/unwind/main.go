@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -122,12 +123,13 @@ func points() func(point string) {
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]
-	n, _ := strconv.Atoi(where[space+1:])
+	n, err := strconv.Atoi(where[space+1:])
+	if err != nil {
+		return func(string) {}
+	}
+	var passed atomic.Int64 // a sweep's workers pass points at the same time
 	return func(point string) {
-		if name != "" && point != name {
-			return
-		}
-		if n--; n == 0 {
+		if (name == "" || point == name) && passed.Add(1) == int64(n) {
 			do()
 		}
 	}
