@@ -100,6 +100,7 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		err = d.rec.Update(ctx, look) // Update starts a new journal
 	}
 	if err != nil {
+		d.rec.Snapshot = nil // it may lack records
 		d.degrade("DEL", err)
 	}
 	if d.entry == nil {
