@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -39,7 +38,7 @@ func (i *installed) roll(step, agent, plugin string, helm ...string) {
 		out := i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
 		return strings.Contains(out, "successfully rolled out")
 	})
-	after := i.inTurn(before)
+	after := i.replaced(before)
 	cells := []any{step}
 	for _, w := range i.workers {
 		i.runs(w, agent, plugin)
@@ -132,19 +131,14 @@ func (i *installed) agents() map[string]agentPod {
 	return agents
 }
 
-// inTurn fails the test unless all agents were replaced, each after the one before it was ready. It returns those that are there now.
-func (i *installed) inTurn(before map[string]agentPod) (after map[string]agentPod) {
+// replaced fails the test unless all agents were replaced. It returns those that are there now. It does not compare times: a pod's
+// condition has the time of its last change, and a kubelet under load makes a ready pod unready for a moment.
+func (i *installed) replaced(before map[string]agentPod) (after map[string]agentPod) {
 	i.Helper()
 	after = i.agents()
 	for node, agent := range after {
 		if len(after) != len(i.workers) || agent.name == before[node].name {
 			i.Fatalf("the agents are %v, and were %v", after, before)
-		}
-	}
-	turns := slices.SortedFunc(maps.Values(after), func(a, b agentPod) int { return a.created.Compare(b.created) })
-	for n, agent := range turns[1:] {
-		if last := turns[n]; agent.created.Before(last.ready) {
-			i.Errorf("%s came at %s, before %s was ready at %s", agent.name, agent.created, last.name, last.ready)
 		}
 	}
 	return after
