@@ -65,7 +65,7 @@ func (a *adding) prepare(ctx context.Context) error {
 	if a.bad != nil {
 		return badConfig(a.bad)
 	}
-	if a.conf.PrevResult != nil {
+	if a.Conf.PrevResult != nil {
 		return badConfig(errors.New("prevResult is set, but unwind must be the first plugin of the " +
 			`list; move the plugins before it into "chain"`))
 	}
@@ -77,7 +77,7 @@ func (a *adding) prepare(ctx context.Context) error {
 		return a.refuse(badConfig(err))
 	}
 	a.chain = chain
-	if lost := chain.LostCapabilities(a.conf); len(lost) > 0 {
+	if lost := chain.LostCapabilities(a.Conf); len(lost) > 0 {
 		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
 			"drops their arguments; declare them in the entry", "lost", strings.Join(lost, ", "), "declare",
 			fmt.Sprintf(`"capabilities": {"%s": true}`,
@@ -95,9 +95,9 @@ func (a *adding) prepare(ctx context.Context) error {
 
 // refuse records in the history that an ADD could not start its chain, and returns the error.
 func (a *adding) refuse(err *types.Error, plugins ...string) error {
-	a.rec.Event(journal.Event{Key: a.key, Kind: journal.RolledBack, Reason: err.Msg,
+	a.Journal.Event(journal.Event{Key: a.Key, Kind: journal.RolledBack, Reason: err.Msg,
 		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
-	a.rec.Flush()
+	a.Journal.Flush()
 	return err
 }
 
@@ -144,10 +144,10 @@ func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *dele
 // the same version, printable does not convert the last delegate's result, because libcni would not
 // either.
 func (a *adding) printable() (json.RawMessage, error) {
-	if netconf.SameVersion(a.conf.CNIVersion, a.chain.CNIVersion) {
+	if netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
 		return a.entry.Got.Result, nil
 	}
-	return netconf.ConvertResult(a.entry.Got.Result, a.conf.CNIVersion)
+	return netconf.ConvertResult(a.entry.Got.Result, a.Conf.CNIVersion)
 }
 
 func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
@@ -155,19 +155,19 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 	a.started = i + 1
 	c := a.callOf(i)
 	c.Stdin = netconf.WithPrevResult(step.Config, a.entry.Got.Result)
-	if a.conf.DelegateTimeout > 0 {
+	if a.Conf.DelegateTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.conf.DelegateTimeout)
+		ctx, cancel = context.WithTimeout(ctx, a.Conf.DelegateTimeout)
 		defer cancel()
 	}
-	stdout, f := a.w.Runner.Run(ctx, c, a.Stderr)
+	stdout, f := a.Runner.Run(ctx, c, a.Stderr)
 	if f != nil {
-		a.w.Failed(a.entry, step, f)
+		a.Failed(a.entry, step, f)
 		if f.Unstarted {
 			a.started = i
 		}
 	}
-	a.at("added")
+	a.At("added")
 	return stdout, f
 }
 
@@ -201,8 +201,8 @@ func newClaims(
 }
 
 func (a *adding) printResult(printed json.RawMessage) *delegate.Failure {
-	a.at("print")
-	if _, err := a.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
+	a.At("print")
+	if _, err := a.plugin.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
 		return a.callOf(len(a.chain.Delegates)-1).Failed(types.ErrIOFailure,
 			"unwind: cannot print the result: "+err.Error())
 	}

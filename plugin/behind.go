@@ -130,10 +130,10 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
-	o.node.Invoked = true // it is in the runtime's namespaces
+	o.Invoked = true // it is in the runtime's namespaces
 	// "exe" would be its name
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
-	release, err := o.rec.Store.LockSweep()
+	release, err := o.Journal.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {
 		return nil
 	}
@@ -141,13 +141,13 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	return o.w.Safely(func() error {
+	return o.Safely(func() error {
 		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
-		chain, err := o.w.Verb.Chain()
+		chain, err := o.Chain()
 		if err == nil {
 			job.Pools = sweep.PoolsOf(chain, conf)
 		}
-		_, sweepErr := sweep.New(o.w, job).Run(ctx)
+		_, sweepErr := sweep.New(o.Worker, job).Run(ctx)
 		if err = errors.Join(err, sweepErr); err != nil {
 			o.log.Warn("the sweep failed; the next one retries it", "err", err)
 		}

@@ -20,7 +20,7 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := readChain(o.args, o.conf, o.log)
+	chain, err := readChain(o.args, o.Conf, o.log)
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
@@ -37,8 +37,8 @@ func (o *op) check(ctx context.Context) error {
 		return nil //nolint:nilerr // an invalid version has no CHECK
 	}
 	result := e.Got.Result
-	if o.conf.PrevResult != nil {
-		result = o.conf.PrevResult
+	if o.Conf.PrevResult != nil {
+		result = o.Conf.PrevResult
 	}
 	prevResult, err := netconf.ConvertResult(result, e.Added.CNIVersion)
 	if err != nil {
@@ -47,7 +47,7 @@ func (o *op) check(ctx context.Context) error {
 	for _, step := range e.Undo.Steps {
 		c := o.call("CHECK", step.Type)
 		c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(step.Config, prevResult)
-		if _, f := o.w.Runner.Run(ctx, c, o.Stderr); f != nil {
+		if _, f := o.Runner.Run(ctx, c, o.Stderr); f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
 	}
@@ -56,8 +56,8 @@ func (o *op) check(ctx context.Context) error {
 
 // recorded returns the attachment's live record from the journal, or nil if there is none.
 func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
-	o.rec.Read(ctx, func(tx *journal.Tx) error {
-		e, err := tx.Get(o.key)
+	o.Journal.Read(ctx, func(tx *journal.Tx) error {
+		e, err := tx.Get(o.Key)
 		if e != nil && e.Undo.State == journal.Live {
 			live = e
 		}

@@ -27,7 +27,7 @@ func (a *adding) claim(
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, other := range others {
-		err := a.w.Release(ctx, other.Key, addresses...)
+		err := a.Release(ctx, other.Key, addresses...)
 		if err == nil {
 			continue
 		}
@@ -37,8 +37,8 @@ func (a *adding) claim(
 			if !a.duplicate(ctx, c, other) {
 				continue
 			}
-			a.rec.Count(record.CountDuplicates)
-			if a.conf.OnDuplicateAddress == "fail" {
+			a.Journal.Count(record.CountDuplicates)
+			if a.Conf.OnDuplicateAddress == "fail" {
 				return a.callOf(i).Failed(types.ErrInternal,
 					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", c.Address,
 						other.Key, other.Key))
@@ -55,7 +55,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 	same := slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
 		return o.Address == c.Address && o.Pool == c.Pool && c.Pool != ""
 	})
-	if !same || a.node.Judge(ctx, other).Fate == decide.Dead {
+	if !same || a.Judge(ctx, other).Fate == decide.Dead {
 		return false
 	}
 	place, err := facts.Find(other.Added.NetNS, other.IfName)
@@ -71,7 +71,7 @@ func (a *adding) duplicate(ctx context.Context, c journal.Claim, other *journal.
 // result cannot be written, the ADD fails: success would leave a live attachment in state adding.
 func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
 	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
-	if a.rec.Unwritable {
+	if a.Journal.Unwritable {
 		return nil
 	}
 	var addresses []netip.Addr
@@ -93,8 +93,8 @@ func (a *adding) record(
 	ctx context.Context, addresses []netip.Addr,
 ) (others []*journal.Entry, err error) {
 	for {
-		err = a.rec.Update(ctx, func(tx *journal.Tx) (err error) {
-			if others, err = undo.Others(tx, a.key, addresses); err != nil {
+		err = a.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
+			if others, err = undo.Others(tx, a.Key, addresses); err != nil {
 				return err
 			}
 			a.entry.Undo.State = journal.Live

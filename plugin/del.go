@@ -34,7 +34,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	d.w.Verb.DEL = true
+	d.Verb.DEL = true
 	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
@@ -59,10 +59,10 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		d.succeedIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
 		return nil
 	}
-	if err := d.fromStdin(); err != nil || d.entry == nil || d.rec.Unwritable {
+	if err := d.fromStdin(); err != nil || d.entry == nil || d.Journal.Unwritable {
 		return err
 	}
-	if err := d.w.Begin(ctx, d.entry, decide.Requested); err != nil {
+	if err := d.Begin(ctx, d.entry, decide.Requested); err != nil {
 		d.log.Error("cannot record the start of a DEL", "err", err)
 	}
 	return nil
@@ -76,7 +76,7 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	look := func(tx *journal.Tx) error {
 		d.entry, d.older, d.undone = nil, nil, nil
-		records, err := tx.Records(d.key)
+		records, err := tx.Records(d.Key)
 		for _, e := range records {
 			switch {
 			case e.Undo.State == journal.Undone:
@@ -88,37 +88,37 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 			}
 		}
 		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.key, d.entry.Addresses()) // if this fails, Run reads them
+			d.others, _ = undo.Others(tx, d.Key, d.entry.Addresses()) // if this fails, Run reads them
 		}
 		if err = journal.IgnoreDamaged(err); err == nil {
-			d.rec.Snapshot, err = tx.Snapshot()
+			d.Journal.Snapshot, err = tx.Snapshot()
 		}
 		return err
 	}
-	err := d.rec.Store.View(ctx, look)
+	err := d.Journal.Store.View(ctx, look)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.rec.Update(ctx, look) // Update starts a new journal
+		err = d.Journal.Update(ctx, look) // Update starts a new journal
 	}
 	if err != nil {
-		d.rec.Snapshot = nil // it may lack records
+		d.Journal.Snapshot = nil // it may lack records
 		d.degrade("DEL", err)
 	}
 	if d.entry == nil {
 		return
 	}
-	changed := d.w.MarkKilled(d.entry, killed)
+	changed := d.MarkKilled(d.entry, killed)
 	changed = d.addUnrecorded() || d.complete() || changed
-	changed = d.w.Mark(d.entry, decide.Requested) || changed
+	changed = d.Mark(d.entry, decide.Requested) || changed
 	for _, e := range d.older {
 		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
-			d.w.Mark(e, decide.Requested)
+			d.Mark(e, decide.Requested)
 		}
 	}
 	if changed {
 		d.others = nil // more attachments may claim its addresses now
 	}
-	if (changed || keptElsewhere(d.entry)) && !d.rec.Unwritable {
-		if err := d.rec.Save(ctx, d.entry); err != nil {
+	if (changed || keptElsewhere(d.entry)) && !d.Journal.Unwritable {
+		if err := d.Journal.Save(ctx, d.entry); err != nil {
 			d.degrade("DEL", err)
 		}
 	}
@@ -139,7 +139,7 @@ func (d *deleting) answered() *journal.Entry {
 		return nil
 	}
 	done := d.undone[i]
-	if !done.Undo.Abandoned && (done.Undo.Failed && d.conf.PrevResult != nil || d.holdsAddress()) {
+	if !done.Undo.Abandoned && (done.Undo.Failed && d.Conf.PrevResult != nil || d.holdsAddress()) {
 		return nil
 	}
 	return done
@@ -147,12 +147,12 @@ func (d *deleting) answered() *journal.Entry {
 
 // holdsAddress reports whether host-local has assigned an address to the attachment.
 func (d *deleting) holdsAddress() bool {
-	chain, err := d.w.Verb.Chain()
+	chain, err := d.Chain()
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(sweep.PoolsOf(chain, d.conf), func(p sweep.Pool) bool {
-		held, err := ipam.HeldBy(p.Dir, d.key.ContainerID, d.key.IfName)
+	return slices.ContainsFunc(sweep.PoolsOf(chain, d.Conf), func(p sweep.Pool) bool {
+		held, err := ipam.HeldBy(p.Dir, d.Key.ContainerID, d.Key.IfName)
 		return err == nil && len(held) > 0
 	})
 }
@@ -176,14 +176,14 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			later -= len(e.Undo.Steps)
 		}
 		job.Later = later
-		failed, n := d.w.Run(ctx, job)
+		failed, n := d.Run(ctx, job)
 		failures, ran = append(failures, failed...), ran+n
-		err := d.w.Finish(ctx, job)
+		err := d.Finish(ctx, job)
 		if err != nil {
-			d.rec.Degraded("DEL", err)
+			d.Journal.Degraded("DEL", err)
 			d.log.Error("cannot record the outcome of a DEL; a later pass may run it again", "err", err)
 		}
-		durable = durable && err == nil && !d.rec.Unwritable
+		durable = durable && err == nil && !d.Journal.Unwritable
 	}
 	if ran == 0 && len(failures) == 0 && len(d.entry.Undo.Steps) > 0 {
 		d.noteIdle("pending: "+strings.Join(undo.PendingSteps(d.entry), ", "), nil, false)
@@ -204,8 +204,8 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 			return f.PutRight
 		})
 	}
-	if len(failures) == 0 || d.conf.OnDelFailure == "defer" && durable {
+	if len(failures) == 0 || d.Conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
-	return delError(d.key, failures, durable)
+	return delError(d.Key, failures, durable)
 }

@@ -26,7 +26,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
-	if a.rec.Unwritable {
+	if a.Journal.Unwritable {
 		return a.refuseUnseen()
 	}
 	var samePod []*journal.Entry
@@ -35,17 +35,17 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		samePod, refused, err = a.intend(tx)
 		return err
 	})
-	if err := cmp.Or(refused, err); err != nil || a.rec.Unwritable {
+	if err := cmp.Or(refused, err); err != nil || a.Journal.Unwritable {
 		return err
 	}
 	if len(a.prior) == 0 && len(samePod) == 0 {
 		return nil
 	}
 	a.releaseSamePod(ctx, samePod)
-	if err := a.supersede(ctx, killed); err != nil || a.rec.Unwritable {
+	if err := a.supersede(ctx, killed); err != nil || a.Journal.Unwritable {
 		return err
 	}
-	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.rec.Unwritable {
+	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Unwritable {
 		return err
 	}
 	a.awaitSamePod(ctx, samePod)
@@ -73,7 +73,7 @@ func (a *adding) intend(tx *journal.Tx) (samePod []*journal.Entry, refused, err 
 func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 	entries, err := tx.ByPod(a.entry.Added.Pod)
 	return slices.DeleteFunc(entries, func(e *journal.Entry) bool {
-		return e.Key == a.key || e.Undo.State == journal.Live && e.ContainerID == a.key.ContainerID
+		return e.Key == a.Key || e.Undo.State == journal.Live && e.ContainerID == a.Key.ContainerID
 	}), err
 }
 
@@ -81,13 +81,13 @@ func (a *adding) samePod(tx *journal.Tx) ([]*journal.Entry, error) {
 // time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
 // killed.
 func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
-	if a.conf.Observes() {
+	if a.Conf.Observes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	samePod = slices.DeleteFunc(slices.Clone(samePod),
-		func(e *journal.Entry) bool { return !a.w.Ready(ctx, e, false) })
+		func(e *journal.Entry) bool { return !a.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range samePod {
 		left := time.Until(deadline)
@@ -98,8 +98,8 @@ func (a *adding) releaseSamePod(ctx context.Context, samePod []*journal.Entry) {
 		}
 		one, cancelOne := context.WithTimeout(ctx,
 			max(left/time.Duration(len(samePod)-i), a.Budgets.Step))
-		if err := a.w.Release(one, e.Key); err != nil {
-			a.w.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
+		if err := a.Release(one, e.Key); err != nil {
+			a.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -113,7 +113,7 @@ func (a *adding) awaitSamePod(ctx context.Context, samePod []*journal.Entry) {
 	byPod := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 	for _, e := range samePod {
 		for slices.ContainsFunc(e.Undo.Steps, byPod) && ctx.Err() == nil {
-			if state, err := a.rec.Store.LookAtLock(e.Key); err != nil || !state.Held {
+			if state, err := a.Journal.Store.LookAtLock(e.Key); err != nil || !state.Held {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -133,20 +133,20 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 				return err
 			}
 		}
-		if again, _ := a.node.Later(ctx, prior); again == tristate.Yes {
+		if again, _ := a.Later(ctx, prior); again == tristate.Yes {
 			// that ADD may still be in use, and the DELs would release its resources
 			if err := a.refuseUnseen(); err != nil {
 				return err
 			}
 			continue
 		}
-		v := decide.Decide(a.node.Gather(ctx, prior, a.lock))
+		v := decide.Decide(a.Gather(ctx, prior, a.lock))
 		if v.Fate != decide.Foreign {
 			v.Reason = decide.Superseded
 		}
-		a.w.MarkKilled(prior, killed)
+		a.MarkKilled(prior, killed)
 		job := undo.Job{Entry: prior, Lock: a.lock, Superseded: true}
-		if _, err := a.w.Undo(ctx, job, v); err != nil {
+		if _, err := a.Undo(ctx, job, v); err != nil {
 			return a.journalFailed(err)
 		}
 	}
@@ -160,12 +160,12 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 	was := prior.Added.NetNS
 	same := was.Same(a.entry.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.node.SameBoot(prior) == tristate.No, same && a.entry.Added.Occupant == "":
+	case a.SameBoot(prior) == tristate.No, same && a.entry.Added.Occupant == "":
 		return nil
 	case same:
 		return a.addedAlready("in the same network namespace")
 	}
-	if inside, err := a.node.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
+	if inside, err := a.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
 		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
@@ -178,7 +178,7 @@ func (a *adding) refuseUnseen() error {
 	if a.entry.Added.Occupant == "" {
 		return nil
 	}
-	if cached, err := a.node.CachedInterface(a.key); err != nil || !cached.There() ||
+	if cached, err := a.CachedInterface(a.Key); err != nil || !cached.There() ||
 		!cached.Netns.Same(a.entry.Added.NetNS) {
 		return nil //nolint:nilerr // nothing proves such an ADD
 	}
@@ -188,5 +188,5 @@ func (a *adding) refuseUnseen() error {
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
 	_ = a.lock.Remove() // the attachment may have no entry
-	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.key, why)
+	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
@@ -92,7 +93,7 @@ func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 			t.Skip(err)
 		}
 	}
-	p := &Plugin{Stdout: w, Stderr: io.Discard, Budgets: undo.DefaultBudgets}
+	p := &Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{}}, Stdout: w}
 	p.Budgets.Status, p.Budgets.HostLink = a.budget, time.Millisecond
 	code = p.Main(context.Background(), "")
 	if stdout, err = os.ReadFile(out); err != nil {

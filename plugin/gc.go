@@ -32,18 +32,18 @@ func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
-	chain, err := o.w.Verb.Chain()
+	chain, err := o.Chain()
 	if err != nil {
 		return badConfig(err)
 	}
-	if o.conf.DisableGC || chain.DisableGC {
+	if o.Conf.DisableGC || chain.DisableGC {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC)
 	defer cancel()
 	errs, believed := o.sweepForGC(ctx, chain)
 	code := types.ErrTryAgainLater
-	if believed && o.conf.Valid != nil {
+	if believed && o.Conf.Valid != nil {
 		lists, err := o.listKept(ctx)
 		if err != nil {
 			return ownError(code, "GC incomplete: %v", errors.Join(append(errs, err)...))
@@ -72,11 +72,11 @@ func (o *op) sweepForGC(
 ) (errs []error, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
 	defer cancel()
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf)}
-	if o.conf.Valid != nil {
-		job.List = facts.NewList(o.conf.Name, o.conf.Valid)
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf)}
+	if o.Conf.Valid != nil {
+		job.List = facts.NewList(o.Conf.Name, o.Conf.Valid)
 	}
-	findings, err := sweep.New(o.w, job).Run(ctx)
+	findings, err := sweep.New(o.Worker, job).Run(ctx)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -92,10 +92,10 @@ func (o *op) sweepForGC(
 
 // sweepBriefly sweeps one network within an ADD. An error of the sweep does not fail the ADD.
 func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
-	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.conf),
+	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.Conf),
 		Periodic: true, Quick: true}
-	err := o.w.Safely(func() error {
-		_, err := sweep.New(o.w, job).Run(ctx)
+	err := o.Safely(func() error {
+		_, err := sweep.New(o.Worker, job).Run(ctx)
 		return err
 	})
 	if err != nil {
@@ -109,21 +109,21 @@ func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Ch
 // one whose DELs are pending.
 func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
-	err := o.rec.Store.View(ctx, func(tx *journal.Tx) error {
+	err := o.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		kept = nil
 		return tx.Outlines(func(e journal.Outline, _ error) error { // a damaged record is kept too
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
-			if e.Network == o.conf.Name && e.State != journal.Undone && !slices.Contains(o.conf.Valid, a) {
+			if e.Network == o.Conf.Name && e.State != journal.Undone && !slices.Contains(o.Conf.Valid, a) {
 				kept = append(kept, netconf.Marshal(a))
 			}
 			return nil
 		})
 	})
 	if err != nil || len(kept) == 0 {
-		return o.conf.ValidRaw, err
+		return o.Conf.ValidRaw, err
 	}
 	lists := map[string]json.RawMessage{}
-	for key, raw := range o.conf.ValidRaw {
+	for key, raw := range o.Conf.ValidRaw {
 		var list []json.RawMessage
 		if err := json.Unmarshal(raw, &list); err != nil {
 			return nil, err
@@ -145,12 +145,12 @@ func (o *op) passOn(
 	failures := make([]*delegate.Failure, len(chain.Delegates))
 	var running sync.WaitGroup
 	for i, d := range chain.Delegates {
-		config := netconf.ObjectOf(chain.Config(i, o.conf))
+		config := netconf.ObjectOf(chain.Config(i, o.Conf))
 		maps.Copy(config, keys)
 		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path,
 			Stdin: netconf.Marshal(config)}
 		running.Go(func() {
-			_, failures[i] = o.w.Runner.Run(ctx, c, o.Stderr)
+			_, failures[i] = o.Runner.Run(ctx, c, o.Stderr)
 		})
 	}
 	running.Wait()

@@ -14,6 +14,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
@@ -89,11 +90,11 @@ func (n *node) emptyList() empty {
 	n.Helper()
 	conf, err := netconf.ParseConf([]byte(n.entryOf(`{"plugins": [{"type": "faulty"}]}`, valid())))
 	must(n, err)
-	p := &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: env.Long}
+	p := &Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
 	n.Cleanup(closeLog)
-	o.node.Invoked = true
-	return empty{sweep.New(o.w, sweep.Job{List: facts.NewList(n.network, conf.Valid)}), o.w}
+	o.Invoked = true
+	return empty{sweep.New(o.Worker, sweep.Job{List: facts.NewList(n.network, conf.Valid)}), o.Worker}
 }
 
 // TestSweepJudgesAgain: an attachment is dead when a sweep looks, and changes before the sweep

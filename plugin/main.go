@@ -39,13 +39,13 @@ func (p *Plugin) verb(
 	return func(args *skel.CmdArgs) error {
 		conf, bad := netconf.ParseConf(args.StdinData)
 		o, closeLog := p.newOp(args, conf)
-		o.bad, o.node.Invoked, o.rec.Store.Trusting = bad, true, true
+		o.bad, o.Invoked, o.Journal.Store.Trusting = bad, true, true
 		defer closeLog()
-		defer o.rec.Flush()
+		defer o.Journal.Flush()
 		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
 		// late for an ADD (see checkNetNS), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
-		err := o.w.Safely(func() error { return do(o, ctx) })
+		err := o.Safely(func() error { return do(o, ctx) })
 		var panicked *undo.PanicError
 		if errors.As(err, &panicked) {
 			return ownError(types.ErrInternal, "%v", panicked)

@@ -27,7 +27,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	conf.StateDir = stateDir
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
-	lock, err := o.rec.Store.TryAcquire(key)
+	lock, err := o.Journal.Store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
 		return fmt.Errorf("%s: %s; retry later", key, decide.Locked.Reason)
 	}
@@ -35,10 +35,10 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		return err
 	}
 	defer lock.Release()
-	drop := o.rec.Undoable()
+	drop := o.Journal.Undoable()
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
-		err = o.rec.Update(ctx, func(tx *journal.Tx) (err error) {
+		err = o.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
 			drop() // the event of a first run: the transaction may run twice
 			event := record.EventOf(journal.Forgotten, records[0])
 			event.Reason = "forgotten by an operator"
@@ -48,7 +48,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 				forgotten.Undo.Reason, forgotten.Undo.Abandoned = event.Reason, true
 				err = errors.Join(err, tx.Put(forgotten))
 			}
-			o.rec.Event(event)
+			o.Journal.Event(event)
 			return err
 		})
 	}
@@ -60,7 +60,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (records []*journal.Entry, err error) {
-	err = o.rec.Store.View(ctx, func(tx *journal.Tx) (err error) {
+	err = o.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 		records, err = tx.Pending(key)
 		return err
 	})
@@ -73,7 +73,7 @@ func (o *op) toForget(
 	case len(records) == 0:
 		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
-	if v := decide.Decide(o.node.Gather(ctx, records[0], lock)); !v.Releasable() {
+	if v := decide.Decide(o.Gather(ctx, records[0], lock)); !v.Releasable() {
 		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key,
 			v.Fate, v.Reason)
 	}
@@ -88,5 +88,5 @@ func (p *Plugin) Sweep(
 	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
-	return sweep.New(o.w, job).Run(ctx)
+	return sweep.New(o.Worker, job).Run(ctx)
 }

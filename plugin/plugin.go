@@ -3,43 +3,16 @@ package plugin
 import (
 	"io"
 
-	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 )
 
 // Plugin contains what the verbs need from their process.
 type Plugin struct {
-	Stdout  io.Writer
-	Stderr  io.Writer
-	Budgets undo.Budgets
+	undo.Env
+	Stdout io.Writer
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
-	// Slow, if set, is called each time a delegate takes longer than half a second. The first call
-	// should install signal handlers, so that a signal no longer ends the process before the
-	// rollback. Until then, a signal has the effect of SIGKILL. Signal handlers need a thread, and
-	// most verbs can do without it.
-	Slow func()
 	// StartSweep starts the sweep behind a STATUS (see StartSweep). If it is nil, none starts.
 	StartSweep func(conf []byte) (ended <-chan error, err error)
-	// Point is called with the name of each crash point: a place where a crash would leave a
-	// different state. Tests set it.
-	Point func(name string)
-
-	// Delegates runs the delegates; nil runs them as processes. Tests set it.
-	Delegates delegate.Runner
-}
-
-func (p *Plugin) at(point string) {
-	if p.Point != nil {
-		p.Point(point)
-	}
-}
-
-// newRunner returns the Runner of one worker.
-func (p *Plugin) newRunner() delegate.Runner {
-	if p.Delegates != nil {
-		return p.Delegates
-	}
-	return &delegate.Processes{At: p.Point, Slow: p.Slow}
 }

@@ -22,22 +22,22 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.entry.Undo.Steps, a.entry.Undo.Failed = a.entry.Undo.Steps[:a.started], true
 	a.entry.Undo.Cause = decide.FailedADD.Code
 	a.entry.Undo.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
-	if a.w.ClaimHeld(a.entry) && !a.rec.Unwritable {
-		if err := a.rec.Save(ctx, a.entry); err != nil {
+	if a.ClaimHeld(a.entry) && !a.Journal.Unwritable {
+		if err := a.Journal.Save(ctx, a.entry); err != nil {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	}
 	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
-	a.w.Run(ctx, job)
+	a.Run(ctx, job)
 	if len(a.entry.Undo.Steps) > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
-	a.rec.Event(event, record.CountRollbacks, f.Plugin, result)
+	a.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
 	switch {
-	case !a.rec.Unwritable:
-		if err := a.w.Finish(ctx, job); err != nil {
+	case !a.Journal.Unwritable:
+		if err := a.Finish(ctx, job); err != nil {
 			a.lost = err
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
@@ -53,10 +53,10 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 // makeRoom releases the network's dead attachments after a failed ADD, so that the runtime's next
 // ADD finds a free address in a pool that was full.
 func (a *adding) makeRoom(ctx context.Context) {
-	if a.conf.Observes() {
+	if a.Conf.Observes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
 	defer cancel()
-	a.sweepBriefly(ctx, a.key.Network, a.chain)
+	a.sweepBriefly(ctx, a.Key.Network, a.chain)
 }

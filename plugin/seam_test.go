@@ -19,6 +19,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 	"cni-unwind/testdata/unwind/env"
 )
@@ -80,7 +81,7 @@ func newSeam(t *rapid.T, dir string) *seam {
 	}
 	s.conf = fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "type": "unwind", "stateDir": %q, "gracePeriod": "0s", "chain": `+
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}}`, filepath.Join(dir, "state"), strings.Join(chain, ", "))
-	s.plugin = &Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: env.Long, CacheDir: filepath.Join(dir, "cache"), Delegates: s.fakes}
+	s.plugin = &Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: s.fakes}, Stdout: io.Discard, CacheDir: filepath.Join(dir, "cache")}
 	return s
 }
 

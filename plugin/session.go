@@ -26,17 +26,13 @@ import (
 
 // op is one run of a verb, on one attachment or on all.
 type op struct {
-	*Plugin
-	args *skel.CmdArgs
-	conf *netconf.Conf
-	bad  error         // the configuration's error, or nil
-	key  journal.Key   // the verb's attachment; zero for GC and STATUS
-	lock *journal.Lock // the lock of that attachment; nil without a journal
-	log  *slog.Logger  // adds the verb's attachment to each line; w.Log does not
-	rec  *record.Recorder
-	lost error // why the journal does not contain what the verb leaves, or nil
-	node *facts.Node
-	w    *undo.Worker
+	*undo.Worker
+	plugin *Plugin
+	args   *skel.CmdArgs
+	bad    error         // the configuration's error, or nil
+	lock   *journal.Lock // the lock of the verb's attachment; nil without a journal
+	log    *slog.Logger  // Log, with the verb's attachment in each line
+	lost   error         // why the journal does not contain what the verb leaves, or nil
 }
 
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
@@ -46,21 +42,16 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		handler = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
 	}
 	log := slog.New(handler)
-	key := journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
-	rec := &record.Recorder{
-		Store: &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}, Log: log,
-	}
-	node := &facts.Node{
-		Journal: rec, Log: log, Host: facts.This(), Network: conf.Name,
-		GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir,
-		View: &facts.View{},
-	}
+	store := &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}
 	worker := &undo.Worker{
-		Node: node, Journal: rec, Log: log, Budgets: p.Budgets,
-		Runner: p.newRunner(), NewRunner: p.newRunner,
-		Stderr: p.Stderr, At: p.Point,
+		Env: &p.Env,
+		Node: &facts.Node{
+			Journal: &record.Recorder{Store: store}, Log: log, Host: facts.This(), Network: conf.Name,
+			GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir, View: &facts.View{},
+		},
 		Verb: undo.Verb{
-			Key: key, Netns: args.Netns, Path: args.Path, Conf: conf,
+			Key:   journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
+			Netns: args.Netns, Path: args.Path, Conf: conf,
 			Chain: sync.OnceValues(func() (*netconf.Chain, error) { return readChain(args, conf, log) }),
 		},
 	}
@@ -68,10 +59,9 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		log.Warn(w, "network", conf.Name)
 	}
 	if args.ContainerID != "" {
-		log = log.With("attachment", key.String())
+		log = log.With("attachment", worker.Key.String())
 	}
-	return &op{Plugin: p, args: args, conf: conf, key: key, log: log, rec: rec, node: node, w: worker},
-		closeLog
+	return &op{Worker: worker, plugin: p, args: args, log: log}, closeLog
 }
 
 // logWriter opens logFile. If that fails, the log goes to stderr, because a missing log must not
@@ -91,8 +81,8 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 
 // awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A
 // provider may be replacing a configuration file or a plugin.
-func (p *Plugin) awaitExchange(ctx context.Context, look func() bool) {
-	end := time.Now().Add(p.Budgets.Exchange)
+func (o *op) awaitExchange(ctx context.Context, look func() bool) {
+	end := time.Now().Add(o.Budgets.Exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -121,8 +111,8 @@ func readChain(
 // of that file may be rewriting it. It does not retry after an error in unwind's own configuration.
 func (o *op) loadChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	o.awaitExchange(ctx, func() bool {
-		chain, err = readChain(o.args, o.conf, o.log)
-		return err == nil || o.conf.Chain != nil || o.conf.ChainFile == ""
+		chain, err = readChain(o.args, o.Conf, o.log)
+		return err == nil || o.Conf.Chain != nil || o.Conf.ChainFile == ""
 	})
 	return chain, err
 }
@@ -150,11 +140,11 @@ func (o *op) takeLock(
 ) (killed []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
-	o.lock, killed, err = o.w.Lock(ctx, o.key)
+	o.lock, killed, err = o.Lock(ctx, o.Key)
 	switch {
 	case errors.Is(err, journal.ErrBusy):
 		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
-			"within %s; retry later", o.key, o.Budgets.Undo)
+			"within %s; retry later", o.Key, o.Budgets.Undo)
 	case err != nil:
 		err = without(err)
 	}
@@ -163,10 +153,10 @@ func (o *op) takeLock(
 
 // degrade makes the verb continue without writing the journal.
 func (o *op) degrade(verb string, err error) {
-	o.rec.Degraded(verb, err)
+	o.Journal.Degraded(verb, err)
 	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
 		"addresses", "err", err)
-	o.rec.Unwritable, o.lost = true, err
+	o.Journal.Unwritable, o.lost = true, err
 }
 
 // call prepares a call to a delegate with the verb's environment. The caller adds the
@@ -181,17 +171,17 @@ func (o *op) call(command, plugin string) *delegate.Call {
 // newEntry returns a record of an ADD of the whole chain, created from the runtime's input.
 func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
 	e := &journal.Entry{
-		Key:  o.key,
-		Undo: journal.Undo{State: state, Steps: chain.Steps(o.conf)},
+		Key:  o.Key,
+		Undo: journal.Undo{State: state, Steps: chain.Steps(o.Conf)},
 		Added: journal.Added{
 			Pod: netconf.PodOf(o.args.Args), NetNS: journal.NetNS{Path: o.args.Netns},
 			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),
-			CNIVersion: chain.CNIVersion, Host: o.node.Host, At: journal.Now(),
-			GracePeriod: max(1, o.conf.GracePeriod), // 0 would mean unknown
+			CNIVersion: chain.CNIVersion, Host: o.Host, At: journal.Now(),
+			GracePeriod: max(1, o.Conf.GracePeriod), // 0 would mean unknown
 		},
 	}
-	if len(o.conf.RuntimeConfig) > 0 {
-		e.Added.RuntimeConfig = netconf.Marshal(o.conf.RuntimeConfig)
+	if len(o.Conf.RuntimeConfig) > 0 {
+		e.Added.RuntimeConfig = netconf.Marshal(o.Conf.RuntimeConfig)
 	}
 	return e
 }
@@ -211,7 +201,7 @@ func (a *adding) callOf(i int) *delegate.Call {
 
 // journalFailed decides whether an ADD whose intent is not in the journal continues or fails.
 func (a *adding) journalFailed(err error) error {
-	if a.conf.OnJournalFailure == "fail" {
+	if a.Conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
 	a.degrade("ADD", err)
@@ -224,14 +214,14 @@ func (a *adding) journalFailed(err error) error {
 // Otherwise journalFailed decides.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.entry.Number = 0
-	err := a.rec.Update(ctx, write)
+	err := a.Journal.Update(ctx, write)
 	if err == nil {
 		return nil
 	}
 	if a.entry.Number != 0 { // otherwise, nothing was handed to the commit
 		var stored *journal.Entry
-		unread := a.rec.Store.View(ctx, func(tx *journal.Tx) (err error) {
-			stored, err = tx.Get(a.key)
+		unread := a.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
+			stored, err = tx.Get(a.Key)
 			return journal.IgnoreDamaged(err)
 		})
 		switch {
@@ -257,7 +247,7 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 
 // findPrior finds the earlier ADDs of the attachment that are not undone.
 func (a *adding) findPrior(tx *journal.Tx) (err error) {
-	a.prior, err = tx.Pending(a.key)
+	a.prior, err = tx.Pending(a.Key)
 	return journal.IgnoreDamaged(err) // the intent replaces a damaged record
 }
 

@@ -20,7 +20,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 	"cni-unwind/testdata/unwind/env"
 )
@@ -230,7 +232,7 @@ func (s *soak) round(seed uint64, until int64) {
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := (&Plugin{Stdout: io.Discard, Stderr: io.Discard, Budgets: env.Long}).Sweep(ctx, s.stateDir, sweep.Job{})
+	findings, err := (&Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}).Sweep(ctx, s.stateDir, sweep.Job{})
 	if err != nil {
 		s.Errorf("sweep: %v", err)
 	}

@@ -32,7 +32,7 @@ func (o *op) status(ctx context.Context) error {
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
-		said <- o.w.Safely(func() error { return o.look(ctx) })
+		said <- o.Safely(func() error { return o.look(ctx) })
 	}()
 	select {
 	case err := <-said:
@@ -56,12 +56,12 @@ func (o *op) look(ctx context.Context) error {
 	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		err := o.rec.Store.Update(ctx, func(tx *journal.Tx) (err error) { // writes nothing
-			o.rec.Snapshot, err = tx.Snapshot()
+		err := o.Journal.Store.Update(ctx, func(tx *journal.Tx) (err error) { // writes nothing
+			o.Journal.Snapshot, err = tx.Snapshot()
 			return err
 		})
 		journalErr <- err
-		if err == nil && o.conf.SweepOnStatus && o.StartSweep != nil {
+		if err == nil && o.Conf.SweepOnStatus && o.plugin.StartSweep != nil {
 			o.sweepIfDue(ctx, chain)
 		}
 	}()
@@ -75,13 +75,13 @@ func (o *op) look(ctx context.Context) error {
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
 func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.conf), Periodic: true, Quick: true}
-	err := o.w.Safely(func() error {
-		due, err := sweep.New(o.w, job).Due(ctx)
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf), Periodic: true, Quick: true}
+	err := o.Safely(func() error {
+		due, err := sweep.New(o.Worker, job).Due(ctx)
 		if !due {
 			return err
 		}
-		ended, startErr := o.StartSweep(o.args.StdinData)
+		ended, startErr := o.plugin.StartSweep(o.args.StdinData)
 		if startErr != nil {
 			return errors.Join(err, startErr)
 		}
@@ -128,7 +128,7 @@ func (o *op) health(
 		gravest := slices.MaxFunc(failures,
 			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
 		return cniError(gravest.Code, gravest.Error(), gravest.Details)
-	case journalErr != nil && o.conf.OnJournalFailure == "fail":
+	case journalErr != nil && o.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
 		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+

@@ -15,8 +15,10 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -26,8 +28,7 @@ func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	p := &Plugin{Stderr: n.Output(), Budgets: n.ownBudgets(), CacheDir: n.cacheDir()}
-	findings, err := p.sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
+	findings, err := n.plugin().sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
@@ -36,7 +37,8 @@ func (n *node) sweep() []sweep.Finding {
 
 // plugin is unwind in this process.
 func (n *node) plugin() *Plugin {
-	return &Plugin{Stdout: io.Discard, Stderr: n.Output(), Budgets: n.ownBudgets(), CacheDir: n.cacheDir()}
+	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: n.ownBudgets(), Runner: &delegate.Processes{}}, Stdout: io.Discard,
+		CacheDir: n.cacheDir()}
 }
 
 // copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless
@@ -156,6 +158,6 @@ func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.
 	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
-	o.node.Invoked = true
-	return sweep.New(o.w, job).Run(ctx)
+	o.Invoked = true
+	return sweep.New(o.Worker, job).Run(ctx)
 }

@@ -21,7 +21,7 @@ import (
 // lookAtPath looks at the namespace that the runtime's DEL names: at CNI_NETNS or, if the runtime
 // sends none, at the path in its prevResult.
 func (d *deleting) lookAtPath(ctx context.Context) {
-	d.sandbox = netconf.SandboxOf(d.conf.PrevResult, d.key.IfName)
+	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
 	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
 	d.netns = place.Netns
 	d.named = sync.OnceValue(func() facts.Named { return d.nameOf(ctx, d.netns.Path) })
@@ -31,12 +31,12 @@ func (d *deleting) lookAtPath(ctx context.Context) {
 // nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
 // runtime's own one, identify no ADD of this attachment.
 func (d *deleting) nameOf(ctx context.Context, path string) facts.Named {
-	seen, _ := facts.Look(path, d.key.IfName)
-	hosts := d.node.IsHost(seen.Netns) && !d.overridesNetNS()
-	if seen.Netns.Known() && (hosts || d.node.Anothers(ctx, d.key, seen.Netns)) {
+	seen, _ := facts.Look(path, d.Key.IfName)
+	hosts := d.IsHost(seen.Netns) && !d.overridesNetNS()
+	if seen.Netns.Known() && (hosts || d.Anothers(ctx, d.Key, seen.Netns)) {
 		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
 	}
-	again := d.conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.conf.PrevResult))
+	again := d.Conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.Conf.PrevResult))
 	return facts.Named{Interface: seen, Again: again}
 }
 
@@ -46,7 +46,7 @@ func (d *deleting) isOf(e *journal.Entry) bool {
 	if d.netns.Path == "" {
 		return d.entry == nil || e == d.entry
 	}
-	return d.node.IsAt(e, d.netns) || d.node.Names(e, d.named())
+	return d.IsAt(e, d.netns) || d.Names(e, d.named())
 }
 
 // addUnrecorded adds an entry for the ADD whose namespace the runtime's DEL names, if no record is
@@ -57,7 +57,7 @@ func (d *deleting) addUnrecorded() bool {
 	if slices.ContainsFunc(slices.Concat(records, d.undone), d.isOf) {
 		return false
 	}
-	chain, err := d.w.Verb.Chain()
+	chain, err := d.Chain()
 	if err != nil {
 		d.log.Warn("the journal does not contain the ADD of this DEL, and the chain cannot be read",
 			"err", err)
@@ -80,7 +80,7 @@ func (d *deleting) complete() bool {
 	if e.Undo.State != journal.Adding || e.Got.Result != nil || !d.isOf(e) || !d.hasResultOf(e) {
 		return false
 	}
-	chain, err := d.w.Verb.Chain()
+	chain, err := d.Chain()
 	if err != nil {
 		d.log.Warn("the journal entry of the ADD is incomplete, and the chain cannot be read", "err", err)
 		return false
@@ -92,7 +92,7 @@ func (d *deleting) complete() bool {
 
 // hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
 func (d *deleting) hasResultOf(e *journal.Entry) bool {
-	return d.sandbox != "" && d.node.Names(e, d.result())
+	return d.sandbox != "" && d.Names(e, d.result())
 }
 
 // reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input.
@@ -106,7 +106,7 @@ func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) 
 	if facts.SamePath(d.sandbox, d.netns.Path) || !slices.ContainsFunc(records, d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}
-	if d.conf.NeverAdded() { // a delegate without a binary allocated nothing
+	if d.Conf.NeverAdded() { // a delegate without a binary allocated nothing
 		undo.Interrupted(e.Undo.Steps)
 		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
 			_, err := netconf.FindPlugin(s.Type, e.Added.Path)
@@ -122,20 +122,20 @@ func (d *deleting) reconstruct(chain *netconf.Chain, records ...*journal.Entry) 
 // fromStdin creates an entry from the runtime's configuration and prevResult, for an attachment
 // that was added before unwind was installed, or whose entry was lost.
 func (d *deleting) fromStdin() error {
-	chain, err := d.w.Verb.Chain()
+	chain, err := d.Chain()
 	switch {
 	case err == nil:
-	case d.conf.NeverAdded():
+	case d.Conf.NeverAdded():
 		d.succeedIdle("the journal has no entry, and the runtime has no ADD result", err, false)
 		return nil
-	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.rec.Unwritable:
+	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.Journal.Unwritable:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
-		d.succeedIdle("the journal in "+d.conf.StateDir+" does not contain the attachment, "+
+		d.succeedIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
 			"and the runtime's configuration contains no chain", err, false)
 		return nil
 	default:
 		_ = d.lock.Remove()
-		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.key,
+		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w", d.Key,
 			err))
 	}
 	e := d.reconstruct(chain, d.undone...)
@@ -151,10 +151,10 @@ func (d *deleting) fromStdin() error {
 // takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
 // first delegate of the chain that calls an IPAM plugin.
 func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
-	if d.conf.PrevResult == nil {
+	if d.Conf.PrevResult == nil {
 		return
 	}
-	raw, err := netconf.ConvertResult(d.conf.PrevResult, chain.CNIVersion)
+	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
 	r, parseErr := netconf.ParseResult(raw)
 	if err = cmp.Or(err, parseErr); err != nil {
 		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
@@ -163,7 +163,7 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
 	first := max(0, slices.IndexFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
-	by := chain.Steps(d.conf)[first]
+	by := chain.Steps(d.Conf)[first]
 	e.Got.Claims = append(e.Got.Claims, newClaims(e, r, by)...)
 }
 
@@ -183,8 +183,8 @@ func (d *deleting) noteIdle(why string, err error, expected bool) {
 	}
 	d.log.Log(context.Background(), level, "DEL ran no plugin", attrs...)
 	if !expected {
-		d.rec.Event(journal.Event{
-			Key: d.key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+		d.Journal.Event(journal.Event{
+			Key: d.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -23,17 +24,20 @@ func main() {
 	// wake each other up, on every core, while a node starts its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
+	// Until the first delegate is slow, a signal has the effect of SIGKILL. Then it only stops the
+	// verb, which rolls back an ADD. Signal handlers need a thread, and most verbs can do without it.
+	handleSignals := sync.OnceFunc(func() {
+		asked := make(chan os.Signal, 1)
+		signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+		go func() { <-asked; stop() }()
+	})
 	p := &plugin.Plugin{
-		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
-		Budgets: undo.DefaultBudgets, StartSweep: plugin.StartSweep,
-		Slow: sync.OnceFunc(func() {
-			asked := make(chan os.Signal, 1)
-			signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-			go func() { <-asked; stop() }()
-		}),
+		Env: undo.Env{Stderr: plugin.Unbroken(syscall.Stderr), Budgets: undo.DefaultBudgets,
+			Runner: &delegate.Processes{Slow: handleSignals}},
+		Stdout: plugin.Unbroken(syscall.Stdout), StartSweep: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
-		p.Slow()
+		handleSignals()
 		os.Exit(p.MainSweep(ctx))
 	}
 	code := p.Main(ctx, fmt.Sprintf("CNI plugin unwind %s: runs a CNI plugin chain and "+

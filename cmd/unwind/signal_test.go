@@ -15,7 +15,7 @@ import (
 )
 
 // TestStopped: the program that is asked to stop while a delegate takes long ends the delegate, undoes the ADD, and says so.
-// It handles signals once a delegate takes long: see plugin.Plugin.Slow.
+// It handles signals once a delegate takes long: see delegate.Processes.Slow.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

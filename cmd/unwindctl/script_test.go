@@ -24,8 +24,10 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
 	"cni-unwind/testdata/unwind/env"
@@ -52,7 +54,7 @@ func TestMain(m *testing.M) {
 }
 
 func runPlugin() {
-	p := &plugin.Plugin{Stdout: os.Stdout, Stderr: os.Stderr, Budgets: env.Long}
+	p := &plugin.Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: os.Stdout}
 	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
 }
 

@@ -16,7 +16,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Runner runs delegates, one at a time. In tests, a Runner starts no process.
+// Runner runs delegates, also for several goroutines. In tests, a Runner starts no process.
 type Runner interface {
 	// Run runs a delegate and returns its standard output. A nil Failure means that the delegate
 	// ran and succeeded.
@@ -25,8 +25,8 @@ type Runner interface {
 
 // Processes runs each delegate as a process.
 type Processes struct {
-	At   func(point string) // called where a crash would leave a different state; nil outside tests
-	Slow func()             // called when a delegate takes longer than slowAfter; may be nil
+	Point func(name string) // called where a crash would leave a different state; nil outside tests
+	Slow  func()            // called when a delegate takes longer than slowAfter; may be nil
 }
 
 // Run executes a delegate in its own process group and returns its standard output. It returns once
@@ -40,7 +40,7 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	out, said := &output{most: maxStdout}, &output{most: maxStderr}
 	cmd, err := start(ctx, func(lock *os.File) *exec.Cmd {
 		cmd := c.command(ctx, binary, lock)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = &input{bytes.NewReader(c.Stdin), r.At}, out, said
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = &input{bytes.NewReader(c.Stdin), r.Point}, out, said
 		return cmd
 	}, c.Lock)
 	if err != nil && ctx.Err() != nil {

@@ -33,10 +33,10 @@ type Node struct {
 	View     *View // shared by all workers of a process
 }
 
-// Fork returns a copy of the node for another goroutine. The copy uses the given recorder.
-func (n *Node) Fork(journal *record.Recorder) *Node {
+// Fork returns a copy of the node for another goroutine, with a recorder of its own.
+func (n *Node) Fork() *Node {
 	fork := *n
-	fork.Journal = journal
+	fork.Journal = n.Journal.Fork()
 	return &fork
 }
 

@@ -21,7 +21,7 @@ func nodeAt(t *testing.T) *Node {
 	t.Helper()
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
 	return &Node{
-		Journal: &record.Recorder{Store: store, Log: store.Logger}, Log: store.Logger, CacheDir: t.TempDir(), View: &View{},
+		Journal: &record.Recorder{Store: store}, Log: store.Logger, CacheDir: t.TempDir(), View: &View{},
 		Host: journal.Host{BootID: "this"},
 	}
 }

@@ -4,7 +4,6 @@ package record
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"syscall"
 
 	"cni-unwind/journal"
@@ -14,7 +13,6 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	Log   *slog.Logger
 	// Snapshot, if set, is what Read reads instead of the journal.
 	Snapshot *journal.Tx
 	// Unreadable is set if the journal could not be opened, so that the verb does not wait for it
@@ -29,7 +27,7 @@ type Recorder struct {
 
 // Fork returns a new recorder of the same journal for another goroutine. It has its own pending
 // events, and no snapshot.
-func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store, Log: r.Log} }
+func (r *Recorder) Fork() *Recorder { return &Recorder{Store: r.Store} }
 
 // Event adds an event to the pending ones. counter is the name of the counter that the event
 // increments, followed by its labels.
@@ -69,7 +67,7 @@ func (r *Recorder) Flush() {
 		return
 	}
 	if err := r.Store.Record(r.events...); err != nil {
-		r.Log.Debug("cannot write the history", "err", err)
+		r.Store.Logger.Debug("cannot write the history", "err", err)
 	}
 	r.events = nil
 }
@@ -101,7 +99,7 @@ func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
 		err = r.Store.View(ctx, read)
 	}
 	if err != nil {
-		r.Log.Warn("cannot read the journal", "err", err)
+		r.Store.Logger.Warn("cannot read the journal", "err", err)
 		r.Unreadable = !reached
 	}
 }

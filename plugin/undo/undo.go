@@ -2,6 +2,7 @@ package undo
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -44,6 +45,7 @@ type Job struct {
 type undoing struct {
 	*Worker
 	Job
+	Log *slog.Logger // adds the record's attachment to each line
 	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
 	place    facts.Place
@@ -71,9 +73,7 @@ type undoing struct {
 // when there is no time for the next step. A crash leaves the record as it was before the pass (but
 // see markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
-	ofEntry := *w
-	ofEntry.Log = w.Log.With("attachment", job.Entry.Key.String())
-	u := &undoing{Worker: &ofEntry, Job: job}
+	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Entry.Key.String())}
 	w.ClaimHeld(u.Entry)
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
@@ -106,7 +106,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		if f != nil {
 			failures = append(failures, f)
 		}
-		u.at("undone")
+		u.At("undone")
 	}
 	if u.Entry.Undo.Begun = false; !u.Unrecorded {
 		u.releaseHeld(ctx)
@@ -198,7 +198,7 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 // Ready reports whether a record has a step whose DEL is due. If ignorePause is set, the pause
 // after a failed try does not count.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
-	u := &undoing{Worker: w, Job: Job{Entry: e}}
+	u := &undoing{Worker: w, Job: Job{Entry: e}, Log: w.Log}
 	p := u.pass(ctx, ignorePause)
 	p.NewerLives = w.newerLives(ctx, e)
 	return slices.ContainsFunc(e.Undo.Steps,

@@ -6,32 +6,39 @@ package undo
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"runtime/debug"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 )
+
+// Env is what the verbs need from their process.
+type Env struct {
+	Stderr  io.Writer // also the delegates' standard error
+	Budgets Budgets
+	Runner  delegate.Runner // runs the delegates
+	// Point is called with the name of each crash point: a place where a crash would leave a
+	// different state. Tests set it.
+	Point func(name string)
+}
+
+// At marks a crash point.
+func (e *Env) At(point string) {
+	if e.Point != nil {
+		e.Point(point)
+	}
+}
 
 // Worker runs pending DELs, one at a time, and decides on their outcome.
 type Worker struct {
-	Node    *facts.Node
-	Journal *record.Recorder
-	Log     *slog.Logger
-	Budgets Budgets
-	Runner  delegate.Runner
-	// NewRunner returns a runner for another goroutine.
-	NewRunner func() delegate.Runner
+	*Env
+	*facts.Node
+	Verb
 	// ChainOf returns the chain of another network than the verb's, or nil if it is unknown. It may be
 	// nil.
 	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
-	Stderr  io.Writer // the delegates' standard error
-	// At marks a crash point for tests.
-	At   func(point string)
-	Verb Verb
 }
 
 // Verb describes the verb that a pass belongs to. Key is zero for a verb without an attachment, and
@@ -50,20 +57,11 @@ type Verb struct {
 // asksFor reports whether the verb is the runtime's DEL of an attachment.
 func (w *Worker) asksFor(e *journal.Entry) bool { return w.Verb.DEL && e.Key == w.Verb.Key }
 
-// Fork returns a copy of the worker for another goroutine. The copy has its own runner and pending
-// events.
+// Fork returns a copy of the worker for another goroutine. The copy has its own pending events.
 func (w *Worker) Fork() *Worker {
 	fork := *w
-	fork.Journal = w.Journal.Fork()
-	fork.Node, fork.Runner = w.Node.Fork(fork.Journal), w.NewRunner()
+	fork.Node = w.Node.Fork()
 	return &fork
-}
-
-// at marks a crash point for tests.
-func (w *Worker) at(point string) {
-	if w.At != nil {
-		w.At(point)
-	}
 }
 
 // PanicError is a panic that Safely turned into an error.

@@ -22,21 +22,23 @@ import (
 
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/unwind/env"
 )
 
 func main() {
 	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	point := points()
 	p := &plugin.Plugin{
-		Stdout: plugin.Unbroken(syscall.Stdout), Stderr: plugin.Unbroken(syscall.Stderr),
-		Budgets: env.BudgetsOf(os.Getenv(env.Budgets)), CacheDir: os.Getenv(env.Cache), Point: points(),
-		StartSweep: plugin.StartSweep,
+		Env: undo.Env{Stderr: plugin.Unbroken(syscall.Stderr), Budgets: env.BudgetsOf(os.Getenv(env.Budgets)),
+			Runner: &delegate.Processes{Point: point}, Point: point},
+		Stdout: plugin.Unbroken(syscall.Stdout), CacheDir: os.Getenv(env.Cache), StartSweep: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
 		os.Exit(p.MainSweep(ctx))
 	}
 	if hangs := os.Getenv(env.Hangs); hangs != "" {
-		p.Delegates = &impatient{delegate.Processes{At: p.Point}, hangs}
+		p.Runner = &impatient{delegate.Processes{Point: point}, hangs}
 	}
 	if os.Getenv(env.NoProc) != "" {
 		if err := unix.Unmount("/proc", unix.MNT_DETACH); err != nil {

@@ -240,9 +240,11 @@ func Remaining(findings []sweep.Finding, dryRun bool) error {
 	return errors.Join(errs...)
 }
 
-// Plugin returns the plugin that sweeps, judges and forgets for a command. It writes no CNI result.
+// Plugin returns the plugin that sweeps, judges and forgets for a command.
 func Plugin(stderr io.Writer) *plugin.Plugin {
-	return &plugin.Plugin{Stdout: io.Discard, Stderr: stderr, Budgets: undo.DefaultBudgets}
+	return &plugin.Plugin{Env: undo.Env{
+		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},
+	}}
 }
 
 // Judge returns the findings of a dry run of a sweep.
