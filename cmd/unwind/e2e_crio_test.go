@@ -139,7 +139,8 @@ func TestE2ECrioLeak(t *testing.T) {
 			_, starts := c.rt.RunPod(e2e.Pod{Name: "next"})
 			table.Row(chain, one.trouble.name, one.how, during, pending, without, stops, after, c.pending(), word(starts))
 			if !one.unwind {
-				if during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0 {
+				missing := one.trouble.name == troubles[1].name // CRI-O watches the directory, so it may start no plugin
+				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
 					t.Errorf("the plain chain leaks %s, later %s, so this shows nothing", during, after)
 				}
 				return
@@ -272,7 +273,7 @@ func TestE2ECrioReboot(t *testing.T) {
 }
 
 // TestE2ECrioHostPort: CRI-O makes a pod's host ports itself, in a table of its own, and sends no port mappings to plugins. They go with
-// the pod, also if a plugin fails.
+// the pod.
 func TestE2ECrioHostPort(t *testing.T) {
 	const port = 8080
 	for _, unwind := range []bool{false, true} {
@@ -281,12 +282,10 @@ func TestE2ECrioHostPort(t *testing.T) {
 			c := newCrioNode(t, unwind, "")
 			id := c.rt.MustRunPod(e2e.Pod{Name: "port", HostPorts: []int32{port}})
 			address := c.rt.IP(id)
-			ports := func() bool { return strings.Contains(c.Run("nft", "list", "ruleset"), address+" . "+fmt.Sprint(port)) }
-			rules := c.Run("nft", "list", "ruleset")
-			if !strings.Contains(rules, address) {
-				t.Fatalf("no rule of CRI-O's for %s:\n%s", address, rules)
+			rules, forwards := c.Run("nft", "list", "ruleset"), fmt.Sprintf(": %s . %d", address, port)
+			if !strings.Contains(rules, forwards) {
+				t.Fatalf("CRI-O has no %q:\n%s", forwards, rules)
 			}
-			t.Logf("found: %t\n%s", ports(), rules)
 			if unwind && strings.Contains(c.Unwindctl("show", id, "-o", "json"), "portMappings") {
 				t.Error("CRI-O sends port mappings to plugins")
 			}
@@ -296,8 +295,8 @@ func TestE2ECrioHostPort(t *testing.T) {
 			if left := c.Settled(); left != (e2e.Left{}) {
 				t.Errorf("left %s", left)
 			}
-			if rules := c.Run("nft", "list", "ruleset"); strings.Contains(rules, address+" ") {
-				t.Errorf("a rule for %s is left:\n%s", address, rules)
+			if rules := c.Run("nft", "list", "ruleset"); strings.Contains(rules, forwards) {
+				t.Errorf("left:\n%s", rules)
 			}
 		})
 	}
@@ -320,11 +319,14 @@ func TestE2ECrioInstall(t *testing.T) {
 			if dirs.ConfDir != e2e.ConfDir {
 				n.Run("mkdir", "-p", "/etc/kubernetes/cni")
 				n.Run("mv", e2e.ConfDir, dirs.ConfDir)
-				n.Run("mv", e2e.PluginDir, dirs.PluginDir)
+				n.Run("cp", "-r", e2e.PluginDir, dirs.PluginDir)
 			}
 			n.Run("rm", dirs.PluginDir+"/unwind")
 			rt := n.StartCrio(dirs)
 			rt.AwaitNetwork()
+			if dirs.ConfDir != e2e.ConfDir {
+				n.Run("rm", "-r", e2e.PluginDir)
+			}
 			before := rt.MustRunPod(e2e.Pod{Name: "before"})
 			n.Unwindctl("install")
 			out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "doctor")
