@@ -46,9 +46,9 @@ func owing() acts {
 				s.must(err)
 				retryAt = journal.BootNanos() + int64(in)
 			}
-			step(s, w[0], func(step *journal.Step) { step.Tries, step.Wait.Until = attempts, retryAt })
+			step(s, w[0], func(step *journal.Step) { step.Tries, step.Next.At = attempts, retryAt })
 		},
-		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
+		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Next.At = 0 }) },
 		// logs MESSAGE, …: just these
 		"logs": func(s *story, w []string) {
 			var got []string

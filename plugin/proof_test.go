@@ -167,7 +167,7 @@ func (p *pod) wantConfirmation(grace time.Duration) {
 	if in > grace || in < grace-time.Minute || s.Last != "" {
 		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.Last)
 	}
-	if s.Wait.For != journal.ForRepeat || s.ADD == journal.AddKilled {
+	if s.Next.Why != journal.ForRepeat || s.ADD == journal.AddKilled {
 		p.Error("it counts as killed")
 	}
 }

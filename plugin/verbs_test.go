@@ -107,7 +107,7 @@ func init() {
 			s.must(errors.Join(err1, err2))
 			all := s.entries()
 			for _, e := range all[len(all)-many:] {
-				e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+				e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(in)
 				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
 			}
 		},
@@ -322,7 +322,7 @@ func init() {
 		"entry": (*story).wantEntry,
 		// parked POD
 		"parked": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Undo.Steps[0].Wait.For == journal.ForOwner, "it is not")
+			s.want(s.who(w[0]).entry().Undo.Steps[0].Next.Why == journal.ForOwner, "it is not")
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
@@ -680,7 +680,7 @@ func (p *pod) makeDue() {
 	p.edit(func(e *journal.Entry) {
 		for i := range e.Undo.Steps {
 			if e.Undo.Steps[i].Again != 0 {
-				e.Undo.Steps[i].Again, e.Undo.Steps[i].Wait.Until = 1, 1
+				e.Undo.Steps[i].Again, e.Undo.Steps[i].Next.At = 1, 1
 			}
 		}
 	})

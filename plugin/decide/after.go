@@ -44,12 +44,13 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
 	s = countAlike(s, o, p.Now)
-	s.Last, s.Code, s.Wait = "", 0, journal.Wait{}
-	pause := journal.Wait{Until: p.Now + int64(Pause(s.Tries, o.Jitter))}
+	s.Last, s.Code = "", 0
+	pause := p.Now + int64(Pause(s.Tries, o.Jitter))
 	provesNothing := known.Of(s.Type).MayFreeNothing || known.IPAMOf(s.Config).MayFreeNothing
 	switch byPod := known.IPAMOf(s.Config).FreesByPod; {
 	case o.Failed:
-		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
+		s.Last, s.Code = o.Words, max(1, o.Code)
+		if s.Next = (journal.Next{Why: journal.ForBackoff, At: pause}); o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
 		if o.LateKilled {
@@ -58,7 +59,7 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		left := o.NotInChain && s.Tries >= maxMistaken
 		return s, !MayHaveTaken(&s) && (left || tookNothing(&s, o, p.Now))
 	case o.Withheld && !known.Of(s.Type).ByContainer:
-		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
+		s.Next = journal.Next{Why: journal.ForOwner, At: pause}
 		return s, false
 	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
@@ -66,8 +67,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	case byPod, s.ADD == journal.AddKilled && !p.SameBoot:
 		s.Again = 0
 	}
-	s.Wait = journal.Wait{Until: s.Again, For: journal.ForRepeat}
-	return s, Left(s.Wait, p) == 0
+	s.Next = journal.Next{Why: journal.ForRepeat, At: s.Again}
+	return s, Left(s.Next, p) == 0
 }
 
 // countAlike counts a try if it failed with the error of the ADD. A time after now is from an

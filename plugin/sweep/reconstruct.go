@@ -107,7 +107,7 @@ func (s *Sweep) undoRecord(
 		// A DEL to be repeated later counts as successful, because nothing records when to repeat
 		// it.
 		if e == nil || slices.ContainsFunc(e.Undo.Steps,
-			func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
+			func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat }) {
 			return nil
 		}
 		if err := os.Remove(f.owner.cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -33,19 +33,16 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if decide.NeedsNoRepeat(s, p) {
 		return true, nil
 	}
-	if wait := decide.Due(s, p); wait != (journal.Wait{}) {
-		if wait.For == journal.ForPort && s.Wait.For != journal.ForPort {
+	before := *s
+	if s.Next = decide.Due(s, p); s.Next.Why != journal.RunNow {
+		if s.Next.Why == journal.ForPort && before.Next.Why != journal.ForPort {
 			const why = "a host port may forward to its address until the DEL of a later plugin succeeds"
 			u.Log.Warn("the DEL waits: "+why, "plugin", s.Type)
 			u.record(journal.Waiting, s, why)
 		}
-		if s.Wait.For == journal.ForTime || wait.For == journal.ForPort {
-			s.Wait = wait
-		}
 		return false, nil
 	}
 	bounded, cancel := u.late(ctx, s)
-	before := *s
 	marked := u.markSlow(ctx, s)
 	f = u.del(bounded, s)
 	timedOut := errors.Is(context.Cause(bounded), errLate)
@@ -99,13 +96,13 @@ func (u *undoing) report(
 		u.Log.Info("the pending DEL was dropped", "plugin", after.Type, "why", why, "tries", after.Tries,
 			"err", after.Last)
 		u.record(journal.Untaken, after, why+": "+after.Last)
-	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
+	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
 		if u.Unrecorded {
 			msg = "DEL failed; the addresses are released anyway"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
-	case after.Wait.For == journal.ForOwner && before.Wait.For != journal.ForOwner:
+	case after.Next.Why == journal.ForOwner && before.Next.Why != journal.ForOwner:
 		address := u.withheldFrom(after)
 		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
 			"address", address)

@@ -60,7 +60,7 @@ type undoing struct {
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
 // returns the failures, and how many delegates ran. A step that remains without a failure waits
-// (see journal.Wait). The caller holds the attachment's lock and writes the record.
+// (see journal.Next). The caller holds the attachment's lock and writes the record.
 //
 //  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it; find the addresses with another owner.
@@ -202,7 +202,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) 
 	p := u.pass(ctx, ignorePause)
 	p.NewerLives = w.newerLives(ctx, e)
 	return slices.ContainsFunc(e.Undo.Steps,
-		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Wait{} })
+		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Next{} })
 }
 
 // newerLives reports whether a newer ADD of the attachment is live or running.
@@ -219,7 +219,7 @@ func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) 
 // another pending DEL, unless that waits for one of these (see decide.PortPending).
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for i := range e.Undo.Steps {
-		if e.Undo.Steps[i].Wait.For == journal.ForPort {
+		if e.Undo.Steps[i].Next.Why == journal.ForPort {
 			continue
 		}
 		if !decide.Failing(&e.Undo.Steps[i]) {
