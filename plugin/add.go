@@ -15,6 +15,7 @@ import (
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/undo"
 )
 
 // add runs an ADD.
@@ -42,7 +43,7 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, a.journalFailed)
+	killed, err := a.takeLock(ctx, undo.Superseding, a.journalFailed)
 	if err != nil {
 		return err
 	}

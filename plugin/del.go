@@ -34,8 +34,8 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	d.Verb.DEL = true
-	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
+	killed, err := d.takeLock(ctx, undo.Requested,
+		func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 	if err := d.fromStdin(); err != nil || d.entry == nil || d.Journal.Unwritable {
 		return err
 	}
-	if err := d.Begin(ctx, d.entry, decide.Requested); err != nil {
+	if err := d.Begin(ctx, d.entry, undo.Requested, decide.Requested); err != nil {
 		d.log.Error("cannot record the start of a DEL", "err", err)
 	}
 	return nil
@@ -108,10 +108,10 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 	}
 	changed := d.MarkKilled(d.entry, killed)
 	changed = d.addUnrecorded() || d.complete() || changed
-	changed = d.Mark(d.entry, decide.Requested) || changed
+	changed = d.Mark(d.entry, undo.Requested, decide.Requested) || changed
 	for _, e := range d.older {
 		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
-			d.Mark(e, decide.Requested)
+			d.Mark(e, undo.Requested, decide.Requested)
 		}
 	}
 	if changed {
@@ -166,7 +166,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		later += len(e.Undo.Steps)
 	}
 	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
-		job := undo.Job{Entry: e, Lock: d.lock}
+		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}

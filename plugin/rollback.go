@@ -27,7 +27,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	}
-	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
+	job := undo.Job{Entry: a.entry, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
 	a.Run(ctx, job)
 	if len(a.entry.Undo.Steps) > 0 {

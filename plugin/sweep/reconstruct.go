@@ -84,7 +84,8 @@ func (s *Sweep) undoRecord(
 	invented := f.owner.cached == nil
 	f.Pending = nil
 	if e != nil {
-		failures, _ = w.Run(ctx, undo.Job{Entry: e, Unrecorded: true, PortsInvented: invented})
+		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed,
+			PortsInvented: invented})
 		f.Pending = undo.PendingSteps(e)
 	}
 	for _, failure := range failures {

@@ -16,15 +16,20 @@ import (
 const lockPoll = 10 * time.Millisecond
 
 // Lock takes the lock of an attachment. If a live unwind holds it, Lock waits as long as ctx
-// allows, or ends that unwind (see stopping). If only orphaned delegates of a killed unwind hold
-// it, Lock waits for up to Budgets.Orphans, or half of the time that is left. Then it kills them
-// and returns the names of their programs. That wait begins when Lock sees that the lock has no
-// owner, so delegates whose unwind dies during the wait get their own time.
+// allows. For a DEL of the runtime, it ends that unwind (see stopping). If only orphaned delegates
+// of a killed unwind hold it, Lock waits for up to Budgets.Orphans, or half of the time that is
+// left. Then it kills them and returns the names of their programs. That wait begins when Lock sees
+// that the lock has no owner, so delegates whose unwind dies during the wait get their own time.
 func (w *Worker) Lock(
-	ctx context.Context, key journal.Key,
+	ctx context.Context, key journal.Key, mode Mode,
 ) (lock *journal.Lock, killed []string, err error) {
 	stop := stopping{Worker: w, key: key}
-	return w.lockOr(ctx, key, func(owner int) (skip bool) { stop.look(owner); return false })
+	return w.lockOr(ctx, key, func(owner int) (skip bool) {
+		if mode == Requested {
+			stop.look(owner)
+		}
+		return false
+	})
 }
 
 // LockOrphaned does the work of Lock, but returns journal.ErrBusy if a live unwind holds the lock.
@@ -131,7 +136,7 @@ type stopping struct {
 // process owns the lock.
 func (s *stopping) look(owner int) {
 	now := time.Now()
-	if !s.Verb.DEL || s.key != s.Verb.Key || owner == 1 || now.Sub(s.looked) < 10*lockPoll {
+	if owner == 1 || now.Sub(s.looked) < 10*lockPoll {
 		return
 	}
 	s.looked = now

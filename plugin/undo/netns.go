@@ -56,7 +56,7 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 // the path of an earlier ADD that the runtime's verb undoes too, if nothing is there.
 func (u *undoing) sentPath() string {
 	switch path := u.Entry.Added.NetNS.Path; {
-	case !u.asked() || u.Verb.Netns == "":
+	case !u.Mode.ofVerb() || u.Verb.Netns == "":
 		return ""
 	case u.Job.Netns == "" && isMissing(path):
 		return path

@@ -29,7 +29,7 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key)
+	lock, killed, err := w.Lock(ctx, key, Sweep)
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (w *Worker) Undo(
 		}
 		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, v.Reason.Code, v.Reason.Text
 	} else {
-		if err := w.Begin(ctx, e, v.Reason); err != nil {
+		if err := w.Begin(ctx, e, job.Mode, v.Reason); err != nil {
 			return nil, err
 		}
 		drop = w.Journal.Undoable() // Begin has flushed the earlier events
@@ -115,7 +115,7 @@ func (w *Worker) Undo(
 	event := record.EventOf(journal.Swept, e)
 	event.Reason = v.Reason.Text
 	switch {
-	case job.Superseded && v.Fate != decide.Foreign:
+	case job.Mode == Superseding && v.Fate != decide.Foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
 		w.Journal.Event(event)
 	case len(e.Undo.Steps) == 0:

@@ -12,19 +12,20 @@ import (
 )
 
 // Begin writes to the journal that a pass over the record's steps begins, and why.
-func (w *Worker) Begin(ctx context.Context, e *journal.Entry, reason decide.Reason) error {
+func (w *Worker) Begin(
+	ctx context.Context, e *journal.Entry, mode Mode, reason decide.Reason,
+) error {
 	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
 		// not earlier: if the write fails, an ADD may continue, and needs the unchanged record
-		w.Mark(e, reason)
+		w.Mark(e, mode, reason)
 		return tx.Put(e)
 	})
 }
 
 // Mark updates a record for the start of a pass over its steps, with the reason. It reports whether
 // it added claims that are not in the journal. Those must be written before the first DEL.
-func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
+func (w *Worker) Mark(e *journal.Entry, mode Mode, reason decide.Reason) (found bool) {
 	found = w.ClaimHeld(e)
-	asked := w.asksFor(e) // without unwind, that DEL would run too
 	switch e.Undo.State {
 	case journal.Adding:
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
@@ -32,7 +33,7 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	case journal.Live:
 		e.Undo.State = journal.Deleting
 		// unwind may have been killed after it recorded the first result
-		if asked && w.Verb.Conf.NeverAdded() {
+		if mode == Requested && w.Verb.Conf.NeverAdded() {
 			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
 		}
 	}
@@ -43,7 +44,8 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 	e.Undo.Cause = reason.Code
 	for i := range e.Undo.Steps {
 		s := &e.Undo.Steps[i]
-		s.MayHaveRun = !asked && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
+		// without unwind, the runtime's DEL would run too
+		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
 	}
 	e.Undo.Begun = true
 	return found
@@ -53,7 +55,7 @@ func (w *Worker) Mark(e *journal.Entry, reason decide.Reason) (found bool) {
 // pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
 // undone record (see journal.Undone).
 func (w *Worker) Finish(ctx context.Context, job Job) error {
-	e, asked := job.Entry, w.asksFor(job.Entry)
+	e := job.Entry
 	if w.Journal.Unwritable {
 		return nil
 	}
@@ -67,14 +69,14 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		switch {
 		case len(e.Undo.Steps) > 0:
 			last, err = false, tx.Put(e)
-		case !last, !asked: // the runtime's DEL may still come
+		case !last, job.Mode != Requested: // the runtime's DEL may still come
 			err = tx.Put(Buried(e))
 		default:
 			err = tx.Delete(e)
 		}
 		return err
 	})
-	if err == nil && last && !job.Superseded {
+	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()
 	}
 	return err

@@ -98,7 +98,7 @@ func (u *undoing) report(
 		u.record(journal.Untaken, after, why+": "+after.Last)
 	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
-		if u.Unrecorded {
+		if u.Mode == Reconstructed {
 			msg = "DEL failed; the addresses are released anyway"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
@@ -303,7 +303,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Undo.Since.Boot,
-		GracePeriod: u.Node.GraceOf(e), Asked: u.asked(), IgnorePause: ignorePause,
+		GracePeriod: u.Node.GraceOf(e), Asked: u.Mode.ofVerb(), IgnorePause: ignorePause,
 		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
 		ContainerLives: func() bool {
 			return u.anyLives(ctx, func(o *journal.Entry) bool {

@@ -20,6 +20,7 @@ import (
 // Job is a record with pending DELs.
 type Job struct {
 	Entry *journal.Entry
+	Mode  Mode
 	Lock  *journal.Lock // the attachment's lock; nil without a journal
 	// Others are the records of other attachments that claim the record's addresses. If Others is
 	// nil, Run reads these records.
@@ -32,14 +33,26 @@ type Job struct {
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
-	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
-	// file.
-	Superseded bool
-	// Unrecorded is set if the ADD is not in the journal, so the record was reconstructed. The
-	// caller removes the remaining reservations. PortsInvented is set if nothing says which port
-	// mappings that ADD had, so the record has invented ones.
-	Unrecorded, PortsInvented bool
+	// PortsInvented is set if nothing says which port mappings a reconstructed ADD had, so the record
+	// has invented ones.
+	PortsInvented bool
 }
+
+// Mode says why a record is undone.
+type Mode int
+
+// The modes.
+const (
+	Sweep         Mode = iota // it is dead; the runtime's own DEL may still come
+	Requested                 // the runtime sent the DEL of the attachment
+	Rollback                  // it is the record of the verb's own ADD, which failed
+	Superseding               // an ADD of the attachment follows; it keeps the lock and its file
+	Reconstructed             // as Sweep, but the journal lacks the ADD; the caller frees addresses
+)
+
+// ofVerb reports whether the runtime's verb names the attachment. Its DELs then get the environment
+// and the path that the runtime sent.
+func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
 
 // undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
 type undoing struct {
@@ -78,7 +91,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	u.place, u.gone = u.find(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
-	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
+	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
 		facts.SearchPathsThere(u.Entry.Added.Env) {
 		u.env = u.Entry.Added.Env
 	}
@@ -108,14 +121,11 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		}
 		u.At("undone")
 	}
-	if u.Entry.Undo.Begun = false; !u.Unrecorded {
+	if u.Entry.Undo.Begun = false; u.Mode != Reconstructed {
 		u.releaseHeld(ctx)
 	}
 	return failures, u.ran
 }
-
-// asked reports whether the pass is over the attachment that the verb itself names.
-func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
 // the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may

@@ -45,7 +45,6 @@ type Worker struct {
 // for an operator's sweep.
 type Verb struct {
 	Key   journal.Key
-	DEL   bool   // the runtime's DEL, which ends an ADD that still runs
 	Netns string // CNI_NETNS
 	Path  string // CNI_PATH
 	Conf  *netconf.Conf
@@ -53,9 +52,6 @@ type Verb struct {
 	// hang, so a verb that does not need the chain must not call Chain.
 	Chain func() (*netconf.Chain, error)
 }
-
-// asksFor reports whether the verb is the runtime's DEL of an attachment.
-func (w *Worker) asksFor(e *journal.Entry) bool { return w.Verb.DEL && e.Key == w.Verb.Key }
 
 // Fork returns a copy of the worker for another goroutine. The copy has its own pending events.
 func (w *Worker) Fork() *Worker {
