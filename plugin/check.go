@@ -55,13 +55,10 @@ func (o *op) check(ctx context.Context) error {
 }
 
 // recorded returns the attachment's live record from the journal, or nil if there is none.
-func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
-	o.Journal.Read(ctx, func(tx *journal.Tx) error {
-		e, err := tx.Get(o.Key)
-		if e != nil && e.Undo.State == journal.Live {
-			live = e
-		}
-		return err
-	})
-	return live
+func (o *op) recorded(ctx context.Context) *journal.Entry {
+	e, err := o.Journal.Snapshot(ctx).Get(o.Key)
+	if err != nil || e == nil || e.Undo.State != journal.Live {
+		return nil
+	}
+	return e
 }

@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/undo"
 )
 
 // claim releases dead attachments that claim the addresses of this ADD. It runs before the next
@@ -94,7 +93,7 @@ func (a *adding) record(
 ) (others []*journal.Entry, err error) {
 	for {
 		err = a.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
-			if others, err = undo.Others(tx, a.Key, addresses); err != nil {
+			if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {
 				return err
 			}
 			a.entry.Undo.State = journal.Live

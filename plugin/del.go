@@ -74,34 +74,23 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 // addresses outside the node, because the DEL of such a plugin must not simply run again (see
 // decide.Due).
 func (d *deleting) fromJournal(ctx context.Context, killed []string) {
-	look := func(tx *journal.Tx) error {
-		d.entry, d.older, d.undone = nil, nil, nil
-		records, err := tx.Records(d.Key)
-		for _, e := range records {
-			switch {
-			case e.Undo.State == journal.Undone:
-				d.undone = append(d.undone, e)
-			case d.entry == nil:
-				d.entry = e
-			default:
-				d.older = append(d.older, e)
-			}
-		}
-		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.Key, d.entry.Addresses()) // if this fails, Run reads them
-		}
-		if err = journal.IgnoreDamaged(err); err == nil {
-			d.Journal.Snapshot, err = tx.Snapshot()
-		}
-		return err
-	}
-	err := d.Journal.Store.View(ctx, look)
+	err := d.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.Journal.Update(ctx, look) // Update starts a new journal
+		err = d.Journal.Store.Update(ctx, d.Journal.Look) // starts a new journal
 	}
 	if err != nil {
-		d.Journal.Snapshot = nil // it may lack records
 		d.degrade("DEL", err)
+	}
+	records, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
+	for _, e := range records {
+		switch e = e.Clone(); {
+		case e.Undo.State == journal.Undone:
+			d.undone = append(d.undone, e)
+		case d.entry == nil:
+			d.entry = e
+		default:
+			d.older = append(d.older, e)
+		}
 	}
 	if d.entry == nil {
 		return
@@ -113,9 +102,6 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
 			d.Mark(e, undo.Requested, decide.Requested)
 		}
-	}
-	if changed {
-		d.others = nil // more attachments may claim its addresses now
 	}
 	if (changed || keptElsewhere(d.entry)) && !d.Journal.Unwritable {
 		if err := d.Journal.Save(ctx, d.entry); err != nil {
@@ -170,9 +156,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}
-		if e == d.entry {
-			job.Others = d.others
-		} else {
+		if e != d.entry {
 			later -= len(e.Undo.Steps)
 		}
 		job.Later = later

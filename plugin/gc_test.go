@@ -115,7 +115,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 		acts dead true; calls`, acts{
 		"looks": func(s *story, _ []string) {
 			sweeping := s.emptyList()
-			findings, err := sweeping.Plan(s.Context(), nil)
+			findings, err := sweeping.Plan(s.Context())
 			s.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
 			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases
 				sweeping.Apply(s.Context(), findings)

@@ -18,6 +18,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
+	a.Journal.Forget() // the ADD may have taken long
 	a.entry.Undo.State = journal.RollingBack
 	a.entry.Undo.Steps, a.entry.Undo.Failed = a.entry.Undo.Steps[:a.started], true
 	a.entry.Undo.Cause = decide.FailedADD.Code

@@ -256,7 +256,6 @@ type deleting struct {
 	entry  *journal.Entry   // the newest ADD to undo
 	older  []*journal.Entry // other ADDs to undo, newest first
 	undone []*journal.Entry // ADDs that are undone, newest first
-	others []*journal.Entry // entries that claim an address of entry; nil if not read
 
 	netns   journal.NetNS      // the namespace that the DEL names; without a path if it names none
 	named   func() facts.Named // what is there, if it can be the namespace of this attachment's ADD

@@ -56,13 +56,12 @@ func (o *op) look(ctx context.Context) error {
 	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		err := o.Journal.Store.Update(ctx, func(tx *journal.Tx) (err error) { // writes nothing
-			o.Journal.Snapshot, err = tx.Snapshot()
-			return err
-		})
+		sweeping := sweep.New(o.Worker,
+			sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf), Periodic: true, Quick: true})
+		err := o.Journal.Store.Update(ctx, sweeping.Look) // writes nothing
 		journalErr <- err
 		if err == nil && o.Conf.SweepOnStatus && o.plugin.StartSweep != nil {
-			o.sweepIfDue(ctx, chain)
+			o.sweepIfDue(ctx, sweeping)
 		}
 	}()
 	answer := o.health(ctx, chain, journalErr)
@@ -74,10 +73,9 @@ func (o *op) look(ctx context.Context) error {
 }
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
-func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf), Periodic: true, Quick: true}
+func (o *op) sweepIfDue(ctx context.Context, sweeping *sweep.Sweep) {
 	err := o.Safely(func() error {
-		due, err := sweep.New(o.Worker, job).Due(ctx)
+		due, err := sweeping.Due(ctx)
 		if !due {
 			return err
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
@@ -87,13 +86,12 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, err
 	if !seen.There() || err != nil || n.IsHost(seen.Netns) {
 		return tristate.Of(false, err), err
 	}
-	known := n.IsAt(e, seen.Netns)
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		all, err := tx.Records(e.Key)
-		known = known || slices.ContainsFunc(all,
-			func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
-		return journal.IgnoreDamaged(err)
-	})
+	all, err := n.Journal.Snapshot(ctx).Records(e.Key)
+	if err = journal.IgnoreDamaged(err); err != nil {
+		return tristate.Unknown, err
+	}
+	known := n.IsAt(e, seen.Netns) || slices.ContainsFunc(all,
+		func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
 	return tristate.Of(!known && !n.Anothers(ctx, e.Key, seen.Netns), nil), nil
 }
 
@@ -118,16 +116,11 @@ func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 }
 
 // Anothers reports whether another attachment in the journal, with the same interface name, uses a
-// network namespace.
-func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) (is bool) {
-	// if the journal cannot be read, no other attachment counts
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		return tx.All(func(other *journal.Entry, damaged error) error {
-			is = is || damaged == nil && decide.KeepsContainer(other.Undo.State) && other.Key != key &&
-				other.IfName == key.IfName && n.SameBoot(other) == tristate.Yes &&
-				other.Added.NetNS.Same(netns)
-			return nil // a damaged record does not count
-		})
+// network namespace. A damaged record does not count.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
+	living, _ := n.Journal.Snapshot(ctx).Living()
+	return slices.ContainsFunc(living, func(o *journal.Entry) bool {
+		return o.Key != key && o.IfName == key.IfName && n.SameBoot(o) == tristate.Yes &&
+			o.Added.NetNS.Same(netns)
 	})
-	return is
 }

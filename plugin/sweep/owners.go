@@ -73,12 +73,9 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
 	}
-	inJournal, err := s.containers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, inJournal: inJournal,
-		booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
+	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{},
+		inJournal: s.w.Journal.Snapshot(ctx).Containers(),
+		booted:    time.Now().Add(-time.Duration(journal.BootNanos()))}
 	for _, p := range s.Pools {
 		g.addPool(p)
 	}
@@ -252,16 +249,4 @@ func (s *Sweep) graceOf(o *owner) time.Duration {
 		}
 	}
 	return s.w.Node.GracePeriod
-}
-
-// containers returns the container IDs in the journal, for all networks.
-func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
-	known := map[string]bool{}
-	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-		return tx.Outlines(func(outline journal.Outline, _ error) error {
-			known[outline.ContainerID] = true
-			return nil
-		})
-	})
-	return known, err
 }

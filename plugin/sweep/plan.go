@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
@@ -48,28 +49,24 @@ func (f *Finding) Elsewhere() bool {
 }
 
 // Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
-// It reads the journal once, and changes nothing. If enough is not nil and returns true for a
-// finding, Plan returns immediately.
-func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
-	if s.w.Journal.Snapshot == nil {
-		err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-			s.w.Journal.Snapshot, err = tx.Snapshot()
-			return err
-		})
-		if err != nil {
-			s.w.Journal.Snapshot = nil
-			return nil, err
-		}
-		defer func() { s.w.Journal.Snapshot = nil }()
+// It changes nothing.
+func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
+	if err := s.w.Journal.Renew(ctx); err != nil {
+		return nil, err
 	}
-	tx := s.w.Journal.Snapshot
-	findings, keys, err := s.skipLive(tx)
+	return s.plan(ctx, func(*Finding) bool { return false })
+}
+
+// plan does the work of Plan by the snapshot. It ends at a finding for which enough returns true.
+func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
+	records := s.w.Journal.Snapshot(ctx)
+	findings, keys, err := s.skipLive(records)
 	if err != nil {
 		return nil, err
 	}
 	entries := make([]*journal.Entry, 0, len(keys))
 	for _, k := range keys {
-		e, err := tx.Get(k)
+		e, err := records.Get(k)
 		switch {
 		case err != nil:
 			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
@@ -81,7 +78,7 @@ func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 	sortByAge(entries, journal.BootNanos())
 	for _, e := range entries {
 		f := s.finding(ctx, e)
-		if findings = append(findings, f); enough != nil && enough(&f) {
+		if findings = append(findings, f); enough(&f) {
 			return findings, nil
 		}
 	}
@@ -105,10 +102,12 @@ func sortByAge(entries []*journal.Entry, now int64) {
 // network namespace at its path, and not missing from the runtime's list. It returns the keys of
 // the others. skipLive identifies a namespace by its inode. A new namespace may have the path and
 // inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
-func (s *Sweep) skipLive(tx *journal.Tx) (findings []Finding, look []journal.Key, err error) {
+func (s *Sweep) skipLive(
+	records *record.Snapshot,
+) (findings []Finding, look []journal.Key, err error) {
 	var outlines []journal.Outline
 	// a damaged outline has neither a state nor a boot ID
-	err = tx.Outlines(func(o journal.Outline, _ error) error {
+	err = records.Outlines(func(o journal.Outline, _ error) error {
 		if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 			outlines[n-1] = o // only the newest ADD of an attachment counts
 		} else if s.covers(o.Key) {

@@ -71,27 +71,7 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 // until that record is gone.
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
-	return s.unclaimed(ctx, slices.DeleteFunc(found,
-		func(r ipam.Reservation) bool { return !r.Empty() })), err
-}
-
-// unclaimed returns the reservations whose addresses no record of the journal claims. If the
-// journal cannot be read, unclaimed returns none.
-func (s *Sweep) unclaimed(
-	ctx context.Context, found []ipam.Reservation,
-) (free []ipam.Reservation) {
-	if len(found) == 0 {
-		return nil
-	}
-	s.w.Journal.Read(ctx, func(tx *journal.Tx) error {
-		free = slices.DeleteFunc(slices.Clone(found), func(r ipam.Reservation) bool {
-			records, err := tx.ByAddress(r.Address)
-			return err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-				return slices.ContainsFunc(e.Got.Claims,
-					func(c journal.Claim) bool { return c.Pool == r.Pool && c.Address == r.Address })
-			})
-		})
-		return nil
-	})
-	return free
+	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {
+		return !r.Empty() || s.w.Journal.Snapshot(ctx).Claims(r.Pool, r.Address)
+	}), err
 }

@@ -51,11 +51,11 @@ func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error
 		f.Released, f.Pending = true, nil
 		return nil
 	}
-	inJournal, err := s.containers(ctx)
-	if err != nil {
+	if err := w.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	if f.Verdict = s.judge(o); f.Fate != decide.Dead || inJournal[o.ContainerID] {
+	if f.Verdict = s.judge(o); f.Fate != decide.Dead ||
+		w.Journal.Snapshot(ctx).Containers()[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)

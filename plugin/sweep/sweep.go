@@ -56,12 +56,9 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a fork of w. If w has a snapshot of the journal, the sweep
-// plans by it.
+// New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
-	snapshot := w.Journal.Snapshot
 	w = w.Fork()
-	w.Journal.Snapshot = snapshot
 	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
@@ -89,7 +86,7 @@ func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) 
 // cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
 // in other namespaces than this process, with the verdict Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
-	findings, err := s.Plan(ctx, nil)
+	findings, err := s.Plan(ctx)
 	var guarded *MassReleaseError
 	if err != nil && !errors.As(err, &guarded) {
 		return findings, err
@@ -102,6 +99,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
+		s.w.Journal.Forget()
 		if s.Network == "" {
 			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
 		}
@@ -118,10 +116,13 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
+// Look copies the records of a transaction for Due.
+func (s *Sweep) Look(tx *journal.Tx) error { return s.w.Journal.Look(tx) }
+
 // Due reports whether a sweep would release something now. It releases nothing. If nothing is due,
 // it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
-	findings, err := s.Plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
+	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
 	due = slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })
 	for _, pool := range s.Pools {
 		if due || err != nil {

@@ -39,10 +39,8 @@ func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 		}
 		var others []decide.OtherOwner
 		if named == tristate.No {
-			if u.Others == nil {
-				u.Others = u.othersOf(ctx, u.Entry)
-			}
-			for _, other := range u.Others {
+			claimants, _ := u.Journal.Snapshot(ctx).Others(u.Entry.Key, u.Entry.Addresses())
+			for _, other := range claimants {
 				if !other.ClaimsAddress(c.Address) || slices.Contains(own, other.Key) {
 					continue
 				}
@@ -112,9 +110,9 @@ func (u *undoing) late(
 		u.dropped = free
 		return context.WithCancel(ctx)
 	}
-	u.Journal.Snapshot = nil // read the journal again
-	u.Others = u.othersOf(ctx, u.Entry)
-	if u.withheld = u.addressesOfOthers(ctx); u.Others == nil { // the journal cannot be read
+	err := u.Journal.Renew(ctx)
+	if u.withheld = u.addressesOfOthers(ctx); err != nil {
+		u.Log.Warn("cannot read the journal; the DEL runs without its address", "err", err)
 		u.withheld = slices.Concat(u.withheld, free)
 	}
 	if !slices.ContainsFunc(free,
@@ -141,43 +139,10 @@ func (u *undoing) recorded() bool {
 
 // hasADD reports whether the ADD in libcni's cache is in the journal. A record of an earlier ADD of
 // the container does not count, because that ADD is being undone.
-func (w *Worker) hasADD(ctx context.Context, one facts.Cached) (has bool) {
-	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		records, err := tx.Records(one.Key())
-		seen, _ := facts.Look(one.NetNS, "")
-		has = slices.ContainsFunc(records, func(e *journal.Entry) bool {
-			return one.NetNS == "" || w.Node.Names(e, facts.Named{Interface: seen})
-		})
-		return journal.IgnoreDamaged(err)
+func (w *Worker) hasADD(ctx context.Context, one facts.Cached) bool {
+	records, _ := w.Journal.Snapshot(ctx).Records(one.Key())
+	seen, _ := facts.Look(one.NetNS, "")
+	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return one.NetNS == "" || w.Names(e, facts.Named{Interface: seen})
 	})
-	return has
-}
-
-// othersOf returns the records of other attachments that claim an address of a record, or none if
-// the journal cannot be read.
-func (w *Worker) othersOf(ctx context.Context, e *journal.Entry) (others []*journal.Entry) {
-	w.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
-		others, err = Others(tx, e.Key, e.Addresses())
-		return err
-	})
-	return others
-}
-
-// Others returns the records of other attachments that claim one of the addresses. Without an
-// error, the result is never nil.
-func Others(tx *journal.Tx, key journal.Key, addresses []netip.Addr) ([]*journal.Entry, error) {
-	others := []*journal.Entry{}
-	for _, address := range addresses {
-		entries, err := tx.ByAddress(address)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			known := func(o *journal.Entry) bool { return o.Key == e.Key && o.Number == e.Number }
-			if e.Key != key && !slices.ContainsFunc(others, known) {
-				others = append(others, e)
-			}
-		}
-	}
-	return others, nil
 }

@@ -52,16 +52,18 @@ func (w *Worker) ReleaseLocked(
 	assigned ...netip.Addr,
 ) (out Outcome) {
 	var records []*journal.Entry
-	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-		records, err = tx.Pending(key)
-		return err
-	})
+	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
+		records, out.Err = w.Journal.Snapshot(ctx).Pending(key)
+	}
 	switch {
 	case out.Err != nil:
 		return out
 	case len(records) == 0:
 		out.Released, out.Err = true, lock.Remove()
 		return out
+	}
+	for i, e := range records {
+		records[i] = e.Clone()
 	}
 	out.Entry = records[0]
 	out.State, out.Verdict = out.Entry.Undo.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))

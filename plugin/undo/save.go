@@ -76,6 +76,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		}
 		return err
 	})
+	w.Journal.Forget() // the record is not what it was
 	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()
 	}

@@ -306,12 +306,12 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 		GracePeriod: u.Node.GraceOf(e), Asked: u.Mode.ofVerb(), IgnorePause: ignorePause,
 		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
 		ContainerLives: func() bool {
-			return u.anyLives(ctx, func(o *journal.Entry) bool {
+			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				return o.Key != e.Key && o.ContainerID == e.ContainerID
 			})
 		},
 		PodLives: func() bool {
-			return u.anyLives(ctx, func(o *journal.Entry) bool {
+			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
 				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
 					pod.Namespace == own.Namespace
@@ -326,18 +326,4 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 		Reassigned: u.reassigned,
 		Steps:      e.Undo.Steps, Claims: e.Got.Claims, PortsInvented: u.PortsInvented,
 	}
-}
-
-// anyLives reports whether another attachment is live or being added. It returns true if the
-// journal cannot be read, and counts a damaged record as live because its state is unknown.
-func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bool {
-	lives := true
-	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		lives = false
-		return tx.All(func(o *journal.Entry, damaged error) error {
-			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.Undo.State)
-			return nil //nolint:nilerr // it counts as live
-		})
-	})
-	return lives
 }

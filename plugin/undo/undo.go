@@ -22,9 +22,6 @@ type Job struct {
 	Entry *journal.Entry
 	Mode  Mode
 	Lock  *journal.Lock // the attachment's lock; nil without a journal
-	// Others are the records of other attachments that claim the record's addresses. If Others is
-	// nil, Run reads these records.
-	Others []*journal.Entry
 	// Assigned are addresses that a running ADD has just got and that this record also claims, which
 	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
 	// these addresses cannot remove rules of the ADD.
@@ -169,16 +166,11 @@ func (u *undoing) hasFile(c journal.Claim) bool {
 
 // claimedAgain reports whether another ADD of the attachment got the same address. One that is live
 // or running may have got it although its commit failed.
-func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
-	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		records, err := tx.Pending(u.Entry.Key)
-		is = err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-			return e.Number != u.Entry.Number &&
-				(e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State))
-		})
-		return err
+func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
+	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Entry)
+	return err != nil || slices.ContainsFunc(others, func(e *journal.Entry) bool {
+		return e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State)
 	})
-	return is
 }
 
 // ClaimHeld adds claims on addresses that host-local's files assign to the attachment, for
@@ -210,19 +202,12 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
 	u := &undoing{Worker: w, Job: Job{Entry: e}, Log: w.Log}
 	p := u.pass(ctx, ignorePause)
-	p.NewerLives = w.newerLives(ctx, e)
+	others, _ := w.Journal.Snapshot(ctx).AddedAgain(e)
+	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Entry) bool {
+		return o.Number > e.Number && decide.KeepsContainer(o.Undo.State)
+	})
 	return slices.ContainsFunc(e.Undo.Steps,
 		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Next{} })
-}
-
-// newerLives reports whether a newer ADD of the attachment is live or running.
-func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) {
-	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		newest, err := tx.Get(e.Key)
-		lives = newest != nil && newest.Number > e.Number && decide.KeepsContainer(newest.Undo.State)
-		return err
-	})
-	return lives
 }
 
 // FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
