@@ -43,7 +43,7 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, undo.Superseding, a.journalFailed)
+	killed, err := a.takeLock(ctx, undo.Wait, a.journalFailed)
 	if err != nil {
 		return err
 	}

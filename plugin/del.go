@@ -34,7 +34,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	killed, err := d.takeLock(ctx, undo.Requested,
+	killed, err := d.takeLock(ctx, d.Stop(d.Key),
 		func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ import (
 // addresses, and only a DEL removes them. For an attachment that is not in the journal, undoOwner
 // reconstructs the missing record and undoes it like any other:
 //
-//  1. Take the lock of the attachment, and judge it again.
+//  1. Judge it again, under the lock of the attachment.
 //  2. Reconstruct the record, unless a file of the attachment is from before this boot.
 //  3. Run the chain's DELs in reverse order.
 //  4. Release the addresses that host-local still reserves for it, even if DELs failed. But keep
@@ -36,17 +36,11 @@ import (
 //
 // After SIGKILL, the next sweep runs the same steps for the files that are left. No step creates a
 // journal.
-func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error {
+func (s *Sweep) undoOwner(
+	ctx context.Context, w *undo.Worker, f *Finding, lock *journal.Lock,
+) error {
+	defer func() { _ = lock.Remove() }() // there may be no record
 	o := f.owner
-	unlock, err := lockAttachment(w.Journal.Store, o.Key)
-	if errors.Is(err, journal.ErrBusy) {
-		f.Verdict, f.Busy = decide.Locked, true
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // the runtime's DEL has just run
 		f.Released, f.Pending = true, nil
 		return nil
@@ -208,19 +202,6 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 		claims = append(claims, claim)
 	}
 	return claims
-}
-
-// lockAttachment takes an attachment's lock if that is free. The attachment need not be in the
-// journal, so unlock removes the lock file.
-func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
-	lock, err := store.TryAcquire(key)
-	if err != nil {
-		return nil, err
-	}
-	return func() {
-		_ = lock.Remove()
-		lock.Release()
-	}, nil
 }
 
 // hasJournal reports whether a journal exists. A sweep does not create one.

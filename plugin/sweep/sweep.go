@@ -254,13 +254,10 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	if f.owner != nil {
-		return s.undoOwner(ctx, w, f)
-	}
 	var killed []string
 	lock, err := w.Journal.Store.TryAcquire(f.Key)
 	if f.orphaned && errors.Is(err, journal.ErrBusy) {
-		lock, killed, err = w.LockOrphaned(ctx, f.Key)
+		lock, killed, err = w.Lock(ctx, f.Key, undo.Skip)
 	}
 	switch {
 	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
@@ -270,6 +267,9 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 		return err
 	}
 	defer lock.Release()
+	if f.owner != nil {
+		return s.undoOwner(ctx, w, f, lock)
+	}
 	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
 	if e := out.Entry; e != nil {
 		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict

@@ -31,7 +31,7 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key, Sweep)
+	lock, killed, err := w.Lock(ctx, key, Wait)
 	if err != nil {
 		return err
 	}
@@ -143,8 +143,7 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	}
 	delete(pools, "")
 	for _, pool := range slices.Sorted(maps.Keys(pools)) {
-		owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
-		if _, err := ipam.Release(ctx, pool, owner); err != nil {
+		if _, err := ipam.Release(ctx, pool, ownerOf(e.Key)); err != nil {
 			return fmt.Errorf("pool %s: %w", pool, err)
 		}
 	}

@@ -30,43 +30,44 @@ import (
 // that reason, does not count as another owner. The result is never nil.
 func (u *undoing) addressesOfOthers(ctx context.Context) []netip.Addr {
 	othersOwn := []netip.Addr{}
+	claimants, _ := u.Journal.Snapshot(ctx).Others(u.Entry.Key, u.Entry.Addresses())
 	for _, c := range u.Entry.Got.Claims {
-		own := []journal.Key{u.Entry.Key}
-		assigned := slices.Contains(u.Assigned, c.Address)
-		if assigned {
-			own = append(own, u.Verb.Key)
-		}
-		named := tristate.No // whether host-local's file names another owner
-		if c.Pool != "" {
-			owners := []ipam.Owner{u.owner()}
-			if assigned {
-				k := u.Verb.Key
-				owners = append(owners, ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName})
-			}
-			named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
-		}
-		var others []decide.OtherOwner
-		if named == tristate.No {
-			claimants, _ := u.Journal.Snapshot(ctx).Others(u.Entry.Key, u.Entry.Addresses())
-			for _, other := range claimants {
-				if !other.ClaimsAddress(c.Address) || slices.Contains(own, other.Key) {
-					continue
-				}
-				undone := other.Undo.State == journal.Deleting || other.Undo.State == journal.RollingBack
-				others = append(others, decide.OtherOwner{
-					BeingUndone: undone && u.Node.SameNamespaces(other) == tristate.Yes,
-					Fate:        u.Node.Judge(ctx, other).Fate,
-				})
-			}
-		}
-		if decide.HasOtherOwner(named, others) || c.Pool == "" && !assigned &&
-			u.Node.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal is more precise
-				return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
-			}) {
+		if u.hasOtherOwner(ctx, c, claimants) {
 			othersOwn = append(othersOwn, c.Address)
 		}
 	}
 	return othersOwn
+}
+
+func (u *undoing) hasOtherOwner(
+	ctx context.Context, c journal.Claim, claimants []*journal.Entry,
+) bool {
+	own, owners := []journal.Key{u.Entry.Key}, []ipam.Owner{ownerOf(u.Entry.Key)}
+	assigned := slices.Contains(u.Assigned, c.Address)
+	if assigned {
+		own, owners = append(own, u.Verb.Key), append(owners, ownerOf(u.Verb.Key))
+	}
+	named := tristate.No // whether host-local's file names another owner
+	if c.Pool != "" {
+		named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
+	}
+	var others []decide.OtherOwner
+	for _, o := range claimants {
+		if named == tristate.No && o.ClaimsAddress(c.Address) && !slices.Contains(own, o.Key) {
+			undone := o.Undo.State == journal.Deleting || o.Undo.State == journal.RollingBack
+			others = append(others, decide.OtherOwner{
+				BeingUndone: undone && u.SameNamespaces(o) == tristate.Yes, Fate: u.Judge(ctx, o).Fate,
+			})
+		}
+	}
+	return decide.HasOtherOwner(named, others) || c.Pool == "" && !assigned &&
+		u.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal is more precise
+			return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
+		})
+}
+
+func ownerOf(k journal.Key) ipam.Owner {
+	return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName}
 }
 
 // reassigned reports whether the ADD that undoes this record has just got each address of a step,
@@ -137,7 +138,8 @@ func (u *undoing) isFree(c journal.Claim) bool {
 	if c.Pool == "" {
 		return c.Step >= 0 && u.Entry.Freed(c)
 	}
-	return !u.holds(c)
+	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+	return err != nil || !given || !owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 }
 
 // recorded reports whether the record is in the journal, so that others find it there.
@@ -181,7 +183,7 @@ func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remov
 // netns returns the facts about the namespace for a step's DEL.
 func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	sent := u.sentPath()
-	n := decide.NetNS{Found: u.place.There(), Gone: u.gone, Sent: sent != ""}
+	n := decide.NetNS{Found: u.state == there, Gone: u.state == gone, Sent: sent != ""}
 	switch {
 	case n.Found && decide.UsesInterface(s):
 		seen, err := facts.Look(u.place.Pinned(), u.Entry.IfName)
@@ -206,37 +208,57 @@ func (u *undoing) sentPath() string {
 	return u.Job.Netns
 }
 
-// find searches for the record's network namespace: at the path in the runtime's DEL, at its
-// recorded path, at its other mounts, and by its processes. It never returns a different namespace
-// at one of these paths, or a namespace with another attachment's interface. gone reports whether
-// the namespace is proven gone.
-func (u *undoing) find(ctx context.Context) (found facts.Place, gone bool) {
+// located says what is known of the network namespace of a record's ADD.
+type located int
+
+const (
+	hidden   located = iota // it may exist, but was not found
+	there                   // it was found
+	gone                    // it is proven gone
+	anothers                // it was found, with the interface of another attachment
+)
+
+// locate finds the record's network namespace: at the path in the runtime's DEL, at its recorded
+// path, at its other mounts, and by its processes. It never returns a different namespace at one of
+// these paths. where is empty unless the namespace is there.
+func (u *undoing) locate(ctx context.Context) (where facts.Place, state located) {
 	e := u.Entry
-	if u.Node.SameBoot(e) == tristate.No {
-		return found, true // inodes and cookies of an earlier boot mean nothing in this one
-	}
-	if !e.Added.NetNS.Known() {
-		_, err := facts.Look(e.Added.NetNS.Path, "")
-		return found, err != nil && u.awaitHostLinkGone()
-	}
-	found, err := facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)
-	if !found.There() {
-		var processErr error
-		found, processErr = u.Node.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
-		err = errors.Join(err, processErr)
+	var err error
+	switch {
+	case u.SameBoot(e) == tristate.No:
+		return where, gone // inodes and cookies of an earlier boot mean nothing in this one
+	case e.Added.NetNS.Known():
+		where, err = facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)
+		if !where.There() {
+			var processErr error
+			where, processErr = u.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
+			err = errors.Join(err, processErr)
+		}
 	}
 	switch {
-	case !found.There():
-		// The kernel destroys a namespace some time after its last user is gone. If a host link existed
-		// and is gone, so is the namespace, even if some process cannot be inspected.
-		return found, u.awaitHostLinkGone() && (err == nil || len(e.Got.HostLinks) > 0)
-	case !u.isAnothers(ctx, found.Seen):
-		return found, false
+	case where.There() && !u.isAnothers(ctx, where.Seen):
+		return where, there
+	case where.There():
+		u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
+			"netns", where.Path)
+		where.Close()
+		return facts.Place{}, anothers
+	case u.provenGone(err):
+		return where, gone
 	}
-	u.Log.Warn("the interface belongs to another attachment; running the DEL without the namespace",
-		"netns", found.Path)
-	found.Close()
-	return facts.Place{}, false
+	return where, hidden
+}
+
+// provenGone reports whether a namespace that was not found is gone. err says what could not be
+// inspected. The host end of the interface must be gone, too: the kernel destroys a namespace some
+// time after its last user is gone. Then one of two reasons suffices: there was a host end, or
+// everything could be inspected. Of a namespace that the ADD did not identify, only the path tells.
+func (u *undoing) provenGone(err error) bool {
+	if added := u.Entry.Added.NetNS; !added.Known() {
+		_, pathErr := facts.Look(added.Path, "")
+		return pathErr != nil && u.awaitHostLinkGone()
+	}
+	return u.awaitHostLinkGone() && (len(u.Entry.Got.HostLinks) > 0 || err == nil)
 }
 
 // isAnothers reports whether the interface in a namespace was there before the ADD, or the

@@ -65,7 +65,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 func (u *undoing) outcome(s *journal.Step, f *delegate.Failure) (o decide.Outcome) {
 	if f != nil {
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
-			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
+			NotInChain: !u.inChain(s, nil), NetNSGone: u.state == gone, Reserved: u.reserved(s)}
 	} else {
 		o.Withheld = u.withheldFrom(s).IsValid()
 	}
@@ -213,7 +213,7 @@ func (u *undoing) delWith(
 			f.Killed = again.Killed
 		}
 	}
-	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
+	if to := decide.LeftTo(s, decide.NetNS{Gone: u.state == gone}); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil

@@ -59,7 +59,7 @@ type undoing struct {
 	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
 	place    facts.Place
-	gone     bool         // the namespace is proven gone
+	state    located
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	dropped  []netip.Addr // free addresses that the current DEL does not get (see late)
 	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
@@ -85,7 +85,7 @@ type undoing struct {
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Entry.Key.String())}
 	w.ClaimHeld(u.Entry)
-	u.place, u.gone = u.find(ctx)
+	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
 	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
@@ -130,13 +130,17 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 // fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
 // attachment claims, or to which a host port may forward.
 func (u *undoing) releaseHeld(ctx context.Context) {
-	p := u.pass(ctx, true)
+	p, own := u.pass(ctx, true), ownerOf(u.Entry.Key)
 	for _, c := range u.Entry.Got.Claims {
-		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
-			u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
+		if c.Pool == "" || !u.Entry.Freed(c) && u.state != gone {
 			continue
 		}
-		released, err := ipam.Release(ctx, c.Pool, u.owner(), c.Address)
+		// the file may be cut off by a power loss
+		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
+		if err != nil || !left || u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
+			continue
+		}
+		released, err := ipam.Release(ctx, c.Pool, own, c.Address)
 		if err != nil {
 			u.Log.Warn("cannot release an address that the DEL left behind", "address", c.Address,
 				"err", err)
@@ -145,23 +149,6 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 			u.Log.Info("released an address that the DEL left behind", "address", c.Address)
 		}
 	}
-}
-
-func (u *undoing) owner() ipam.Owner {
-	return ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
-}
-
-// holds reports whether host-local's file assigns a claimed address to the attachment.
-func (u *undoing) holds(c journal.Claim) bool {
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
-}
-
-// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a
-// power loss has cut it off.
-func (u *undoing) hasFile(c journal.Claim) bool {
-	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
-	return err == nil && has
 }
 
 // claimedAgain reports whether another ADD of the attachment got the same address. One that is live

@@ -98,7 +98,7 @@ type Budgets struct {
 	LateDel  time.Duration // a DEL whose address is free; well below Release (see late)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
-	Stop     time.Duration // a DEL's wait for the rollback of a running ADD (see stopping)
+	Stop     time.Duration // a DEL's wait for the rollback of a running ADD (see Stop)
 	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
 }
 
