@@ -20,9 +20,8 @@ const (
 )
 
 // Pause returns how long a sweep waits before it retries a DEL that was tried that many times. It
-// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately. Then
-// it is 2 s, 4 s, 8 s and so on. jitter, from 0 to 1, spreads a node's attachments over the upper
-// half of each pause.
+// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately.
+// jitter, from 0 to 1, spreads a node's attachments over the upper half of each pause.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -113,7 +112,7 @@ func PortPending(index int, p Pass) bool {
 		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
 }
 
-func mayForward(s *journal.Step) bool { return MayHaveTaken(s) && HasPorts(s) }
+func mayForward(s *journal.Step) bool { return s.ADD != journal.AddFailed && HasPorts(s) }
 
 // HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
 // the delegate declares the capability, and the runtime sent some.
@@ -132,10 +131,6 @@ func (p Pass) awaitsPort(s *journal.Step) bool {
 	return slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) &&
 		PortPending(s.Index, p)
 }
-
-// MayHaveTaken reports whether a delegate's ADD may have taken something. It may, unless it is
-// known to have failed.
-func MayHaveTaken(s *journal.Step) bool { return s.ADD != journal.AddFailed }
 
 // freesByContainer reports whether a second DEL of a step could free an address of another
 // attachment of the same container, because the first DEL succeeded or may have succeeded. For
