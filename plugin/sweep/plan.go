@@ -65,10 +65,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 // plan does the work of Plan by the snapshot. It ends at a finding for which enough returns true.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	records := s.w.Journal.Snapshot(ctx)
-	findings, keys, err := s.skipLive(records)
-	if err != nil {
-		return nil, err
-	}
+	findings, keys := s.skipLive(records)
 	entries := make([]*journal.Entry, 0, len(keys))
 	for _, k := range keys {
 		e, err := records.Get(k)
@@ -109,10 +106,10 @@ func sortByAge(entries []*journal.Entry, now int64) {
 // inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
 func (s *Sweep) skipLive(
 	records *record.Snapshot,
-) (findings []Finding, look []journal.Key, err error) {
+) (findings []Finding, look []journal.Key) {
 	var outlines []journal.Outline
-	// a damaged outline has neither a state nor a boot ID
-	err = records.Outlines(func(o journal.Outline, _ error) error {
+	// a damaged outline has neither a state nor a boot ID; fn never fails
+	_ = records.Outlines(func(o journal.Outline, _ error) error {
 		if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 			outlines[n-1] = o // only the newest ADD of an attachment counts
 		} else if s.covers(o.Key) {
@@ -133,7 +130,7 @@ func (s *Sweep) skipLive(
 		findings = append(findings,
 			Finding{Key: o.Key, State: o.State, Verdict: decide.NetNSThere, thisBoot: true})
 	}
-	return findings, look, err
+	return findings, look
 }
 
 // finding judges an attachment.
