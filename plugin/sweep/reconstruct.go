@@ -76,19 +76,13 @@ func (s *Sweep) undoRecord(
 ) error {
 	var failures []*delegate.Failure
 	invented := f.owner.cached == nil
-	f.Pending = nil
-	if e != nil {
+	if f.Pending = nil; e != nil {
 		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed,
 			PortsInvented: invented})
 		f.Pending = undo.PendingSteps(e)
-	}
-	for _, failure := range failures {
-		if failure.Unstarted && failure.Code == types.ErrTryAgainLater {
-			return failure
+		if err := whyReserved(e, invented, failures); err != nil {
+			return err
 		}
-	}
-	if err := keptForPort(e, invented, failures); err != nil {
-		return err
 	}
 	if err := freeHeld(ctx, f.owner); err != nil {
 		return err
@@ -99,8 +93,7 @@ func (s *Sweep) undoRecord(
 				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
 				f.owner.cached.Path)
 		}
-		// A DEL to be repeated later counts as successful, because nothing records when to repeat
-		// it.
+		// A DEL to be repeated later counts as successful: nothing records when to repeat it.
 		if e == nil || slices.ContainsFunc(e.Undo.Steps,
 			func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat }) {
 			return nil
@@ -113,19 +106,21 @@ func (s *Sweep) undoRecord(
 	return nil
 }
 
-// keptForPort returns an error if a host port may still forward to the addresses of a record.
-func keptForPort(e *journal.Entry, invented bool, failures []*delegate.Failure) error {
-	if e == nil {
-		return nil
+// whyReserved returns an error if the addresses of a record must stay reserved: there was no time
+// for a DEL, or a host port may still forward to them.
+func whyReserved(e *journal.Entry, invented bool, failures []*delegate.Failure) (err error) {
+	for _, f := range failures {
+		if f.Unstarted && f.Code == types.ErrTryAgainLater {
+			return f
+		}
 	}
 	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps, PortsInvented: invented}
-	if !slices.ContainsFunc(e.Got.Claims,
+	if slices.ContainsFunc(e.Got.Claims,
 		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
-		return nil
-	}
-	err := errors.New("its addresses stay reserved, because a host port may still forward to them")
-	if len(failures) > 0 {
-		err = fmt.Errorf("%w; %w", failures[0], err)
+		err = errors.New("its addresses stay reserved, because a host port may still forward to them")
+		if len(failures) > 0 {
+			err = fmt.Errorf("%w; %w", failures[0], err)
+		}
 	}
 	return err
 }
