@@ -21,9 +21,7 @@ type Step struct {
 	Alike      int     `json:"alike,omitempty"`
 	AlikeSince int64   `json:"alikeSince,omitempty"`
 	Tries      int     `json:"tries,omitempty"` // tries of its DEL
-	// Last is the delegate's error message if the last try failed, or the reason why a success did
-	// not count. It is "" before the first try, and after a success that counts. Code is the CNI
-	// error code, or 0 if the delegate succeeded.
+	// Last and Code are the delegate's error if the last try failed. Code is then never 0.
 	Last string `json:"last,omitempty"`
 	Code uint   `json:"code,omitempty"`
 	Next Next   `json:"next,omitzero"`

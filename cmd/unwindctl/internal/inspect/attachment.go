@@ -39,10 +39,9 @@ type Attachment struct {
 // chain.
 type Step struct {
 	Plugin string `json:"plugin"`
-	Tries  int    `json:"tries"` // the number of times that its DEL has run
-	// Last is the error of the last try, or the reason why its success does not count.
-	Last string `json:"lastError,omitempty"`
-	Code uint   `json:"code,omitempty"` // the error's code
+	Tries  int    `json:"tries"`               // the number of times that its DEL has run
+	Last   string `json:"lastError,omitempty"` // the error of the last try
+	Code   uint   `json:"code,omitempty"`      // the error's code
 	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the next pass runs it.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
