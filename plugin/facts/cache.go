@@ -2,6 +2,7 @@ package facts
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
 )
 
 // cacheDir is the default directory of libcni's cache of results. containerd, CRI-O, podman,
@@ -165,4 +167,47 @@ func (n *Node) anyCached(matches func(Cached) bool) bool {
 // unknown.
 func (c Cached) netNSThere() bool {
 	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
+}
+
+// Later reports whether an ADD that is not in the journal added the attachment again, because
+// unwind was off or the journal could not be written. In that case, unwind must not undo the old
+// ADD: its DELs go by container ID and interface, and would release the later ADD's resources. The
+// runtime's DEL undoes both.
+//
+// The evidence is libcni's cache: it names a network namespace that exists, has the interface (with
+// an address of the cached result, if that has any), and is no record's. An error says why the
+// result is unknown.
+func (n *Node) Later(ctx context.Context, e *journal.Entry) (tristate.Value, error) {
+	seen, err := n.CachedInterface(e.Key)
+	if !seen.There() || err != nil || n.IsHost(seen.Netns) {
+		return tristate.Of(false, err), err
+	}
+	known := n.IsAt(e, seen.Netns)
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		all, err := tx.Records(e.Key)
+		known = known || slices.ContainsFunc(all,
+			func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
+		return journal.IgnoreDamaged(err)
+	})
+	return tristate.Of(!known && !n.Anothers(ctx, e.Key, seen.Netns), nil), nil
+}
+
+// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
+// none if the cache has no such ADD, its network namespace is gone, or the interface in it has no
+// address of the cached result. An error means that this is unknown.
+func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
+	c, err := n.CachedADD(key)
+	if c == nil || err != nil {
+		return Interface{}, err
+	}
+	seen, err := Look(c.NetNS, key.IfName)
+	switch {
+	case IsNoNetNS(err):
+		return Interface{}, nil
+	case err != nil:
+		return Interface{}, err
+	case !seen.Is(netconf.AddressesOf(c.Result)):
+		return Interface{}, nil
+	}
+	return seen, nil
 }

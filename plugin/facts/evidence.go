@@ -3,6 +3,8 @@ package facts
 import (
 	"cmp"
 	"context"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -52,6 +54,47 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
+// Fact is a decide.Fact that calls look when Ask is first called, and only once. Only one goroutine
+// may use it.
+type Fact struct {
+	look   func() (tristate.Value, error)
+	value  tristate.Value
+	why    string
+	looked bool
+}
+
+// lookFor returns a fact that check determines. If check returns an error, the fact is unknown, and
+// the error is the reason.
+func lookFor(check func() (bool, error)) *Fact {
+	return &Fact{look: func() (tristate.Value, error) {
+		is, err := check()
+		return tristate.Of(is, err), err
+	}}
+}
+
+// Ask returns the fact. If the fact is unknown, why contains the reason.
+func (f *Fact) Ask() (v tristate.Value, why string) {
+	if !f.looked {
+		var err error
+		f.value, err = f.look()
+		f.why, f.looked = Doubt(err), true
+	}
+	return f.value, f.why
+}
+
+// Known returns a fact without determining it. looked is false if the fact has not been determined
+// yet.
+func Known(f decide.Fact) (v tristate.Value, looked bool) {
+	if own, is := f.(*Fact); is {
+		return own.value, own.looked
+	}
+	if f == nil {
+		return tristate.Unknown, false
+	}
+	v, _ = f.Ask()
+	return v, true
+}
+
 // Doubt returns the text of the first of several joined errors. It is short enough for a verdict's
 // reason.
 func Doubt(err error) string {
@@ -75,6 +118,45 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 // can prove the attachment dead.
 func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
+}
+
+// Owner is a container that is not in the journal. Its fields help to prove it live or dead.
+type Owner struct {
+	Network, ContainerID string
+	Addresses            []netip.Addr
+	Made                 time.Time // wall-clock time of its youngest file; zero if unknown
+	Grace                time.Duration
+}
+
+// JudgeOwner returns the verdict on a container that is not in the journal.
+func (n *Node) JudgeOwner(o Owner) decide.Verdict {
+	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
+	seen := decide.Orphan{
+		SameNamespaces: &Fact{look: func() (tristate.Value, error) {
+			_, err := os.Readlink(procOf(1) + "/ns/mnt")
+			return n.seesAsRuntime(), err
+		}},
+		Listed: n.List.HasContainer(o.Network, o.ContainerID, cache),
+		Cached: lookFor(func() (bool, error) {
+			if slices.ContainsFunc(cache, Cached.netNSThere) {
+				return true, nil
+			}
+			return false, cacheErr
+		}),
+		Runs:  lookFor(func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }),
+		InUse: lookFor(func() (bool, error) { return n.View.Uses(o.Addresses) }),
+	}
+	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf(procOf(1)).TimeNS {
+		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
+	}
+	return decide.DecideOrphan(seen)
+}
+
+// OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
+// journal (see GraceLeft).
+func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
+	// The wall clock may have been set since Made, so the age is capped at the time since boot.
+	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }
 
 // List is a runtime's list of attachments.

@@ -1,12 +1,19 @@
+// Package facts inspects the node: network namespaces and their processes, mounts, interfaces,
+// firewall rules, libcni's cache, host-local's files and the runtime's list. It does not change
+// anything. Package decide turns the facts into verdicts.
 package facts
 
 import (
+	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
@@ -38,6 +45,77 @@ func (n *Node) Fork() *Node {
 	fork := *n
 	fork.Journal = n.Journal.Fork()
 	return &fork
+}
+
+// This returns the machine, the boot and the namespaces of this process. A field that cannot be
+// read is "".
+func This() journal.Host {
+	h := namespacesOf("/proc/self")
+	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	h.Machine = machineOf(firstLine("/sys/class/dmi/id/product_uuid"), firstLine("/etc/machine-id"))
+	return h
+}
+
+// machineOf returns the name of a machine: its DMI UUID, or its machine-id if the UUID is not
+// valid. The UUID comes first because a machine-id may change at each boot.
+func machineOf(uuid, id string) string {
+	uuid = strings.ToLower(uuid)
+	switch {
+	case strings.Trim(uuid, "0f-") != "":
+		return "dmi:" + uuid
+	case id != "":
+		return "machine-id:" + id
+	}
+	return ""
+}
+
+// namespacesOf returns the namespaces of a process, given its directory in /proc.
+func namespacesOf(proc string) (h journal.Host) {
+	h.MountNS, _ = os.Readlink(proc + "/ns/mnt")
+	h.PIDNS, _ = os.Readlink(proc + "/ns/pid")
+	h.NetNS, _ = os.Readlink(proc + "/ns/net")
+	h.TimeNS, _ = os.Readlink(proc + "/ns/time")
+	return h
+}
+
+func firstLine(path string) string {
+	text, _ := os.ReadFile(path)
+	line, _, _ := strings.Cut(string(text), "\n")
+	return strings.TrimSpace(line)
+}
+
+// searchPaths are the variables in which plugins look for programs and libraries: iptables, and its
+// extensions.
+var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"}
+
+// SearchPaths returns the search paths of this process, as a record stores them.
+func SearchPaths() map[string]string {
+	env := map[string]string{}
+	for _, name := range searchPaths {
+		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv(name)), func(dir string) bool {
+			return !filepath.IsAbs(dir) || !isDirectory(dir)
+		})
+		env[name] = strings.Join(dirs, string(filepath.ListSeparator))
+	}
+	return env
+}
+
+// SearchPathsThere reports whether all directories of recorded search paths exist. It is false if
+// none are recorded.
+func SearchPathsThere(env map[string]string) bool {
+	for _, dirs := range env {
+		for _, dir := range filepath.SplitList(dirs) {
+			if !isDirectory(dir) {
+				return false
+			}
+		}
+	}
+	return len(env) > 0
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // SameBoot reports whether an ADD ran in the current boot.
@@ -118,4 +196,82 @@ const firstPIDNS = "pid:[4026531836]"
 // IsHost reports whether a network namespace is the one of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
+}
+
+// An ADD is known by its network namespace. Its container ID, addresses and MAC address may be
+// those of a later ADD, too.
+
+// Named is what a path to a network namespace leads to.
+type Named struct {
+	// Interface is in the namespace. Its Netns has only the path if the path leads nowhere, to
+	// another attachment in the journal, or to the runtime's own namespace.
+	Interface
+	// Again is set if an ADD certainly put the interface there: it has an address of the result.
+	Again bool
+}
+
+// Names reports whether a path names the network namespace of a record's ADD: the path leads to
+// that namespace, or is the ADD's path. The ADD's path doesn't count if it leads to another
+// namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
+// other one. Any path names the namespace of a record that has no path.
+func (n *Node) Names(e *journal.Entry, at Named) bool {
+	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
+	case e.Added.NetNS.Path == "":
+		return true
+	case !at.Netns.Known():
+		return same
+	case n.IsAt(e, at.Netns):
+		return true
+	default:
+		return same && !at.Again && n.isGone(e)
+	}
+}
+
+// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies, an
+// inode may have been reused, so the paths must be the same, too.
+func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
+	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
+	return n.SameBoot(e) != tristate.No && e.Added.NetNS.Same(at) &&
+		(hasCookies || SamePath(e.Added.NetNS.Path, at.Path))
+}
+
+// isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
+func (n *Node) isGone(e *journal.Entry) bool {
+	if !e.Added.NetNS.Known() || n.SameBoot(e) == tristate.No {
+		return true
+	}
+	place, err := Find(e.Added.NetNS, "")
+	place.Close()
+	if place.There() || err != nil {
+		return false
+	}
+	inside, err := n.View.ProcessIn(e.Added.NetNS, true)
+	return !inside && err == nil
+}
+
+// SamePath reports whether two paths are the same, after the links in their directories, such as
+// /var/run, have been resolved.
+func SamePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
+
+func resolved(path string) string {
+	dir, name := filepath.Split(path)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	return filepath.Join(dir, name)
+}
+
+// Anothers reports whether another attachment in the journal, with the same interface name, uses a
+// network namespace.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) (is bool) {
+	// if the journal cannot be read, no other attachment counts
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		return tx.All(func(other *journal.Entry, damaged error) error {
+			is = is || damaged == nil && decide.KeepsContainer(other.Undo.State) && other.Key != key &&
+				other.IfName == key.IfName && n.SameBoot(other) == tristate.Yes &&
+				other.Added.NetNS.Same(netns)
+			return nil // a damaged record does not count
+		})
+	})
+	return is
 }
