@@ -73,8 +73,8 @@ func TestLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
-		if got, err := n.Later(t.Context(), e); got != tt.want || (err != nil) != (got == tristate.Unknown) {
-			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
+		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}
 }
@@ -121,8 +121,8 @@ func TestLaterBesideRecords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := n.Later(t.Context(), e); got != tt.want || err != nil {
-			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
+		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -25,17 +24,13 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
-		SameNamespaces: &Fact{look: func() (tristate.Value, error) { return n.SameNamespaces(e), nil }},
-		SameBoot:       n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
-		AddedUnseen: &Fact{look: func() (tristate.Value, error) { return n.Later(ctx, e) }},
+		Locked: tristate.No, SameNamespaces: n.SameNamespaces(e),
+		SameBoot: n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
+		AddedUnseen: lookFor(func() (bool, error) { return n.Later(ctx, e) }),
 	}
-	if ours != nil {
-		ev.Locked = tristate.No
-	} else {
-		ev.Locked = lookFor(func() (bool, error) {
-			state, err := n.Journal.Store.LookAtLock(e.Key)
-			return state.Held, err
-		})
+	if ours == nil {
+		state, err := n.Journal.Store.LookAtLock(e.Key)
+		ev.Locked = tristate.Of(state.Held, err)
 	}
 	if e.Updated.Boot != 0 && e.Added.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
@@ -54,55 +49,40 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
-// Fact is a decide.Fact that calls look when Ask is first called, and only once. Only one goroutine
-// may use it.
-type Fact struct {
-	look   func() (tristate.Value, error)
+// fact is a decide.Fact that costs a look at the node. It calls look when it is first needed, and
+// only once. Only one goroutine may use it.
+type fact struct {
+	look   func() (bool, error)
 	value  tristate.Value
 	why    string
 	looked bool
 }
 
-// lookFor returns a fact that check determines. If check returns an error, the fact is unknown, and
-// the error is the reason.
-func lookFor(check func() (bool, error)) *Fact {
-	return &Fact{look: func() (tristate.Value, error) {
-		is, err := check()
-		return tristate.Of(is, err), err
-	}}
-}
+// lookFor returns a fact. It is unknown if look returns an error, and the error is the reason.
+func lookFor(look func() (bool, error)) *fact { return &fact{look: look} }
 
-// Ask returns the fact. If the fact is unknown, why contains the reason.
-func (f *Fact) Ask() (v tristate.Value, why string) {
+// Ask returns the fact. why is the first of several joined errors, short enough for a verdict's
+// reason.
+func (f *fact) Ask() (v tristate.Value, why string) {
 	if !f.looked {
-		var err error
-		f.value, err = f.look()
-		f.why, f.looked = Doubt(err), true
+		is, err := f.look()
+		if f.value, f.looked = tristate.Of(is, err), true; err != nil {
+			first, _, _ := strings.Cut(err.Error(), "\n")
+			f.why = netconf.Shorten(first, 300)
+		}
 	}
 	return f.value, f.why
 }
 
-// Known returns a fact without determining it. looked is false if the fact has not been determined
-// yet.
+// Known returns a fact without a look. looked is false if the fact is not determined yet.
 func Known(f decide.Fact) (v tristate.Value, looked bool) {
-	if own, is := f.(*Fact); is {
-		return own.value, own.looked
+	switch f := f.(type) {
+	case *fact:
+		return f.value, f.looked
+	case tristate.Value:
+		return f, true
 	}
-	if f == nil {
-		return tristate.Unknown, false
-	}
-	v, _ = f.Ask()
-	return v, true
-}
-
-// Doubt returns the text of the first of several joined errors. It is short enough for a verdict's
-// reason.
-func Doubt(err error) string {
-	if err == nil {
-		return ""
-	}
-	first, _, _ := strings.Cut(err.Error(), "\n")
-	return netconf.Shorten(first, 300)
+	return tristate.Unknown, false
 }
 
 // GraceOf returns an attachment's grace period. For the network whose configuration this process
@@ -132,11 +112,8 @@ type Owner struct {
 func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	seen := decide.Orphan{
-		SameNamespaces: &Fact{look: func() (tristate.Value, error) {
-			_, err := os.Readlink(procOf(1) + "/ns/mnt")
-			return n.seesAsRuntime(), err
-		}},
-		Listed: n.List.HasContainer(o.Network, o.ContainerID, cache),
+		SameNamespaces: lookFor(n.seesAsRuntime),
+		Listed:         n.List.hasContainer(o, cache),
 		Cached: lookFor(func() (bool, error) {
 			if slices.ContainsFunc(cache, Cached.netNSThere) {
 				return true, nil
@@ -146,7 +123,7 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 		Runs:  lookFor(func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }),
 		InUse: lookFor(func() (bool, error) { return n.View.Uses(o.Addresses) }),
 	}
-	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf(procOf(1)).TimeNS {
+	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
 		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
 	}
 	return decide.DecideOrphan(seen)
@@ -203,15 +180,15 @@ func (l *List) Names(k journal.Key) bool {
 		l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
 }
 
-// HasContainer reports whether the list contains a container, with any interface. A list of pods
+// hasContainer reports whether the list contains a container, with any interface. A list of pods
 // does not cover a container outside Kubernetes. libcni's cache shows whether the container belongs
 // to a pod.
-func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
-	if l == nil || l.Network != "" && l.Network != network {
+func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
+	if l == nil || l.Network != "" && l.Network != o.Network {
 		return tristate.Unknown
 	}
 	for a := range l.Valid {
-		if a.ContainerID == id {
+		if a.ContainerID == o.ContainerID {
 			return tristate.Yes
 		}
 	}

@@ -1,6 +1,6 @@
-// Package facts inspects the node: network namespaces and their processes, mounts, interfaces,
-// firewall rules, libcni's cache, host-local's files and the runtime's list. It does not change
-// anything. Package decide turns the facts into verdicts.
+// Package facts inspects the node: network namespaces with their processes, mounts and interfaces,
+// libcni's cache, and the runtime's list. It changes nothing. Package decide turns the facts into
+// verdicts.
 package facts
 
 import (
@@ -84,14 +84,11 @@ func firstLine(path string) string {
 	return strings.TrimSpace(line)
 }
 
-// searchPaths are the variables in which plugins look for programs and libraries: iptables, and its
-// extensions.
-var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"}
-
-// SearchPaths returns the search paths of this process, as a record stores them.
+// SearchPaths returns the variables of this process in which plugins look for iptables and its
+// extensions, as a record stores them.
 func SearchPaths() map[string]string {
 	env := map[string]string{}
-	for _, name := range searchPaths {
+	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"} {
 		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv(name)), func(dir string) bool {
 			return !filepath.IsAbs(dir) || !isDirectory(dir)
 		})
@@ -119,101 +116,92 @@ func isDirectory(path string) bool {
 }
 
 // SameBoot reports whether an ADD ran in the current boot.
-func (n *Node) SameBoot(g *journal.Entry) tristate.Value {
-	theirs, ours := g.Added.Host.BootID, n.Host.BootID
+func (n *Node) SameBoot(e *journal.Entry) tristate.Value {
+	theirs, ours := e.Added.Host.BootID, n.Host.BootID
 	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
 }
 
 // otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
 // identified by its DMI UUID and the other by its machine-id.
-func (n *Node) otherHost(g *journal.Entry) tristate.Value {
+func (n *Node) otherHost(e *journal.Entry) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
-	theirs, _, _ := strings.Cut(g.Added.Host.Machine, ":")
-	if ours == "" || ours != theirs {
-		return tristate.Unknown
-	}
-	return tristate.Of(g.Added.Host.Machine != n.Host.Machine, nil)
+	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
+	return tristate.Equal(ours != "" && ours == theirs, e.Added.Host.Machine != n.Host.Machine)
 }
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
 // namespace or process that it cannot see really gone. In a container with the state directory
-// mounted, every network namespace looks gone and empty. A runtime starts every verb in the same
-// namespaces, so a process that a runtime started needs no check. The number of a namespace means
-// nothing in another boot. The only exception is the initial PID namespace; its process 1 runs in
-// the other initial namespaces.
-func (n *Node) SameNamespaces(g *journal.Entry) tristate.Value {
-	if n.Invoked {
+// mounted, every network namespace looks gone and empty. The number of a namespace means nothing in
+// another boot. The only exception is the initial PID namespace; its process 1 runs in the other
+// initial namespaces.
+func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
+	theirs := e.Added.Host
+	if n.SameBoot(e) == tristate.No {
+		theirs = namespacesOf("/proc/1")
+		theirs.PIDNS = e.Added.Host.PIDNS
+	}
+	return n.inNamespaces(theirs)
+}
+
+// inNamespaces reports whether this process runs in the given namespaces. A runtime starts every
+// verb in the same namespaces, so a process that a runtime started needs no check.
+func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
+	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
+	switch ours := n.Host; {
+	case n.Invoked:
 		return tristate.Yes
-	}
-	theirs := g.Added.Host
-	if n.SameBoot(g) == tristate.No {
-		init := namespacesOf(procOf(1))
-		theirs.MountNS, theirs.NetNS, theirs.TimeNS = init.MountNS, init.NetNS, init.TimeNS
-	}
-	for _, of := range []struct {
-		ours, theirs string
-		needed       bool
-	}{
-		{n.Host.MountNS, theirs.MountNS, true}, {n.Host.PIDNS, theirs.PIDNS, true},
-		{n.Host.NetNS, theirs.NetNS, false}, {n.Host.TimeNS, theirs.TimeNS, false},
-	} {
-		switch {
-		case of.needed && (of.ours == "" || of.theirs == ""):
-			return tristate.Unknown
-		case of.theirs != "" && of.ours != of.theirs:
-			return tristate.No
-		}
+	case ours.MountNS == "" || ours.PIDNS == "" || theirs.MountNS == "" || theirs.PIDNS == "":
+		return tristate.Unknown
+	case differ(theirs.MountNS, ours.MountNS), differ(theirs.PIDNS, ours.PIDNS),
+		differ(theirs.NetNS, ours.NetNS), differ(theirs.TimeNS, ours.TimeNS):
+		return tristate.No
 	}
 	return tristate.Yes
-}
-
-// seesAsRuntime reports whether this process runs in the runtime's namespaces, if there is no
-// recorded ADD to compare with. Either of two facts proves it. This process is in the namespaces of
-// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or this
-// process is in the initial PID namespace and in the other namespaces of process 1. (A container
-// has its own process 1, but not the initial PID namespace.)
-func (n *Node) seesAsRuntime() tristate.Value {
-	if n.List != nil && len(n.List.Runtimes) > 0 &&
-		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
-			return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
-		}) {
-		return tristate.Yes
-	}
-	first := namespacesOf(procOf(1))
-	first.PIDNS = firstPIDNS
-	return n.inNamespaces(first)
-}
-
-func (n *Node) inNamespaces(of journal.Host) tristate.Value {
-	of.BootID = n.Host.BootID
-	return n.SameNamespaces(&journal.Entry{Added: journal.Added{Host: of}})
 }
 
 // firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
 // include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
+// seesAsRuntime reports whether this process runs in the runtime's namespaces, if there is no
+// recorded ADD to compare with. Either of two facts proves it. This process is in the namespaces of
+// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or this
+// process is in the initial PID namespace and in the other namespaces of process 1. (A container
+// has its own process 1, but not the initial PID namespace.)
+func (n *Node) seesAsRuntime() (bool, error) {
+	if n.List != nil && len(n.List.Runtimes) > 0 &&
+		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
+			return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
+		}) {
+		return true, nil
+	}
+	first := namespacesOf("/proc/1")
+	first.PIDNS = firstPIDNS
+	if n.inNamespaces(first) == tristate.Yes {
+		return true, nil
+	}
+	_, err := os.Readlink("/proc/1/ns/mnt")
+	return false, err
+}
+
 // IsHost reports whether a network namespace is the one of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
 }
 
-// An ADD is known by its network namespace. Its container ID, addresses and MAC address may be
-// those of a later ADD, too.
-
 // Named is what a path to a network namespace leads to.
 type Named struct {
-	// Interface is in the namespace. Its Netns has only the path if the path leads nowhere, to
-	// another attachment in the journal, or to the runtime's own namespace.
+	// Interface has only the path if that leads nowhere, to another attachment in the journal, or to
+	// the runtime's own namespace.
 	Interface
 	// Again is set if an ADD certainly put the interface there: it has an address of the result.
 	Again bool
 }
 
-// Names reports whether a path names the network namespace of a record's ADD: the path leads to
-// that namespace, or is the ADD's path. The ADD's path doesn't count if it leads to another
-// namespace, unless the ADD's own one is gone and no ADD that the journal doesn't have uses the
-// other one. Any path names the namespace of a record that has no path.
+// Names reports whether a path names the network namespace of a record's ADD, by which alone an ADD
+// is known: the path leads to that namespace, or is the ADD's path. The ADD's path doesn't count if
+// it leads to another namespace, unless the ADD's own one is gone and no ADD that the journal
+// doesn't have uses the other one. Any path names the namespace of a record that has no path.
 func (n *Node) Names(e *journal.Entry, at Named) bool {
 	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
 	case e.Added.NetNS.Path == "":
