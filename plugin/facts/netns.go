@@ -38,10 +38,9 @@ func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(
 // IsAt reports whether the namespace is at a path. It is held open, so no other namespace can have
 // its inode.
 func (p Place) IsAt(path string) bool {
-	var own, its unix.Stat_t
-	return p.There() && unix.Fstat(int(p.held.Fd()), &own) == nil &&
-		unix.Stat(path, &its) == nil &&
-		own.Dev == its.Dev && own.Ino == its.Ino
+	var its unix.Stat_t
+	return p.There() && unix.Stat(path, &its) == nil &&
+		its.Dev == p.Seen.Netns.Dev && its.Ino == p.Seen.Netns.Ino
 }
 
 // Close closes the namespace.
@@ -54,19 +53,14 @@ func (p Place) Close() {
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
 // unless ifname is "". A missing interface is not an error. After an error, the place contains only
 // the path.
-func Open(path, ifname string) (Place, error) {
-	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
+func Open(path, ifname string) (none Place, err error) {
+	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)
 	if err != nil {
 		return none, err
 	}
 	p := Place{Path: path, Seen: none.Seen, held: held}
-	var st unix.Stat_t
-	if err = unix.Fstat(int(held.Fd()), &st); err == nil {
-		p.Seen.Netns.Dev, p.Seen.Netns.Ino = st.Dev, st.Ino
-		err = In(held, func() error { return p.Seen.inspect(ifname) })
-	}
-	if err != nil {
+	if err = In(held, func() error { return p.Seen.inspect(held, ifname) }); err != nil {
 		p.Close()
 		return none, err
 	}
@@ -210,7 +204,7 @@ func OnThread(fn func()) {
 type Interface struct {
 	Netns     journal.NetNS
 	Addresses []netip.Addr
-	mac       string // "" for an interface without one, such as a loopback
+	mac       string // "" for an all-zero one, such as a loopback's
 	index     int    // 0: the namespace has no interface of that name
 }
 
@@ -235,7 +229,12 @@ func (s Interface) Is(addresses []netip.Addr) bool {
 
 // inspect identifies the network namespace of this thread, and inspects an interface in it unless
 // the name is "".
-func (s *Interface) inspect(name string) error {
+func (s *Interface) inspect(netns ns.NetNS, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(netns.Fd()), &st); err != nil {
+		return err
+	}
+	s.Netns.Dev, s.Netns.Ino = st.Dev, st.Ino
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -252,19 +251,12 @@ func (s *Interface) inspect(name string) error {
 		return err
 	}
 	s.index = links[i].Index
-	s.mac = canonicalMAC(links[i].HardwareAddr)
+	if mac := links[i].HardwareAddr; slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
+		s.mac = mac.String()
+	}
 	addresses, err := links[i].Addrs()
 	s.Addresses = addressesOf(addresses)
 	return err
-}
-
-// canonicalMAC returns a hardware address as the kernel prints it. It returns "" for an all-zero
-// one, such as a loopback's, because that identifies no interface.
-func canonicalMAC(mac net.HardwareAddr) string {
-	if !slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
-		return ""
-	}
-	return mac.String()
 }
 
 func addressesOf(found []net.Addr) (all []netip.Addr) {
@@ -308,13 +300,11 @@ func HostLinks(r *netconf.Result) []journal.HostLink {
 func LinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)
-		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			continue
-		}
-		if err != nil {
+		switch {
+		case errors.As(err, new(netlink.LinkNotFoundError)):
+		case err != nil:
 			return false, err
-		}
-		if link.Attrs().HardwareAddr.String() == l.MAC {
+		case link.Attrs().HardwareAddr.String() == l.MAC:
 			return true, nil
 		}
 	}

@@ -214,16 +214,15 @@ func namesContainer(path, id string) bool {
 // all threads.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
-	if link, err = readNS(path); link != "" || err != nil {
-		return path, link, err
-	}
-	others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
-	for _, path := range others {
-		if link, err = readNS(path); link != "" || err != nil {
-			return path, link, err
+	if link, err = readNS(path); link == "" && err == nil {
+		others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
+		for _, path = range others {
+			if link, err = readNS(path); link != "" || err != nil {
+				break
+			}
 		}
 	}
-	return "", "", nil
+	return path, link, err
 }
 
 // readNS returns the text of a link in a thread's ns directory. It returns "" if the thread has
@@ -260,14 +259,9 @@ func checkAllShown() error {
 
 // Processes returns the IDs of all processes.
 func Processes() (pids []int, err error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
+	files, err := os.ReadDir("/proc")
+	for _, f := range files {
+		if pid, err := strconv.Atoi(f.Name()); err == nil {
 			pids = append(pids, pid)
 		}
 	}
@@ -348,21 +342,20 @@ func Environ(pid int, name string) string {
 }
 
 // HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
-// delegates do. It omits an unwind process that has the file open but only waits
-// for the lock.
+// delegates do. It omits an unwind process that has the file open but only waits for the lock.
 func HoldersOf(path string, descriptor int) (pids []int, err error) {
-	var want, st unix.Stat_t
-	if err := unix.Stat(path, &want); err != nil {
+	want, err := os.Stat(path)
+	if err != nil {
 		return nil, err
 	}
 	all, err := Processes()
 	for _, pid := range all {
-		if unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor), &st) != nil ||
-			st.Dev != want.Dev || st.Ino != want.Ino {
+		file, statErr := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor))
+		if pid == os.Getpid() || statErr != nil || !os.SameFile(file, want) {
 			continue
 		}
 		info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, descriptor))
-		if pid != os.Getpid() && bytes.Contains(info, []byte("OFDLCK")) {
+		if bytes.Contains(info, []byte("OFDLCK")) {
 			pids = append(pids, pid)
 		}
 	}
