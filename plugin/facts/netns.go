@@ -146,12 +146,13 @@ func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 // lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
 // namespace. The keys are the namespaces' link texts (see LinkOf).
 func lookAtMounts() (map[string][]string, error) {
+	all := map[string][]string{}
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	defer f.Close()
-	all, lines := map[string][]string{}, bufio.NewScanner(f)
+	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		if !bytes.Contains(lines.Bytes(), []byte(" net:[")) {
 			continue

@@ -24,7 +24,6 @@ import (
 // View caches facts about the whole node for one second. The workers of a verb share it, so a sweep
 // of many attachments inspects the node only once.
 type View struct {
-	mu        sync.Mutex
 	members   seen[map[string][]string] // see lookAtMembers
 	cgroups   seen[map[string]bool]
 	addresses seen[map[netip.Addr]bool] // in all network namespaces
@@ -32,6 +31,7 @@ type View struct {
 
 // seen is a cached fact. err says why something may be missing from it.
 type seen[T any] struct {
+	sync.Mutex
 	looked time.Time
 	found  T
 	err    error
@@ -40,9 +40,12 @@ type seen[T any] struct {
 // viewAge is how long a cached fact stays current.
 const viewAge = time.Second
 
-// get returns the cached fact. It calls look if the fact is older than viewAge.
-func (s *seen[T]) get(look func() (T, error)) (T, error) {
-	if now := time.Now(); now.Sub(s.looked) >= viewAge {
+// get returns the cached fact. It calls look if the fact is older than viewAge, or if the caller
+// needs a new one.
+func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
+	s.Lock()
+	defer s.Unlock()
+	if now := time.Now(); anew || now.Sub(s.looked) >= viewAge {
 		s.found, s.err = look()
 		s.looked = now
 	}
@@ -54,13 +57,8 @@ func (s *seen[T]) get(look func() (T, error)) (T, error) {
 // inspected. If rescan is set, OpenByProcess ignores cached facts, which may lack a new process.
 // Callers set it for an attachment without other evidence.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
-		if rescan || again {
-			v.members.looked = time.Time{}
-		}
-		all, err := v.members.get(lookAtMembers)
+		all, err := v.members.get(rescan || again, lookAtMembers)
 		return all[LinkOf(id)], err
 	})
 	if place.There() { // the process may exit, and its ID may be reused
@@ -96,9 +94,7 @@ func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, err := v.addresses.get(lookAtAddresses)
+	all, err := v.addresses.get(false, lookAtAddresses)
 	if slices.ContainsFunc(addresses, func(a netip.Addr) bool { return all[a.Unmap()] }) {
 		return true, nil
 	}
@@ -112,26 +108,19 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
 		members, memberErr := lookAtMembers()
-		mounts, mountErr := lookAtMounts()
-		errs := []error{memberErr, mountErr}
-		for link, points := range mounts {
-			for _, point := range points {
-				switch err := addAddresses(point, link, all); {
-				case err == nil:
-					delete(members, link)
-				case !IsNoNetNS(err) && !errors.Is(err, errElsewhere): // the path still leads to it
-					errs = append(errs, err)
-				}
-			}
+		paths, mountErr := lookAtMounts()
+		for link, its := range members {
+			paths[link] = append(paths[link], its...)
 		}
-		for link, paths := range members {
-			var err error
-			for _, path := range paths {
-				if err = addAddresses(path, link, all); err == nil {
-					break
-				}
+		errs := []error{memberErr, mountErr}
+		for link, its := range paths {
+			found, err := addressesIn(link, its)
+			for _, a := range found {
+				all[a] = true
 			}
-			errs = append(errs, err)
+			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else under another mount
+				errs = append(errs, err)
+			}
 		}
 		if err = errors.Join(errs...); err == nil {
 			break
@@ -140,32 +129,33 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	return all, err
 }
 
-// addAddresses adds the addresses of all interfaces in the network namespace at a path, if that
-// namespace still has the given link text.
-func addAddresses(path, link string, all map[netip.Addr]bool) error {
-	place, err := Open(path, "")
-	if err != nil {
-		return fmt.Errorf("network namespace %s: %w", path, err)
-	}
-	defer place.Close()
-	if LinkOf(place.Seen.Netns) != link {
-		return errElsewhere
-	}
-	return In(place.held, func() error {
-		found, err := net.InterfaceAddrs()
-		for _, address := range addressesOf(found) {
-			all[address] = true
+// addressesIn returns the addresses of all interfaces in a network namespace, given its link text
+// and paths to it. If no path leads there any more, the error is errElsewhere.
+func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
+	err = errElsewhere
+	for _, path := range paths {
+		place, openErr := Open(path, "")
+		here := openErr == nil && LinkOf(place.Seen.Netns) == link
+		if here {
+			err = In(place.held, func() error {
+				found, err := net.InterfaceAddrs()
+				all = addressesOf(found)
+				return err
+			})
+		} else if openErr != nil && !IsNoNetNS(openErr) {
+			err = fmt.Errorf("network namespace %s: %w", path, openErr)
 		}
-		return err
-	})
+		if place.Close(); here {
+			break
+		}
+	}
+	return all, err
 }
 
 // ContainerRuns reports whether a process runs in a container, according to its cgroup (see
 // namesContainer). An error means that some cgroups could not be read.
 func (v *View) ContainerRuns(id string) (bool, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	all, err := v.cgroups.get(lookAtCgroups)
+	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {
 		if namesContainer(path, id) {
 			return true, nil
@@ -196,17 +186,13 @@ func lookAtCgroups() (map[string]bool, error) {
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
 //	/kubepods.slice/kubepods-pod1234.slice:cri-containerd:ID
 //
-// A short ID, which no runtime creates, must be the whole name. crictl, nerdctl and podman print at
-// least 12 characters.
+// A short ID, which no runtime creates, must be the whole name.
 func namesContainer(path, id string) bool {
-	for name := range strings.SplitSeq(path, "/") {
-		name = strings.TrimSuffix(name, ".scope")
-		if rest, is := strings.CutSuffix(name, id); is && (rest == "" ||
-			len(id) >= 12 && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":"))) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
+		rest, is := strings.CutSuffix(strings.TrimSuffix(name, ".scope"), id)
+		return is && (rest == "" ||
+			len(id) >= 12 && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":")))
+	})
 }
 
 // memberOf returns a path to the network namespace of a process, and its link text. The text is ""
@@ -246,14 +232,14 @@ func readNS(path string) (link string, err error) {
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
-	err := unix.Capget(&header, &sets[0])
-	if err == nil && sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
-		err = errors.New("unwind is not permitted to inspect all processes; run it as root with " +
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return err
+	}
+	if sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return errors.New("unwind is not permitted to inspect all processes; run it as root with " +
 			"CAP_SYS_PTRACE")
 	}
-	if err == nil {
-		_, err = os.Readlink("/proc/1/ns/net")
-	}
+	_, err := os.Readlink("/proc/1/ns/net")
 	return err
 }
 
@@ -293,16 +279,14 @@ func ProgramsOf(pid int) (names []string) {
 // a process group in the runtime's session. A daemon has created its own session, so the session's
 // ID is the group ID of one of the processes.
 func SplitDaemons(pids []int) (daemons, delegates []int) {
-	made := map[int]bool{} // sessions that daemons created
+	groups := map[int]bool{}
 	for _, pid := range pids {
-		group, err := unix.Getpgid(pid)
-		session, err2 := unix.Getsid(pid)
-		if err == nil && err2 == nil && group == session && session != 0 {
-			made[session] = true
+		if group, err := unix.Getpgid(pid); err == nil && group != 0 { // 0: of another PID namespace
+			groups[group] = true
 		}
 	}
 	for _, pid := range pids {
-		if session, err := unix.Getsid(pid); err == nil && made[session] {
+		if session, err := unix.Getsid(pid); err == nil && groups[session] {
 			daemons = append(daemons, pid)
 		} else if err == nil {
 			delegates = append(delegates, pid)
