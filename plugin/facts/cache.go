@@ -60,22 +60,15 @@ func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool,
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if list.Name = cmp.Or(list.Name, c.Network); list.Unwind != nil {
-		conf, through = list.Unwind, true
-		conf.Name = list.Name
-		chain, err = conf.LoadChain()
-	} else {
-		chain, conf, err = list.Plain()
+	list.Name = cmp.Or(list.Name, c.Network)
+	if chain, conf, err = list.Chain(); err == nil && conf.Name != c.Network {
+		err = fmt.Errorf("libcni's cache entry for network %q contains the chain of network %q",
+			c.Network, conf.Name)
 	}
-	switch {
-	case err != nil:
-		return nil, nil, through, err
-	case conf.Name != c.Network:
-		return nil, nil, through, fmt.Errorf("libcni's cache entry for network %q contains "+
-			"the chain of network %q", c.Network, conf.Name)
+	if err == nil {
+		conf.RuntimeConfig = c.RuntimeConfig
 	}
-	conf.RuntimeConfig = c.RuntimeConfig
-	return chain, conf, through, nil
+	return chain, conf, list.Unwind != nil, err
 }
 
 func (c Cached) Key() journal.Key {

@@ -70,15 +70,21 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Plain returns the chain of a configuration that does not contain unwind, so the runtime itself
-// runs the chain. The Conf is the configuration that unwind would use for it.
-func (c *Conflist) Plain() (*Chain, *Conf, error) {
-	conf := DefaultConf()
+// Chain returns the chain that unwind runs for a configuration, and unwind's entry. If the
+// configuration does not contain unwind, the runtime itself runs the chain; the Conf is then what
+// unwind would use for it.
+func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
+	if conf = c.Unwind; conf != nil {
+		conf.Name = c.Name
+		chain, err = conf.LoadChain()
+		return chain, conf, err
+	}
 	if err := utils.ValidateNetworkName(c.Name); err != nil {
 		return nil, nil, err
 	}
+	conf = DefaultConf()
 	conf.Name, conf.ChainFile = c.Name, c.Path
-	chain, err := conf.ParseChain(c.Data, "")
+	chain, err = conf.ParseChain(c.Data, "")
 	return chain, conf, err
 }
 

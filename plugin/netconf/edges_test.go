@@ -190,7 +190,7 @@ func TestParseConflist(t *testing.T) {
 	}
 	for name, good := range map[string]bool{"podnet": true, "a/b": false, "": false} {
 		list := &Conflist{Name: name, Data: []byte(`{"cniVersion": "1.0.0", "plugins": [{"type": "a"}]}`), Path: file(t, 0o700, "f", "")}
-		chain, conf, err := list.Plain()
+		chain, conf, err := list.Chain()
 		if (err == nil) != good || good && (len(chain.Delegates) != 1 || conf.Name != name || conf.ChainFile != list.Path) {
 			t.Errorf("%q: %+v, %+v, %v", name, chain, conf, err)
 		}
