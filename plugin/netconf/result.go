@@ -48,20 +48,18 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 }
 
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
-func (r *Result) Prefixes() []netip.Prefix {
-	var texts []string
+func (r *Result) Prefixes() (all []netip.Prefix) {
+	add := func(text string) {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
+		}
+	}
 	for _, ip := range r.IPs {
-		texts = append(texts, ip.Address)
+		add(ip.Address)
 	}
 	for _, ip := range []*oldIP{r.IP4, r.IP6} {
 		if ip != nil {
-			texts = append(texts, ip.IP)
-		}
-	}
-	var all []netip.Prefix
-	for _, text := range texts {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
+			add(ip.IP)
 		}
 	}
 	return all
