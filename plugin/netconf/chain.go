@@ -263,15 +263,15 @@ func (d Delegate) ExecutesIPAM() bool {
 // contains. An ADD needs the delegates, and the IPAM plugins that delegates execute (ExecutesIPAM).
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
-	add := func(plugin string) {
-		if _, err := FindPlugin(plugin, path); err != nil && !slices.Contains(missing, plugin) {
-			missing = append(missing, plugin)
-		}
-	}
 	for _, d := range ch.Delegates {
-		add(d.Type)
+		needed := []string{d.Type}
 		if d.ExecutesIPAM() {
-			add(d.IPAM)
+			needed = append(needed, d.IPAM)
+		}
+		for _, plugin := range needed {
+			if _, err := FindPlugin(plugin, path); err != nil && !slices.Contains(missing, plugin) {
+				missing = append(missing, plugin)
+			}
 		}
 	}
 	return missing

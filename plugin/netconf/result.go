@@ -89,6 +89,7 @@ func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
+// decodeResult decodes into any, as libcni does, so it rejects the same numbers.
 func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(stdout, &fields); err != nil {
@@ -134,9 +135,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 }
 
 // SameVersion reports whether two CNI versions are the same. An absent version means 0.1.0.
-func SameVersion(a, b string) bool {
-	return a == b || a == "" && b == "0.1.0" || a == "0.1.0" && b == ""
-}
+func SameVersion(a, b string) bool { return cmp.Or(a, "0.1.0") == cmp.Or(b, "0.1.0") }
 
 // WithoutAddresses returns a result without the given addresses.
 func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, error) {
