@@ -183,6 +183,9 @@ func TestParseConflist(t *testing.T) {
 			if fmt.Sprint(c.Types) != tt.types || unwind != tt.unwind || c.Path != path || c.Name != "n" || c.CNIVersion != "1.0.0" {
 				t.Errorf("%+v, unwind %s", c, unwind)
 			}
+			if _, conf, err := c.Chain(); c.Unwind != nil && tt.err == "" && (conf != c.Unwind || err != nil) {
+				t.Errorf("its chain's configuration is %+v, %v", conf, err)
+			}
 		})
 	}
 	if _, err := ReadConflist("/none/f"); err == nil {
