@@ -19,7 +19,7 @@ import (
 )
 
 // Node is the node as one process sees it, with that process's input from the runtime. Its methods
-// only read: from the kernel, libcni's cache, host-local's files, and the journal.
+// only read: from the kernel, libcni's cache, and the journal.
 type Node struct {
 	Journal *record.Recorder
 	Log     *slog.Logger
