@@ -26,7 +26,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
 		Locked: tristate.No, SameNamespaces: n.SameNamespaces(e),
 		SameBoot: n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
-		AddedUnseen: lookFor(func() (bool, error) { return n.Later(ctx, e) }),
+		AddedUnseen: &fact{look: func() (bool, error) { return n.Later(ctx, e) }},
 	}
 	if ours == nil {
 		state, err := n.Journal.Store.LookAtLock(e.Key)
@@ -36,30 +36,27 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
 	if e.Added.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
-		ev.NetNS = lookFor(func() (bool, error) {
+		ev.NetNS = &fact{look: func() (bool, error) {
 			place, err := Find(e.Added.NetNS, "")
 			place.Close()
 			return place.There(), err
-		})
-		ev.HasProcess = lookFor(func() (bool, error) {
+		}}
+		ev.HasProcess = &fact{look: func() (bool, error) {
 			return n.View.ProcessIn(e.Added.NetNS, len(e.Got.HostLinks) == 0)
-		})
-		ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.Got.HostLinks) })
+		}}
+		ev.HostLink = &fact{look: func() (bool, error) { return LinkThere(e.Got.HostLinks) }}
 	}
 	return ev
 }
 
-// fact is a decide.Fact that costs a look at the node. It calls look when it is first needed, and
-// only once. Only one goroutine may use it.
+// fact is a decide.Fact that costs a look at the node. It looks when it is first needed, and only
+// once. It is unknown if look returns an error. Only one goroutine may use it.
 type fact struct {
 	look   func() (bool, error)
 	value  tristate.Value
 	why    string
 	looked bool
 }
-
-// lookFor returns a fact. It is unknown if look returns an error, and the error is the reason.
-func lookFor(look func() (bool, error)) *fact { return &fact{look: look} }
 
 // Ask returns the fact. why is the first of several joined errors, short enough for a verdict's
 // reason.
@@ -112,16 +109,16 @@ type Owner struct {
 func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	seen := decide.Orphan{
-		SameNamespaces: lookFor(n.seesAsRuntime),
+		SameNamespaces: &fact{look: n.seesAsRuntime},
 		Listed:         n.List.hasContainer(o, cache),
-		Cached: lookFor(func() (bool, error) {
+		Cached: &fact{look: func() (bool, error) {
 			if slices.ContainsFunc(cache, Cached.netNSThere) {
 				return true, nil
 			}
 			return false, cacheErr
-		}),
-		Runs:  lookFor(func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }),
-		InUse: lookFor(func() (bool, error) { return n.View.Uses(o.Addresses) }),
+		}},
+		Runs:  &fact{look: func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }},
+		InUse: &fact{look: func() (bool, error) { return n.View.Uses(o.Addresses) }},
 	}
 	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
 		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)

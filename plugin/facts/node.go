@@ -89,10 +89,7 @@ func firstLine(path string) string {
 func SearchPaths() map[string]string {
 	env := map[string]string{}
 	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"} {
-		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv(name)), func(dir string) bool {
-			return !filepath.IsAbs(dir) || !isDirectory(dir)
-		})
-		env[name] = strings.Join(dirs, string(filepath.ListSeparator))
+		env[name] = present(os.Getenv(name))
 	}
 	return env
 }
@@ -101,18 +98,20 @@ func SearchPaths() map[string]string {
 // none are recorded.
 func SearchPathsThere(env map[string]string) bool {
 	for _, dirs := range env {
-		for _, dir := range filepath.SplitList(dirs) {
-			if !isDirectory(dir) {
-				return false
-			}
+		if present(dirs) != dirs {
+			return false
 		}
 	}
 	return len(env) > 0
 }
 
-func isDirectory(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
+// present returns the absolute directories of a path list that exist.
+func present(list string) string {
+	dirs := slices.DeleteFunc(filepath.SplitList(list), func(dir string) bool {
+		info, err := os.Stat(dir)
+		return !filepath.IsAbs(dir) || err != nil || !info.IsDir()
+	})
+	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
 // SameBoot reports whether an ADD ran in the current boot.

@@ -277,8 +277,7 @@ func (ch *Chain) Missing(path string) []string {
 	return missing
 }
 
-// ips is the capability for static addresses.
-const ips = "ips"
+const ips = "ips" // the capability for static addresses
 
 // capabilities returns those that delegates declare.
 func (ch *Chain) capabilities() map[string]bool {
