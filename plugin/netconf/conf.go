@@ -92,7 +92,10 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
-		"name":       field(&c.Name, "the name of a network", validName),
+		// skel accepts the key "name" in any letter case; unwind uses only the lower-case key.
+		"name": field(&c.Name, "the name of a network", func(s string) (string, bool) {
+			return s, utils.ValidateNetworkName(s) == nil
+		}),
 		"capabilities": into(&c.Capabilities,
 			`an object with true or false for each capability, such as {"portMappings": true}`),
 		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
@@ -217,10 +220,6 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	}
 	return valid, nil
 }
-
-// validName accepts the same network names as skel: those that can be part of a path. skel accepts
-// the key "name" in any letter case; unwind uses only the lower-case key.
-func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
 	return field(to, "an absolute path", func(s string) (string, bool) {
