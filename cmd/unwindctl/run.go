@@ -30,10 +30,7 @@ func runCommand() *cobra.Command {
 			"one, unless --allow-downgrade is set.\n\n" +
 			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +
 			"the host's namespaces. With --observe, which is recommended for the first week, the\n" +
-			"agent does not sweep, and logs what a sweep would release.\n\n" +
-			"With --events, an agent in a pod posts Kubernetes Events about each ADD that failed\n" +
-			"and was undone, with the error, and about pending DELs. Its service account needs\n" +
-			"permission to create events.",
+			"agent does not sweep, and logs what a sweep would release.",
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",
@@ -64,7 +61,5 @@ func runCommand() *cobra.Command {
 		"switch unwind off, as unwindctl off does, until an agent starts without this flag")
 	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
-	cmd.Flags().BoolVar(&options.Events, "events", false,
-		"in a pod: post Kubernetes Events about failed ADDs and pending DELs")
 	return cmd
 }

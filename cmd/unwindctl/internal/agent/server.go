@@ -93,7 +93,7 @@ func (s *server) source() metrics.Source {
 	is := s.found()
 	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
 		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin, Process: true,
-		Events: s.events.counted(), Counters: s.counted(at.StateDir)}
+		Counters: s.counted(at.StateDir)}
 }
 
 // counted returns the counters of all events that the history contained when this process started,

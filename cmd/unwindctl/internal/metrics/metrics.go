@@ -32,8 +32,7 @@ type Source struct {
 	Status  install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the installed plugin, "" if unknown
 
-	Process bool              // include client_golang's metrics of the process and of Go
-	Events  map[string]uint64 // Kubernetes Events by result; nil if this program posts none
+	Process bool // include client_golang's metrics of the process and of Go
 	// Counters are this process's own counts, which never decrease. If nil, the counters come from the
 	// history, which drops old events.
 	Counters inspect.Counters
@@ -90,8 +89,6 @@ var helps = map[string][]string{
 	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
 	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent while unwind " +
 		"is on.", "by"},
-	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
-		"limit, or failed to post.", "result"},
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
@@ -136,9 +133,6 @@ func (c *collection) collect(ctx context.Context) error {
 	}
 	if off := install.ReadOff(c.Scope.StateDir); off != nil {
 		c.add("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
-	}
-	for result, n := range c.Events {
-		c.add("events_total", float64(n), result)
 	}
 	err := c.collectJournal(ctx)
 	c.add("journal_readable", map[bool]float64{true: 1}[err == nil])
