@@ -317,8 +317,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	return one
 }
 
-// PrintPools prints the pools. On a terminal it adds a map of each. In the wide format it prints
-// every allocated address instead.
+// PrintPools prints the pools. In the wide format it prints every allocated address instead.
 func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, all, o)
@@ -333,7 +332,6 @@ func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 			"names a state directory other than %s.\n", network, strings.Join(of.All(), ", "),
 			of.StateDir)
 	}
-	colours, terminal := term.OnTerminal(out)
 	for i, p := range all {
 		if i > 0 {
 			text.WriteByte('\n')
@@ -344,18 +342,11 @@ func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 		}
 		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
 			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
-		var known []pools.Set
 		for _, s := range p.Sets {
 			fmt.Fprintf(&text, "  %s\n", s)
-			if s.Number != nil {
-				known = append(known, s.ranges)
-			}
 		}
-		switch {
-		case known == nil:
+		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
 			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
-		case terminal:
-			drawMap(&text, known, p.states(), colours, term.Width(out))
 		}
 		p.explain(&text)
 	}
@@ -381,14 +372,6 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 		return term.PrintNames(out, addresses)
 	}
 	return t.Print(out, o)
-}
-
-func (p *Pool) states() map[netip.Addr]string {
-	states := map[netip.Addr]string{}
-	for _, r := range p.Reservations {
-		states[r.Address.Unmap()] = r.State
-	}
-	return states
 }
 
 // explain prints which addresses are not live, and how to free them.
