@@ -97,7 +97,7 @@ func rootCommand() *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
-			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), explainCommand()}},
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),

@@ -18,7 +18,9 @@ func metricsCommand() *cobra.Command {
 		Short: "Print metrics for Prometheus",
 		Long: "Print metrics in the Prometheus text format, or write them atomically to a file\n" +
 			"for node_exporter's textfile collector. unwindctl run serves the same metrics at\n" +
-			"/metrics. No label contains an address, or the name of a pod or container.",
+			"/metrics. No label contains an address, or the name of a pod or container.\n\n" +
+			"The agent also serves unwind_status. Its states:\n" +
+			describe("status"),
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
