@@ -22,13 +22,9 @@ func Inline(src Source) ([]byte, error) {
 	if src.bad != nil {
 		return nil, src.bad
 	}
-	o, err := outline(src.Data, src.Name)
+	o, err := outline(src.Data)
 	if err != nil {
 		return nil, err
-	}
-	if _, typed := member(o.members, "type"); typed && !o.single && src.definition != "" {
-		return nil, errors.New(`keys "type" and "plugins" are both set: Multus would run one ` +
-			`plugin instead of the list; keep one of the keys`)
 	}
 	if o.single && filepath.Ext(src.arg) == ".conflist" {
 		return nil, errors.New(
@@ -193,8 +189,8 @@ var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "di
 	"loadOnlyInlinedPlugins", "plugins", "type"}
 
 // outline reads the top level of a configuration, and refuses one that a runtime and unwind could
-// read differently. defaultName replaces a name that is missing or "".
-func outline(x []byte, defaultName string) (*original, error) {
+// read differently.
+func outline(x []byte) (*original, error) {
 	if !json.Valid(x) {
 		return nil, errors.New("not valid JSON")
 	}
@@ -216,7 +212,7 @@ func outline(x []byte, defaultName string) (*original, error) {
 			}
 		}
 	}
-	if o.name, err = networkName(o.members, defaultName); err != nil {
+	if o.name, err = networkName(o.members); err != nil {
 		return nil, err
 	}
 	inlined, _ := member(o.members, "loadOnlyInlinedPlugins")
@@ -228,11 +224,8 @@ func outline(x []byte, defaultName string) (*original, error) {
 
 // networkName returns the network's name, or an error if unwind does not accept the name, which
 // becomes part of paths.
-func networkName(members []part, defaultName string) (string, error) {
+func networkName(members []part) (string, error) {
 	name, ok := member(members, "name")
-	if defaultName != "" && (!ok || string(name.raw) == `""`) {
-		name.raw, ok = netconf.Marshal(defaultName), true
-	}
 	conf := []byte("{}")
 	if ok {
 		conf = slices.Concat([]byte(`{"name": `), name.raw, []byte("}"))

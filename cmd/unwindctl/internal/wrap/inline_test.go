@@ -14,7 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
+
+// check ends a test that has an error.
+var check = nodetest.Check
 
 // plain returns what a runtime gives to each plugin of a configuration without unwind: the work is
 // libcni's.

@@ -58,7 +58,7 @@ func TestUnwrapEdited(t *testing.T) {
 }
 
 func inlineText(x []byte, directory []json.RawMessage) ([]byte, error) {
-	o, err := outline(x, "")
+	o, err := outline(x)
 	if err != nil {
 		return nil, err
 	}
