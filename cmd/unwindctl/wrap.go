@@ -12,12 +12,11 @@ func wrapCommand() *cobra.Command {
 		Use:   "wrap FILE",
 		Short: "Put the chain of a conflist into unwind's entry",
 		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
-			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. wrap also\n" +
-			"adds to the chain the plugins that a runtime would load from a directory next to\n" +
-			"FILE that is named after the network. A single-plugin .conf file becomes a list.\n" +
-			"wrap refuses a file that unwind or the runtime would refuse, and does not change a\n" +
-			"file that is already wrapped. If FILE is -, wrap reads the standard input, and no\n" +
-			"directory.",
+			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. A\n" +
+			"single-plugin .conf file becomes a list. wrap refuses a file that unwind or the\n" +
+			"runtime would refuse, and a list with a directory next to FILE that is named after\n" +
+			"the network, because a runtime also runs the plugins in it. wrap does not change a\n" +
+			"file that is already wrapped. If FILE is -, wrap reads the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
 	}, "already wrapped", wrap.Inline)
 }
