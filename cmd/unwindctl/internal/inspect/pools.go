@@ -235,11 +235,6 @@ func (c *Counts) count(state string) {
 	}
 }
 
-// InRange reports whether an address is in one of the chain's ranges.
-func (p *Pool) InRange(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.ranges.Has(a) })
-}
-
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
 // NearlyFull reports whether less than a tenth of the set is free.
