@@ -116,17 +116,15 @@ func uninstallCommand() *cobra.Command {
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
 			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
 			"run: run uninstall again after they have ended.\n\n" +
-			"The journal stays, and unwindctl sweep runs its pending DELs. Once it is empty,\n" +
-			"uninstall also removes the systemd units, and with --purge the state directory.\n" +
-			"Once the binary is gone too, it removes unwindctl.",
+			"The state directory stays. unwindctl sweep runs the pending DELs of its journal. Once\n" +
+			"the journal is empty, uninstall also removes the systemd units. Once the binary is\n" +
+			"gone too, it removes unwindctl.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
 	}
 	addOffFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
-	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
-		"also remove the state directory; refused while the journal contains attachments")
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"use the runtime's libcni cache in `DIR`; "+noCache+": it has no cache")
 	checkDirs(cmd, "cache-dir")
