@@ -26,7 +26,6 @@ type Options struct {
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
 	Off       bool          // keep unwind switched off while it runs with this flag
-	Downgrade bool          // replace a newer plugin with an older one
 	Version   string        // this program's version
 	LogFormat string        // text, json
 	LogLevel  slog.Level

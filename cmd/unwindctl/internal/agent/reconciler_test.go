@@ -116,8 +116,6 @@ func agentAgain(k *reconciling, args []string) error {
 				r.Setup.StateDir = value
 			case "problem":
 				paths.Problems = []string{value}
-			case "downgrade":
-				r.Downgrade = true
 			case "programs":
 				r.ProgramDir = value
 			}
