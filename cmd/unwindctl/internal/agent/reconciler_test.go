@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
 
@@ -159,7 +160,9 @@ func wantReady(k *reconciling, args []string) error {
 	if !strings.Contains(w.Body.String(), args[0]) {
 		return errors.New("/readyz: " + w.Body.String())
 	}
-	if metrics := string(server.collect(context.Background())); len(args) > 1 && !strings.Contains(metrics, args[1]) {
+	w = httptest.NewRecorder()
+	promhttp.HandlerFor(server.gatherer(), promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if metrics := w.Body.String(); len(args) > 1 && !strings.Contains(metrics, args[1]) {
 		return errors.New(metrics)
 	}
 	return nil

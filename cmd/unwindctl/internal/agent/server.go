@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -28,16 +28,17 @@ import (
 const DefaultListen = "127.0.0.1:9469"
 
 // server serves the metrics and the health of the loops. Any user of the node may send requests, so
-// concurrent requests share one collection of the metrics. All other responses come from memory.
+// concurrent requests share one collection of the metrics, and at most one begins each second. All
+// other responses come from memory.
 type server struct {
 	*agent
 	setup install.Setup
 	found func() status
-	kept  metrics.Kept
 
 	// used by one collection at a time
 	history  journal.Tail
 	counters inspect.Counters
+	began    time.Time // when the last collection began
 }
 
 // Limits of a connection, which serves one request. toWrite includes the time to collect metrics.
@@ -54,9 +55,9 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	s.log.Info("serving", "address", l.Addr().String())
-	s.kept.Collect = s.collect
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", s.serveMetrics)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.gatherer(),
+		promhttp.HandlerOpts{CoalesceGather: true}))
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	server := &http.Server{Handler: mux, ReadTimeout: toRead, WriteTimeout: toWrite,
@@ -70,29 +71,18 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-func (s *server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
-	text := s.kept.Text()
-	if len(text) == 0 {
-		http.Error(w, "cannot read any metric; the agent's log shows why",
-			http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
-	_, _ = w.Write(text)
-}
-
-// collect returns the metrics as text. If it cannot read some of them, it logs the error.
-func (s *server) collect(ctx context.Context) []byte {
-	var text bytes.Buffer
-	s.log.warnOnce("metrics", "cannot collect all metrics", s.source().Print(ctx, &text))
-	return text.Bytes()
+func (s *server) gatherer() prometheus.Gatherer {
+	failed := func(err error) { s.log.warnOnce("metrics", "cannot collect all metrics", err) }
+	return prometheus.Gatherers{metrics.Registry(s.source, failed), prometheus.DefaultGatherer}
 }
 
 func (s *server) source() metrics.Source {
+	time.Sleep(time.Until(s.began.Add(time.Second)))
+	s.began = time.Now()
 	at := node.Directories{ConfDir: s.setup.ConfDir, StateDir: s.journalDir(s.setup)}
 	is := s.found()
 	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
-		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin, Process: true,
+		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin,
 		Counters: s.counted(at.StateDir)}
 }
 
