@@ -7,14 +7,13 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -43,9 +42,10 @@ type server struct {
 
 // Limits of a connection, which serves one request. toWrite includes the time to collect metrics.
 const (
-	toRead     = 5 * time.Second
-	toWrite    = 15 * time.Second
-	mostHeader = 8 << 10 // bytes
+	toRead          = 2 * time.Second
+	toWrite         = 15 * time.Second
+	mostHeader      = 8 << 10 // bytes
+	mostConnections = 256     // open at a time
 )
 
 // serve listens until stop is called.
@@ -64,7 +64,7 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 		MaxHeaderBytes: mostHeader}
 	server.SetKeepAlivesEnabled(false)
 	go func() {
-		if err := server.Serve(&bounded{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(netutil.LimitListener(l, mostConnections)); !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("stopped serving metrics and health", "err", err)
 		}
 	}()
@@ -133,53 +133,4 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	_, _ = io.WriteString(w, "ok\n")
-}
-
-// Limits of all connections. A probe by the kubelet times out after 5 s. The listener accepts the
-// probe's connection in that time even if the kernel's queue is full (net.core.somaxconn, 4096).
-const (
-	mostConnections = 256              // open at a time
-	acceptEach      = time.Millisecond // limits the CPU time for connections
-)
-
-// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections
-// open. For each further one it closes the oldest, so a client that opens many idle connections
-// does not lock out others.
-type bounded struct {
-	net.Listener
-	mu   sync.Mutex
-	open []*connection // oldest first
-}
-
-type connection struct {
-	net.Conn
-	of *bounded
-}
-
-func (b *bounded) Accept() (net.Conn, error) {
-	time.Sleep(acceptEach)
-	conn, err := b.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	c := &connection{conn, b}
-	b.mu.Lock()
-	b.open = append(b.open, c)
-	var oldest *connection
-	if len(b.open) > mostConnections {
-		oldest = b.open[0]
-	}
-	b.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close()
-	}
-	return c, nil
-}
-
-// Close closes the connection. It may be closed already.
-func (c *connection) Close() error {
-	c.of.mu.Lock()
-	c.of.open = slices.DeleteFunc(c.of.open, func(o *connection) bool { return o == c })
-	c.of.mu.Unlock()
-	return c.Conn.Close()
 }

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestServeIdle: connections that ask nothing keep no probe out. Of those that are too many the
-// oldest are closed, and the rest when their time is over.
+// TestServeIdle: connections that ask nothing are closed when their time is over, so they keep a probe
+// out no longer.
 func TestServeIdle(t *testing.T) {
 	t.Parallel()
 	const idle = mostConnections + 100
@@ -33,21 +33,15 @@ func TestServeIdle(t *testing.T) {
 		defer c.Close()
 		all = append(all, c)
 	}
-	answer, err := http.Get("http://" + address + "/healthz") // it is accepted after the others
+	answer, err := http.Get("http://" + address + "/healthz") // it is accepted after some of them ended
 	check(t, err)
 	body, _ := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()
 	if answer.StatusCode != 200 || !answer.Close {
 		t.Errorf("/healthz: %d, %s; it closes the connection: %t", answer.StatusCode, body, answer.Close)
 	}
-	for i, c := range all[:idle-mostConnections] {
-		_ = c.SetReadDeadline(time.Now().Add(toRead / 2))
-		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("connection %d of %d is open: %v", i, idle, err)
-		}
-	}
 	last := all[idle-1]
-	_ = last.SetReadDeadline(time.Now().Add(6 * toRead))
+	_ = last.SetReadDeadline(time.Now().Add(20 * toRead))
 	if _, err := last.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the last one asks nothing and stays open: %v", err)
 	}
