@@ -23,9 +23,9 @@ func installCommand() *cobra.Command {
 			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
 			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +
-			"The directories come from the runtime's configuration: containerd (including\n" +
-			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
-			"podman, Nomad.\n\n" +
+			"install finds the directories of containerd (including GKE), CRI-O (including\n" +
+			"OpenShift), k3s, RKE2, MicroK8s, k0s and Talos. For nerdctl, podman and Nomad, set\n" +
+			"--conf-dir, --cni-bin-dir, --provider-conf and --unwind-file 00-unwind.conflist.\n\n" +
 			"Running pods are not affected. install is idempotent. It keeps the name and form of\n" +
 			"its file, and keys that were added to unwind's entry. It writes the binary first\n" +
 			"and the file last, each atomically, so the node keeps working if install is\n" +

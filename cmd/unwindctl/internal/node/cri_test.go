@@ -60,8 +60,6 @@ func TestVersions(t *testing.T) {
 		{"CRI-O 1.36", crio("1.36.3", false), start, true, "1.1.0"},
 		{"CRI-O 1.36 with a grace period", crio("1.36.3", true), "CRI-O triggers a sweep every few seconds", false, "1.1.0"},
 		{"CRI-O 1.35 with a grace period", crio("1.35.1", true), start, true, "1.1.0"},
-		{"Nomad", Runtime{Name: "nomad"}, none, true, ""},
-		{"podman", Runtime{Name: "podman"}, none, true, ""},
 		{"none", Runtime{}, none, true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

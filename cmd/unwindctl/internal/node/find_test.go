@@ -164,15 +164,6 @@ func TestFindRuntimes(t *testing.T) {
 			"etc/crio/crio.conf":              "[crio.network]\ncni_default_network = \"podnet\"\n",
 			"etc/cni/net.d/10-first.conflist": `{"name": "podnet", "plugins": [{"type": "bridge"}]}`,
 		}, crio(func(r *Runtime) { r.DefaultNetwork = "podnet" })},
-		{"nerdctl", map[string]string{"etc/nerdctl/nerdctl.toml": "cni_path = \"/p\"\n"},
-			[]Runtime{{Name: "nerdctl", Config: "/etc/nerdctl/nerdctl.toml", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/p"}, MaxConfs: 1, Notes: []string{"nerdctl finds each network by its name"}}}},
-		{"nerdctl of Debian's plugins", map[string]string{"var/lib/nerdctl/": "", "usr/lib/cni/": ""},
-			[]Runtime{{Name: "nerdctl", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/usr/lib/cni"}, MaxConfs: 1, Notes: []string{"nerdctl finds each network by its name"}}}},
-		{"podman with CNI", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"cni\"\n", "opt/cni/bin/": ""},
-			[]Runtime{{Name: "podman", Config: "/etc/containers/containers.conf", ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"podman finds each network by its name"}}}},
-		{"podman with netavark", map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"netavark\"\n"}, nil},
-		{"Nomad", map[string]string{"opt/cni/config/": ""},
-			[]Runtime{{Name: "nomad", ConfDir: "/opt/cni/config", BinDirs: []string{"/opt/cni/bin"}, MaxConfs: 1, Notes: []string{"nomad finds each network by its name"}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -20,9 +20,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The default directories of runtimes: containerd
-// internal/cri/config/config_unix.go, CRI-O pkg/config/config_unix.go, nerdctl
-// pkg/defaults/defaults_linux.go.
+// The default directories of runtimes: containerd internal/cri/config/config_unix.go, CRI-O
+// pkg/config/config_unix.go.
 const (
 	DefaultConfDir = "/etc/cni/net.d"
 	DefaultBinDir  = "/opt/cni/bin"
@@ -35,7 +34,7 @@ type Runtime struct {
 	Config   string   // the socket or file that these values come from; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is installed into the first
-	Socket   string   // CRI socket; "" if it is not a CRI runtime
+	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons in the configuration not to install unwind
 
@@ -45,9 +44,6 @@ type Runtime struct {
 	Kubelet        bool     // a kubelet runs here, which requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
-
-// ByName reports whether the runtime finds each network by its name, in its own file.
-func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 
 // Check adds the problems that any runtime can have.
 func (r *Runtime) Check(root string) {
@@ -122,7 +118,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 		return "CRI-O triggers a sweep every few seconds (STATUS)."
 	case r.Name == "cri-o":
 		return "CRI-O triggers a sweep only when it starts, so also " + Timer
-	case r.Name == "" || r.Socket == "":
+	case r.Name == "":
 		return "If the runtime is not containerd 2 or later, " + Timer
 	case major == 1:
 		return "containerd 1 calls neither STATUS nor GC: " + Timer
@@ -133,16 +129,6 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	}
 	return "containerd triggers a sweep every few seconds (STATUS) from version 2 on. With an " +
 		"earlier version, " + Timer
-}
-
-// firstThere returns the directories from the first one that exists. It returns all if none exists.
-func firstThere(root string, dirs ...string) []string {
-	for i, dir := range dirs {
-		if anyExists(root, dir) {
-			return slices.Clone(dirs[i:])
-		}
-	}
-	return slices.Clone(dirs)
 }
 
 func anyExists(root string, paths ...string) bool {
@@ -198,7 +184,6 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	for _, b := range bundles {
 		looks = append(looks, b.find)
 	}
-	looks = append(looks, findNerdctl, findPodman, findNomad)
 	all, errs := make([]*Runtime, len(looks)), make([]error, len(looks))
 	var asked sync.WaitGroup // queried in parallel, because each may hang
 	for i, look := range looks {
@@ -214,10 +199,6 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	var found []Runtime
 	for _, r := range all {
 		if r != nil {
-			if r.ByName() {
-				r.Notes = append(r.Notes, r.Name+" finds each network by its name, in a separate file for "+
-					"each network; set --provider-conf to the file of the network that unwind is to run")
-			}
 			r.settle(root)
 			r.Check(root)
 			found = append(found, *r)
