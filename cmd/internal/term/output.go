@@ -84,8 +84,8 @@ func (o *Output) set(f Format) error {
 // IsObject reports whether the results are for programs: PrintObject prints them.
 func (o *Output) IsObject() bool { return o.Format == JSON }
 
-// FormatVersion is the version of the object that -o json prints, under the key "version". A version
-// may gain keys, but no key is removed or changes its meaning.
+// FormatVersion is the version of the object that -o json prints, under the key "version". A
+// version may gain keys, but no key is removed or changes its meaning.
 const FormatVersion = 1
 
 // PrintObject prints an object of keys and values as JSON. It escapes control characters.

@@ -64,7 +64,8 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 		MaxHeaderBytes: mostHeader}
 	server.SetKeepAlivesEnabled(false)
 	go func() {
-		if err := server.Serve(netutil.LimitListener(l, mostConnections)); !errors.Is(err, http.ErrServerClosed) {
+		err := server.Serve(netutil.LimitListener(l, mostConnections))
+		if !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("stopped serving metrics and health", "err", err)
 		}
 	}()

@@ -204,9 +204,9 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 // ask replaces the directories by those in the runtime's response to CRI's Status(verbose), for all
 // containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and "config" is the CRI
 // plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
-// internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API. CRI-O's
-// response does not contain them (cri-o server/runtime_status.go createRuntimeInfo); its directories
-// come from its configuration.
+// internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API.
+// CRI-O's response does not contain them (cri-o server/runtime_status.go createRuntimeInfo), so its
+// directories come from its configuration.
 //
 // containerd 2 runs the network's STATUS before it responds, as for each status request from a
 // kubelet. ask returns false for a containerd without CRI, such as Docker's, which runs no pods.

@@ -3,6 +3,7 @@ package wrap
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,13 +47,13 @@ func Inline(src Source) ([]byte, error) {
 		out, err = inline(src, keys, single)
 	}
 	// like libcni's readBool
-	onlyInlined := strings.EqualFold(strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`), "true")
-	if err != nil || src.arg == "-" || single || onlyInlined {
+	inlined := strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`)
+	if err != nil || src.arg == "-" || single || strings.EqualFold(inlined, "true") {
 		return out, err
 	}
 	directory := filepath.Join(filepath.Dir(src.arg), src.Name)
 	if more, err := netconf.InlineDirectory(directory); err != nil || len(more) > 0 {
-		return nil, errors.Join(err, fmt.Errorf("the runtime would also run the plugins in %s, outside of "+
+		return nil, cmp.Or(err, fmt.Errorf("the runtime would also run the plugins in %s, outside of "+
 			`unwind's chain; move them to the end of key "plugins"`, directory))
 	}
 	return out, nil
@@ -76,7 +77,8 @@ func inline(src Source, keys map[string]json.RawMessage, single bool) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(src.Data, &top); err != nil || top.Version == "" && len(top.Versions) == 0 {
+	err = json.Unmarshal(src.Data, &top)
+	if err != nil || top.Version == "" && len(top.Versions) == 0 {
 		return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
 			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
 	}
