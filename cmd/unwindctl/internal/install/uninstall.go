@@ -175,7 +175,7 @@ func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
 		}
 	}
 	for _, path := range paths {
-		for _, temporary := range durable.RemoveTemporary(path, durable.Stale) {
+		for _, temporary := range durable.RemoveTemporary(path) {
 			done.add("removed", "%s", temporary)
 		}
 	}
