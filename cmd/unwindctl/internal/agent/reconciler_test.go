@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
 
@@ -161,7 +160,7 @@ func wantReady(k *reconciling, args []string) error {
 		return errors.New("/readyz: " + w.Body.String())
 	}
 	w = httptest.NewRecorder()
-	promhttp.HandlerFor(server.gatherer(), promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	server.metricsHandler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if metrics := w.Body.String(); len(args) > 1 && !strings.Contains(metrics, args[1]) {
 		return errors.New(metrics)
 	}

@@ -56,8 +56,7 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 	}
 	s.log.Info("serving", "address", l.Addr().String())
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.gatherer(),
-		promhttp.HandlerOpts{CoalesceGather: true}))
+	mux.Handle("GET /metrics", s.metricsHandler())
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	server := &http.Server{Handler: mux, ReadTimeout: toRead, WriteTimeout: toWrite,
@@ -72,9 +71,10 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil
 }
 
-func (s *server) gatherer() prometheus.Gatherer {
+func (s *server) metricsHandler() http.Handler {
 	failed := func(err error) { s.log.warnOnce("metrics", "cannot collect all metrics", err) }
-	return prometheus.Gatherers{metrics.Registry(s.source, failed), prometheus.DefaultGatherer}
+	all := prometheus.Gatherers{metrics.Registry(s.source, failed), prometheus.DefaultGatherer}
+	return promhttp.HandlerFor(all, promhttp.HandlerOpts{CoalesceGather: true})
 }
 
 func (s *server) source() metrics.Source {
