@@ -266,9 +266,13 @@ func (r *reconciler) remember(named string) {
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
 // refind reads the runtime's configuration again, because somebody may have corrected it. The
-// directories and the name of our file stay as they were at the start.
+// directories and the name of our file stay as they were at the start. While the runtime does not
+// respond, its last answer counts.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
+	if err == nil && paths.Config == "" && r.paths.Config != "" {
+		return
+	}
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
 		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
 			paths.ConfDir, paths.BinDirs[0])

@@ -240,6 +240,24 @@ func TestDirectoryAnewAtOnce(t *testing.T) {
 	}
 }
 
+// TestRuntimeSilent: a runtime that does not answer for a while changes nothing of an install; one that
+// has never answered is waited for.
+func TestRuntimeSilent(t *testing.T) {
+	k := newReconciling(t, t.TempDir())
+	check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
+	told, silent := k.paths, k.paths
+	told.Config, silent.Problems = "/s", []string{"it does not report its directories"}
+	for _, step := range []struct {
+		answer node.Runtime
+		want   install.Reason
+	}{{silent, install.Refused}, {told, install.On}, {silent, install.On}, {told, install.On}} {
+		k.find = func() (node.Runtime, error) { return step.answer, nil }
+		if k.reconciles(); k.status().Reason != step.want {
+			t.Errorf("%v: %+v, want %s", step.answer, k.status(), step.want)
+		}
+	}
+}
+
 // writeVersion writes a plugin of a version: version FILE VERSION.
 func writeVersion(k *reconciling, args []string) error {
 	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)
