@@ -25,10 +25,10 @@ func Wait(int) (skip bool) { return false }
 func Skip(int) (skip bool) { return true }
 
 // Lock takes the lock of an attachment. While a live unwind holds it, owned decides whether Lock
-// waits as long as ctx allows. If only orphaned delegates of a killed unwind hold it, Lock waits for
-// up to Budgets.Orphans, or half of the time that is left. Then it kills them and returns the names
-// of their programs. That wait begins when Lock sees that the lock has no owner, so delegates whose
-// unwind dies during the wait get their own time.
+// waits as long as ctx allows. If only orphaned delegates of a killed unwind hold it, Lock waits
+// for up to Budgets.Orphans, or half of the time that is left. Then it kills them and returns the
+// names of their programs. That wait begins when Lock sees that the lock has no owner, so delegates
+// whose unwind dies during the wait get their own time.
 func (w *Worker) Lock(
 	ctx context.Context, key journal.Key, owned Owned,
 ) (lock *journal.Lock, killed []string, err error) {
@@ -95,9 +95,9 @@ func (w *Worker) takeOver(key journal.Key) (lock *journal.Lock, killed []string,
 	return lock, killed, err
 }
 
-// Stop ends an ADD of the attachment that still runs, for the runtime's DEL. Runtimes do not run two
-// verbs for one container at a time, so the runtime that started the ADD is dead or has abandoned
-// the ADD:
+// Stop ends an ADD of the attachment that still runs, for the runtime's DEL. Runtimes do not run
+// two verbs for one container at a time, so the runtime that started the ADD is dead or has
+// abandoned the ADD:
 //
 //  1. SIGTERM: the unwind that runs the ADD ends its delegate and rolls the ADD back.
 //  2. SIGKILL, Budgets.Stop after the SIGTERM. Its delegates then still hold the lock, and Lock
