@@ -2,12 +2,12 @@ package journal
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -18,7 +18,7 @@ import (
 //
 //	bucket    key                                             value
 //	meta      "format"                                        sum, the format as JSON
-//	entries   network 00 containerID 00 ifname 00 number      sum, the Outline, the Entry as JSON
+//	entries   network 00 containerID 00 ifname 00 number      sum, Outline and Entry: JSON, 2 lines
 var (
 	bucketMeta    = []byte("meta")
 	bucketEntries = []byte("entries")
@@ -100,6 +100,15 @@ func decodeKey(b []byte) (k Key, number uint64, err error) {
 	return Key{network, containerID, ifName}, binary.BigEndian.Uint64(b[n+1:]), nil
 }
 
+// Outline is the part of a record that can be read without decoding the rest.
+type Outline struct {
+	Key    `json:"-"`
+	Number uint64 `json:"-"`
+	State  State  `json:"state"`
+	BootID string `json:"bootID"`
+	NetNS  NetNS  `json:"netns"`
+}
+
 // DamagedError is returned for an entry that cannot be read in an otherwise readable file. The
 // entry stays in the file until the attachment's next ADD or DEL removes it.
 type DamagedError struct {
@@ -113,73 +122,51 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// encodeEntry returns the key and the value that are stored for an entry. A reader of many entries
-// decodes only their outlines.
-//
-//	sum, state 00 boot ID 00 device 00 inode 00 path of the network namespace 00 JSON
-//
-// Neither JSON nor any of these texts contains a zero byte.
+// encodeEntry returns the key and the value that are stored for an entry.
 func encodeEntry(e *Entry) (key, value []byte, err error) {
 	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
 		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
 	}
-	outline := fmt.Appendf(nil, "%s\x00%s\x00%d\x00%d\x00%s\x00", e.Undo.State,
-		e.Added.Host.BootID, e.Added.NetNS.Dev,
-		e.Added.NetNS.Ino, e.Added.NetNS.Path)
-	if bytes.Count(outline, []byte{0}) != outlineParts {
-		return nil, nil, fmt.Errorf("%q contains a zero byte", outline)
-	}
-	data, err := json.Marshal(e)
-	return key, Seal(key, append(outline, data...)), err
+	outline, err := json.Marshal(Outline{State: e.Undo.State, BootID: e.Added.Host.BootID,
+		NetNS: e.Added.NetNS})
+	data, entryErr := json.Marshal(e)
+	lines := slices.Concat(outline, []byte("\n"), data)
+	return key, Seal(key, lines), errors.Join(err, entryErr)
 }
 
-const outlineParts = 5
-
-// openEntry returns the key of an encoded entry, its outline and its JSON.
-func openEntry(key, value []byte) (k Key, number uint64, outline, data []byte, err error) {
-	if k, number, err = decodeKey(key); err == nil {
-		if data, err = unseal(key, value); err != nil {
-			err = &DamagedError{k, err}
-		}
+// decodeLine decodes one of the two lines of a value into an Outline or an Entry.
+func decodeLine(key, value []byte, line int, to any) (k Key, number uint64, err error) {
+	if k, number, err = decodeKey(key); err != nil {
+		return k, number, err
 	}
-	n := bytes.LastIndexByte(data, 0) + 1
-	return k, number, data[:n], data[n:], err
+	data, err := unseal(key, value)
+	if err == nil {
+		outline, entry, _ := bytes.Cut(data, []byte("\n"))
+		err = json.Unmarshal([][]byte{outline, entry}[line], to)
+	}
+	if err != nil {
+		err = &DamagedError{k, err}
+	}
+	return k, number, err
+}
+
+func decodeOutline(key, value []byte) (o Outline, err error) {
+	o.Key, o.Number, err = decodeLine(key, value, 0, &o)
+	return o, err
 }
 
 func decodeEntry(key, value []byte) (*Entry, error) {
-	k, number, _, data, err := openEntry(key, value)
+	e := &Entry{}
+	k, number, err := decodeLine(key, value, 1, e)
 	if err != nil {
 		return nil, err
-	}
-	e := &Entry{}
-	if err := json.Unmarshal(data, e); err != nil {
-		return nil, &DamagedError{k, err}
 	}
 	e.Key, e.Number = k, number
 	return e, nil
 }
 
-func decodeOutline(key, value []byte) (Outline, error) {
-	k, number, outline, _, err := openEntry(key, value)
-	o := Outline{Key: k, Number: number}
-	if err != nil {
-		return o, err
-	}
-	part := strings.Split(string(outline), "\x00")
-	if len(part) != outlineParts+1 {
-		return o, &DamagedError{k, errors.New("the outline is missing")}
-	}
-	var devErr, inoErr error
-	o.State, o.BootID, o.NetNS.Path = State(part[0]), part[1], part[4]
-	o.NetNS.Dev, devErr = strconv.ParseUint(part[2], 10, 64)
-	o.NetNS.Ino, inoErr = strconv.ParseUint(part[3], 10, 64)
-	if err := cmp.Or(devErr, inoErr); err != nil {
-		return o, &DamagedError{k, err}
-	}
-	return o, nil
-}
-
-// isUndone reports whether an encoded entry is undone.
+// isUndone reports whether an encoded entry is undone. It decodes nothing, because most of a
+// journal's records may be undone.
 func isUndone(value []byte) bool {
-	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(Undone+"\x00"))
+	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
 }

@@ -136,15 +136,6 @@ func (e *Entry) Clone() *Entry {
 	return &c
 }
 
-// Outline is the part of a record that can be read without decoding it.
-type Outline struct {
-	Key
-	Number uint64
-	State  State
-	BootID string
-	NetNS  NetNS // without Cookie
-}
-
 // Addresses returns every address that the record claims, without duplicates, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
