@@ -12,7 +12,7 @@ import (
 const chunk = 64 << 10
 
 // makeRoom allocates disk space at the end of the file, behind the pages in use, so that neither
-// this commit nor the reserved ones can fail because the disk is full. bbolt itself only sets the
+// this commit nor those that follow an intent can fail because the disk is full. bbolt itself only sets the
 // file's size, so the disk can be full when bbolt writes a page there. After a commit that fails,
 // the next writer must copy the whole file (see trust), for which a full disk has no space either.
 //
@@ -24,7 +24,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
 		return err
 	}
-	end := tx.btx.Size() + int64(1+tx.reserved)*tx.pages()*pageSize
+	size := tx.pages() * pageSize
+	if tx.begins {
+		size *= 3
+	}
+	end := tx.btx.Size() + size
 	// a sparse file has fewer blocks, of 512 bytes, than its size
 	if info.Size >= end && info.Blocks >= end/512 {
 		return nil

@@ -17,8 +17,8 @@ type Tx struct {
 	// size is the number of bytes that the transaction puts or deletes. If it is 0, the transaction
 	// has nothing to commit.
 	size int
-	// reserved is the number of further transactions for which the file must have room.
-	reserved int
+	// begins is set if the transaction puts an intent: two more transactions of its size follow it.
+	begins bool
 
 	copied  []pair            // a snapshot's records, in key order
 	decoded map[string]*Entry // those that were decoded, by key
@@ -35,10 +35,6 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 		return nil
 	})
 }
-
-// Reserve makes the transaction fail, before it writes anything, unless the file has room for n
-// more transactions of this size. A full disk then does not make those fail.
-func (tx *Tx) Reserve(n int) { tx.reserved = n }
 
 // scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
 // bbolt may return the same keys for ever; scan then returns ErrDamaged.
@@ -124,7 +120,10 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. A record without a number belongs to
+// Put writes a record. It rejects an illegal change of state. With an intent (a record in state
+// Adding), the transaction fails before it writes anything, unless the file has room for two more
+// of its size: one for the result, and one for the DELs that a failed ADD leaves. Otherwise a full
+// disk would make each ADD fail after its first delegate. A record without a number belongs to
 // a new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone
 // and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
@@ -156,6 +155,7 @@ func (tx *Tx) Put(e *Entry) (err error) {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
 	tx.size += len(key) + len(value)
+	tx.begins = tx.begins || e.Undo.State == Adding
 	err = tx.btx.Bucket(bucketEntries).Put(key, value)
 	if e.Undo.State == Undone && from != Undone && err == nil {
 		err = tx.prune()
