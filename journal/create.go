@@ -15,15 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// create creates the journal file if it does not exist. The caller has locked the queue file.
-func (s *Store) create(queue *os.File) error {
-	if _, err := os.Lstat(s.Path()); !errors.Is(err, fs.ErrNotExist) {
-		return err // nil if the file exists; open then checks it
-	}
-	return s.replace(queue, fill)
-}
-
-// replace replaces the journal with a file that write creates. A crash leaves the old journal (or
+// replace creates the journal, or replaces it, with a file that write writes. The caller has locked
+// the queue file. A crash leaves the old journal (or
 // none, if none existed) or the new one. It may also leave a file journal.db.new, which the next
 // call removes.
 //

@@ -51,14 +51,12 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	}
 }
 
-// The states of the last commit. The queue file contains the state, followed by the boot ID. If a
-// commit failed or its process died, its changes may or may not be in the journal file. After a
-// failed sync, the page cache cannot be trusted either: the kernel treats pages as written although
-// they never reached the disk. After a reboot only the disk counts, so the queue file need not be
-// synced.
+// The states of the last commit. The queue file contains one of the first two, followed by the boot
+// ID. It is not synced, because after a reboot the page cache counts no more.
 const (
-	began     = 'b' // or a reader found damage
+	began     = 'b' // it failed, or its process died; or a reader found damage
 	succeeded = 's'
+	rebooted  = 'r' // it was in an earlier boot
 )
 
 func (s *Store) setCommit(queue *os.File, state byte) error {
@@ -66,15 +64,18 @@ func (s *Store) setCommit(queue *os.File, state byte) error {
 	return err
 }
 
-// lastCommit returns the state of the last commit, and whether that commit was in an earlier boot.
-// If the queue file contains no state, lastCommit assumes that a commit began in this boot.
-func (s *Store) lastCommit(queue *os.File) (state byte, earlier bool) {
+// lastCommit returns the state of the last commit, or began if the queue file contains none.
+func (s *Store) lastCommit(queue *os.File) byte {
 	boot := s.bootID()
 	found := make([]byte, 2+len(boot))
-	if _, err := queue.ReadAt(found, 0); err != nil {
-		return began, false
+	_, err := queue.ReadAt(found, 0)
+	switch {
+	case err == nil && string(found[2:]) != boot:
+		return rebooted
+	case err == nil && found[0] == succeeded:
+		return succeeded
 	}
-	return found[0], string(found[2:]) != boot
+	return began
 }
 
 func (s *Store) bootID() string { return cmp.Or(s.boot, bootID()) }

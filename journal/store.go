@@ -27,7 +27,7 @@ import (
 //  1. Take the flock of the queue file, with a deadline. Readers take it too. Otherwise they could
 //     starve a writer, because bbolt only polls its own lock, every 50 ms.
 //  2. Check that the queue file is still the one at its path; otherwise start again.
-//  3. Create the journal file if it is missing (see create). Open it and take its flock, which
+//  3. Create the journal file if it is missing (see replace). Open it and take its flock, which
 //     readers share. Check that it is still the file at its path. Verify it (see trust). A writer
 //     may have to copy it.
 //  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
@@ -142,8 +142,8 @@ func (s *Store) transact(
 			_ = file.Close()
 		}
 	}()
-	if write {
-		if err := s.create(queue); err != nil {
+	if _, err := os.Lstat(s.Path()); write && errors.Is(err, fs.ErrNotExist) {
+		if err := s.replace(queue, fill); err != nil {
 			return err
 		}
 	}
@@ -199,17 +199,15 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the store is trusting and the last commit succeeded in
-// this boot. If a commit began in this boot and did not succeed, a writer also replaces the file
-// with a copy (see began).
+// trust verifies the journal file, unless the store is trusting and the last commit succeeded. A
+// writer then replaces the file with a copy if the last commit did not succeed.
 func (s *Store) trust(queue *os.File, write bool) error {
-	state, earlier := s.lastCommit(queue)
-	succeeded := state == succeeded && !earlier
-	if succeeded && s.Trusting {
+	last := s.lastCommit(queue)
+	if last == succeeded && s.Trusting {
 		return nil
 	}
 	data, err := verify(s.Path())
-	if err != nil || !write || earlier || succeeded {
+	if err != nil || !write || last != began {
 		return err
 	}
 	err = s.replace(queue, func(path string) error { return os.WriteFile(path, data, 0o600) })
