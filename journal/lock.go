@@ -47,7 +47,7 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	l, err := take(s.LockPath(k), true, false)
+	l, err := take(s.LockPath(k), false)
 	return l, lockError(k, err)
 }
 
@@ -58,7 +58,7 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 // already locked. A crash leaves the old or the new file at the path, and possibly the new one next
 // to it, which RemoveStrayLocks removes.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
-	l, err := take(s.LockPath(k), true, true)
+	l, err := take(s.LockPath(k), true)
 	if err != nil {
 		return nil, lockError(k, err)
 	}
@@ -75,7 +75,7 @@ func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 
 // replace locks a new file and renames it to the path of the lock file.
 func (l *Lock) replace() error {
-	next, err := take(l.path+".next", true, false)
+	next, err := take(l.path+".next", false)
 	if err != nil {
 		return err
 	}
@@ -88,18 +88,13 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take locks the file at a path without waiting, or returns ErrBusy. If create is set, take creates
-// a missing file. If over is set, take locks only the owned byte, because other processes may still
-// hold the lock.
-func take(path string, create, over bool) (*Lock, error) {
-	flag := os.O_RDWR
-	if create {
-		flag |= os.O_CREATE
-	}
+// take locks the file at a path without waiting, or returns ErrBusy. It creates a missing file. If
+// over is set, take locks only the owned byte, because other processes may still hold the lock.
+func take(path string, over bool) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
 		var err error
-		if l.held, err = openFile(path, flag); err != nil {
+		if l.held, err = openFile(path, os.O_RDWR|os.O_CREATE); err != nil {
 			return nil, err
 		}
 		if !over {
@@ -245,7 +240,7 @@ func (s *Store) RemoveStrayLocks(ctx context.Context) error {
 		if err != nil || known[file.Name()] {
 			continue
 		}
-		if l, _ := take(filepath.Join(s.Dir, locksName, file.Name()), false, false); l != nil {
+		if l, _ := take(filepath.Join(s.Dir, locksName, file.Name()), false); l != nil {
 			err = l.Remove()
 			l.Release()
 		}
@@ -260,29 +255,22 @@ const (
 )
 
 // LockSweep takes the lock of the sweep behind a STATUS, so that one such sweep runs at a time. It
-// returns ErrBusy if another one has it, and took it less than sweepTime ago. A sweep that hangs
-// for longer keeps nobody from starting, because attachments have locks of their own. The lock's
-// file contains the process ID. No child process inherits the lock.
-func (s *Store) LockSweep() (release func(), err error) {
+// returns ErrBusy if another one has it. If that one has run for sweepTime, LockSweep returns nil:
+// it may hang, and attachments have locks of their own. The next one then waits for sweepTime again.
+func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	f, err := openFile(filepath.Join(s.Dir, sweepName), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
-	err = setLock(f, heldByte)
-	if info, statErr := f.Stat(); errors.Is(err, ErrBusy) && statErr == nil {
+	path, now := filepath.Join(s.Dir, sweepName), time.Now()
+	l, err := take(path, false)
+	if info, statErr := os.Lstat(path); errors.Is(err, ErrBusy) && statErr == nil {
 		// an age of less than 0 means that the clock was set back
-		if age := time.Since(info.ModTime()); age < 0 || age >= sweepTime {
-			err = nil
+		if age := now.Sub(info.ModTime()); age < 0 || age >= sweepTime {
+			err = os.Chtimes(path, now, now)
 		}
 	}
 	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("journal: %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
-	// this also sets the file's time; on a full disk it fails, and the process ID stays unknown
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%-*d\n", pidSize, os.Getpid()), 0)
-	return func() { _ = f.Close() }, nil
+	return l, nil
 }
