@@ -146,9 +146,10 @@ func (e *Entry) Addresses() []netip.Addr {
 	return slices.Compact(all)
 }
 
-// ClaimsAddress reports whether the record claims an address.
+// ClaimsAddress reports whether the record claims an address, as IPv4 or mapped to IPv6.
 func (e *Entry) ClaimsAddress(address netip.Addr) bool {
-	return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address == address })
+	return slices.ContainsFunc(e.Got.Claims,
+		func(c Claim) bool { return c.Address.Unmap() == address.Unmap() })
 }
 
 // Freed reports whether the DEL of the delegate that allocated a claimed address is done. From

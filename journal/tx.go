@@ -20,18 +20,17 @@ type Tx struct {
 	// begins is set if the transaction puts an intent: two more transactions of its size follow it.
 	begins bool
 
-	copied  []pair            // a snapshot's records, in key order
-	decoded map[string]*Entry // those that were decoded, by key
+	copied  [][2][]byte       // a snapshot's keys and values, in key order
+	decoded map[string]*Entry // its records that were decoded, by key
 }
-
-type pair struct{ key, value []byte }
 
 // Snapshot returns a copy of the records, to be read after the transaction has ended, by one
 // goroutine at a time. The caller must not change the records that it returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
 	s := &Tx{decoded: map[string]*Entry{}}
 	return s, tx.scan(nil, func(k, v []byte) error {
-		s.copied = append(s.copied, pair{bytes.Clone(k), bytes.Clone(v)})
+		both := slices.Concat(k, v)
+		s.copied = append(s.copied, [2][]byte{both[:len(k)], both[len(k):]})
 		return nil
 	})
 }
@@ -41,12 +40,12 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
-			func(p pair, prefix []byte) int { return bytes.Compare(p.key, prefix) })
-		for _, p := range tx.copied[at:] {
-			if !bytes.HasPrefix(p.key, prefix) {
-				return nil
+			func(r [2][]byte, prefix []byte) int { return bytes.Compare(r[0], prefix) })
+		for _, r := range tx.copied[at:] {
+			if !bytes.HasPrefix(r[0], prefix) {
+				break
 			}
-			if err := fn(p.key, p.value); err != nil {
+			if err := fn(r[0], r[1]); err != nil {
 				return err
 			}
 		}
@@ -98,13 +97,8 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 }
 
 // stored returns the record under a key, or nil if it is missing or cannot be read.
-func (tx *Tx) stored(key []byte) (e *Entry) {
-	_ = tx.scan(key, func(k, value []byte) (err error) {
-		if bytes.Equal(k, key) {
-			e, err = tx.decode(key, value)
-		}
-		return err
-	})
+func (tx *Tx) stored(key []byte) *Entry {
+	e, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
 	return e
 }
 
@@ -178,8 +172,8 @@ func (tx *Tx) Delete(e *Entry) error {
 // dropAnswered removes the undone and the damaged records of an attachment.
 func (tx *Tx) dropAnswered(k Key) error {
 	var keys [][]byte
-	err := tx.scan(encodeKey(k), func(key, _ []byte) error {
-		if e := tx.stored(key); e == nil || e.Undo.State == Undone {
+	err := tx.scan(encodeKey(k), func(key, value []byte) error {
+		if e, _ := decodeEntry(key, value); e == nil || e.Undo.State == Undone {
 			keys = append(keys, key)
 		}
 		return nil
@@ -246,9 +240,7 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 // ones.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
 	a = a.Unmap()
-	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool {
-		return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address.Unmap() == a })
-	})
+	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool { return e.ClaimsAddress(a) })
 }
 
 // matching returns the pending records that match. It decodes only those that contain a text. An
@@ -287,15 +279,9 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	})
 }
 
-// Check verifies the whole file, and decodes every record. If it returns ErrDamaged, no other
-// method is safe to call.
+// Check decodes every record, and returns an error that names the damaged ones. Opening a file
+// verifies it (see Store.Trusting).
 func (tx *Tx) Check() error {
-	if tx.btx == nil {
-		return nil
-	}
-	if _, err := verify(tx.btx.DB().Path()); err != nil {
-		return err
-	}
 	var errs []error
 	err := tx.scan(nil, func(k, v []byte) error {
 		_, err := decodeEntry(k, v)
