@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -83,11 +82,7 @@ func fill(path string) error {
 				return err
 			}
 		}
-		data, err := json.Marshal(format{Writer: Version, OldestReader: Version})
-		if err != nil {
-			return err
-		}
-		return tx.Bucket(bucketMeta).Put(keyFormat, Seal(keyFormat, data))
+		return tx.Bucket(bucketMeta).Put(keyFormat, Seal(keyFormat, format))
 	})
 	return errors.Join(err, db.Close())
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"hash/fnv"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -30,25 +29,22 @@ var (
 	buckets = [][]byte{bucketMeta, bucketEntries}
 )
 
-// Version is the version of the file's format that this code writes. It is also the newest version
-// that this code can read. No release wrote versions 1 and 2; this code cannot read them.
+// Version is the version of the file's format that this code writes, and the newest that it can
+// read. No release wrote versions 1 and 2; this code cannot read them.
 const Version = 3
 
-// format records which releases can read the file. Writer is the Version of the release that
-// created the file. OldestReader is the lowest Version that a reader needs. A release that changes
-// the format raises Writer. Only the release after it raises OldestReader, so users can go back by
-// one release. The value of the format keeps its layout in all releases.
-type format struct {
-	Writer       int `json:"writer"`
-	OldestReader int `json:"oldestReader"`
-}
+// format says which releases can read the file: writer is the Version of the release that created
+// it, and oldestReader the lowest Version that a reader needs. A release that changes the format
+// raises writer. Only the release after it raises oldestReader, so users can go back by one release.
+// The format keeps its layout in all releases.
+var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
 var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
 	"release or a later one")
 
 func checkFormat(value []byte) error {
-	var f format
+	var f struct{ OldestReader int }
 	data, err := unseal(keyFormat, value)
 	if err == nil {
 		err = json.Unmarshal(data, &f)
@@ -112,8 +108,8 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is returned for an entry that cannot be read in an otherwise readable file. The
-// entry stays in the file until the attachment's next ADD or DEL removes it.
+// DamagedError is about one entry that cannot be read. The entry stays in the file until the
+// attachment's next ADD or DEL removes it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -168,29 +164,16 @@ func decodeEntry(key, value []byte) (*Entry, error) {
 	return e, nil
 }
 
-// isUndone reports whether an encoded entry is undone. It decodes nothing, because most of a
-// journal's records may be undone.
+// isUndone reports whether an encoded entry is undone. Most may be, so it decodes nothing.
 func isUndone(value []byte) bool {
 	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
 }
 
 // verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
-// for damage, and any other error if the file cannot be read. bbolt's own check can crash: it
-// overflows the stack on pages that do not form a tree, and faults on an invalid page number.
-// verify cannot.
+// for damage, and any other error if the file cannot be read. bbolt's own check may crash.
 func verify(path string) (data []byte, err error) {
-	f, err := openFile(path, os.O_RDONLY)
-	if err != nil {
+	if data, err = os.ReadFile(path); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err == nil {
-		data = make([]byte, info.Size())
-		_, err = io.ReadFull(f, data)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
 	if err := checkStructure(data); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -304,13 +287,13 @@ func (p *pages) take(id uint64) ([]byte, error) {
 		return nil, fmt.Errorf("page %d: its header belongs to page %d", id, u64(page))
 	}
 	if err := p.use(id+1, overflow); err != nil {
-		return nil, fmt.Errorf("page %d: %w", id, err)
+		return nil, err
 	}
 	return page[:(1+overflow)*pageSize], nil
 }
 
-// walk checks a page of a bucket and the pages below it. The first key must equal first, unless
-// first is nil, and all keys must be greater than last. walk sets last to the greatest key.
+// walk checks a page and the pages below it. The first key must equal first, unless first is nil,
+// and all keys must be greater than last. walk sets last to the greatest key.
 func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 	page, err := p.take(id)
 	if err == nil {
@@ -390,7 +373,7 @@ func (p *pages) free(id uint64) error {
 	}
 	for i := range count {
 		if err := p.use(u64(ids[8*i:]), 1); err != nil {
-			return fmt.Errorf("page %d: %w", id, err)
+			return fmt.Errorf("freelist: %w", err)
 		}
 	}
 	return nil
