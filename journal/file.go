@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -68,6 +69,35 @@ func (s *Store) syncFolders() error {
 		err = syncPath(dir)
 	}
 	return err
+}
+
+// Version is the version of the file's format that this code writes, and the newest that it can
+// read. No release wrote versions 1 and 2; this code cannot read them.
+const Version = 3
+
+// format says which releases can read the file: writer is the Version of the release that created
+// it, and oldestReader the lowest Version that a reader needs. A release that changes the format
+// raises writer. Only the release after it raises oldestReader, so users can go back by one release.
+// The format keeps its layout in all releases.
+var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
+
+// ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
+var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
+	"release or a later one")
+
+func checkFormat(value []byte) error {
+	var f struct{ OldestReader int }
+	data, err := unseal(keyFormat, value)
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		return fmt.Errorf("%w, or from before the first release: format: %w", ErrDamaged, err)
+	}
+	if f.OldestReader > Version {
+		return ErrNewer
+	}
+	return nil
 }
 
 // fill writes an empty journal to a new file.

@@ -29,35 +29,6 @@ var (
 	buckets = [][]byte{bucketMeta, bucketEntries}
 )
 
-// Version is the version of the file's format that this code writes, and the newest that it can
-// read. No release wrote versions 1 and 2; this code cannot read them.
-const Version = 3
-
-// format says which releases can read the file: writer is the Version of the release that created
-// it, and oldestReader the lowest Version that a reader needs. A release that changes the format
-// raises writer. Only the release after it raises oldestReader, so users can go back by one release.
-// The format keeps its layout in all releases.
-var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
-
-// ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
-var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
-	"release or a later one")
-
-func checkFormat(value []byte) error {
-	var f struct{ OldestReader int }
-	data, err := unseal(keyFormat, value)
-	if err == nil {
-		err = json.Unmarshal(data, &f)
-	}
-	if err != nil {
-		return fmt.Errorf("%w, or from before the first release: format: %w", ErrDamaged, err)
-	}
-	if f.OldestReader > Version {
-		return ErrNewer
-	}
-	return nil
-}
-
 const sumSize = 4 // bytes
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -89,14 +60,13 @@ func recordKey(k Key, number uint64) []byte {
 }
 
 func decodeKey(b []byte) (k Key, number uint64, err error) {
-	n := max(0, len(b)-9)
-	network, rest, _ := strings.Cut(string(b[:n]), "\x00")
-	containerID, ifName, whole := strings.Cut(rest, "\x00")
-	if !whole || strings.Contains(ifName, "\x00") || b[n] != 0 {
+	n := max(0, len(b)-8)
+	part := strings.Split(string(b[:n]), "\x00")
+	if len(part) != 4 || part[3] != "" {
 		return k, 0, fmt.Errorf("journal: malformed entry key %s; run unwindctl doctor",
 			shorten(strconv.Quote(string(b))))
 	}
-	return Key{network, containerID, ifName}, binary.BigEndian.Uint64(b[n+1:]), nil
+	return Key{part[0], part[1], part[2]}, binary.BigEndian.Uint64(b[n:]), nil
 }
 
 // Outline is the part of a record that can be read without decoding the rest.
@@ -118,8 +88,6 @@ type DamagedError struct {
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf("journal: entry %s is damaged: %v", e.Key, e.Err)
 }
-
-func (e *DamagedError) Unwrap() error { return e.Err }
 
 // encodeEntry returns the key and the value that are stored for an entry.
 func encodeEntry(e *Entry) (key, value []byte, err error) {
@@ -261,35 +229,34 @@ func checkStructure(data []byte) error {
 	return nil
 }
 
-// use marks pages as used.
-func (p *pages) use(id, length uint64) error {
-	n := uint64(len(p.used))
-	if id > n || length > n-id {
-		return fmt.Errorf("page %d (length: %d pages) is outside the file of %d pages", id, length, n)
+// use marks a page as used.
+func (p *pages) use(id uint64) error {
+	if n := len(p.used); id >= uint64(n) {
+		return fmt.Errorf("page %d is outside the file of %d pages", id, n)
 	}
-	for i := id; i < id+length; i++ {
-		if p.used[i] {
-			return fmt.Errorf("page %d is referenced twice", i)
-		}
-		p.used[i] = true
+	if p.used[id] {
+		return fmt.Errorf("page %d is referenced twice", id)
 	}
+	p.used[id] = true
 	return nil
 }
 
 // take returns a page with its overflow pages, and marks them as used.
 func (p *pages) take(id uint64) ([]byte, error) {
-	if err := p.use(id, 1); err != nil {
+	if err := p.use(id); err != nil {
 		return nil, err
 	}
 	page := p.data[id*pageSize:]
-	overflow := uint64(u32(page[12:]))
 	if u64(page) != id {
-		return nil, fmt.Errorf("page %d: its header belongs to page %d", id, u64(page))
+		return nil, fmt.Errorf("its header belongs to page %d", u64(page))
 	}
-	if err := p.use(id+1, overflow); err != nil {
-		return nil, err
+	end := id + 1 + uint64(u32(page[12:]))
+	for over := id + 1; over < end; over++ {
+		if err := p.use(over); err != nil {
+			return nil, err
+		}
 	}
-	return page[:(1+overflow)*pageSize], nil
+	return page[:(end-id)*pageSize], nil
 }
 
 // walk checks a page and the pages below it. The first key must equal first, unless first is nil,
@@ -362,7 +329,7 @@ func (p *pages) bucket(value []byte) error {
 func (p *pages) free(id uint64) error {
 	page, err := p.take(id)
 	if err != nil {
-		return err
+		return fmt.Errorf("page %d: %w", id, err)
 	}
 	ids, count := page[pageHeader:], uint64(u16(page[10:]))
 	if count == 0xFFFF {
@@ -372,8 +339,8 @@ func (p *pages) free(id uint64) error {
 		return fmt.Errorf("page %d: invalid freelist: %d pages, kind %#x", id, count, u16(page[8:]))
 	}
 	for i := range count {
-		if err := p.use(u64(ids[8*i:]), 1); err != nil {
-			return fmt.Errorf("freelist: %w", err)
+		if err := p.use(u64(ids[8*i:])); err != nil {
+			return fmt.Errorf("page %d: %w", id, err)
 		}
 	}
 	return nil

@@ -83,9 +83,18 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 
 // Records returns all records of an attachment, including undone ones, newest first. It omits
 // damaged records; the error names them.
-func (tx *Tx) Records(k Key) (all []*Entry, err error) {
+func (tx *Tx) Records(k Key) ([]*Entry, error) { return tx.records(encodeKey(k)) }
+
+// Check decodes every record, and returns an error that names the damaged ones. Whoever opens the
+// file has verified it (see Store.Trusting).
+func (tx *Tx) Check() error {
+	_, err := tx.records(nil)
+	return err
+}
+
+func (tx *Tx) records(prefix []byte) (all []*Entry, err error) {
 	var errs []error
-	err = tx.scan(encodeKey(k), func(key, value []byte) error {
+	err = tx.scan(prefix, func(key, value []byte) error {
 		e, err := tx.decode(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
@@ -96,7 +105,7 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// stored returns the record under a key, or nil if it is missing or cannot be read.
+// stored returns a record, or nil if it is missing or cannot be read.
 func (tx *Tx) stored(key []byte) *Entry {
 	e, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
 	return e
@@ -116,30 +125,27 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 
 // Put writes a record. It rejects an illegal change of state. With an intent (a record in state
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
-// of its size: one for the result, and one for the DELs that a failed ADD leaves. Otherwise a full
-// disk would make each ADD fail after its first delegate. A record without a number belongs to
-// a new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone
-// and damaged records, because they belong to earlier ADDs.
+// of its size: one for the result, and one for the DELs that a failed ADD leaves. A record without
+// a number belongs to a new ADD. Put assigns the next number to it, and deletes the attachment's
+// undone and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
-	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
-	if old != nil {
+	b, from := tx.btx.Bucket(bucketEntries), Gone
+	if old := tx.stored(recordKey(e.Key, e.Number)); old != nil {
 		from = old.Undo.State
 	}
 	if err := CheckEdge(from, e.Undo.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
-	if b := tx.btx.Bucket(bucketEntries); e.Number == 0 {
-		if err := tx.dropAnswered(e.Key); err != nil {
-			return err
+	switch {
+	case e.Number == 0:
+		if err = tx.dropAnswered(e.Key); err == nil {
+			e.Number, err = b.NextSequence()
 		}
-		if e.Number, err = b.NextSequence(); err != nil {
-			return err
-		}
-	} else if e.Number > b.Sequence() {
-		// the record comes from a journal that was set aside: the next ADD must get a higher number
-		if err := b.SetSequence(e.Number); err != nil {
-			return err
-		}
+	case e.Number > b.Sequence(): // it comes from a journal that was set aside
+		err = b.SetSequence(e.Number)
+	}
+	if err != nil {
+		return err
 	}
 	if e.Updated = Now(); from != e.Undo.State || e.Undo.Since == (Time{}) {
 		e.Undo.Since = e.Updated
@@ -150,11 +156,10 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	}
 	tx.size += len(key) + len(value)
 	tx.begins = tx.begins || e.Undo.State == Adding
-	err = tx.btx.Bucket(bucketEntries).Put(key, value)
-	if e.Undo.State == Undone && from != Undone && err == nil {
-		err = tx.prune()
+	if err := b.Put(key, value); err != nil || e.Undo.State != Undone || from == Undone {
+		return err
 	}
-	return err
+	return tx.prune()
 }
 
 // Delete removes the record of an ADD. It also removes the attachment's undone and damaged records.
@@ -205,13 +210,11 @@ func (tx *Tx) prune() error {
 func (tx *Tx) drop(keys ...[]byte) error {
 	b := tx.btx.Bucket(bucketEntries)
 	for _, key := range keys {
-		value := b.Get(key)
-		if value == nil {
-			continue
-		}
-		tx.size += len(key) + len(value)
-		if err := b.Delete(key); err != nil {
-			return err
+		if value := b.Get(key); value != nil {
+			tx.size += len(key) + len(value)
+			if err := b.Delete(key); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -221,7 +224,7 @@ func (tx *Tx) drop(keys ...[]byte) error {
 // next ADD removes them. It returns any other error.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
-	if errors.As(err, &damaged) {
+	if errors.As(err, &damaged) && !errors.Is(err, ErrDamaged) {
 		return nil
 	}
 	return err
@@ -277,16 +280,4 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 		}
 		return fn(k, v)
 	})
-}
-
-// Check decodes every record, and returns an error that names the damaged ones. Opening a file
-// verifies it (see Store.Trusting).
-func (tx *Tx) Check() error {
-	var errs []error
-	err := tx.scan(nil, func(k, v []byte) error {
-		_, err := decodeEntry(k, v)
-		errs = append(errs, err)
-		return nil
-	})
-	return errors.Join(append(errs, err)...)
 }
