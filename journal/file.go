@@ -55,9 +55,8 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	return s.setCommit(queue, succeeded)
 }
 
-// syncFolders ensures that the file can be found after a power loss. It syncs the directory and
-// its parents on the same file system, because some of them may be new, and the process that
-// created them may have been killed before it could sync them.
+// syncFolders syncs the directory and its parents on the same file system, so that the file can be
+// found after a power loss. Some may be new, and their creator may have been killed.
 func (s *Store) syncFolders() error {
 	var own, above unix.Stat_t
 	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
@@ -77,8 +76,8 @@ const Version = 3
 
 // format says which releases can read the file: writer is the Version of the release that created
 // it, and oldestReader the lowest Version that a reader needs. A release that changes the format
-// raises writer. Only the release after it raises oldestReader, so users can go back by one release.
-// The format keeps its layout in all releases.
+// raises writer. Only the release after it raises oldestReader, so users can go back by one
+// release. The format keeps its layout in all releases.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
@@ -185,14 +184,11 @@ func syncPath(path string) error {
 var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting if no process has written
-// for maxWait, which it checks every maxWait. It never waits longer than three times maxWait, or
-// after its context ends. On a disk with 45 ms per sync, that is enough for 250 pods that end at
-// the same time, with one transaction each.
+// for maxWait, which it checks every maxWait, and after three times maxWait in all.
 const maxWait = 10 * time.Second
 
-// queue opens the queue file and takes its flock. A reader creates no file, so queue does
-// not create a missing one for it. queue then returns nil, and the reader continues without
-// the flock.
+// queue opens the queue file and takes its flock. A reader creates no file: queue returns nil if
+// the file is missing.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
@@ -273,13 +269,12 @@ func openFile(path string, flag int) (*os.File, error) {
 }
 
 // waiters limits the threads of this process that wait for an flock. Such a thread waits until it
-// gets the lock, even if its caller has given up.
+// gets the lock, and releases it if its caller has given up.
 var waiters = make(chan struct{}, 64)
 
 // flock takes the flock of an open file (LOCK_SH or LOCK_EX). The kernel grants it in the order of
 // the requests. flock returns ErrBusy if no process has written to the queue file for maxWait, and
-// ErrQueued if ctx ends before that. The caller then closes the file. If the kernel grants the lock
-// afterwards, it is released immediately.
+// ErrQueued if ctx ends before that.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if !errors.Is(err, unix.EWOULDBLOCK) {
