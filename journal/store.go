@@ -59,10 +59,7 @@ const (
 // ErrDamaged is View's error for a damaged file. The next Update sets the file aside.
 var ErrDamaged = errors.New("journal: journal.db is damaged")
 
-var (
-	errAgain     = errors.New("journal: journal.db was replaced while it was being opened; try again")
-	errUnchanged = errors.New("journal: nothing to commit")
-)
+var errAgain = errors.New("journal: journal.db was replaced while it was being opened; try again")
 
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
@@ -150,16 +147,13 @@ func (s *Store) transact(
 	if err != nil {
 		return s.blame(err)
 	}
-	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx}, file, queue, fn) }
 	if !write {
 		_ = queue.Close()
-		return errors.Join(db.View(in), db.Close())
 	}
-	switch err = db.Update(in); {
-	case err == nil:
-		_ = s.setCommit(queue, succeeded)
-	case errors.Is(err, errUnchanged):
-		err = nil
+	btx, err := db.Begin(write)
+	if err == nil {
+		err = s.inTx(&Tx{btx: btx}, file, queue, fn)
+		_ = btx.Rollback() // after a commit, this does nothing
 	}
 	return errors.Join(err, db.Close())
 }
@@ -205,6 +199,7 @@ func (s *Store) trust(queue *os.File, write bool) error {
 	return cmp.Or(err, errAgain)
 }
 
+// inTx runs fn, and commits what it wrote.
 func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	if meta := tx.btx.Bucket(bucketMeta); meta != nil {
 		if err := checkFormat(meta.Get(keyFormat)); err != nil {
@@ -216,18 +211,20 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 			return fmt.Errorf("%w: no bucket %q", ErrDamaged, name)
 		}
 	}
-	if err := fn(tx); err != nil || !tx.btx.Writable() {
+	if err := fn(tx); err != nil || tx.size == 0 {
 		return err
-	}
-	if tx.size == 0 {
-		return errUnchanged // makes bbolt roll back
 	}
 	if err := tx.makeRoom(file); err != nil {
 		return fmt.Errorf("journal: %s: %w", s.Path(), err)
 	}
-	tx.btx.OnCommit(func() { s.at("committed") })
 	err := s.setCommit(queue, began)
-	s.at("commit")
+	if s.at("commit"); err == nil {
+		err = tx.btx.Commit()
+	}
+	if err == nil {
+		s.at("committed")
+		_ = s.setCommit(queue, succeeded)
+	}
 	return err
 }
 
