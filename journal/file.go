@@ -20,9 +20,8 @@ import (
 )
 
 // replace creates the journal, or replaces it, with a file that write writes. The caller has locked
-// the queue file. A crash leaves the old journal (or
-// none, if none existed) or the new one. It may also leave a file journal.db.new, which the next
-// call removes.
+// the queue file. A crash leaves the old journal (or none, if none existed) or the new one. It may
+// also leave a file journal.db.new, which the next call removes.
 //
 //	pwrite   journal.lock: a commit began
 //	unlink   journal.db.new
@@ -34,25 +33,21 @@ import (
 //	pwrite   journal.lock: the commit succeeded
 func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	tmp := s.Path() + ".new"
-	if err := errors.Join(s.setCommit(queue, began), os.RemoveAll(tmp)); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
 	defer func() { _ = os.Remove(tmp) }() // after the rename, this does nothing
-	if err := write(tmp); err != nil {
-		return fmt.Errorf("journal: %s: %w", tmp, err)
+	for _, step := range []func() error{
+		func() error { return s.setCommit(queue, began) },
+		func() error { return os.RemoveAll(tmp) },
+		func() error { return write(tmp) },
+		func() error { return syncPath(tmp) },
+		func() error { s.at("created"); return os.Rename(tmp, s.Path()) },
+		func() error { s.at("renamed"); return s.syncFolders() },
+		func() error { return s.setCommit(queue, succeeded) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
 	}
-	if err := syncPath(tmp); err != nil {
-		return err
-	}
-	s.at("created")
-	if err := os.Rename(tmp, s.Path()); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	s.at("renamed")
-	if err := s.syncFolders(); err != nil {
-		return err
-	}
-	return s.setCommit(queue, succeeded)
+	return nil
 }
 
 // syncFolders syncs the directory and its parents on the same file system, so that the file can be
@@ -128,7 +123,10 @@ func (s *Store) setAside(cause error) error {
 	log.Error("the damaged journal was set aside, and a new one is started; "+
 		"DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
-	return syncPath(s.Dir)
+	if err := syncPath(s.Dir); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
 }
 
 // makeDir creates the state directory and its directory of lock files (mode 0700) if they are
@@ -138,11 +136,8 @@ func (s *Store) makeDir() error {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
 	}
 	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, locksName)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		if err := cmp.Or(os.MkdirAll(dir, 0o700), checkDir(dir)); err != nil {
 			return fmt.Errorf("journal: %w", err)
-		}
-		if err := checkDir(dir); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -152,18 +147,18 @@ func (s *Store) makeDir() error {
 // directory that anyone except this user and root owns or can write to, because that user could
 // make root run any DEL.
 func checkDir(dir string) error {
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return fmt.Errorf("journal: %w", &fs.PathError{Op: "lstat", Path: dir, Err: err})
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
 	}
+	owner, mode := info.Sys().(*syscall.Stat_t).Uid, info.Mode()
 	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("journal: %s is not a directory; move it out of the way", dir)
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("journal: %s belongs to user %d; chown it to root", dir, st.Uid)
-	case st.Mode&0o022 != 0:
-		return fmt.Errorf("journal: %s is writable by others (mode %04o); chmod it to 0700", dir,
-			st.Mode&0o7777)
+	case !info.IsDir():
+		return fmt.Errorf("%s is not a directory; move it out of the way", dir)
+	case owner != 0 && int(owner) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, owner)
+	case mode&0o022 != 0:
+		return fmt.Errorf("%s is writable by others (mode %04o); chmod it to 0700", dir, mode.Perm())
 	}
 	return nil
 }
@@ -174,10 +169,7 @@ func syncPath(path string) error {
 	if err == nil {
 		err = errors.Join(f.Sync(), f.Close())
 	}
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	return nil
+	return err
 }
 
 // ErrQueued is the ErrBusy of a caller whose turn has not come while other processes write.
@@ -257,13 +249,9 @@ func openFile(path string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file; move it out of the way", path)
-	}
-	if err != nil {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		_ = f.Close()
-		return nil, err
+		return nil, cmp.Or(err, fmt.Errorf("%s is not a regular file; move it out of the way", path))
 	}
 	return f, nil
 }

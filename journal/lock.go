@@ -136,13 +136,11 @@ func lockError(k Key, err error) error {
 	return fmt.Errorf("journal: lock of %s: %w", k, err)
 }
 
-// LockPath returns the path of an attachment's lock file.
-func (s *Store) LockPath(k Key) string { return filepath.Join(s.Dir, locksName, lockName(k)) }
-
-// lockName returns the name of a lock file: a hash, because container IDs may have any length.
-func lockName(k Key) string {
+// LockPath returns the path of an attachment's lock file. Its name is a hash, because container IDs
+// may have any length.
+func (s *Store) LockPath(k Key) string {
 	sum := sha256.Sum256(encodeKey(k))
-	return hex.EncodeToString(sum[:16])
+	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
 }
 
 // LockState is the state of an attachment's lock.

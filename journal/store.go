@@ -80,7 +80,7 @@ func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 		return fn(&Tx{})
 	}
 	if err := checkDir(s.Dir); err != nil {
-		return err
+		return fmt.Errorf("journal: %w", err)
 	}
 	return s.run(ctx, false, fn)
 }
