@@ -147,18 +147,18 @@ func (s *Store) makeDir() error {
 // directory that anyone except this user and root owns or can write to, because that user could
 // make root run any DEL.
 func checkDir(dir string) error {
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &fs.PathError{Op: "lstat", Path: dir, Err: err}
 	}
-	owner, mode := info.Sys().(*syscall.Stat_t).Uid, info.Mode()
 	switch {
-	case !info.IsDir():
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s is not a directory; move it out of the way", dir)
-	case owner != 0 && int(owner) != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, owner)
-	case mode&0o022 != 0:
-		return fmt.Errorf("%s is writable by others (mode %04o); chmod it to 0700", dir, mode.Perm())
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, st.Uid)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("%s is writable by others (mode %04o); chmod it to 0700", dir,
+			st.Mode&0o7777)
 	}
 	return nil
 }
