@@ -103,7 +103,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 		s.Apply(ctx, findings)
 		s.w.Journal.Forget()
 		if s.Network == "" {
-			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
+			add(nil, s.w.Journal.Store.RemoveFreeLocks())
 		}
 	}
 	for _, pool := range s.Pools {
