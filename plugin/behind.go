@@ -141,16 +141,13 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	return o.Safely(func() error {
-		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
-		chain, err := o.Chain()
-		if err == nil {
-			job.Pools = sweep.PoolsOf(chain, conf)
-		}
-		_, sweepErr := sweep.New(o.Worker, job).Run(ctx)
-		if err = errors.Join(err, sweepErr); err != nil {
-			o.log.Warn("the sweep failed; the next one retries it", "err", err)
-		}
-		return err
+	job := sweep.Job{Stops: true}
+	chain, chainErr := o.Chain()
+	if chainErr == nil {
+		job.Pools = sweep.PoolsOf(chain, conf)
+	}
+	return o.sweepBriefly(job, func(s *sweep.Sweep) error {
+		_, err := s.Run(ctx)
+		return errors.Join(chainErr, err)
 	})
 }

@@ -20,7 +20,7 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := readChain(o.args, o.Conf, o.log)
+	chain, err := o.Chain()
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
