@@ -49,10 +49,8 @@ type adding struct {
 // journalFailed). Every later write that fails makes the ADD fail. So if an entry is in state
 // adding and its lock is free, unwind never printed success, and the attachment is dead.
 //
-// A crash before the first result is written leaves such an entry. After a crash between the first
-// result and the print, the attachment looks live until the runtime sends its DEL or its network
-// namespace is gone. In both cases every delegate of the chain gets a DEL, because the journal does
-// not record which ones were started. libcni does the same after a failed ADD.
+// After a crash, every delegate of the chain gets a DEL, because the journal does not record which
+// ones were started. libcni does the same after a failed ADD.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -66,47 +64,24 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.open(ctx, killed); err != nil {
 		return err
 	}
-	printed, f := a.carryOut(ctx)
-	if f == nil {
-		f = a.printResult(printed)
-	}
-	if f != nil {
+	if f := a.carryOut(ctx); f != nil {
 		return a.rollBack(ctx, f)
 	}
 	return nil
 }
 
-// carryOut runs the delegates and returns the result to print.
-func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *delegate.Failure) {
+// carryOut runs the delegates, and prints the last one's result.
+func (a *adding) carryOut(ctx context.Context) *delegate.Failure {
 	for i := range a.chain.Delegates {
-		stdout, f := a.runDelegate(ctx, i)
+		result, f := a.runDelegate(ctx, i)
+		if f == nil && !bytes.Equal(result, a.entry.Got.Result) {
+			f = a.commit(ctx, i, result)
+		}
 		if f != nil {
-			return nil, f
-		}
-		claims, changed, err := a.accept(i, stdout)
-		if err == nil && i == len(a.chain.Delegates)-1 {
-			printed, err = a.printable()
-		}
-		if err != nil {
-			return nil, a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
-		}
-		if !changed {
-			continue
-		}
-		if f := a.commit(ctx, i, claims); f != nil {
-			return nil, f
+			return f
 		}
 	}
-	return printed, nil
-}
-
-// printable returns the result in the CNI version of unwind's own configuration. In the chain's own
-// version, it is the last delegate's, because libcni would not convert that either.
-func (a *adding) printable() (json.RawMessage, error) {
-	if netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
-		return a.entry.Got.Result, nil
-	}
-	return netconf.ConvertResult(a.entry.Got.Result, a.Conf.CNIVersion)
+	return a.printResult()
 }
 
 // callOf returns the ADD call of a delegate, without its configuration.
@@ -114,7 +89,9 @@ func (a *adding) callOf(i int) *delegate.Call {
 	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
+func (a *adding) runDelegate(
+	ctx context.Context, i int,
+) (result json.RawMessage, f *delegate.Failure) {
 	step := &a.entry.Undo.Steps[i]
 	a.started = i + 1
 	c := a.callOf(i)
@@ -125,43 +102,38 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 		defer cancel()
 	}
 	stdout, f := a.Runner.Run(ctx, c, a.Stderr)
+	a.At("added")
 	if f != nil {
 		a.Failed(a.entry, step, f)
 		if f.Unstarted {
 			a.started = i
 		}
+		return nil, f
 	}
-	a.At("added")
-	return stdout, f
+	result, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
+	if err != nil {
+		f = c.Failed(types.ErrDecodingFailure, err.Error())
+	}
+	return result, f
 }
 
-// accept stores a delegate's result as the current one, and reports whether it differs from the
-// previous one. It returns claims on the addresses that are new in it.
-func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
-	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
-	if err != nil || bytes.Equal(raw, a.entry.Got.Result) {
-		return nil, false, err
-	}
+// setResult stores a result in a record. It returns claims, for the delegate of a step, on those of
+// its addresses that the ADD does not claim yet.
+func setResult(
+	e *journal.Entry, raw json.RawMessage, by journal.Step,
+) (claims []journal.Claim, err error) {
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	a.entry.Got.Result, a.entry.Got.HostLinks = raw, facts.HostLinks(r)
-	return newClaims(a.entry, r, a.entry.Undo.Steps[i]), true, nil
-}
-
-// newClaims returns claims, for the delegate of a step, on those addresses of a result that the ADD
-// does not claim yet.
-func newClaims(
-	e *journal.Entry, r *netconf.Result, by journal.Step,
-) (claims []journal.Claim) {
+	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
 	pool := ipam.Pool(by.Config, e.Network)
 	for _, address := range r.Addresses() {
 		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
 		}
 	}
-	return claims
+	return claims, nil
 }
 
 // commit writes the entry as live, with a delegate's result and claims. It waits as long as other
@@ -172,7 +144,11 @@ func newClaims(
 // rules yet that their DELs could remove. It finds them in the transaction that writes the claims.
 // So if two ADDs get the same address at the same time, the later one finds the other. If a live
 // attachment claims the same address, the address is a duplicate.
-func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *delegate.Failure {
+func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
+	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i])
+	if err != nil {
+		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
+	}
 	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
 	if a.Journal.Unwritable {
 		return nil
@@ -189,7 +165,7 @@ func (a *adding) commit(ctx context.Context, i int, claims []journal.Claim) *del
 		a.entry.Undo.State = journal.Live
 		return tx.Put(a.entry)
 	}
-	err := a.Journal.Update(ctx, write)
+	err = a.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
 		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
 		err = a.Journal.Update(ctx, write)
@@ -245,11 +221,20 @@ func (a *adding) duplicates(
 		func(address netip.Addr) bool { return !slices.Contains(place.Seen.Addresses, address) })
 }
 
-func (a *adding) printResult(printed json.RawMessage) *delegate.Failure {
+// printResult prints the result in the CNI version of unwind's own configuration. It does not
+// convert a result of that version, because libcni would not either.
+func (a *adding) printResult() *delegate.Failure {
+	last := a.callOf(len(a.chain.Delegates) - 1)
+	printed := a.entry.Got.Result
+	if !netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
+		var err error
+		if printed, err = netconf.ConvertResult(printed, a.Conf.CNIVersion); err != nil {
+			return last.Failed(types.ErrDecodingFailure, err.Error())
+		}
+	}
 	a.At("print")
 	if _, err := a.plugin.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return a.callOf(len(a.chain.Delegates)-1).Failed(types.ErrIOFailure,
-			"unwind: cannot print the result: "+err.Error())
+		return last.Failed(types.ErrIOFailure, "unwind: cannot print the result: "+err.Error())
 	}
 	return nil
 }

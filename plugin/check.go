@@ -24,8 +24,12 @@ func (o *op) check(ctx context.Context) error {
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	e := o.recorded(ctx)
-	if e == nil {
+	var e *journal.Entry
+	o.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(o.Key)
+		return err
+	})
+	if e == nil || e.Undo.State != journal.Live {
 		if err != nil {
 			return badConfig(err)
 		}
@@ -52,16 +56,4 @@ func (o *op) check(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// recorded returns the attachment's live record from the journal, or nil if there is none.
-func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
-	o.Journal.Read(ctx, func(tx *journal.Tx) error {
-		e, err := tx.Get(o.Key)
-		if e != nil && e.Undo.State == journal.Live {
-			live = e
-		}
-		return err
-	})
-	return live
 }

@@ -261,16 +261,15 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 	if d.Conf.PrevResult == nil {
 		return
 	}
-	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
-	r, parseErr := netconf.ParseResult(raw)
-	if err = cmp.Or(err, parseErr); err != nil {
-		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
-		return
-	}
-	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
 	first := max(0, slices.IndexFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
-	e.Got.Claims = newClaims(e, r, e.Undo.Steps[first])
+	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
+	if err == nil {
+		e.Got.Claims, err = setResult(e, raw, e.Undo.Steps[first])
+	}
+	if err != nil {
+		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
+	}
 }
 
 // undo undoes the records, newest first, and writes the DELs that are still pending. durable

@@ -46,13 +46,14 @@ func (o *op) gc(ctx context.Context) error {
 	if believed && o.Conf.Valid != nil {
 		lists, err := o.listKept(ctx)
 		if err != nil {
-			return ownError(code, "GC incomplete: %v", errors.Join(append(errs, err)...))
-		}
-		for _, f := range o.passOn(ctx, chain, "GC", lists) {
-			if len(errs) == 0 {
-				code = f.Code
+			errs = append(errs, err)
+		} else {
+			for _, f := range o.passOn(ctx, chain, "GC", lists) {
+				if len(errs) == 0 {
+					code = f.Code
+				}
+				errs = append(errs, f)
 			}
-			errs = append(errs, f)
 		}
 	}
 	switch len(errs) {

@@ -121,8 +121,9 @@ func (o *op) health(
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
+		severity := map[uint]int{errNotAvailable: 1, errLimitedConnectivity: 2}
 		gravest := slices.MaxFunc(failures,
-			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
+			func(a, b *delegate.Failure) int { return cmp.Compare(severity[a.Code], severity[b.Code]) })
 		return cniError(gravest.Code, gravest.Error(), gravest.Details)
 	case journalErr != nil && o.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
@@ -131,11 +132,4 @@ func (o *op) health(
 			"leaks addresses", "err", journalErr)
 	}
 	return nil
-}
-
-func severity(f *delegate.Failure) int {
-	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
-		return int(f.Code)
-	}
-	return 0
 }
