@@ -59,8 +59,7 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	return err
 }
 
-// checkNetNS validates CNI_NETNS before the ADD. skel validates CNI_NETNS only after the ADD, when
-// the result is already printed.
+// checkNetNS validates CNI_NETNS before the ADD. skel does so when the result is already printed.
 func (a *adding) checkNetNS() error {
 	if a.overridesNetNS() {
 		return nil
@@ -90,7 +89,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		return a.refuseUnseen()
 	}
 	err = a.writeIntent(ctx, a.putFirst)
-	if err != nil || a.Journal.Unwritable || len(a.prior) == 0 && len(a.samePod) == 0 {
+	if err != nil || a.Journal.Unwritable || len(a.prior)+len(a.samePod) == 0 {
 		return err
 	}
 	a.releaseSamePod(ctx)
