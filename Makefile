@@ -10,6 +10,7 @@ BENCHSTAT_VERSION   := v0.0.0-20260908200009-22c9c6c9d4da
 AWS_CNI_VERSION     := v1.23.2
 CILIUM_VERSION      := v1.19.6
 MULTUS_VERSION      := v4.3.0
+CRIO_VERSION        := v1.36.3
 
 # The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
@@ -97,10 +98,12 @@ CILIUM_STAMP  := $(E2E)/cilium/.built-$(CILIUM_VERSION)
 MULTUS_STAMP  := $(E2E)/multus/.built-$(MULTUS_VERSION)
 UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 SANDBOX_TESTS := $(E2E)/sandbox-tests-$(firstword $(CONTAINERD_VERSIONS))
+CRIO_STAMP    := $(E2E)/crio/.built-$(CRIO_VERSION)
 OCICNI        := testdata/e2e/ocicni
 OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' testdata/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
-                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP)
+                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) \
+                 $(if $(SHORT),,$(CRIO_STAMP))
 
 # All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
 HYPERKUBE          := testdata/e2e/hyperkube
@@ -255,6 +258,20 @@ $(SANDBOX_TESTS)/.built: | go
 	cd "$$(go mod download -json $(MODULE) | sed -n 's/^\t"Dir": "\(.*\)",/\1/p')" && \
 		CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(@D)/ ./$(FAILING)/containerd-shim-runc-fp-v1 ./$(FAILING)/cni-bridge-fp && \
 		CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o $(@D)/integration.test ./integration
+	touch $@
+
+# A module of its own, for the same reason: six minutes of two cores, the first time. CRIO= and PINNS= name binaries to take instead.
+$(CRIO_STAMP): MODULE = github.com/cri-o/cri-o
+$(CRIO_STAMP): | go
+	rm -rf $(@D) && mkdir -p $(@D)/module
+	[ -z "$(CRIO)" ] || cp "$(CRIO)" $(@D)/crio
+	[ -z "$(PINNS)" ] || cp "$(PINNS)" $(@D)/pinns
+	cd $(@D)/module && go mod init e2e/runtime && go get $(MODULE)/cmd/crio@$(CRIO_VERSION) && \
+		{ [ -e ../crio ] || CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o ../crio \
+			-tags "containers_image_ostree_stub containers_image_openpgp exclude_graphdriver_btrfs" $(MODULE)/cmd/crio; } && \
+		{ [ -e ../pinns ] || { cp -r "$$(go list -m -f '{{.Dir}}' $(MODULE))/pinns" . && chmod -R u+w pinns && \
+			$(MAKE) -C pinns && cp bin/pinns ..; }; }
+	rm -rf $(@D)/module
 	touch $@
 
 # A module of its own, for the same reason. Two minutes of two cores, the first time.

@@ -13,8 +13,6 @@ require (
 	github.com/spf13/pflag v1.0.10
 	github.com/vishvananda/netlink v1.3.1
 	go.etcd.io/bbolt v1.5.0
-	go.yaml.in/yaml/v3 v3.0.6
-	golang.org/x/mod v0.41.0
 	golang.org/x/net v0.59.0
 	golang.org/x/sys v0.49.0
 	golang.org/x/term v0.47.0
@@ -29,6 +27,8 @@ require (
 	github.com/google/go-cmp v0.7.0 // differences, in most packages
 	github.com/hanwen/go-fuse/v2 v2.12.1 // journal: the disk of TestPowerLoss
 	github.com/rogpeppe/go-internal v1.16.0 // cmd: scripts that run the programs
+	go.yaml.in/yaml/v3 v3.0.6 // scripts/release: the workflow
+	golang.org/x/mod v0.41.0 // cmd/unwind, scripts/release: go.mod and versions
 	pgregory.net/rapid v1.3.0 // properties, in journal, ipam, plugin and cmd
 )
 

@@ -1,19 +1,13 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Socket is where containerd listens on a node.
@@ -21,9 +15,6 @@ const Socket = "/run/containerd/containerd.sock"
 
 // PauseImage is the image of the pods' first process. No registry has it.
 const PauseImage = "e2e.local/pause:1"
-
-// startTimeout bounds the time until a runtime that starts answers.
-const startTimeout = 30 * time.Second
 
 // Version is a release of containerd that make e2e provides.
 type Version struct {
@@ -113,17 +104,16 @@ func (v Version) MovedCNI(confDir, binDir string) string {
 
 // Containerd is a containerd on a node.
 type Containerd struct {
-	*CRI
+	*Daemon
 	Version Version
-	node    *Node
-	cmd     *exec.Cmd
-	ended   chan struct{} // closed when the process has ended
 }
 
 // StartContainerd starts containerd on a node and imports the pause image.
 func (n *Node) StartContainerd(v Version) *Containerd {
 	n.Helper()
-	c := &Containerd{Version: v, node: n}
+	program := tool(n, filepath.Join(v.dir, "containerd"))
+	path := strings.Join([]string{filepath.Dir(program), tool(n, "deb/usr/sbin"), os.Getenv("PATH")}, ":")
+	c := &Containerd{n.newDaemon(v.Name, Socket, []string{program}, "PATH="+path), v}
 	n.Write("/etc/containerd/config.toml", v.config())
 	c.Start()
 	c.ImportPause()
@@ -187,85 +177,4 @@ func (c *Containerd) Forget(ids ...string) {
 	c.Kill()
 	c.Start()
 	c.AwaitNetwork()
-}
-
-// Start starts the daemon, also again after Kill or a reboot, and waits until it answers.
-func (c *Containerd) Start() {
-	n := c.node
-	n.Helper()
-	logFile, err := os.OpenFile(filepath.Join(n.Dir, "containerd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		n.Fatal(err)
-	}
-	defer logFile.Close()
-	program := tool(n, filepath.Join(c.Version.dir, "containerd"))
-	c.cmd = exec.Command(program)
-	c.cmd.Stdout, c.cmd.Stderr = logFile, logFile
-	c.cmd.Env = []string{"PATH=" + strings.Join([]string{filepath.Dir(program), tool(n, "deb/usr/sbin"), os.Getenv("PATH")}, ":")}
-	if err := n.Start(c.cmd); err != nil {
-		n.Fatal(err)
-	}
-	c.ended = make(chan struct{})
-	go func(cmd *exec.Cmd, ended chan<- struct{}) {
-		_ = cmd.Wait()
-		close(ended)
-	}(c.cmd, c.ended)
-	if c.CRI != nil {
-		_ = c.conn.Close() // gRPC would wait before it tries again
-	}
-	c.CRI = dialCRI(n, Socket)
-	c.waitForAnswer()
-}
-
-func (c *Containerd) waitForAnswer() {
-	c.node.Helper()
-	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := c.ready(ctx)
-		cancel()
-		if err == nil {
-			return
-		}
-		select {
-		case <-c.ended:
-			c.node.Fatalf("%s did not start:\n%s", c.Version.Name, c.Log())
-		default:
-		}
-		if time.Now().After(end) {
-			c.node.Fatalf("%s does not answer: %v\n%s", c.Version.Name, err, c.Log())
-		}
-	}
-}
-
-// Log returns the last lines of the daemon's log, without level=info.
-func (c *Containerd) Log() string {
-	data, err := os.ReadFile(filepath.Join(c.node.Dir, "containerd.log"))
-	if err != nil {
-		return err.Error()
-	}
-	lines := slices.DeleteFunc(strings.SplitAfter(string(data), "\n"), func(l string) bool { return strings.Contains(l, "level=info") })
-	return strings.Join(lines[max(0, len(lines)-20):], "")
-}
-
-// Kill kills the daemon, as the kernel does when memory runs out. The pods go on.
-func (c *Containerd) Kill() {
-	c.node.Helper()
-	if err := c.cmd.Process.Signal(unix.SIGKILL); err != nil {
-		c.node.Fatal(err)
-	}
-	<-c.ended
-}
-
-// AwaitNetwork waits until the runtime has read the node's network and its plugins are ready.
-func (c *Containerd) AwaitNetwork() {
-	c.node.Helper()
-	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {
-		why := c.NetworkReady()
-		if why == "" {
-			return
-		}
-		if time.Now().After(end) {
-			c.node.Fatalf("the network is not ready: %s\n%s", why, c.Log())
-		}
-	}
 }

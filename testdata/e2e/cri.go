@@ -58,7 +58,9 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 	defer cancel()
 	config := &cri.PodSandboxConfig{
 		Metadata: &cri.PodSandboxMetadata{Name: pod.Name, Uid: "uid-" + pod.Name, Namespace: "default", Attempt: pod.Attempt},
-		Linux:    &cri.LinuxPodSandboxConfig{CgroupParent: c.node.Cgroup()},
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: c.node.Cgroup(), SecurityContext: &cri.LinuxSandboxSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}, // the kubelet's default
+		}},
 	}
 	for _, port := range pod.HostPorts {
 		config.PortMappings = append(config.PortMappings, &cri.PortMapping{HostPort: port, ContainerPort: port})

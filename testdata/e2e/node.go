@@ -254,6 +254,12 @@ func (n *Node) Reboot() {
 	})
 }
 
+// EmptyRun unmounts what runtimes mounted, and empties /run, in the same boot.
+func (n *Node) EmptyRun() {
+	n.Helper()
+	n.do(n.unmountAll)
+}
+
 // unmountAll unmounts what runtimes mounted, and empties /run.
 func (n *Node) unmountAll() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")

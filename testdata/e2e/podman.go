@@ -40,12 +40,19 @@ func (n *Node) NewPodman() *Podman {
 	}
 	n.Write("/etc/containers/containers.conf", podmanConf+"conmon_path = [\""+tool(n, "deb/usr/bin/conmon")+"\"]\n")
 	n.Write("/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
+	p.load()
+	return p
+}
+
+// load puts PauseImage into the storage of podman and CRI-O.
+func (p *Podman) load() {
+	n := p.node
+	n.Helper()
 	archive := filepath.Join(n.Dir, "pause.tar")
 	if err := writePause(archive, tool(n, "bin/pause")); err != nil {
 		n.Fatal(err)
 	}
 	p.Run("load", "-i", archive)
-	return p
 }
 
 // Try runs podman and returns what it prints.

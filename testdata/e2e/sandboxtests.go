@@ -98,7 +98,8 @@ func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 		n.Fatal(err)
 	}
 	go func() { _ = loop.Wait() }()
-	c := &Containerd{Version: v, node: n, cmd: loop, ended: make(chan struct{}), CRI: dialCRI(n, Socket)}
+	c := &Containerd{n.newDaemon(v.Name, Socket, []string{program}), v}
+	c.cmd, c.ended, c.CRI = loop, make(chan struct{}), dialCRI(n, Socket)
 	c.waitForAnswer()
 	c.ImportPause()
 	c.AwaitNetwork()
