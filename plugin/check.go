@@ -20,12 +20,12 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := readChain(o.args, o.Conf, o.log)
+	chain, err := o.Chain()
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	e := o.recorded(ctx)
-	if e == nil {
+	e, _ := o.Journal.Snapshot(ctx).Get(o.Key)
+	if e == nil || e.Undo.State != journal.Live {
 		if err != nil {
 			return badConfig(err)
 		}
@@ -52,13 +52,4 @@ func (o *op) check(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// recorded returns the attachment's live record from the journal, or nil if there is none.
-func (o *op) recorded(ctx context.Context) *journal.Entry {
-	e, err := o.Journal.Snapshot(ctx).Get(o.Key)
-	if err != nil || e == nil || e.Undo.State != journal.Live {
-		return nil
-	}
-	return e
 }

@@ -49,19 +49,17 @@ func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
 	}
-	chain, err := o.loadChain(ctx)
+	chain, err := o.awaitChain(ctx)
 	if err != nil {
 		return ownError(errNotAvailable, "%v", err)
 	}
 	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		sweeping := sweep.New(o.Worker,
-			sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf), Periodic: true, Quick: true})
-		err := o.Journal.Store.Update(ctx, sweeping.Look) // writes nothing
+		err := o.Journal.Store.Update(ctx, o.Journal.Look) // writes nothing
 		journalErr <- err
 		if err == nil && o.Conf.SweepOnStatus && o.plugin.StartSweep != nil {
-			o.sweepIfDue(ctx, sweeping)
+			o.sweepIfDue(ctx, chain)
 		}
 	}()
 	answer := o.health(ctx, chain, journalErr)
@@ -73,9 +71,9 @@ func (o *op) look(ctx context.Context) error {
 }
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
-func (o *op) sweepIfDue(ctx context.Context, sweeping *sweep.Sweep) {
-	err := o.Safely(func() error {
-		due, err := sweeping.Due(ctx)
+func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
+	_ = o.sweepBriefly(sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf)}, func(s *sweep.Sweep) error {
+		due, err := s.Due(ctx)
 		if !due {
 			return err
 		}
@@ -91,9 +89,6 @@ func (o *op) sweepIfDue(ctx context.Context, sweeping *sweep.Sweep) {
 			return err
 		}
 	})
-	if err != nil {
-		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
-	}
 }
 
 // health checks everything that an ADD needs.
@@ -123,8 +118,9 @@ func (o *op) health(
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
+		severity := map[uint]int{errNotAvailable: 1, errLimitedConnectivity: 2}
 		gravest := slices.MaxFunc(failures,
-			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
+			func(a, b *delegate.Failure) int { return cmp.Compare(severity[a.Code], severity[b.Code]) })
 		return cniError(gravest.Code, gravest.Error(), gravest.Details)
 	case journalErr != nil && o.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
@@ -133,11 +129,4 @@ func (o *op) health(
 			"leaks addresses", "err", journalErr)
 	}
 	return nil
-}
-
-func severity(f *delegate.Failure) int {
-	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
-		return int(f.Code)
-	}
-	return 0
 }

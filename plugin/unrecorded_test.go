@@ -29,6 +29,17 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	del a; vanished a`)
 }
 
+// TestAddedAgainAfterAnInterruptedADD: the ADD on record was interrupted, and the container was added
+// again at the same path past the journal. The DEL comes once that namespace is gone, with the result
+// of the later ADD.
+func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	add a; past del a; cutoff a; drop a; move a a
+	past add a; remember a; drop a
+	del a; vanished a`)
+}
+
 // TestLateDELAtAnothersPath: a container's DEL comes late, and by now another container's namespace
 // is at its path. No delegate is shown that namespace.
 func TestLateDELAtAnothersPath(t *testing.T) {

@@ -36,6 +36,9 @@ func (r *Recorder) Renew(ctx context.Context) error {
 	return err
 }
 
+// Share gives another recorder this one's snapshot, for the same goroutine.
+func (r *Recorder) Share(with *Recorder) { with.last = r.last }
+
 // Forget ends the snapshot: the next question reads the journal again.
 func (r *Recorder) Forget() { r.last = nil }
 

@@ -60,7 +60,9 @@ type Sweep struct {
 
 // New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
+	own := w
 	w = w.Fork()
+	own.Journal.Share(w.Journal)
 	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
@@ -118,10 +120,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// Look copies the records of a transaction for Due.
-func (s *Sweep) Look(tx *journal.Tx) error { return s.w.Journal.Look(tx) }
-
-// Due reports whether a sweep would release something now. It releases nothing. If nothing is due,
+// Due reports, by the worker's snapshot, whether a sweep would release something now. It releases
+// nothing. If nothing is due,
 // it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
