@@ -1,6 +1,7 @@
 # The targets are the interface; continuous integration runs the same ones. `make` alone lists them.
 
-PLUGINS_VERSION     := v1.9.1
+PLUGINS_VERSION     := v1.10.0
+PLUGINS_BEFORE      := v1.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
 GOLANGCI_VERSION    := v2.12.2
@@ -96,13 +97,14 @@ E2E           := $(TOOLS)/e2e
 AWS_CNI_STAMP := $(E2E)/aws/.built-$(AWS_CNI_VERSION)
 CILIUM_STAMP  := $(E2E)/cilium/.built-$(CILIUM_VERSION)
 MULTUS_STAMP  := $(E2E)/multus/.built-$(MULTUS_VERSION)
+BEFORE_STAMP  := $(E2E)/plugins-before/.built-$(PLUGINS_BEFORE)
 UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 SANDBOX_TESTS := $(E2E)/sandbox-tests-$(firstword $(CONTAINERD_VERSIONS))
 CRIO_STAMP    := $(E2E)/crio/.built-$(CRIO_VERSION)
 OCICNI        := testdata/e2e/ocicni
 OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' testdata/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
-                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) \
+                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
                  $(if $(SHORT),,$(CRIO_STAMP))
 
 # All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
@@ -145,6 +147,13 @@ tools: $(PLUGINS_STAMP) $(CNITOOL_STAMP) faulty ## put the reference plugins, cn
 $(PLUGINS_STAMP): | go
 	GOBIN=$(TOOLS)/cni CGO_ENABLED=0 go install \
 		$(PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(PLUGINS_VERSION))
+	touch $@
+
+# The reference plugins before those: a node has them when its pods are added, and newer ones when they go.
+$(BEFORE_STAMP): | go
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN=$(@D) CGO_ENABLED=0 go install \
+		$(PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(PLUGINS_BEFORE))
 	touch $@
 
 $(CNITOOL_STAMP): | go
