@@ -133,7 +133,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 				return err
 			}
 		}
-		if again, _ := a.Later(ctx, prior); again == tristate.Yes {
+		if again, _ := a.Later(ctx, prior); again {
 			// that ADD may still be in use, and the DELs would release its resources
 			if err := a.refuseUnseen(); err != nil {
 				return err

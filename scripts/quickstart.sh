@@ -190,7 +190,9 @@ clean_up() {
 		unwindctl uninstall --install-dir= || true # the agents do not install it again; they installed unwindctl on the node
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true
-		on_node "/usr/local/bin/unwindctl uninstall --purge || rm -f /var/lib/cni/unwind/off"
+		# a journal with attachments stays
+		on_node 'state=/var/lib/cni/unwind; left=$(/usr/local/bin/unwindctl list -o name) || left=unknown
+			/usr/local/bin/unwindctl uninstall; if [ "$left" ]; then rm -f $state/off; else rm -rf $state; fi'
 	else
 		grace_period '' || true
 	fi

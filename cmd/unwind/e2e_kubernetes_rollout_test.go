@@ -26,7 +26,7 @@ func nextChart(t *testing.T) string {
 }
 
 // roll has Helm replace the agents while pods come and go. Then each node has the agent and the plugin of a version.
-func (i *installed) roll(step, agent, plugin string, helm ...string) {
+func (i *installed) roll(step, version string, helm ...string) {
 	i.Helper()
 	began, before := time.Now(), i.agents()
 	i.cluster.Helm(helm...)
@@ -41,35 +41,22 @@ func (i *installed) roll(step, agent, plugin string, helm ...string) {
 	after := i.replaced(before)
 	cells := []any{step}
 	for _, w := range i.workers {
-		i.runs(w, agent, plugin)
+		i.runs(w, version)
 		pod := after[w.NodeName]
 		cells = append(cells, fmt.Sprintf("%d × 3 pods, ready after %s", rounds, pod.ready.Sub(pod.created)))
 	}
 	i.table.Row(append(cells, since(began))...)
 }
 
-// keepNewer rolls back to an agent that may not replace a newer plugin.
-func (i *installed) keepNewer() {
-	i.Helper()
-	i.roll("allowDowngrade: false", now, now, "upgrade", "unwind", e2e.Path(i, "scripts/deploy/helm/unwind"), "--set=allowDowngrade=false")
-	i.roll("… helm upgrade", next, next, "upgrade", "unwind", nextChart(i.T))
-	i.roll("… helm rollback, which leaves the newer plugin", now, next, "rollback", "unwind", "4")
-	i.roll("… helm rollback to allowDowngrade: true", now, now, "rollback", "unwind", "3")
-}
-
 // runs fails the test unless a node has the agent and the plugin of a version, and says so wherever an operator looks.
-func (i *installed) runs(w *e2e.Worker, agent, plugin string) {
+func (i *installed) runs(w *e2e.Worker, version string) {
 	i.Helper()
-	ready := "ok\n"
-	if agent != plugin {
-		ready = fmt.Sprintf("ok\n%s/unwind (%s) is newer than this agent (%s); to replace it, set --allow-downgrade\n", e2e.PluginDir, plugin, agent)
-	}
 	readyz, err := i.ask(w, "readyz")
-	if err != nil || readyz != ready {
-		i.Errorf("%s: /readyz: %v, %q, want %q", w.NodeName, err, readyz, ready)
+	if err != nil || readyz != "ok\n" {
+		i.Errorf("%s: /readyz: %v, %q", w.NodeName, err, readyz)
 	}
 	metrics, err := i.ask(w, "metrics")
-	for name, version := range map[string]string{"unwind_build_info{": agent, "unwind_plugin_info{": plugin} {
+	for _, name := range []string{"unwind_build_info{", "unwind_plugin_info{"} {
 		_, line, _ := strings.Cut(metrics, "\n"+name)
 		line, _, _ = strings.Cut(line, "\n")
 		if !strings.HasSuffix(line, fmt.Sprintf("version=%q} 1", version)) {
@@ -77,14 +64,14 @@ func (i *installed) runs(w *e2e.Worker, agent, plugin string) {
 		}
 	}
 	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
-	if !strings.HasPrefix(about, "CNI plugin unwind "+plugin+":") {
-		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, plugin)
+	if !strings.HasPrefix(about, "CNI plugin unwind "+version+":") {
+		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, version)
 	}
 	table, _, _ := i.cluster.KubectlUnwind("doctor", "--nodes", w.NodeName)
 	header, rest, _ := strings.Cut(table, "\n")
 	column := slices.Index(strings.Fields(header), "VERSION")
-	if row := strings.Fields(rest); column < 0 || len(row) <= column || row[column] != plugin {
-		i.Errorf("%s: no %s in the column VERSION of kubectl unwind doctor:\n%s", w.NodeName, plugin, table)
+	if row := strings.Fields(rest); column < 0 || len(row) <= column || row[column] != version {
+		i.Errorf("%s: no %s in the column VERSION of kubectl unwind doctor:\n%s", w.NodeName, version, table)
 	}
 }
 

@@ -21,7 +21,7 @@ func doctorCommand() *cobra.Command {
 			"  the runtime, and whether it triggers sweeps\n" +
 			"  the conflist, its chain, the plugins and the CNI versions they support\n" +
 			"  the state directory, the journal, and DELs that stay pending\n" +
-			"  the address pools, and rules for addresses that no container uses\n" +
+			"  the address pools\n" +
 			"doctor is read-only.\n\n" +
 			"The exit code is 0 if there is no problem, 3 if the worst problem is a warning, and\n" +
 			"4 if it is an error. For a monitor that knows only 0 and 1, use --fail-on: doctor\n" +

@@ -2,11 +2,7 @@ package main
 
 import (
 	"bytes"
-	"encoding/pem"
-	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +13,6 @@ import (
 	"time"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
-	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/nodetest"
 	"cni-unwind/testdata/sandbox"
@@ -134,64 +129,6 @@ func TestHostRun(t *testing.T) {
 	}
 }
 
-// TestHostEvents: the agent on the host posts Events with the token that its container has by then,
-// although the host has another file at that path, or none.
-func TestHostEvents(t *testing.T) {
-	t.Parallel()
-	n := newAgentMachine(t)
-	asked := make(chan string, 10)
-	api := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked <- r.Header.Get("Authorization") + " " + r.URL.Path
-		w.WriteHeader(http.StatusCreated)
-	}))
-	t.Cleanup(api.Close)
-	c := n.newContainer("--mount")
-	dir := filepath.Join(fmt.Sprintf("/proc/%d/root", c.pid), c.root, "var/run/secrets/kubernetes.io/serviceaccount")
-	renew := func(generation, token string) {
-		n.Helper()
-		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
-		at := filepath.Join(dir, generation)
-		if err := errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "token"), []byte(token), 0o600),
-			os.WriteFile(filepath.Join(at, "ca.crt"), ca, 0o600), os.Symlink(generation, filepath.Join(dir, "..next")),
-			os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data"))); err != nil {
-			n.Fatal(err)
-		}
-	}
-	renew("..1", "one")
-	for _, name := range []string{"token", "ca.crt"} {
-		check(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
-	}
-	fail := func(pod string) {
-		n.Helper()
-		check(n, n.store.Record(journal.Event{Kind: journal.RolledBack, Pod: journal.Pod{Namespace: "default", Name: pod}, Plugins: []string{"p"}}))
-	}
-	await := func(want string) {
-		n.Helper()
-		select {
-		case got := <-asked:
-			if got != want+" /api/v1/namespaces/default/events" {
-				n.Errorf("asked with %s", got)
-			}
-		case <-time.After(sandbox.Patience):
-			n.Fatal("the API server is not asked")
-		}
-	}
-	fail("a")
-	cmd := c.command(n, "--host", "run", "--events", "--no-install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state,
-		"--cri", "none", "--listen", "")
-	host, port, _ := strings.Cut(api.Listener.Addr().String(), ":")
-	cmd.Env = append(cmd.Env, "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
-	n.start(cmd)
-	await("Bearer one")
-	renew("..2", "two")
-	fail("b")
-	await("Bearer two")
-	out := n.run(c.command(n, "--host", "run", "--events", "--state-dir", n.state))
-	if out.code != 2 || !out.says("KUBERNETES_SERVICE_HOST") {
-		t.Errorf("outside of a pod: %+v", out)
-	}
-}
-
 // TestHostRunEnds: the agent on the host and the process in the container end together, with the
 // same code.
 func TestHostRunEnds(t *testing.T) {
@@ -240,7 +177,7 @@ func (n *machine) child(pid int) int {
 			data, _ := os.ReadFile(list)
 			for _, child := range strings.Fields(string(data)) {
 				environ, _ := os.ReadFile("/proc/" + child + "/environ")
-				if strings.Contains("\x00"+string(environ), "\x00UNWIND_CONTAINER=") {
+				if strings.Contains("\x00"+string(environ), "\x00UNWIND_BINARY=") {
 					children = append(children, child)
 				}
 			}

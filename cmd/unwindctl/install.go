@@ -23,9 +23,9 @@ func installCommand() *cobra.Command {
 			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
 			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +
-			"The directories come from the runtime's configuration: containerd (including\n" +
-			"GKE), CRI-O (including OpenShift), k3s, RKE2, MicroK8s, k0s, Talos, nerdctl,\n" +
-			"podman, Nomad.\n\n" +
+			"install finds the directories of containerd (including GKE), CRI-O (including\n" +
+			"OpenShift), k3s, RKE2, MicroK8s, k0s and Talos. For nerdctl, podman and Nomad, set\n" +
+			"--conf-dir, --cni-bin-dir, --provider-conf and --unwind-file 00-unwind.conflist.\n\n" +
 			"Running pods are not affected. install is idempotent. It keeps the name and form of\n" +
 			"its file, and keys that were added to unwind's entry. It writes the binary first\n" +
 			"and the file last, each atomically, so the node keeps working if install is\n" +
@@ -116,17 +116,15 @@ func uninstallCommand() *cobra.Command {
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
 			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
 			"run: run uninstall again after they have ended.\n\n" +
-			"The journal stays, and unwindctl sweep runs its pending DELs. Once it is empty,\n" +
-			"uninstall also removes the systemd units, and with --purge the state directory.\n" +
-			"Once the binary is gone too, it removes unwindctl.",
+			"The state directory stays. unwindctl sweep runs the pending DELs of its journal. Once\n" +
+			"the journal is empty, uninstall also removes the systemd units. Once the binary is\n" +
+			"gone too, it removes unwindctl.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},
 	}
 	addOffFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
-	cmd.Flags().BoolVar(&flags.Purge, "purge", false,
-		"also remove the state directory; refused while the journal contains attachments")
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"use the runtime's libcni cache in `DIR`; "+noCache+": it has no cache")
 	checkDirs(cmd, "cache-dir")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 
@@ -15,17 +14,18 @@ import (
 
 func listCommand() *cobra.Command {
 	var o term.Output
-	var network, sortBy string
+	var network string
 	var at node.Directories
 	cmd := &cobra.Command{
 		Use:        "list",
 		SuggestFor: []string{"ls", "ps"},
 		Short:      "List the attachments in the journal",
 		Long: "List the attachments in the journal: first those with DELs that fail, then those\n" +
-			"with DELs that wait, then the rest. list is read-only and takes no locks.",
+			"with DELs that wait, then the rest. list is read-only and takes no locks.\n\n" +
+			"The states:\n" +
+			describe("state"),
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
-			"  unwindctl list --sort-by .created\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := inspect.CheckNetwork(cmd.Context(), at, network); err != nil {
@@ -36,10 +36,10 @@ func listCommand() *cobra.Command {
 			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
 				return network != "" && a.Network != network
 			})
-			sortErr := inspect.Sort(attachments, sortBy)
-			if sortErr != nil || err != nil && len(attachments) == 0 {
-				return cmp.Or(sortErr, err)
+			if err != nil && len(attachments) == 0 {
+				return err
 			}
+			inspect.Sort(attachments)
 			out := cmd.OutOrStdout()
 			switch {
 			case o.IsObject():
@@ -54,8 +54,6 @@ func listCommand() *cobra.Command {
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
 	term.AddWatch(cmd)
-	cmd.Flags().StringVar(&sortBy, "sort-by", "",
-		"sort by a `FIELD` of -o json in kubectl's notation, such as {.pod.name} or .created")
 	addNetworkFlag(cmd, &at, &network, "only attachments of this `NETWORK`")
 	addStateFlag(cmd, &at)
 	return cmd
@@ -70,6 +68,8 @@ func showCommand() *cobra.Command {
 		Short:      "Show an attachment: its resources, why it is kept, and how to release it",
 		Long: "Show an attachment: its resources, its pending DELs and why they fail, the evidence\n" +
 			"for its verdict, and how to release it. show is read-only and takes no locks.\n\n" +
+			"The verdicts:\n" +
+			describe("verdict") + "\n" +
 			"Name the attachment by NETWORK/CONTAINER/IFNAME, container ID, pod\n" +
 			"(NAMESPACE/NAME, or NAME), or address. A prefix of a container ID is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +

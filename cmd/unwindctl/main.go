@@ -54,7 +54,6 @@ func rootCommand() *cobra.Command {
 			"  wide   a table with all columns, in which nothing is cut\n" +
 			"  json   an object with \"version\": 1; a version may gain keys, but no key is\n" +
 			"         removed or changes its meaning; the same as --json\n" +
-			"  yaml   the same object\n" +
 			"  name   arguments for show, sweep and forget, one per line\n" +
 			"  line   doctor: the worst problem, in one line\n\n" +
 			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
@@ -97,7 +96,7 @@ func rootCommand() *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
-			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), explainCommand()}},
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),

@@ -1,11 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"errors"
+	"fmt"
+	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
 	"github.com/spf13/cobra"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 )
@@ -18,21 +22,32 @@ func metricsCommand() *cobra.Command {
 		Short: "Print metrics for Prometheus",
 		Long: "Print metrics in the Prometheus text format, or write them atomically to a file\n" +
 			"for node_exporter's textfile collector. unwindctl run serves the same metrics at\n" +
-			"/metrics. No label contains an address, or the name of a pod or container.",
+			"/metrics. No label contains an address, or the name of a pod or container.\n\n" +
+			"The agent also serves unwind_status. Its states:\n" +
+			describe("status"),
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var text bytes.Buffer
-			source := metrics.Source{Version: version, Scope: of, Stderr: cmd.ErrOrStderr()}
-			err := source.Print(cmd.Context(), &text)
-			if text.Len() == 0 {
-				return err
-			}
+			var failed error
+			registry := metrics.Registry(func() metrics.Source {
+				return metrics.Source{Version: version, Scope: of, Stderr: cmd.ErrOrStderr()}
+			}, func(err error) { failed = err })
 			if textfile != "" {
-				return errors.Join(err, metrics.WriteTextfile(textfile, &text))
+				// a rename would replace a device such as /dev/stdout
+				if info, err := os.Stat(textfile); err == nil && !info.Mode().IsRegular() {
+					return term.Usage("--textfile %s is not a regular file", textfile)
+				}
+				if err := prometheus.WriteToTextfile(textfile, registry); err != nil {
+					return fmt.Errorf("--textfile: %w", err)
+				}
+				return failed
 			}
-			_, writeErr := text.WriteTo(cmd.OutOrStdout())
-			return errors.Join(err, writeErr)
+			families, err := registry.Gather()
+			for _, f := range families {
+				_, writeErr := expfmt.MetricFamilyToText(cmd.OutOrStdout(), f)
+				err = errors.Join(err, writeErr)
+			}
+			return errors.Join(failed, err)
 		},
 	}
 	cmd.Flags().StringVar(&textfile, "textfile", "",

@@ -24,7 +24,6 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_build_info":                              {"goversion", "version"},
 	"unwind_degraded_operations_total":               {"reason", "verb"},
 	"unwind_duplicate_addresses_total":               nil,
-	"unwind_events_total":                            {"result"},
 	"unwind_status":                                  {"state"},
 	"unwind_ipam_addresses":                          {"family", "network", "pool", "set", "state"},
 	"unwind_journal_readable":                        nil,
@@ -36,7 +35,7 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_sweep_last_success_timestamp_seconds":    nil,
 	"unwind_swept_attachments_total":                 {"reason"},
 	"unwind_waiting_deletes":                         {"for", "network", "plugin"},
-}, []string{"unwind_events_total", "unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info"}
+}, []string{"unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info"}
 
 // counted is a node that has something for every metric.
 func counted(t *testing.T) (n *machine, confDir string) {

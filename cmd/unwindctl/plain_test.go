@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -183,14 +182,6 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 				ts.Fatalf("%s has %q", id, got)
 			}
 		}
-	},
-	// record ID ADDRESS: an attachment in the journal, with an address.
-	"record": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
-		ts.Check(n.store.Update(n.Context(), func(tx *journal.Tx) error {
-			e := &journal.Entry{Key: journal.Key{Network: network, ContainerID: args[0], IfName: "eth0"}, Undo: journal.Undo{State: journal.Adding}}
-			e.Got.Claims = []journal.Claim{{Address: netip.MustParseAddr(args[1])}}
-			return tx.Put(e)
-		}))
 	},
 	// whole ID…: see wantWhole.
 	"whole": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.wantWhole(ids) },

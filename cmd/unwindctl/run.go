@@ -26,14 +26,11 @@ func runCommand() *cobra.Command {
 			"unwindctl off, or removing unwind's conflist by hand, switches unwind off while\n" +
 			"the agent runs. The agent continues to sweep. Even after a restart, it installs\n" +
 			"unwind again only after unwindctl on.\n\n" +
-			"The agent replaces the installed plugin with its own version. It keeps a newer\n" +
-			"one, unless --allow-downgrade is set.\n\n" +
+			"The agent replaces the installed plugin with its own version, also if the installed\n" +
+			"one is newer. If this version cannot read the journal, the agent installs nothing.\n\n" +
 			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +
 			"the host's namespaces. With --observe, which is recommended for the first week, the\n" +
-			"agent does not sweep, and logs what a sweep would release.\n\n" +
-			"With --events, an agent in a pod posts Kubernetes Events about each ADD that failed\n" +
-			"and was undone, with the error, and about pending DELs. Its service account needs\n" +
-			"permission to create events.",
+			"agent does not sweep, and logs what a sweep would release.",
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",
@@ -58,13 +55,9 @@ func runCommand() *cobra.Command {
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"only sweep: do not install unwind or write its conflist")
-	cmd.Flags().BoolVar(&options.Downgrade, "allow-downgrade", false,
-		"replace the installed plugin even if it is newer")
 	cmd.Flags().BoolVar(&options.Off, "off", false,
 		"switch unwind off, as unwindctl off does, until an agent starts without this flag")
 	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
-	cmd.Flags().BoolVar(&options.Events, "events", false,
-		"in a pod: post Kubernetes Events about failed ADDs and pending DELs")
 	return cmd
 }

@@ -20,7 +20,6 @@ import (
 type sweepFlags struct {
 	inspect.Scope
 	job    sweep.Job
-	yes    bool
 	output term.Output
 }
 
@@ -62,17 +61,10 @@ func sweepCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			graceGiven := cmd.Flags().Changed("grace-period")
-			switch {
-			case graceGiven && flags.CRI == "" && flags.Valid == "":
-				return term.WithHint("add --cri auto, or --valid-attachments", "%w",
-					term.Usage("--grace-period has no effect without a list"))
-			case !graceGiven && flags.yes:
-				return term.Usage("--yes has no effect without --grace-period")
-			case graceGiven:
-				if err := checkGracePeriod(flags.job.GracePeriod, flags.yes); err != nil {
-					return err
-				}
+			given := flags.job.GracePeriod
+			if cmd.Flags().Changed("grace-period") && given < time.Minute {
+				return term.Usage("--grace-period %s: must be at least 1m, because a pod that has just "+
+					"started may not be on the list yet", given)
 			}
 			return runSweep(cmd, args, flags)
 		},
@@ -83,8 +75,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
 		"also release attachments that are kept because too many seem dead or the list is empty")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
-		"for this sweep, use the grace period `DURATION` instead of the networks' own")
-	cmd.Flags().BoolVar(&flags.yes, "yes", false, "accept a --grace-period of less than a minute")
+		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
@@ -95,19 +86,6 @@ func sweepCommand() *cobra.Command {
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
-}
-
-func checkGracePeriod(given time.Duration, yes bool) error {
-	switch {
-	case yes && given <= 0:
-		return term.WithHint("for the shortest grace period, use --grace-period 1ns --yes", "%w",
-			term.Usage("--grace-period %s: must be positive", given))
-	case !yes && given < time.Minute:
-		return term.WithHint("a pod that has just started may not be on the list yet; if no pod can "+
-			"start on this node during the sweep, add --yes", "%w",
-			term.Usage("--grace-period %s: must be at least 1m", given))
-	}
-	return nil
 }
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {

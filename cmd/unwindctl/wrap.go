@@ -10,19 +10,14 @@ import (
 func wrapCommand() *cobra.Command {
 	return rewriteCommand(&cobra.Command{
 		Use:   "wrap FILE",
-		Short: "Put the chain of a conflist, or of NetworkAttachmentDefinitions, into unwind's entry",
+		Short: "Put the chain of a conflist into unwind's entry",
 		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
-			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. wrap also\n" +
-			"adds to the chain the plugins that a runtime would load from a directory next to\n" +
-			"FILE that is named after the network. A single-plugin .conf file becomes a list.\n" +
-			"wrap refuses a file that unwind or the runtime would refuse, and does not change a\n" +
-			"file that is already wrapped. If FILE is -, wrap reads the standard input, and no\n" +
-			"directory.\n\n" +
-			"FILE can also contain Multus NetworkAttachmentDefinitions in YAML or JSON, as a\n" +
-			"List or as several documents. Only their spec.config changes. If wrap refuses one\n" +
-			"of them, it prints nothing.",
-		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
-			"  kubectl get net-attach-def -o yaml | unwindctl wrap - | kubectl apply -f -",
+			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. A\n" +
+			"single-plugin .conf file becomes a list. wrap refuses a file that unwind or the\n" +
+			"runtime would refuse, and a list with a directory next to FILE that is named after\n" +
+			"the network, because a runtime also runs the plugins in it. wrap does not change a\n" +
+			"file that is already wrapped. If FILE is -, wrap reads the standard input.",
+		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
 	}, "already wrapped", wrap.Inline)
 }
 
@@ -48,9 +43,8 @@ func unwrapCommand() *cobra.Command {
 		Short: "Restore the conflist that wrap put into unwind's entry",
 		Long: "Restore the conflist that unwindctl wrap put into unwind's entry: print the value\n" +
 			"of \"chain\", byte for byte, with any change made since wrap. unwrap drops everything\n" +
-			"else in FILE. It does not change a file that is not wrapped. In\n" +
-			"NetworkAttachmentDefinitions, it changes only spec.config. If FILE is -, unwrap reads\n" +
-			"the standard input.",
+			"else in FILE. It does not change a file that is not wrapped. If FILE is -, unwrap\n" +
+			"reads the standard input.",
 		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
 			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
 	}, "not wrapped", wrap.Restore)

@@ -2,6 +2,7 @@ package facts
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ type Cached struct {
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
 	Path    string    `json:"-"` // the path of this file
-	Written time.Time `json:"-"` // the file's modification time; zero from CachedADD
+	Written time.Time `json:"-"` // the file's modification time
 }
 
 // CNIArgs returns the ADD's CNI_ARGS.
@@ -59,22 +60,15 @@ func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool,
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if list.Name = cmp.Or(list.Name, c.Network); list.Unwind != nil {
-		conf, through = list.Unwind, true
-		conf.Name = list.Name
-		chain, err = conf.LoadChain()
-	} else {
-		chain, conf, err = list.Plain()
+	list.Name = cmp.Or(list.Name, c.Network)
+	if chain, conf, err = list.Chain(); err == nil && conf.Name != c.Network {
+		err = fmt.Errorf("libcni's cache entry for network %q contains the chain of network %q",
+			c.Network, conf.Name)
 	}
-	switch {
-	case err != nil:
-		return nil, nil, through, err
-	case conf.Name != c.Network:
-		return nil, nil, through, fmt.Errorf("libcni's cache entry for network %q contains "+
-			"the chain of network %q", c.Network, conf.Name)
+	if err == nil {
+		conf.RuntimeConfig = c.RuntimeConfig
 	}
-	conf.RuntimeConfig = c.RuntimeConfig
-	return chain, conf, through, nil
+	return chain, conf, list.Unwind != nil, err
 }
 
 func (c Cached) Key() journal.Key {
@@ -84,8 +78,7 @@ func (c Cached) Key() journal.Key {
 // Cache returns all attachments in libcni's cache. The error names the files that cannot be read.
 func (n *Node) Cache() ([]Cached, error) { return n.readCache("") }
 
-// readCache returns the attachments in libcni's cache whose file names begin with a prefix. The
-// error names the files that cannot be read.
+// readCache returns the attachments in libcni's cache whose file names begin with a prefix.
 func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,13 +90,7 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 			continue
 		}
 		c, err := n.readCached(f.Name())
-		info, infoErr := f.Info() // after the content, so that it is not older
-		switch {
-		case errors.Is(infoErr, fs.ErrNotExist): // the DEL has just removed the file
-		case err != nil || infoErr != nil:
-			errs = append(errs, err, infoErr)
-		case c != nil:
-			c.Written = info.ModTime()
+		if errs = append(errs, err); c != nil {
 			all = append(all, *c)
 		}
 	}
@@ -115,54 +102,83 @@ func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// CachedADD returns an attachment's ADD from libcni's cache, or nil.
-func (n *Node) CachedADD(key journal.Key) (*Cached, error) {
-	return n.readCached(fileName(key))
-}
-
 // readCached reads a file of libcni's cache. It returns nil if there is none. A file that is not
 // the record of an ADD with that name proves nothing, so it counts as none: libcni writes in place,
 // so the file may be incomplete after a power loss, or while an ADD ends.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
-	if errors.Is(err, fs.ErrNotExist) {
+	info, infoErr := os.Stat(c.Path) // after the content, so that it is not older
+	switch err = cmp.Or(err, infoErr); {
+	case errors.Is(err, fs.ErrNotExist): // a DEL may have just removed it
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
+	case json.Unmarshal(data, c) != nil || fileName(c.Key()) != name:
 		return nil, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
-	}
-	if json.Unmarshal(data, c) != nil || fileName(c.Key()) != name {
-		return nil, nil //nolint:nilerr // it proves nothing
-	}
 	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
+	c.Written = info.ModTime()
 	return c, nil
 }
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
-// CachedOwner reports whether an attachment in libcni's cache owns an address and its network
-// namespace exists. If an IPAM plugin does not record owners, the cache is the only source.
-// CachedOwner skips attachments for which skip returns true. A namespace that cannot be checked
-// counts as existing.
+// CachedOwner reports whether an attachment in libcni's cache owns an address, and its network
+// namespace exists or cannot be checked. If an IPAM plugin does not record owners, the cache is the
+// only source. CachedOwner skips files that it cannot read, and attachments for which skip returns
+// true.
 func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
-	return n.anyCached(func(c Cached) bool {
-		return slices.Contains(netconf.AddressesOf(c.Result), address.Unmap()) && c.netNSThere() &&
-			!skip(c)
-	})
-}
-
-// anyCached reports whether an ADD in libcni's cache matches. It skips files that it cannot read.
-func (n *Node) anyCached(matches func(Cached) bool) bool {
 	all, err := n.Cache()
 	if err != nil {
 		n.Log.Warn("cannot read libcni's cache to find the owner of an address", "err", err)
 	}
-	return slices.ContainsFunc(all, matches)
+	return slices.ContainsFunc(all, func(c Cached) bool {
+		return slices.Contains(netconf.AddressesOf(c.Result), address.Unmap()) && c.netNSThere() &&
+			!skip(c)
+	})
 }
 
 // netNSThere reports whether the ADD's network namespace exists. It returns true if that is
 // unknown.
 func (c Cached) netNSThere() bool {
 	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
+}
+
+// Later reports whether an ADD that is not in the journal added the attachment again, because
+// unwind was off or the journal could not be written. In that case, unwind must not undo the old
+// ADD: its DELs go by container ID and interface, and would release the later ADD's resources. The
+// runtime's DEL undoes both. The evidence is an interface (see CachedInterface) in a namespace that
+// is neither a record's nor the host's.
+func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
+	seen, err := n.CachedInterface(e.Key)
+	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
+		return false, err
+	}
+	known := false
+	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
+		all, err := tx.Records(e.Key)
+		known = slices.ContainsFunc(all,
+			func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
+		return journal.IgnoreDamaged(err)
+	})
+	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
+}
+
+// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
+// none if the cache has no such ADD, its network namespace is gone, or the interface in it has no
+// address of the cached result. An error means that this is unknown.
+func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
+	c, err := n.readCached(fileName(key))
+	if c == nil || err != nil {
+		return Interface{}, err
+	}
+	seen, err := Look(c.NetNS, key.IfName)
+	if IsNoNetNS(err) {
+		return Interface{}, nil
+	}
+	if err != nil || !seen.Is(netconf.AddressesOf(c.Result)) {
+		return Interface{}, err
+	}
+	return seen, nil
 }

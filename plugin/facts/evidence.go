@@ -3,6 +3,7 @@ package facts
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -23,43 +24,62 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
-		SameNamespaces: &Fact{look: func() (tristate.Value, error) { return n.SameNamespaces(e), nil }},
-		SameBoot:       n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
-		AddedUnseen: &Fact{look: func() (tristate.Value, error) { return n.Later(ctx, e) }},
+		Locked: tristate.No, SameNamespaces: n.SameNamespaces(e),
+		SameBoot: n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
+		AddedUnseen: &fact{look: func() (bool, error) { return n.Later(ctx, e) }},
 	}
-	if ours != nil {
-		ev.Locked = tristate.No
-	} else {
-		ev.Locked = lookFor(func() (bool, error) {
-			state, err := n.Journal.Store.LookAtLock(e.Key)
-			return state.Held, err
-		})
+	if ours == nil {
+		state, err := n.Journal.Store.LookAtLock(e.Key)
+		ev.Locked = tristate.Of(state.Held, err)
 	}
 	if e.Updated.Boot != 0 && e.Added.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
 	}
 	if e.Added.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
-		ev.NetNS = lookFor(func() (bool, error) {
+		ev.NetNS = &fact{look: func() (bool, error) {
 			place, err := Find(e.Added.NetNS, "")
 			place.Close()
 			return place.There(), err
-		})
-		ev.HasProcess = lookFor(func() (bool, error) {
+		}}
+		ev.HasProcess = &fact{look: func() (bool, error) {
 			return n.View.ProcessIn(e.Added.NetNS, len(e.Got.HostLinks) == 0)
-		})
-		ev.HostLink = lookFor(func() (bool, error) { return LinkThere(e.Got.HostLinks) })
+		}}
+		ev.HostLink = &fact{look: func() (bool, error) { return LinkThere(e.Got.HostLinks) }}
 	}
 	return ev
 }
 
-// Doubt returns the text of the first of several joined errors. It is short enough for a verdict's
+// fact is a decide.Fact that costs a look at the node. It looks when it is first needed, and only
+// once. It is unknown if look returns an error. Only one goroutine may use it.
+type fact struct {
+	look   func() (bool, error)
+	value  tristate.Value
+	why    string
+	looked bool
+}
+
+// Ask returns the fact. why is the first of several joined errors, short enough for a verdict's
 // reason.
-func Doubt(err error) string {
-	if err == nil {
-		return ""
+func (f *fact) Ask() (v tristate.Value, why string) {
+	if !f.looked {
+		is, err := f.look()
+		if f.value, f.looked = tristate.Of(is, err), true; err != nil {
+			first, _, _ := strings.Cut(err.Error(), "\n")
+			f.why = netconf.Shorten(first, 300)
+		}
 	}
-	first, _, _ := strings.Cut(err.Error(), "\n")
-	return netconf.Shorten(first, 300)
+	return f.value, f.why
+}
+
+// Known returns a fact without a look. looked is false if the fact is not determined yet.
+func Known(f decide.Fact) (v tristate.Value, looked bool) {
+	switch f := f.(type) {
+	case *fact:
+		return f.value, f.looked
+	case tristate.Value:
+		return f, true
+	}
+	return tristate.Unknown, false
 }
 
 // GraceOf returns an attachment's grace period. For the network whose configuration this process
@@ -75,6 +95,42 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 // can prove the attachment dead.
 func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
+}
+
+// Owner is a container that is not in the journal. Its fields help to prove it live or dead.
+type Owner struct {
+	Network, ContainerID string
+	Addresses            []netip.Addr
+	Made                 time.Time // wall-clock time of its youngest file; zero if unknown
+	Grace                time.Duration
+}
+
+// JudgeOwner returns the verdict on a container that is not in the journal.
+func (n *Node) JudgeOwner(o Owner) decide.Verdict {
+	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
+	seen := decide.Orphan{
+		SameNamespaces: &fact{look: n.seesAsRuntime},
+		Listed:         n.List.hasContainer(o, cache),
+		Cached: &fact{look: func() (bool, error) {
+			if slices.ContainsFunc(cache, Cached.netNSThere) {
+				return true, nil
+			}
+			return false, cacheErr
+		}},
+		Runs:  &fact{look: func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }},
+		InUse: &fact{look: func() (bool, error) { return n.View.Uses(o.Addresses) }},
+	}
+	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
+		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
+	}
+	return decide.DecideOrphan(seen)
+}
+
+// OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
+// journal (see GraceLeft).
+func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
+	// The wall clock may have been set since Made, so the age is capped at the time since boot.
+	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }
 
 // List is a runtime's list of attachments.
@@ -121,15 +177,15 @@ func (l *List) Names(k journal.Key) bool {
 		l.Valid[netconf.Attachment{ContainerID: k.ContainerID, IfName: ""}]
 }
 
-// HasContainer reports whether the list contains a container, with any interface. A list of pods
+// hasContainer reports whether the list contains a container, with any interface. A list of pods
 // does not cover a container outside Kubernetes. libcni's cache shows whether the container belongs
 // to a pod.
-func (l *List) HasContainer(network, id string, cache []Cached) tristate.Value {
-	if l == nil || l.Network != "" && l.Network != network {
+func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
+	if l == nil || l.Network != "" && l.Network != o.Network {
 		return tristate.Unknown
 	}
 	for a := range l.Valid {
-		if a.ContainerID == id {
+		if a.ContainerID == o.ContainerID {
 			return tristate.Yes
 		}
 	}

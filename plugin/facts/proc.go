@@ -2,32 +2,213 @@ package facts
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
 )
+
+// View caches facts about the whole node for one second. The workers of a verb share it, so a sweep
+// of many attachments inspects the node only once.
+type View struct {
+	members   seen[map[string][]string] // see lookAtMembers
+	cgroups   seen[map[string]bool]
+	addresses seen[map[netip.Addr]bool] // in all network namespaces
+}
+
+// seen is a cached fact. err says why something may be missing from it.
+type seen[T any] struct {
+	sync.Mutex
+	looked time.Time
+	found  T
+	err    error
+}
+
+// viewAge is how long a cached fact stays current.
+const viewAge = time.Second
+
+// get returns the cached fact. It calls look if the fact is older than viewAge, or if the caller
+// needs a new one.
+func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
+	s.Lock()
+	defer s.Unlock()
+	if now := time.Now(); anew || now.Sub(s.looked) >= viewAge {
+		s.found, s.err = look()
+		s.looked = now
+	}
+	return s.found, s.err
+}
+
+// OpenByProcess opens a network namespace through a process in it. If there is no such process, it
+// returns an empty Place. An error means that there may be one, because some process cannot be
+// inspected. If rescan is set, OpenByProcess ignores cached facts, which may lack a new process.
+// Callers set it for an attachment without other evidence.
+func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
+	place, err := search(id, ifname, func(again bool) ([]string, error) {
+		all, err := v.members.get(rescan || again, lookAtMembers)
+		return all[LinkOf(id)], err
+	})
+	if place.There() { // the process may exit, and its ID may be reused
+		place.Path = place.Pinned()
+	}
+	return place, err
+}
+
+// ProcessIn reports whether a process is in the network namespace (see OpenByProcess).
+func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
+	place, err := v.OpenByProcess(id, "", rescan)
+	place.Close()
+	return place.There(), err
+}
+
+// lookAtMembers returns paths to each network namespace that contains a process. The keys are the
+// namespaces' link texts (see LinkOf).
+func lookAtMembers() (map[string][]string, error) {
+	all := map[string][]string{}
+	pids, err := Processes()
+	for _, pid := range pids {
+		path, link, memberErr := memberOf(pid)
+		if err = cmp.Or(err, memberErr); link != "" {
+			all[link] = append(all[link], path)
+		}
+	}
+	return all, cmp.Or(checkAllShown(), err)
+}
+
+// Uses reports whether an interface in any network namespace has one of the addresses. An error
+// means that some namespace could not be inspected.
+func (v *View) Uses(addresses []netip.Addr) (bool, error) {
+	if len(addresses) == 0 {
+		return false, nil
+	}
+	all, err := v.addresses.get(false, lookAtAddresses)
+	if slices.ContainsFunc(addresses, func(a netip.Addr) bool { return all[a.Unmap()] }) {
+		return true, nil
+	}
+	return false, err
+}
+
+// lookAtAddresses returns the addresses in all network namespaces that contain a process or are
+// mounted at a reachable path. While it runs, a namespace may disappear, or a process may exit. So
+// it starts again, up to twice, if it could not inspect a namespace.
+func lookAtAddresses() (all map[netip.Addr]bool, err error) {
+	for range 3 {
+		all = map[netip.Addr]bool{}
+		members, memberErr := lookAtMembers()
+		paths, mountErr := lookAtMounts()
+		for link, its := range members {
+			paths[link] = append(paths[link], its...)
+		}
+		errs := []error{memberErr, mountErr}
+		for link, its := range paths {
+			found, err := addressesIn(link, its)
+			for _, a := range found {
+				all[a] = true
+			}
+			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else under another mount
+				errs = append(errs, err)
+			}
+		}
+		if err = errors.Join(errs...); err == nil {
+			break
+		}
+	}
+	return all, err
+}
+
+// addressesIn returns the addresses of all interfaces in a network namespace, given its link text
+// and paths to it. If no path leads there any more, the error is errElsewhere.
+func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
+	err = errElsewhere
+	for _, path := range paths {
+		place, openErr := Open(path, "")
+		here := openErr == nil && LinkOf(place.Seen.Netns) == link
+		if here {
+			err = In(place.held, func() error {
+				found, err := net.InterfaceAddrs()
+				all = addressesOf(found)
+				return err
+			})
+		} else if openErr != nil && !IsNoNetNS(openErr) {
+			err = fmt.Errorf("network namespace %s: %w", path, openErr)
+		}
+		if place.Close(); here {
+			break
+		}
+	}
+	return all, err
+}
+
+// ContainerRuns reports whether a process runs in a container, according to its cgroup (see
+// namesContainer). An error means that some cgroups could not be read.
+func (v *View) ContainerRuns(id string) (bool, error) {
+	all, err := v.cgroups.get(false, lookAtCgroups)
+	for path := range all {
+		if namesContainer(path, id) {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// lookAtCgroups returns the cgroup lines of all processes, such as
+// "0::/system.slice/containerd.service".
+func lookAtCgroups() (map[string]bool, error) {
+	all := map[string]bool{}
+	pids, err := Processes()
+	for _, pid := range pids {
+		text, _ := os.ReadFile(procOf(pid) + "/cgroup") // the process may have ended
+		for line := range strings.Lines(string(text)) {
+			all[strings.TrimSuffix(line, "\n")] = true
+		}
+	}
+	return all, cmp.Or(err, checkAllShown())
+}
+
+// namesContainer reports whether a directory in a cgroup path belongs to a container. With
+// cgroupfs, the directory's name is the container ID. With systemd, it has a prefix that the
+// runtime chooses:
+//
+//	/kubepods/burstable/pod1234/ID
+//	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
+//	/kubepods.slice/kubepods-pod1234.slice:cri-containerd:ID
+//
+// A short ID, which no runtime creates, must be the whole name.
+func namesContainer(path, id string) bool {
+	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
+		rest, is := strings.CutSuffix(strings.TrimSuffix(name, ".scope"), id)
+		return is && (rest == "" ||
+			len(id) >= 12 && (strings.HasSuffix(rest, "-") || strings.HasSuffix(rest, ":")))
+	})
+}
 
 // memberOf returns a path to the network namespace of a process, and its link text. The text is ""
 // if the process has ended. A process's first thread may end before the others, so memberOf tries
 // all threads.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
-	if link, err = readNS(path); link != "" || err != nil {
-		return path, link, err
-	}
-	others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
-	for _, path := range others {
-		if link, err = readNS(path); link != "" || err != nil {
-			return path, link, err
+	if link, err = readNS(path); link == "" && err == nil {
+		others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
+		for _, path = range others {
+			if link, err = readNS(path); link != "" || err != nil {
+				break
+			}
 		}
 	}
-	return "", "", nil
+	return path, link, err
 }
 
 // readNS returns the text of a link in a thread's ns directory. It returns "" if the thread has
@@ -51,27 +232,22 @@ func readNS(path string) (link string, err error) {
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
-	err := unix.Capget(&header, &sets[0])
-	if err == nil && sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
-		err = errors.New("unwind is not permitted to inspect all processes; run it as root with " +
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return err
+	}
+	if sets[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return errors.New("unwind is not permitted to inspect all processes; run it as root with " +
 			"CAP_SYS_PTRACE")
 	}
-	if err == nil {
-		_, err = os.Readlink("/proc/1/ns/net")
-	}
+	_, err := os.Readlink("/proc/1/ns/net")
 	return err
 }
 
 // Processes returns the IDs of all processes.
 func Processes() (pids []int, err error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
+	files, err := os.ReadDir("/proc")
+	for _, f := range files {
+		if pid, err := strconv.Atoi(f.Name()); err == nil {
 			pids = append(pids, pid)
 		}
 	}
@@ -103,16 +279,14 @@ func ProgramsOf(pid int) (names []string) {
 // a process group in the runtime's session. A daemon has created its own session, so the session's
 // ID is the group ID of one of the processes.
 func SplitDaemons(pids []int) (daemons, delegates []int) {
-	made := map[int]bool{} // sessions that daemons created
+	groups := map[int]bool{}
 	for _, pid := range pids {
-		group, err := unix.Getpgid(pid)
-		session, err2 := unix.Getsid(pid)
-		if err == nil && err2 == nil && group == session && session != 0 {
-			made[session] = true
+		if group, err := unix.Getpgid(pid); err == nil && group != 0 { // 0: of another PID namespace
+			groups[group] = true
 		}
 	}
 	for _, pid := range pids {
-		if session, err := unix.Getsid(pid); err == nil && made[session] {
+		if session, err := unix.Getsid(pid); err == nil && groups[session] {
 			daemons = append(daemons, pid)
 		} else if err == nil {
 			delegates = append(delegates, pid)
@@ -149,4 +323,25 @@ func Environ(pid int, name string) string {
 		}
 	}
 	return ""
+}
+
+// HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
+// delegates do. It omits an unwind process that has the file open but only waits for the lock.
+func HoldersOf(path string, descriptor int) (pids []int, err error) {
+	want, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	all, err := Processes()
+	for _, pid := range all {
+		file, statErr := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor))
+		if pid == os.Getpid() || statErr != nil || !os.SameFile(file, want) {
+			continue
+		}
+		info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, descriptor))
+		if bytes.Contains(info, []byte("OFDLCK")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
 }

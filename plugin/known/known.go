@@ -2,9 +2,7 @@
 // for each plugin, including IPAM plugins, and a field for each fact. The package does no I/O.
 package known
 
-import (
-	"encoding/json"
-)
+import "encoding/json"
 
 // Plugin lists the facts about a plugin. The zero value is safe for an unknown plugin.
 type Plugin struct {
@@ -17,20 +15,21 @@ type Plugin struct {
 	// that no ADD succeeds without that binary. Nil means unknown: the plugin, or its daemon, may
 	// implement ipam.type itself.
 	ExecutesIPAM func(ipam string, config Object) bool
+	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
+	// only if this plugin's entry also contains "ipam".
+	HidesIPAM bool
 
 	// Pinned is set if the plugin's DEL opens CNI_NETNS itself, and uses the path for nothing else.
 	// Such a DEL may get any path of the namespace, such as /proc/PID/fd/N.
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
-	// ByInterface lists configuration keys. If the configuration contains one of them, the plugin's
-	// DEL uses the container's own interface, or a device that may have moved to another container
-	// since. Such a DEL does not get an empty namespace.
+	// ByInterface lists configuration keys with which the plugin's DEL uses the container's own
+	// interface, or a device that may have moved to another container since. Such a DEL does not get
+	// an empty namespace. It always fails once the container's namespace is gone, and unwind counts
+	// it as done, because the program LeftTo cleans up.
 	ByInterface []string
-	// LeftTo names the program that cleans up instead of the plugin's DEL. If the configuration
-	// contains a key of ByInterface, the DEL always fails once the container's namespace is gone,
-	// and unwind counts it as done.
-	LeftTo string
+	LeftTo      string
 	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and changes nothing on
 	// the node.
 	SkipsUnnamed bool
@@ -50,10 +49,6 @@ type Plugin struct {
 	// container's namespace, so it removes nothing of another container, whatever addresses are in
 	// prevResult.
 	ByContainer bool
-
-	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
-	// only if this plugin's entry also contains "ipam".
-	HidesIPAM bool
 }
 
 // Object is a plugin's configuration, by key.
@@ -89,8 +84,6 @@ func IPAMOf(config json.RawMessage) *Plugin {
 			Type string `json:"type"`
 		} `json:"ipam"`
 	}
-	if err := json.Unmarshal(config, &conf); err != nil {
-		return &Plugin{}
-	}
+	_ = json.Unmarshal(config, &conf) // an error leaves the type empty
 	return Of(conf.IPAM.Type)
 }

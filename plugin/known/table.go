@@ -30,30 +30,22 @@ var table = []Plugin{
 	},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
-	{ // sets lo up and down: plugins/main/loopback/loopback.go
-		Name: "loopback", Source: reference, Pinned: true, ByContainer: true,
-	},
-	{ // a DEL restores the settings in its backup file
-		Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true,
-	},
-	{
-		// The routes disappear with the interface. A DEL fails without a namespace. If nothing
-		// exists at the path, the DEL creates a file there.
-		Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true,
-	},
+	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // sets lo up and down
+	{Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
+	// The routes disappear with the interface. A DEL fails without a namespace. If nothing exists at
+	// the path, the DEL creates a file there.
+	{Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
-	{ // a DEL removes the chain, or the rules with the comment, that has the container ID
-		Name: "portmap", Source: reference, ByContainer: true,
-	},
-	{ // a DEL removes the device whose name is a hash of network and container ID
-		Name: "bandwidth", Source: reference, ByContainer: true,
-	},
+	// A DEL removes the chain, or the rules with the comment, that has the container ID.
+	{Name: "portmap", Source: reference, ByContainer: true},
+	// A DEL removes the device whose name is a hash of network and container ID.
+	{Name: "bandwidth", Source: reference, ByContainer: true},
 
 	// Providers of a cluster's network.
 	{
 		// Since 1.13, a DEL exits 0 if ipamd is unreachable or has another version. If ipamd
-		// returns an error, the DEL removes the routing rules of the address in prevResult, whoever
-		// owns that address now (cmd/routed-eni-cni-plugin/cni.go, del). It frees by container ID.
+		// returns an error, the DEL removes the routing rules of the address in prevResult
+		// (cmd/routed-eni-cni-plugin/cni.go, del).
 		Name: "aws-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
 		MayFreeNothing: true, RemovesByAddress: true,
 	},
@@ -69,26 +61,21 @@ var table = []Plugin{
 			return ipam != "azure-cns" && string(config["multiTenancy"]) != "true"
 		},
 	},
-	{ // cni-plugin/internal/pkg/utils/utils.go, AddIPAM
-		Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030",
-		ExecutesIPAM: always,
-	},
+	// cni-plugin/internal/pkg/utils/utils.go, AddIPAM
+	{Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030", ExecutesIPAM: always},
 	{ // flannel_linux.go: passes its ipam to the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, HidesIPAM: true,
 	},
-	{ // pkg/daemon/handler.go, handleDel
-		Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true,
-	},
+	// pkg/daemon/handler.go, handleDel
+	{Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true},
 	{
-		// A DEL finds what it frees by the container ID. It fails unless CNI_NETNS names an
-		// existing namespace, but any one will do (go-controller/pkg/cni/helper_linux.go,
-		// UnconfigureInterface). The key deviceID names a device, and netAttachDefName names a
-		// secondary network. With either key, the DEL fails once the container's namespace is gone.
-		// Before it fails, it removes the device from the pod's annotation (cni.go, cmdDel).
-		// ovnkube-node itself cleans up every minute: it removes ports without an interface, and
-		// ports of devices whose pod is gone (controllermanager/node_controller_manager.go,
-		// checkForStaleOVS…).
+		// A DEL fails unless CNI_NETNS names an existing namespace, but any one will do
+		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). The key deviceID names a
+		// device, and netAttachDefName names a secondary network. With either key, the DEL removes
+		// the device from the pod's annotation before it fails (cni.go, cmdDel). ovnkube-node cleans
+		// up every minute: it removes ports without an interface, and ports of devices whose pod is
+		// gone (controllermanager/node_controller_manager.go, checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 		ByContainer: true,
@@ -101,16 +88,16 @@ var table = []Plugin{
 		ExecutesIPAM: always, SkipsUnnamed: true,
 	},
 	{
-		// A DEL frees by container ID, and frees nothing unless CNI_NETNS is some namespace
-		// (plugin/terway/cni.go, cmdDel; cni_linux.go, getCmdArgs).
+		// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
+		// cni_linux.go, getCmdArgs).
 		Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty,
 		ByContainer: true,
 	},
 
 	// IPAM plugins.
 	{
-		// A DEL exits 0 even if the API server returns an error (cmd/whereabouts.go, cmdDel). It
-		// frees by container ID (pkg/allocate/allocate.go, DeallocateIP).
+		// A DEL exits 0 even if the API server returns an error (cmd/whereabouts.go, cmdDel;
+		// pkg/allocate/allocate.go, DeallocateIP).
 		Name: "whereabouts", Source: "k8snetworkplumbingwg/whereabouts 0.9.4",
 		MayFreeNothing: true, Elsewhere: true,
 	},

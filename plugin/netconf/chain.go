@@ -1,6 +1,7 @@
 package netconf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,8 +28,8 @@ type Chain struct {
 // Delegate is one plugin of the chain.
 type Delegate struct {
 	Type         string
-	IPAM         string // ipam.type, or ""
-	Capabilities map[string]bool
+	IPAM         string                     // ipam.type, or ""
+	Capabilities map[string]bool            // those that are true
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
@@ -41,24 +42,23 @@ var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`put the plugins to run into "chain": {"plugins": [...]}`)
 
 // LoadChain returns the chain that the configuration contains or names.
-func (c *Conf) LoadChain() (*Chain, error) {
+func (c *Conf) LoadChain() (chain *Chain, err error) {
+	where := `key "chain"`
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
 		return nil, errors.New(`"chain" and "chainFile" are both set; keep one`)
 	case c.Chain != nil:
-		chain, err := c.ParseChain(c.Chain, c.CNIVersion)
-		if err != nil {
-			return nil, fmt.Errorf(`key "chain": %w`, err)
-		}
-		return chain, nil
+		chain, err = c.ParseChain(c.Chain, c.CNIVersion)
 	case c.ChainFile != "":
-		chain, err := c.readChainFile()
-		if err != nil {
-			return nil, fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
-		}
-		return chain, nil
+		where = "chainFile " + c.ChainFile
+		chain, err = c.readChainFile()
+	default:
+		return nil, ErrNoChain
 	}
-	return nil, ErrNoChain
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", where, err)
+	}
+	return chain, nil
 }
 
 // ParseChain reads a conflist, or the configuration of a single plugin. Like libcni, it adds the
@@ -139,13 +139,11 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 			Type string `json:"type"`
 		} `json:"ipam"`
 	}
-	if err := json.Unmarshal(raw, &d.object); err != nil {
-		return d, jsonError(err)
-	}
-	if err := json.Unmarshal(raw, &conf); err != nil {
+	if err := cmp.Or(json.Unmarshal(raw, &d.object), json.Unmarshal(raw, &conf)); err != nil {
 		return d, jsonError(err)
 	}
 	d.Type, d.IPAM, d.Capabilities = conf.Type, conf.IPAM.Type, conf.Capabilities
+	maps.DeleteFunc(d.Capabilities, func(_ string, enabled bool) bool { return !enabled })
 	if d.Type == "" {
 		return d, errors.New(`key "type" is missing`)
 	}
@@ -176,8 +174,8 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	object["name"] = Marshal(c.Name)
 	object["cniVersion"] = Marshal(ch.CNIVersion)
 	runtimeConfig := map[string]json.RawMessage{}
-	for capability, enabled := range d.Capabilities {
-		if value, ok := c.RuntimeConfig[capability]; ok && enabled {
+	for capability := range d.Capabilities {
+		if value, ok := c.RuntimeConfig[capability]; ok {
 			runtimeConfig[capability] = value
 		}
 	}
@@ -265,49 +263,49 @@ func (d Delegate) ExecutesIPAM() bool {
 // contains. An ADD needs the delegates, and the IPAM plugins that delegates execute (ExecutesIPAM).
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
-	add := func(plugin string) {
-		if _, err := FindPlugin(plugin, path); err != nil && !slices.Contains(missing, plugin) {
-			missing = append(missing, plugin)
-		}
-	}
 	for _, d := range ch.Delegates {
-		add(d.Type)
+		needed := []string{d.Type}
 		if d.ExecutesIPAM() {
-			add(d.IPAM)
+			needed = append(needed, d.IPAM)
+		}
+		for _, plugin := range needed {
+			if _, err := FindPlugin(plugin, path); err != nil && !slices.Contains(missing, plugin) {
+				missing = append(missing, plugin)
+			}
 		}
 	}
 	return missing
 }
 
-// ips is the capability for static addresses.
-const ips = "ips"
+const ips = "ips" // the capability for static addresses
+
+// capabilities returns those that delegates declare.
+func (ch *Chain) capabilities() map[string]bool {
+	all := map[string]bool{}
+	for _, d := range ch.Delegates {
+		maps.Copy(all, d.Capabilities)
+	}
+	return all
+}
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
 // has. For a container with static addresses, podman adds this capability to the first plugin of
 // the list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
-	if !c.Capabilities[ips] ||
-		slices.ContainsFunc(ch.Delegates, func(d Delegate) bool { return d.Capabilities[ips] }) {
-		return
+	if c.Capabilities[ips] && !ch.capabilities()[ips] {
+		first := map[string]bool{ips: true}
+		maps.Copy(first, ch.Delegates[0].Capabilities)
+		ch.Delegates[0].Capabilities = first
 	}
-	capabilities := map[string]bool{ips: true}
-	for name, enabled := range ch.Delegates[0].Capabilities {
-		capabilities[name] = enabled || name == ips
-	}
-	ch.Delegates[0].Capabilities = capabilities
 }
 
 // EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
 // delegates, and "ips" with them. podman replaces the capabilities of an entry that does not
 // declare "ips" (see AdoptIPs), so port mappings would be lost.
 func (ch *Chain) EntryCapabilities() []string {
-	all := map[string]bool{}
-	for _, d := range ch.Delegates {
-		for capability, enabled := range d.Capabilities {
-			if enabled {
-				all[capability], all[ips] = true, true
-			}
-		}
+	all := ch.capabilities()
+	if len(all) > 0 {
+		all[ips] = true
 	}
 	return slices.Sorted(maps.Keys(all))
 }
@@ -316,13 +314,7 @@ func (ch *Chain) EntryCapabilities() []string {
 // libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
 // arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
-	lost := map[string]bool{}
-	for _, d := range ch.Delegates {
-		for capability, enabled := range d.Capabilities {
-			if enabled && !c.Capabilities[capability] {
-				lost[capability] = true
-			}
-		}
-	}
+	lost := ch.capabilities()
+	maps.DeleteFunc(lost, func(name string, _ bool) bool { return c.Capabilities[name] })
 	return slices.Sorted(maps.Keys(lost))
 }

@@ -99,15 +99,13 @@ func TestLoadChainErrors(t *testing.T) {
 	}
 }
 
-// chainFiles makes a directory of files that can be read as a chain, or not. chainfile_test.go has
-// more, on a node.
+// chainFiles makes a directory of files that can be read as a chain.
 func chainFiles(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, content := range map[string]string{
 		"list":   `{"name": "podnet", "plugins": [{"type": "a"}, {"type": "b", "ipam": {"type": "i"}}]}`,
 		"plugin": `{"cniVersion": "0.3.1", "name": "podnet", "type": "a"}`,
-		"text":   `s3cret`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)

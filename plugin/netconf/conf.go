@@ -59,18 +59,12 @@ type Conf struct {
 // meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are keys that unwind knows and ignores: libcni's own, and FoldedKey.
-var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
-	FoldedKey}
+// ignoredKeys are libcni's own keys, which unwind knows and ignores.
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins"}
 
 // emptyKeys are keys that have no effect if their value is empty. libcni's PluginConf adds them
 // when it encodes a configuration, as multus up to 4.3 does for its cluster network.
 var emptyKeys = []string{"dns", "ipam"}
-
-// FoldedKey is the key for the number of plugins at the end of "chain" that were not in the
-// original conflist. unwindctl wrap adds them from the directory with the network's name, and
-// unwindctl unwrap removes them again.
-const FoldedKey = "folded"
 
 // ValidKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
 // second is an error in SPEC 1.1, and libcni writes it too (cni#1101).
@@ -92,7 +86,10 @@ func ParseConf(data []byte) (*Conf, error) {
 	}
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
-		"name":       field(&c.Name, "the name of a network", validName),
+		// skel accepts the key "name" in any letter case; unwind uses only the lower-case key.
+		"name": field(&c.Name, "the name of a network", func(s string) (string, bool) {
+			return s, utils.ValidateNetworkName(s) == nil
+		}),
 		"capabilities": into(&c.Capabilities,
 			`an object with true or false for each capability, such as {"portMappings": true}`),
 		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
@@ -217,10 +214,6 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	}
 	return valid, nil
 }
-
-// validName accepts the same network names as skel: those that can be part of a path. skel accepts
-// the key "name" in any letter case; unwind uses only the lower-case key.
-func validName(s string) (string, bool) { return s, utils.ValidateNetworkName(s) == nil }
 
 func absolute(to *string) func(json.RawMessage) error {
 	return field(to, "an absolute path", func(s string) (string, bool) {

@@ -56,7 +56,6 @@ func TestParseConf(t *testing.T) {
 				c.DisableGC, c.Valid = true, []Attachment{}
 				c.ValidRaw[ValidKeys[0]] = json.RawMessage(`[]`)
 			}},
-		{"the key of unwindctl wrap", `"folded": 2`, func(*Conf) {}},
 		{"keys of multus", `"args": {"cni": {"ips": "10.0.0.1"}}, "deviceID": "0000:01:02.3", "pciBusID": null`,
 			func(c *Conf) {
 				c.Injected["args"] = json.RawMessage(`{"cni": {"ips": "10.0.0.1"}}`)

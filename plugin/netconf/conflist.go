@@ -5,8 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
 )
@@ -63,15 +70,21 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Plain returns the chain of a configuration that does not contain unwind, so the runtime itself
-// runs the chain. The Conf is the configuration that unwind would use for it.
-func (c *Conflist) Plain() (*Chain, *Conf, error) {
-	conf := DefaultConf()
+// Chain returns the chain that unwind runs for a configuration, and unwind's entry. If the
+// configuration does not contain unwind, the runtime itself runs the chain; the Conf is then what
+// unwind would use for it.
+func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
+	if conf = c.Unwind; conf != nil {
+		conf.Name = c.Name
+		chain, err = conf.LoadChain()
+		return chain, conf, err
+	}
 	if err := utils.ValidateNetworkName(c.Name); err != nil {
 		return nil, nil, err
 	}
+	conf = DefaultConf()
 	conf.Name, conf.ChainFile = c.Name, c.Path
-	chain, err := conf.ParseChain(c.Data, "")
+	chain, err = conf.ParseChain(c.Data, "")
 	return chain, conf, err
 }
 
@@ -130,4 +143,146 @@ func jsonError(err error) error {
 		return fmt.Errorf("%s, not %s", is, want)
 	}
 	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
+}
+
+// readDelay is the timeout for reading a chainFile. A disk under load may take seconds.
+const readDelay = 10 * time.Second
+
+// readChainFile reads the chain in chainFile at each call, because the file's owner may rewrite it
+// at any time. It abandons a read that hangs, for example because a mount's server is gone, after
+// readDelay. The abandoned read occupies a thread.
+func (c *Conf) readChainFile() (*Chain, error) {
+	var chain *Chain
+	read := make(chan error, 1)
+	go func() {
+		data, err := ReadFile(c.ChainFile)
+		switch {
+		case err == nil:
+			chain, err = c.ParseChain(data, "")
+		case errors.Is(err, fs.ErrNotExist):
+			chain, err = c.readRenamed(err)
+		}
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		return chain, err
+	case <-time.After(readDelay):
+		return nil, fmt.Errorf("not read within %s; check that its file system responds", readDelay)
+	}
+}
+
+// readRenamed finds the chain if the chainFile is gone. A provider may have renamed its file, and a
+// runtime without unwind would read the new one. readRenamed returns the first configuration in the
+// directory, in the runtime's order, that has the same network name and does not contain unwind. It
+// never returns another network, because that would give pods other addresses under this name. If
+// it finds no file, it returns an error.
+func (c *Conf) readRenamed(gone error) (*Chain, error) {
+	paths, err := Conflists(filepath.Dir(c.ChainFile))
+	if err != nil {
+		return nil, gone
+	}
+	var other error
+	for _, path := range paths {
+		list, err := ReadConflist(path)
+		switch {
+		case err != nil || list.Unwind != nil || list.Name == "":
+		case list.Name == c.Name:
+			chain, err := c.ParseChain(list.Data, "")
+			if err != nil {
+				return nil, fmt.Errorf("%w; %s: %w", gone, path, err)
+			}
+			chain.Warning = fmt.Sprintf("chainFile %s is gone; using %s of the same network",
+				c.ChainFile, path)
+			return chain, nil
+		case other == nil:
+			other = fmt.Errorf("%w; run unwindctl install to switch from network %q to %q (%s), or "+
+				"unwindctl off to bypass unwind", syscall.ENOENT, c.Name, list.Name, path)
+		}
+	}
+	return nil, cmp.Or(other, gone)
+}
+
+// ReadFile reads a configuration. It does not follow a link in a directory that others can write
+// to, and rejects anything but a regular file.
+func ReadFile(path string) ([]byte, error) {
+	flags := os.O_RDONLY | syscall.O_NONBLOCK
+	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
+		flags |= syscall.O_NOFOLLOW
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		err = errors.Unwrap(err) // without the path
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; the network's provider has not written it, or has removed it", err)
+		}
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	return ReadAll(f)
+}
+
+// ReadAll reads a configuration of at most MaxConfig bytes.
+func ReadAll(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
+	if err == nil && len(data) > MaxConfig {
+		err = fmt.Errorf("too large: more than %d bytes", MaxConfig)
+	}
+	return data, err
+}
+
+// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
+// in which a runtime reads them. The first is the node's network. For a missing directory,
+// Conflists returns no paths.
+func Conflists(dir string) ([]string, error) {
+	return filesIn(dir, ".conflist", ".conf", ".json") // the extensions that libcni reads
+}
+
+// filesIn returns the paths of the files in a directory with one of the extensions.
+func filesIn(dir string, extensions ...string) (paths []string, err error) {
+	files, err := os.ReadDir(dir) // sorted by name
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, f := range files {
+		if !f.IsDir() && slices.Contains(extensions, filepath.Ext(f.Name())) {
+			paths = append(paths, filepath.Join(dir, f.Name()))
+		}
+	}
+	return paths, err
+}
+
+// InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
+// names. libcni appends the configurations in the directory with the network's name, next to a
+// conflist, to the conflist's own plugins.
+func InlineDirectory(dir string) ([]json.RawMessage, error) {
+	paths, err := filesIn(dir, ".conf")
+	if err != nil {
+		return nil, err
+	}
+	var plugins []json.RawMessage
+	for _, path := range paths {
+		data, err := ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		plugins = append(plugins, data)
+	}
+	return plugins, nil
+}
+
+// FindPlugin returns the path of a plugin's binary, in the first directory of a path list that
+// contains it.
+func FindPlugin(plugin, path string) (string, error) {
+	dirs := filepath.SplitList(path)
+	for _, dir := range dirs {
+		file := filepath.Join(dir, plugin)
+		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("failed to find plugin %q in path %s", plugin, dirs) // libcni's message
 }

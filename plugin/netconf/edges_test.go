@@ -183,6 +183,9 @@ func TestParseConflist(t *testing.T) {
 			if fmt.Sprint(c.Types) != tt.types || unwind != tt.unwind || c.Path != path || c.Name != "n" || c.CNIVersion != "1.0.0" {
 				t.Errorf("%+v, unwind %s", c, unwind)
 			}
+			if _, conf, err := c.Chain(); c.Unwind != nil && tt.err == "" && (conf != c.Unwind || err != nil) {
+				t.Errorf("its chain's configuration is %+v, %v", conf, err)
+			}
 		})
 	}
 	if _, err := ReadConflist("/none/f"); err == nil {
@@ -190,7 +193,7 @@ func TestParseConflist(t *testing.T) {
 	}
 	for name, good := range map[string]bool{"podnet": true, "a/b": false, "": false} {
 		list := &Conflist{Name: name, Data: []byte(`{"cniVersion": "1.0.0", "plugins": [{"type": "a"}]}`), Path: file(t, 0o700, "f", "")}
-		chain, conf, err := list.Plain()
+		chain, conf, err := list.Chain()
 		if (err == nil) != good || good && (len(chain.Delegates) != 1 || conf.Name != name || conf.ChainFile != list.Path) {
 			t.Errorf("%q: %+v, %+v, %v", name, chain, conf, err)
 		}

@@ -48,20 +48,18 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 }
 
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
-func (r *Result) Prefixes() []netip.Prefix {
-	var texts []string
+func (r *Result) Prefixes() (all []netip.Prefix) {
+	add := func(text string) {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
+		}
+	}
 	for _, ip := range r.IPs {
-		texts = append(texts, ip.Address)
+		add(ip.Address)
 	}
 	for _, ip := range []*oldIP{r.IP4, r.IP6} {
 		if ip != nil {
-			texts = append(texts, ip.IP)
-		}
-	}
-	var all []netip.Prefix
-	for _, text := range texts {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
+			add(ip.IP)
 		}
 	}
 	return all
@@ -91,6 +89,7 @@ func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
+// decodeResult decodes into any, as libcni does, so it rejects the same numbers.
 func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(stdout, &fields); err != nil {
@@ -136,9 +135,7 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 }
 
 // SameVersion reports whether two CNI versions are the same. An absent version means 0.1.0.
-func SameVersion(a, b string) bool {
-	return a == b || a == "" && b == "0.1.0" || a == "0.1.0" && b == ""
-}
+func SameVersion(a, b string) bool { return cmp.Or(a, "0.1.0") == cmp.Or(b, "0.1.0") }
 
 // WithoutAddresses returns a result without the given addresses.
 func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, error) {

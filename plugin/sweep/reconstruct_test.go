@@ -64,7 +64,7 @@ func TestReconstruct(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := &owner{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, held: c.held, cached: c.cached}
-			if o.chain, o.conf, err = list.Plain(); err != nil {
+			if o.chain, o.conf, err = list.Chain(); err != nil {
 				t.Fatal(err)
 			}
 			if c.cached != nil {

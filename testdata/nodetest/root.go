@@ -37,7 +37,6 @@ const (
 	ContainerdConfig = "etc/containerd/config.toml"
 	K3sConfig        = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 	K0sConfig        = "etc/k0s/containerd.toml"
-	TalosConfig      = "etc/cri/containerd.toml"
 	ContainerdSocket = "/run/containerd/containerd.sock"
 	K3sSocket        = "/run/k3s/containerd/containerd.sock"
 	CrioSocket       = "/var/run/crio/crio.sock"

@@ -1,7 +1,6 @@
 package term
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,19 +15,17 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/term"
 )
 
 // Format is how a command prints its results: the value of -o.
 type Format string
 
-// The formats. Every command with JSON also has YAML.
+// The formats.
 const (
 	Plain Format = "table" // fits the terminal
 	Wide  Format = "wide"  // all columns, nothing cut
 	JSON  Format = "json"
-	YAML  Format = "yaml"
 	Name  Format = "name" // arguments for unwindctl show, one per line
 	Line  Format = "line" // the worst finding, in one line
 )
@@ -47,9 +44,7 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
 	for _, f := range formats {
-		if o.allowed = append(o.allowed, string(f)); f == JSON {
-			o.allowed = append(o.allowed, string(YAML))
-		}
+		o.allowed = append(o.allowed, string(f))
 	}
 	flags.VarP(o, "output", "o", "output `FORMAT`: "+strings.Join(o.allowed, ", "))
 	help := "same as -o json; the object's keys: version, " + keys
@@ -87,88 +82,40 @@ func (o *Output) set(f Format) error {
 }
 
 // IsObject reports whether the results are for programs: PrintObject prints them.
-func (o *Output) IsObject() bool { return o.Format == JSON || o.Format == YAML }
+func (o *Output) IsObject() bool { return o.Format == JSON }
 
-// FormatVersion is the version of the object that -o json and yaml print, under the key "version".
-// A version may gain keys, but no key is removed or changes its meaning.
+// FormatVersion is the version of the object that -o json prints, under the key "version". A
+// version may gain keys, but no key is removed or changes its meaning.
 const FormatVersion = 1
 
-// PrintObject prints an object of keys and values as JSON or YAML. It escapes control characters.
+// PrintObject prints an object of keys and values as JSON. It escapes control characters.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
 	object := map[string]any{"version": FormatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
 		object[fmt.Sprint(more[i])] = more[i+1]
 	}
 	data, err := json.MarshalIndent(object, "", "  ")
-	if err == nil && o.Format == YAML {
-		data, err = toYAML(data)
-	}
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(out, escape(strings.TrimSpace(string(data)), o.Format))
+	_, err = fmt.Fprintln(out, escape(string(data)))
 	return err
 }
 
-// escape escapes the characters of a JSON or YAML document that are not printable. JSON, and YAML
-// from toYAML, contain such characters only inside strings.
-func escape(text string, format Format) string {
+// escape escapes the characters of a JSON text that are not printable. It contains such characters
+// only inside strings.
+func escape(text string) string {
 	var escaped strings.Builder
 	for _, r := range text { // bytes that are not UTF-8 become U+FFFD
-		switch {
-		case r == '\n' || unicode.IsPrint(r):
+		if r == '\n' || unicode.IsPrint(r) {
 			escaped.WriteRune(r)
-		case format == YAML:
-			fmt.Fprintf(&escaped, `\U%08x`, r)
-		default:
-			for _, unit := range utf16.AppendRune(nil, r) {
-				fmt.Fprintf(&escaped, `\u%04x`, unit)
-			}
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&escaped, `\u%04x`, unit)
 		}
 	}
 	return escaped.String()
-}
-
-func toYAML(data []byte) ([]byte, error) {
-	var value any
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	if err := dec.Decode(&value); err != nil {
-		return nil, err
-	}
-	return EncodeYAML(yamlOf(value))
-}
-
-// EncodeYAML returns the text of a YAML document, laid out as kubectl does.
-func EncodeYAML(value any) ([]byte, error) {
-	var text bytes.Buffer
-	enc := yaml.NewEncoder(&text)
-	enc.SetIndent(2)
-	enc.CompactSeqIndent()
-	err := errors.Join(enc.Encode(value), enc.Close())
-	return text.Bytes(), err
-}
-
-// yamlOf prepares a JSON value for YAML: numbers keep their spelling, and strings that need escapes
-// are quoted.
-func yamlOf(value any) any {
-	switch v := value.(type) {
-	case map[string]any:
-		for key := range v {
-			v[key] = yamlOf(v[key])
-		}
-	case []any:
-		for i := range v {
-			v[i] = yamlOf(v[i])
-		}
-	case json.Number:
-		return &yaml.Node{Kind: yaml.ScalarNode, Value: v.String()}
-	case string:
-		if escape(v, YAML) != v {
-			return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v, Style: yaml.DoubleQuotedStyle}
-		}
-	}
-	return value
 }
 
 const watchEach = 2 * time.Second
@@ -185,11 +132,7 @@ func AddWatch(cmd *cobra.Command) *cobra.Command {
 			return look(cmd, args)
 		}
 		out := cmd.OutOrStdout()
-		o := cmd.Flag("output")
-		for first := true; ; first = false {
-			if o != nil && o.Value.String() == string(YAML) && !first {
-				_, _ = io.WriteString(out, "---\n")
-			}
+		for {
 			if f, ok := out.(descriptor); ok {
 				if _, terminal := OnTerminal(out); terminal {
 					cmd.SetOut(&screen{descriptor: f, out: out})

@@ -1,4 +1,4 @@
-// Package term prints the output of a command: tables, JSON and YAML, errors with hints, and text
+// Package term prints the output of a command: tables, JSON, errors with hints, and text
 // that is safe on a terminal.
 package term
 

@@ -18,7 +18,6 @@ import (
 	"helm.sh/helm/v3/pkg/lint/support"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
-	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -28,13 +27,11 @@ const chartDir = "../helm/unwind"
 
 // kinds are those that the files have, with the type that the API server decodes each into.
 var kinds = map[string]func() any{
-	"v1/ServiceAccount":                               func() any { return new(core.ServiceAccount) },
-	"v1/ConfigMap":                                    func() any { return new(core.ConfigMap) },
-	"apps/v1/DaemonSet":                               func() any { return new(apps.DaemonSet) },
-	"rbac.authorization.k8s.io/v1/ClusterRole":        func() any { return new(rbac.ClusterRole) },
-	"rbac.authorization.k8s.io/v1/ClusterRoleBinding": func() any { return new(rbac.ClusterRoleBinding) },
-	"monitoring.coreos.com/v1/PodMonitor":             func() any { return new(monitoring.PodMonitor) },
-	"monitoring.coreos.com/v1/PrometheusRule":         func() any { return new(monitoring.PrometheusRule) },
+	"v1/ServiceAccount":                       func() any { return new(core.ServiceAccount) },
+	"v1/ConfigMap":                            func() any { return new(core.ConfigMap) },
+	"apps/v1/DaemonSet":                       func() any { return new(apps.DaemonSet) },
+	"monitoring.coreos.com/v1/PodMonitor":     func() any { return new(monitoring.PodMonitor) },
+	"monitoring.coreos.com/v1/PrometheusRule": func() any { return new(monitoring.PrometheusRule) },
 }
 
 // objects decodes the documents of a YAML file strictly, by their kind: a key that the type does not
@@ -199,12 +196,12 @@ func TestChartEverything(t *testing.T) {
 	container := agent(got)
 	equal(t, "image", "an-image:v1@sha256:"+strings.Repeat("00112233445566778899aabbccddeeff", 2), container.Image)
 	equal(t, "command", []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
-		"--install-dir=/programs", "--off", "--events", "--interval=5m"}, container.Command)
+		"--install-dir=/programs", "--off", "--interval=5m"}, container.Command)
 	env := map[string]string{}
 	for _, e := range container.Env {
 		env[e.Name] = e.Value
 	}
-	equal(t, "env", map[string]string{"NODE_NAME": "", "UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin",
+	equal(t, "env", map[string]string{"UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin",
 		"UNWIND_STATE_DIR": "/state", "UNWIND_X": "y"}, env)
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
 		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {
@@ -216,31 +213,8 @@ func TestChartEverything(t *testing.T) {
 	equal(t, "the PodMonitor's port", container.Ports[0].Name, *monitor.PodMetricsEndpoints[0].Port)
 }
 
-// TestChartEvents: with events alone the agent may create Events and do nothing else, and its pod,
-// no other one of the service account, has a token and the node's name.
-func TestChartEvents(t *testing.T) {
-	t.Parallel()
-	got := installed(t, map[string]any{"events": true})
-	role, account := the[*rbac.ClusterRole](got), the[*core.ServiceAccount](got)
-	want := []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}
-	equal(t, "rules", want, role.Rules)
-	equal(t, "rules with everything", want, the[*rbac.ClusterRole](installed(t, everything(t))).Rules)
-	binding := the[*rbac.ClusterRoleBinding](got)
-	equal(t, "subjects", []rbac.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}, binding.Subjects)
-	equal(t, "role", role.Name, binding.RoleRef.Name)
-	pod := the[*apps.DaemonSet](got).Spec.Template.Spec
-	equal(t, "service account", account.Name, pod.ServiceAccountName)
-	equal(t, "tokens of the pod, of the account", []bool{true, false},
-		[]bool{*pod.AutomountServiceAccountToken, *account.AutomountServiceAccountToken})
-	container := pod.Containers[0]
-	if len(container.Env) != 1 || container.Env[0].Name != "NODE_NAME" || container.Env[0].ValueFrom.FieldRef.FieldPath != "spec.nodeName" ||
-		!slices.Contains(container.Command, "--events") {
-		t.Errorf("container: %v, %v", container.Command, container.Env)
-	}
-}
-
-// TestChartNames: two releases share no name, also not outside of their namespaces, and kubectl unwind
-// finds the agents of each. Nothing is pulled that no registry has.
+// TestChartNames: two releases share no name, and kubectl unwind finds the agents of each. Nothing is
+// pulled that no registry has.
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -253,16 +227,13 @@ func TestChartNames(t *testing.T) {
 		delete(values, "serviceAccount")
 		for kind, object := range objects(t, manifestsAs(t, load(t), release, namespace, values)) {
 			o := object.(meta.Object)
-			labels, want := o.GetLabels(), name
-			if o.GetNamespace() == "" {
-				want = namespace + ":" + name
-			}
+			labels := o.GetLabels()
 			unique := strings.Join([]string{kind, o.GetNamespace(), o.GetName()}, " ")
 			if seen[unique] {
 				t.Errorf("%s in %s: another release has %s, too", release, namespace, unique)
 			}
 			seen[unique] = true
-			if o.GetName() != want || o.GetNamespace() != "" && o.GetNamespace() != namespace || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
+			if o.GetName() != name || o.GetNamespace() != namespace || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
 				t.Errorf("%s in %s: %s: %s, %v", release, namespace, kind, o.GetName(), labels)
 			}
 			if set, is := object.(*apps.DaemonSet); is {
@@ -286,9 +257,8 @@ func TestChartAccount(t *testing.T) {
 	t.Parallel()
 	for _, tt := range [][3]string{{"true", "", "unwind"}, {"true", "a", "a"}, {"false", "a", "a"}, {"false", "", "default"}} {
 		account := map[string]any{"create": tt[0] == "true", "name": tt[1]}
-		got := installed(t, map[string]any{"serviceAccount": account, "events": true})
+		got := installed(t, map[string]any{"serviceAccount": account})
 		equal(t, "the pod's", tt[2], the[*apps.DaemonSet](got).Spec.Template.Spec.ServiceAccountName)
-		equal(t, "the role's", tt[2], the[*rbac.ClusterRoleBinding](got).Subjects[0].Name)
 		if made, is := got["v1/ServiceAccount"]; is != (tt[0] == "true") || is && made.(meta.Object).GetName() != tt[2] {
 			t.Errorf("%v: %v", tt, made)
 		}
@@ -379,7 +349,7 @@ func reset(values, defaults map[string]any, name []string) bool {
 // TestChartRefuses what would be ignored, or be no DaemonSet.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"events: 1", "observed: true", "observe: 1", "paths: {confdir: /conf}",
+	for _, text := range []string{"observed: true", "observe: 1", "paths: {confdir: /conf}",
 		"paths: {confDir: conf}", "image: {digest: 00}", "port: 0", "listen: host", "listen: $(HOST)", "minReadySeconds: -1", "fullnameOverride: A", "serviceAccount: {names: x}", "extraEnv: [A=b]", "podLabels: {a: 1}", "unwindOff: 1", "dashboard: {label: x}"} {
 		var values map[string]any
 		must(t, yaml.Unmarshal([]byte(text), &values))

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,15 +26,13 @@ type Options struct {
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
 	Off       bool          // keep unwind switched off while it runs with this flag
-	Downgrade bool          // replace a newer plugin with an older one
-	Events    bool          // post Events to Kubernetes
 	Version   string        // this program's version
 	LogFormat string        // text, json
 	LogLevel  slog.Level
 }
 
-// agent is one run of unwindctl run. It has three independent loops: one keeps unwind installed,
-// one sweeps, and one posts Events.
+// agent is one run of unwindctl run. It has two independent loops: one keeps unwind installed, and
+// one sweeps.
 type agent struct {
 	Options
 	log    *dedupLogger
@@ -43,7 +40,6 @@ type agent struct {
 	find   func() (node.Runtime, error)
 
 	reconciling, sweeping heartbeat
-	events                *events // nil without Events
 
 	mu       sync.Mutex
 	stateDir string // the last state directory that our conflist named
@@ -65,14 +61,6 @@ func Run(ctx context.Context, stderr io.Writer, o Options) error {
 }
 
 func (a *agent) run(ctx context.Context) error {
-	if a.Events {
-		api, err := inCluster(install.ContainerRoot())
-		if err != nil {
-			return err
-		}
-		host, _ := os.Hostname()
-		a.events = newEvents(a.log, api, cmp.Or(os.Getenv("NODE_NAME"), host))
-	}
 	paths, err := a.find()
 	var usage term.UsageError
 	if errors.As(err, &usage) || err != nil && !a.NoInstall {
@@ -108,9 +96,6 @@ func (a *agent) run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	if !a.NoInstall {
 		loops.Go(func() { keeper.run(ctx) })
-	}
-	if a.events != nil {
-		loops.Go(func() { a.events.run(ctx, func() string { return a.journalDir(setup) }) })
 	}
 	a.sweepEach(ctx, setup, paths)
 	loops.Wait()

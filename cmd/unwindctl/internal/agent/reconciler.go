@@ -31,8 +31,7 @@ type reconciler struct {
 
 	lock     *agentlock.Lock // nil while this agent does not hold it
 	lockDir  string          // the state directory that contains the lock
-	own      string          // the version of the plugin to install, "" until it is known
-	kept     string          // why the installed plugin is not replaced
+	verified bool            // the plugin to install runs on this node
 	placed   bool            // unwindctl is in ProgramDir
 	gone     time.Time       // since when the provider's file has been missing
 	named    string          // the provider's file that our conflist last named
@@ -43,7 +42,7 @@ type reconciler struct {
 
 type status struct {
 	install.Reason        // whether pods go through unwind
-	why            string // why they do not, with a remedy; else why the plugin is not replaced
+	why            string // why they do not, with a remedy
 	plugin         string // the version of the installed plugin, "" if unknown
 }
 
@@ -144,8 +143,8 @@ func (r *reconciler) matters(path string) bool {
 //  4. If the provider's file is missing for longer than goneAfter, it uses the next conflist in the
 //     directory. If there is none, it removes our conflist: the runtime then reports that it has no
 //     network, whereas every ADD through our conflist would fail.
-//  5. It writes the binary, then our conflist. If the provider's file cannot be read, our conflist
-//     stays unchanged.
+//  5. It writes the binary, whatever the version of the installed one, then our conflist. If the
+//     provider's file cannot be read, our conflist stays unchanged.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -199,7 +198,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 
 // report logs the result of a run, and returns the time until the next one.
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
-	found := &status{Reason: install.ReasonOf(err), why: r.kept, plugin: r.PluginVersion(ctx)}
+	found := &status{Reason: install.ReasonOf(err), plugin: r.PluginVersion(ctx)}
 	if err != nil {
 		if found.why = err.Error(); inspect.HintFor(err) != "" {
 			found.why += ": " + inspect.HintFor(err)
@@ -267,9 +266,13 @@ func (r *reconciler) remember(named string) {
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
 // refind reads the runtime's configuration again, because somebody may have corrected it. The
-// directories and the name of our file stay as they were at the start.
+// directories and the name of our file stay as they were at the start. While the runtime does not
+// respond, its last answer counts.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
+	if err == nil && paths.Config == "" && r.paths.Config != "" {
+		return
+	}
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
 		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
 			paths.ConfDir, paths.BinDirs[0])
@@ -299,15 +302,22 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err == nil {
 		err = w.RefusedBy(r.paths)
 	}
-	if err == nil && r.own == "" {
-		r.own, err = r.VerifyBinary(ctx)
+	if err == nil && !r.verified {
+		_, err = r.VerifyBinary(ctx)
+		r.verified = err == nil
 	}
 	if err != nil {
 		return err
 	}
-	binary, err := r.installPlugin(ctx)
+	binary, err := r.InstallBinary()
 	if err != nil {
 		return err
+	}
+	if !r.placed && r.ProgramDir != "" { // some nodes have no writable directory for unwindctl
+		_, placeErr := r.InstallPrograms(r.ProgramDir)
+		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
+			"--install-dir", placeErr)
+		r.placed = placeErr == nil
 	}
 	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
 		return install.NewObstacle(install.MeshInTheWay,
@@ -336,26 +346,4 @@ func (r *reconciler) install(ctx context.Context) error {
 			r.PassesOver(r.paths, w.Source.Path))
 	}
 	return err
-}
-
-// installPlugin installs the plugin, or records why it keeps the installed one. It also copies
-// unwindctl to the node, once. That may fail, because some nodes have no writable directory for it.
-func (r *reconciler) installPlugin(ctx context.Context) (changed bool, err error) {
-	if r.kept = ""; !r.Downgrade {
-		r.kept = r.KeepsInstalled(r.PluginVersion(ctx), r.own)
-	}
-	if r.log.changed("kept", r.kept) && r.kept != "" {
-		r.log.Info("the installed plugin stays unchanged", "why", r.kept)
-	}
-	if r.kept != "" {
-		return false, nil
-	}
-	changed, err = r.InstallBinary()
-	if err == nil && !r.placed && r.ProgramDir != "" {
-		_, placeErr := r.InstallPrograms(r.ProgramDir)
-		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
-			"--install-dir", placeErr)
-		r.placed = placeErr == nil
-	}
-	return changed, err
 }

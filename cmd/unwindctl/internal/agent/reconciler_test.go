@@ -116,8 +116,6 @@ func agentAgain(k *reconciling, args []string) error {
 				r.Setup.StateDir = value
 			case "problem":
 				paths.Problems = []string{value}
-			case "downgrade":
-				r.Downgrade = true
 			case "programs":
 				r.ProgramDir = value
 			}
@@ -161,7 +159,9 @@ func wantReady(k *reconciling, args []string) error {
 	if !strings.Contains(w.Body.String(), args[0]) {
 		return errors.New("/readyz: " + w.Body.String())
 	}
-	if metrics := string(server.collect(context.Background())); len(args) > 1 && !strings.Contains(metrics, args[1]) {
+	w = httptest.NewRecorder()
+	server.metricsHandler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if metrics := w.Body.String(); len(args) > 1 && !strings.Contains(metrics, args[1]) {
 		return errors.New(metrics)
 	}
 	return nil
@@ -237,6 +237,24 @@ func TestDirectoryAnewAtOnce(t *testing.T) {
 	})
 	if got := k.reconciles(); got != nodetest.First || times != 2 {
 		t.Errorf("installed %d times: %q, want %q", times, got, nodetest.First)
+	}
+}
+
+// TestRuntimeSilent: a runtime that does not answer for a while changes nothing of an install; one that
+// has never answered is waited for.
+func TestRuntimeSilent(t *testing.T) {
+	k := newReconciling(t, t.TempDir())
+	check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
+	told, silent := k.paths, k.paths
+	told.Config, silent.Problems = "/s", []string{"it does not report its directories"}
+	for _, step := range []struct {
+		answer node.Runtime
+		want   install.Reason
+	}{{silent, install.Refused}, {told, install.On}, {silent, install.On}, {told, install.On}} {
+		k.find = func() (node.Runtime, error) { return step.answer, nil }
+		if k.reconciles(); k.status().Reason != step.want {
+			t.Errorf("%v: %+v, want %s", step.answer, k.status(), step.want)
+		}
 	}
 }
 

@@ -1,20 +1,19 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -28,23 +27,25 @@ import (
 const DefaultListen = "127.0.0.1:9469"
 
 // server serves the metrics and the health of the loops. Any user of the node may send requests, so
-// concurrent requests share one collection of the metrics. All other responses come from memory.
+// concurrent requests share one collection of the metrics, and at most one begins each second. All
+// other responses come from memory.
 type server struct {
 	*agent
 	setup install.Setup
 	found func() status
-	kept  metrics.Kept
 
 	// used by one collection at a time
 	history  journal.Tail
 	counters inspect.Counters
+	began    time.Time // when the last collection began
 }
 
 // Limits of a connection, which serves one request. toWrite includes the time to collect metrics.
 const (
-	toRead     = 5 * time.Second
-	toWrite    = 15 * time.Second
-	mostHeader = 8 << 10 // bytes
+	toRead          = 2 * time.Second
+	toWrite         = 15 * time.Second
+	mostHeader      = 8 << 10 // bytes
+	mostConnections = 256     // open at a time
 )
 
 // serve listens until stop is called.
@@ -54,46 +55,36 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	s.log.Info("serving", "address", l.Addr().String())
-	s.kept.Collect = s.collect
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", s.serveMetrics)
+	mux.Handle("GET /metrics", s.metricsHandler())
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	server := &http.Server{Handler: mux, ReadTimeout: toRead, WriteTimeout: toWrite,
 		MaxHeaderBytes: mostHeader}
 	server.SetKeepAlivesEnabled(false)
 	go func() {
-		if err := server.Serve(&bounded{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
+		err := server.Serve(netutil.LimitListener(l, mostConnections))
+		if !errors.Is(err, http.ErrServerClosed) {
 			s.log.Error("stopped serving metrics and health", "err", err)
 		}
 	}()
 	return func() { _ = server.Close() }, nil
 }
 
-func (s *server) serveMetrics(w http.ResponseWriter, _ *http.Request) {
-	text := s.kept.Text()
-	if len(text) == 0 {
-		http.Error(w, "cannot read any metric; the agent's log shows why",
-			http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
-	_, _ = w.Write(text)
-}
-
-// collect returns the metrics as text. If it cannot read some of them, it logs the error.
-func (s *server) collect(ctx context.Context) []byte {
-	var text bytes.Buffer
-	s.log.warnOnce("metrics", "cannot collect all metrics", s.source().Print(ctx, &text))
-	return text.Bytes()
+func (s *server) metricsHandler() http.Handler {
+	failed := func(err error) { s.log.warnOnce("metrics", "cannot collect all metrics", err) }
+	all := prometheus.Gatherers{metrics.Registry(s.source, failed), prometheus.DefaultGatherer}
+	return promhttp.HandlerFor(all, promhttp.HandlerOpts{CoalesceGather: true})
 }
 
 func (s *server) source() metrics.Source {
+	time.Sleep(time.Until(s.began.Add(time.Second)))
+	s.began = time.Now()
 	at := node.Directories{ConfDir: s.setup.ConfDir, StateDir: s.journalDir(s.setup)}
 	is := s.found()
 	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
-		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin, Process: true,
-		Events: s.events.counted(), Counters: s.counted(at.StateDir)}
+		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin,
+		Counters: s.counted(at.StateDir)}
 }
 
 // counted returns the counters of all events that the history contained when this process started,
@@ -143,53 +134,4 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	_, _ = io.WriteString(w, "ok\n")
-}
-
-// Limits of all connections. A probe by the kubelet times out after 5 s. The listener accepts the
-// probe's connection in that time even if the kernel's queue is full (net.core.somaxconn, 4096).
-const (
-	mostConnections = 256              // open at a time
-	acceptEach      = time.Millisecond // limits the CPU time for connections
-)
-
-// bounded is a listener that accepts connections one at a time, and keeps at most mostConnections
-// open. For each further one it closes the oldest, so a client that opens many idle connections
-// does not lock out others.
-type bounded struct {
-	net.Listener
-	mu   sync.Mutex
-	open []*connection // oldest first
-}
-
-type connection struct {
-	net.Conn
-	of *bounded
-}
-
-func (b *bounded) Accept() (net.Conn, error) {
-	time.Sleep(acceptEach)
-	conn, err := b.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	c := &connection{conn, b}
-	b.mu.Lock()
-	b.open = append(b.open, c)
-	var oldest *connection
-	if len(b.open) > mostConnections {
-		oldest = b.open[0]
-	}
-	b.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.Close()
-	}
-	return c, nil
-}
-
-// Close closes the connection. It may be closed already.
-func (c *connection) Close() error {
-	c.of.mu.Lock()
-	c.of.open = slices.DeleteFunc(c.of.open, func(o *connection) bool { return o == c })
-	c.of.mu.Unlock()
-	return c.Conn.Close()
 }

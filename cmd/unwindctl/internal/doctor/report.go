@@ -141,6 +141,5 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		e.journal(ctx, found)
 	}
 	e.pools(found)
-	e.leftovers(ctx, found)
 	return &e.Report, nil
 }

@@ -17,7 +17,7 @@ import (
 // Replace replaces a file with new content and mode. After a crash or a power loss the file is
 // either complete or unchanged. Its owner is this process's user. The temporary file is in the same
 // directory, with an extension that no runtime loads. If the process is killed, the temporary file
-// stays. A later Replace, Rename or Remove of the same path removes it once it is Stale.
+// stays. A later Replace, Rename or Remove of the same path removes it once it is stale.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -37,7 +37,7 @@ func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 }
 
 func replace(path string, content io.Reader, own func(*os.File) error) (err error) {
-	RemoveTemporary(path, Stale)
+	RemoveTemporary(path)
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	f, err := os.CreateTemp(dir, "."+name+".*.tmp")
 	if err != nil {
@@ -74,12 +74,12 @@ func Create(path string) error {
 	return errors.Join(f.Close(), syncDir(filepath.Dir(path)))
 }
 
-// Stale is the age from which a temporary file counts as left by a process that was killed.
-const Stale = time.Minute
+// stale is the age from which a temporary file counts as left by a process that was killed.
+const stale = time.Minute
 
-// RemoveTemporary removes Replace's temporary files for a path that are at least age old, and
-// returns the paths of the removed files. It ignores errors, because such files do no harm.
-func RemoveTemporary(path string, age time.Duration) (removed []string) {
+// RemoveTemporary removes Replace's temporary files for a path that are stale, and returns the paths
+// of the removed files. It ignores errors, because such files do no harm.
+func RemoveTemporary(path string) (removed []string) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	files, _ := os.ReadDir(dir)
 	for _, f := range files {
@@ -90,7 +90,7 @@ func RemoveTemporary(path string, age time.Duration) (removed []string) {
 		}
 		temporary := filepath.Join(dir, f.Name())
 		if info, err := f.Info(); err == nil && info.Mode().IsRegular() &&
-			time.Since(info.ModTime()) >= age && os.Remove(temporary) == nil {
+			time.Since(info.ModTime()) >= stale && os.Remove(temporary) == nil {
 			removed = append(removed, temporary)
 		}
 	}
@@ -101,7 +101,7 @@ func RemoveTemporary(path string, age time.Duration) (removed []string) {
 //
 //	rename, open(DIR), fsync, close
 func Rename(path, to string) error {
-	RemoveTemporary(path, Stale)
+	RemoveTemporary(path)
 	if err := os.Rename(path, to); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func Rename(path, to string) error {
 //
 //	unlink, open(DIR), fsync, close
 func Remove(path string) error {
-	RemoveTemporary(path, Stale)
+	RemoveTemporary(path)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -31,7 +31,6 @@ type Attachment struct {
 	Steps     []Step        `json:"steps"`
 
 	freed []netip.Addr // addresses that may have another owner by now
-	order string       // the key by which Sort sorts
 	of    *journal.Entry
 }
 
@@ -57,6 +56,21 @@ func (s *Step) words() string { return decide.Words(&s.of) }
 // PendingDEL reports whether unwind runs the DELs without another request from the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
+}
+
+// Sort sorts attachments: first those with a failing DEL, then those with a DEL that waits or has
+// not run, then the rest.
+func Sort(attachments []Attachment) {
+	order := func(a *Attachment) int {
+		switch {
+		case !a.PendingDEL():
+			return 2
+		case slices.ContainsFunc(a.Steps, func(s Step) bool { return decide.Failing(&s.of) }):
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(attachments, func(a, b Attachment) int { return order(&a) - order(&b) })
 }
 
 // HasStep reports whether the DEL of any step waits for the given cause. ForTime means that the DEL

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,21 +70,17 @@ func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
 		explainAddress(&text, address.Unmap(), Look(ctx, to, of).Pools)
 	}
 	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
-	last := events[max(0, len(events)-3):]
-	rolledBack := func(e journal.Event) bool { return e.Kind == journal.RolledBack }
-	if n := len(events); n > 1 && !slices.ContainsFunc(events, func(e journal.Event) bool {
-		return !rolledBack(e)
-	}) {
-		fmt.Fprintf(&text, "%d ADDs were rolled back. The last of them:\n", n)
-		last = events[n-1:]
-	}
-	for _, e := range last {
-		text.WriteString(eventSentence(e))
+	if len(events) > 0 {
+		fmt.Fprintf(&text, "The journal contains no attachment %s. Its last events, as in unwindctl "+
+			"history:\n", arg)
 	}
 	if text.Len() == 0 {
 		return nothing(arg, of.StateDir)
 	}
 	_, err := io.WriteString(to.Out, text.String())
+	if len(events) > 0 {
+		err = errors.Join(err, PrintHistory(to.Out, events[max(0, len(events)-3):], o))
+	}
 	return err
 }
 
@@ -98,7 +93,10 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 			}
 			owner := ""
 			if r.ContainerID != "" {
-				owner = " for container " + term.OneLine(r.ContainerID) + interfaceOf(term.OneLine(r.IfName))
+				owner = " for container " + term.OneLine(r.ContainerID)
+			}
+			if r.IfName != "" {
+				owner += ", interface " + term.OneLine(r.IfName)
 			}
 			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
 			if r.Remedy != "" {
@@ -106,27 +104,6 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 			}
 		}
 	}
-}
-
-// eventSentence returns a sentence about an event whose attachment is no longer in the journal.
-func eventSentence(e journal.Event) string {
-	what := map[journal.EventKind]string{
-		journal.RolledBack: "its ADD was rolled back",
-		journal.Swept:      "it was released by a sweep",
-		journal.Released:   "its address was released",
-		journal.Waiting:    "a DEL was postponed for the new owner of its address",
-		journal.Superseded: "another ADD took its place",
-		journal.Forgotten:  "it was forgotten",
-		journal.Untaken:    "a DEL of a failed ADD was forgotten",
-		journal.NoOp:       "the runtime's DEL ran no plugin",
-	}[e.Kind]
-	a := &Attachment{Key: journal.Key{ContainerID: cmp.Or(e.ContainerID, "unknown")}, Pod: &e.Pod}
-	with := ""
-	if len(e.Addresses) > 0 {
-		with = " with " + strings.Join(term.Addresses(e.Addresses), " and ")
-	}
-	return fmt.Sprintf("%s%s in network %s%s: %s %s ago%s.\n", whose(a), interfaceOf(e.IfName),
-		e.Network, with, cmp.Or(what, string(e.Kind)), term.Ago(e.At.Wall), term.Because(e.Reason))
 }
 
 func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output) (err error) {

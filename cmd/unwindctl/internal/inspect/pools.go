@@ -1,13 +1,10 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -235,11 +232,6 @@ func (c *Counts) count(state string) {
 	}
 }
 
-// InRange reports whether an address is in one of the chain's ranges.
-func (p *Pool) InRange(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.ranges.Has(a) })
-}
-
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
 // NearlyFull reports whether less than a tenth of the set is free.
@@ -315,105 +307,4 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.Remedy = "unwindctl ipam --cri auto queries the runtime"
 	}
 	return one
-}
-
-// PrintPools prints the pools. On a terminal it adds a map of each. In the wide format it prints
-// every allocated address instead.
-func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
-	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
-		return printReservations(out, all, o)
-	}
-	var text strings.Builder
-	if len(all) == 0 {
-		network := ""
-		if of.Network != "" {
-			network = " of network " + of.Network
-		}
-		fmt.Fprintf(&text, "No pools: no conflist%s in %s uses host-local, or unwind's conflist there "+
-			"names a state directory other than %s.\n", network, strings.Join(of.All(), ", "),
-			of.StateDir)
-	}
-	colours, terminal := term.OnTerminal(out)
-	for i, p := range all {
-		if i > 0 {
-			text.WriteByte('\n')
-		}
-		recent := ""
-		if p.Recent > 0 {
-			recent = fmt.Sprintf(", %d recent", p.Recent)
-		}
-		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
-			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
-		var known []pools.Set
-		for _, s := range p.Sets {
-			fmt.Fprintf(&text, "  %s\n", s)
-			if s.Number != nil {
-				known = append(known, s.ranges)
-			}
-		}
-		switch {
-		case known == nil:
-			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
-		case terminal:
-			drawMap(&text, known, p.states(), colours, term.Width(out))
-		}
-		p.explain(&text)
-	}
-	text.WriteString(next(all, of))
-	_, err := io.WriteString(out, text.String())
-	return err
-}
-
-func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
-	t := term.NewTable(term.Column{Name: "NETWORK"}, term.Column{Name: "ADDRESS"},
-		term.Column{Name: "STATE"}, term.Column{Name: "POD"}, term.Column{Name: "CONTAINER"},
-		term.Column{Name: "IFNAME"}, term.Column{Name: "REASON"})
-	var addresses []string
-	for _, p := range pools {
-		for _, r := range p.Reservations {
-			addresses = append(addresses, r.Address.String())
-			t.Add(p.Network, r.Address.String(), r.State, podName(r.Pod),
-				term.OrDash(term.OneLine(r.ContainerID)), term.OrDash(term.OneLine(r.IfName)),
-				term.OneLine(r.Why))
-		}
-	}
-	if o.Format == term.Name {
-		return term.PrintNames(out, addresses)
-	}
-	return t.Print(out, o)
-}
-
-func (p *Pool) states() map[netip.Addr]string {
-	states := map[netip.Addr]string{}
-	for _, r := range p.Reservations {
-		states[r.Address.Unmap()] = r.State
-	}
-	return states
-}
-
-// explain prints which addresses are not live, and how to free them.
-func (p *Pool) explain(out io.Writer) {
-	groups := map[reservation][]string{}
-	for _, r := range p.Reservations {
-		if r.State != "live" {
-			kind := reservation{State: r.State, Why: r.Why, Remedy: r.Remedy}
-			groups[kind] = append(groups[kind], r.Address.String())
-		}
-	}
-	kinds := slices.SortedFunc(maps.Keys(groups), func(a, b reservation) int {
-		return cmp.Or(cmp.Compare(a.State, b.State), cmp.Compare(a.Why, b.Why),
-			cmp.Compare(a.Remedy, b.Remedy))
-	})
-	for _, k := range kinds {
-		addresses := groups[k]
-		few := strings.Join(addresses[:min(4, len(addresses))], ", ")
-		if len(addresses) > 4 {
-			few += ", …"
-		}
-		fmt.Fprintf(out, "  %d %s (%s): %s", len(addresses), k.State, few, k.Why)
-		if k.Remedy != "" {
-			fmt.Fprintf(out, ". %s", k.Remedy)
-		}
-		fmt.Fprintln(out, ".")
-	}
 }

@@ -35,9 +35,6 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
 	}
 	reason := term.OneLine(f.Reason.Text)
-	if f.Releasable() && a.State == journal.RollingBack && a.Reason != "" {
-		reason = term.OneLine(a.Reason)
-	}
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
@@ -185,10 +182,3 @@ func (s *Step) whyOnceMore() string {
 
 // capital returns a text with a capital first letter.
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
-
-func interfaceOf(ifname string) string {
-	if ifname == "" {
-		return ""
-	}
-	return ", interface " + ifname
-}

@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/mod/semver"
-
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
@@ -109,26 +107,6 @@ func versionOf(about string) string {
 func (s Setup) PluginVersion(ctx context.Context) string {
 	about, _, _ := AskVersion(ctx, s.plugin())
 	return versionOf(about)
-}
-
-// KeepsInstalled returns the reason why an agent keeps the installed plugin, or "" if the agent may
-// replace it. theirs is the installed version, and about is the version line of the plugin to
-// install. An agent does not replace a newer plugin. Semantic versioning orders releases,
-// pre-releases and the pseudo-versions of untagged builds. A plugin that does not run, or is not
-// unwind, has no version, so the agent replaces it.
-func (s Setup) KeepsInstalled(theirs, about string) (why string) {
-	own := versionOf(about)
-	switch {
-	case theirs == "" || theirs == own:
-		return ""
-	case !semver.IsValid(theirs) || !semver.IsValid(own): // such as dev
-		return fmt.Sprintf("cannot compare %s (%s) with this agent's version (%s); to replace it, set "+
-			"--allow-downgrade or run unwindctl install", s.plugin(), theirs, own)
-	case semver.Compare(theirs, own) > 0:
-		return fmt.Sprintf("%s (%s) is newer than this agent (%s); to replace it, set --allow-downgrade",
-			s.plugin(), theirs, own)
-	}
-	return ""
 }
 
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }

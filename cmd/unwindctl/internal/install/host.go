@@ -1,7 +1,6 @@
 package install
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -21,13 +20,6 @@ import (
 // binaryEnv is the environment variable with the path of the plugin to install, if the plugin is
 // not next to this program.
 const binaryEnv = "UNWIND_BINARY"
-
-// containerEnv is the environment variable with the path of the root directory of the container
-// that started the program. See runOnHost.
-const containerEnv = "UNWIND_CONTAINER"
-
-// ContainerRoot returns the path of the root in which this program was started, before EnterHost.
-func ContainerRoot() string { return cmp.Or(os.Getenv(containerEnv), "/") }
 
 // EnterHost continues this program in the host's mount and network namespaces, where the runtime
 // runs, because a container cannot see whether a namespace is gone. It needs the host's PID
@@ -110,10 +102,9 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	// In its own process group, the child does not receive a terminal's signals twice.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=/proc/%d/root", containerEnv, os.Getpid()))
 	if len(binary) > 0 {
 		cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(binary[0]), netconf.Name)}
-		cmd.Env = append(cmd.Env, binaryEnv+"="+openFiles+"3")
+		cmd.Env = append(os.Environ(), binaryEnv+"="+openFiles+"3")
 	}
 	ended := make(chan error)
 	// Pdeathsig depends on the thread that starts the child. That is not the main thread, because

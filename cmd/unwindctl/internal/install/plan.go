@@ -177,9 +177,9 @@ func (s Setup) firstOther() string {
 }
 
 // Without returns the file that the runtime would use without ours. It returns "" if there is none,
-// or if the runtime selects networks by name.
+// or if CRI-O's configuration names its network.
 func (s Setup) Without(r node.Runtime) string {
-	if r.DefaultNetwork != "" || r.ByName() {
+	if r.DefaultNetwork != "" {
 		return ""
 	}
 	return s.firstOther()

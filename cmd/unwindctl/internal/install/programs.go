@@ -60,7 +60,7 @@ func (s Setup) put(path string, content io.ReadSeeker, mode fs.FileMode) (change
 	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
 		sameContent(content, path) {
 		if !s.DryRun {
-			durable.RemoveTemporary(path, durable.Stale)
+			durable.RemoveTemporary(path)
 		}
 		return false, nil
 	} else if s.DryRun {

@@ -218,8 +218,7 @@ func (p Target) Origin(r node.Runtime) string {
 		return fmt.Sprintf("No runtime configuration found: using the common defaults %s and %s.",
 			r.ConfDir, strings.Join(r.BinDirs, ", "))
 	case r.Config == "":
-		return fmt.Sprintf("The runtime is %s, without a configuration file: using its defaults.",
-			r.Name)
+		return fmt.Sprintf("The runtime is %s: using its usual directories.", r.Name)
 	}
 	return fmt.Sprintf("The runtime is %s, according to %s.", r.Name, r.Config)
 }

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,15 +15,19 @@ import (
 // runtime, whose other directories of plugins come after a given one; what is against any install is so whatever the flags say.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	every := "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nmax_conf_num = 0\nbin_dirs = ['/home/kubernetes/bin']\n"
-	both := map[string]string{nodetest.ContainerdConfig: every, nodetest.K3sConfig: "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n"}
-	twoDirs := map[string]string{nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\n"}
-	sameDirs := map[string]string{
-		nodetest.ContainerdConfig: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/b']\nmax_conf_num = 0\n",
-		nodetest.K3sConfig:        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a']\nmax_conf_num = 0\n"}
+	// told is a runtime's answer: the directories of plugins, of conflists, and max_conf_num.
+	told := func(bin, conf string, files int) string {
+		return fmt.Sprintf(`{"PluginDirs": [%s], "PluginConfDir": %q, "PluginMaxConfNum": %d}`, bin, conf, files)
+	}
+	gke := told(`"/home/kubernetes/bin"`, "/etc/cni/net.d", 0)
+	every := map[string]string{nodetest.ContainerdSocket: gke}
+	both := map[string]string{nodetest.ContainerdSocket: gke, nodetest.K3sSocket: told(`"/opt/cni/bin"`, "/k3s", 1)}
+	twoDirs := map[string]string{nodetest.ContainerdSocket: told(`"/a", "/b"`, "/etc/cni/net.d", 1)}
+	sameDirs := map[string]string{nodetest.ContainerdSocket: told(`"/a", "/b"`, "/etc/cni/net.d", 0), nodetest.K3sSocket: told(`"/a"`, "/etc/cni/net.d", 0)}
+	silent := map[string]string{nodetest.ContainerdSocket: ""}
 	for _, c := range []struct {
 		name     string
-		files    map[string]string
+		told     map[string]string // by socket
 		flags    Target
 		confDir  string
 		binDirs  string // joined by a space
@@ -30,18 +35,16 @@ func TestPlaces(t *testing.T) {
 		whence   string // or the error
 	}{
 		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime configuration found: "},
-		{"one", map[string]string{nodetest.ContainerdConfig: every}, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
-			"The runtime is containerd, according to /etc/containerd/config.toml."},
-		{"its plugins elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The runtime is containerd, "},
-		{"its conflists elsewhere", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
-		{"its directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as specified."},
+		{"one", every, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
+			"The runtime is containerd, according to /run/containerd/containerd.sock."},
+		{"its plugins elsewhere", every, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The runtime is containerd, "},
+		{"its conflists elsewhere", every, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
+		{"its directories, given", every, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as specified."},
 		{"one of its two, given", twoDirs, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The runtime is containerd, "},
 		{"another than its two", twoDirs, Target{BinDir: "/x"}, "/etc/cni/net.d", "/x /a /b", 0, "The runtime is containerd, "},
 		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The directories are as specified."},
 		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "The directories are as specified."},
-		{"other directories, given", map[string]string{nodetest.ContainerdConfig: every}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
-		{"directories given, a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
-		{"a broken configuration", map[string]string{nodetest.ContainerdConfig: "["}, Target{}, "", "", 0, "/etc/containerd/config.toml: not valid TOML"},
+		{"other directories, given", every, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
 		{"two", both, Target{}, "", "", 0, "this machine has several runtimes with different directories:\n" +
 			"  containerd: conflists in /etc/cni/net.d, plugins in /home/kubernetes/bin\n  k3s: conflists in /k3s, plugins in /opt/cni/bin"},
 		{"two of the same directories", sameDirs, Target{}, "/etc/cni/net.d", "/a /b", 2, "The runtime is containerd, "},
@@ -49,16 +52,20 @@ func TestPlaces(t *testing.T) {
 		{"one that is not there", nil, Target{Runtime: "a"}, "", "", 0, `runtime "a" is not on this machine; found: -`},
 		{"one of two", both, Target{Runtime: "k3s"}, "/k3s", "/opt/cni/bin", 0, "The runtime is k3s, "},
 		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 0, "The runtime is k3s, "},
-		{"a default", map[string]string{"run/containerd/containerd.sock": ""}, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0,
-			"The runtime is containerd, without a configuration file: using its defaults."},
-		{"an import, given", map[string]string{
-			nodetest.ContainerdConfig: "version = 2\nimports = ['x.toml']\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '/main'\n",
-			"etc/containerd/x.toml":   "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\nconfig_path = '/r'\n",
-		}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /main", 0, "The directories are as specified."},
+		{"no answer", silent, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 1, "The runtime is containerd: using its usual directories."},
+		{"no answer, one directory given", silent, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 1, "The runtime is containerd"},
+		{"no answer, directories given", silent, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 0, "The directories are as specified."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r, err := c.flags.Find(t.Context(), nodetest.Root(t, c.files))
+			files := map[string]string{}
+			for socket, cniconfig := range c.told {
+				files[map[string]string{nodetest.ContainerdSocket: nodetest.ContainerdConfig, nodetest.K3sSocket: nodetest.K3sConfig}[socket]] = ""
+				if cniconfig != "" {
+					files[socket[1:]] = "-> " + (&nodetest.FakeCRI{Info: map[string]string{"cniconfig": cniconfig}}).Serve(t)
+				}
+			}
+			r, err := c.flags.Find(t.Context(), nodetest.Root(t, files))
 			if c.confDir == "" {
 				if err == nil || !strings.Contains(err.Error(), c.whence) {
 					t.Errorf("%+v, %v, want %q", r, err, c.whence)
@@ -74,32 +81,30 @@ func TestPlaces(t *testing.T) {
 }
 
 // TestForm has the runtimes of CRI get the configuration of one plugin, in the newest version that
-// they speak, and podman a list.
+// they speak, and others a list.
 func TestForm(t *testing.T) {
 	t.Parallel()
-	podman := map[string]string{"etc/containers/containers.conf": "[network]\nnetwork_backend = \"cni\"\n"}
+	containerd := map[string]string{nodetest.ContainerdConfig: ""}
 	for _, c := range []struct {
 		name          string
 		files         map[string]string
 		flags         Target
 		file, version string
 	}{
-		{"containerd 2", map[string]string{nodetest.ContainerdConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", "1.1.0"},
-		{"k3s", map[string]string{nodetest.K3sConfig: "version = 2\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", ""},
-		{"k0s", map[string]string{nodetest.K0sConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{}, "00-unwind.json", "1.1.0"},
-		{"Talos", map[string]string{nodetest.TalosConfig: "version = 3\n[grpc]\naddress = '/none'\n",
-			nodetest.ContainerdConfig: "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.runtime']\n"}, Target{}, "00-unwind.json", "1.1.0"},
+		{"containerd", containerd, Target{}, "00-unwind.json", "1.1.0"},
+		{"k3s", map[string]string{nodetest.K3sConfig: ""}, Target{}, "00-unwind.json", ""},
 		{"CRI-O", map[string]string{"etc/crio/crio.conf": "[crio.api]\nlisten = '/none'\n"}, Target{}, "00-unwind.json", ""},
-		{"podman", podman, Target{}, "00-unwind.conflist", ""},
-		{"nerdctl", map[string]string{"var/lib/nerdctl/": ""}, Target{}, "00-unwind.conflist", ""},
 		{"none", nil, Target{}, "00-unwind.conflist", ""},
-		{"containerd's directories, given", map[string]string{nodetest.ContainerdConfig: "version = 3\n[grpc]\naddress = '/none'\n"}, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "00-unwind.json", "1.1.0"},
-		{"a name", podman, Target{File: "0-x.json"}, "0-x.json", ""},
+		{"containerd's directories, given", containerd, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "00-unwind.json", "1.1.0"},
+		{"a name", nil, Target{File: "0-x.json"}, "0-x.json", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, err := c.flags.Find(t.Context(), nodetest.Root(t, c.files))
 			nodetest.Check(t, err)
+			if c.version != "" {
+				r.Socket = (&nodetest.FakeCRI{Release: "v2.1.4"}).Serve(t)
+			}
 			s, err := (Options{Target: c.flags}).Setup(t.Context(), r)
 			if err != nil || s.File != c.file || s.CNIVersion != c.version {
 				t.Errorf("%+v, %v", s, err)

@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -30,7 +29,6 @@ type UninstallOptions struct {
 	StateDirFlag       bool // StateDir comes from --state-dir, not from an agent's environment
 
 	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
-	Purge               bool   // remove the state directory
 	OffOnly             bool   // remove only our conflist
 	By                  string // who switches unwind off
 	Output              term.Output
@@ -93,11 +91,6 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	strict := o.StateDirFlag || !o.OffOnly
 	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir, strict); err != nil {
 		return err
-	}
-	if o.Purge {
-		if err := checkPurge(ctx, o.StateDir); err != nil {
-			return err
-		}
 	}
 	done := changes{}
 	o.removeTemporary(s, &done)
@@ -182,7 +175,7 @@ func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
 		}
 	}
 	for _, path := range paths {
-		for _, temporary := range durable.RemoveTemporary(path, durable.Stale) {
+		for _, temporary := range durable.RemoveTemporary(path) {
 			done.add("removed", "%s", temporary)
 		}
 	}
@@ -207,9 +200,9 @@ func (o UninstallOptions) recordOff(done *changes) error {
 	return nil
 }
 
-// removeFromNode removes the files that installForNode wrote, the conflist that off has kept and,
-// with --purge, the state directory. While the journal is not empty, all of these are needed. While
-// the plugin is in use, the programs and that conflist are needed.
+// removeFromNode removes the files that installForNode wrote, and the conflist that off has kept.
+// While the journal is not empty, all of these are needed. While the plugin is in use, the programs
+// and that conflist are needed.
 func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInUse, hasJournal bool,
 	done *changes) error {
 	var err error
@@ -235,15 +228,6 @@ func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInU
 	}
 	off := filepath.Join(o.StateDir, OffName)
 	switch {
-	case o.Purge && !hasJournal:
-		purgeErr := checkPurge(ctx, o.StateDir) // a pod may have started meanwhile
-		if purgeErr == nil {
-			purgeErr = purge(o.StateDir)
-		}
-		if purgeErr == nil {
-			done.add("removed", "%s", o.StateDir)
-		}
-		err = errors.Join(err, purgeErr)
 	case needed != "" && durable.Exists(off):
 		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
 	case durable.Exists(off):
@@ -362,52 +346,4 @@ func describeJournal(ctx context.Context, stateDir string) string {
 
 func countPending(attachments []inspect.Attachment) int {
 	return len(inspect.Filter(attachments, (*inspect.Attachment).PendingDEL))
-}
-
-// checkPurge returns an error if attachments, or a running agent, still need the state directory.
-func checkPurge(ctx context.Context, stateDir string) error {
-	store := &journal.Store{Dir: stateDir}
-	if pid := agentlock.Process(stateDir); pid != "" {
-		return term.WithHint("stop the agent first; uninstall without --purge keeps unwind switched off "+
-			"while the agent runs",
-			"--purge: nothing was changed: an agent (process %s) is running and would install unwind again",
-			pid)
-	}
-	attachments, err := inspect.ReadJournal(ctx, store)
-	if err != nil {
-		return fmt.Errorf("--purge: nothing was changed: %w", err)
-	}
-	if len(attachments) > 0 {
-		return term.WithHint("run uninstall without --purge, and again with it once unwindctl list is "+
-			"empty; unwindctl sweep releases dead attachments",
-			"--purge: nothing was changed: the journal in %s contains %s, which nothing would release",
-			stateDir, term.Attachments(len(attachments)))
-	}
-	return nil
-}
-
-// purge removes unwind's files, and then the state directory. It follows no symbolic link, and
-// returns an error if the directory contains other files.
-func purge(stateDir string) error {
-	durable.RemoveTemporary(filepath.Join(stateDir, OffName), 0)
-	files, err := filepath.Glob(filepath.Join(stateDir, "journal.*"))
-	history, _ := filepath.Glob(filepath.Join(stateDir, "history.jsonl*"))
-	for _, path := range append(slices.Concat(files, history), filepath.Join(stateDir, "locks"),
-		filepath.Join(stateDir, "last-sweep"), filepath.Join(stateDir, "sweep.lock"),
-		agentlock.Path(stateDir), filepath.Join(stateDir, OffName)) {
-		err = errors.Join(err, os.RemoveAll(path))
-	}
-	removeErr := os.Remove(stateDir)
-	if left, _ := os.ReadDir(stateDir); err == nil && len(left) > 0 {
-		var names []string
-		for _, f := range left {
-			names = append(names, f.Name())
-		}
-		return term.WithHint("remove or move these files, then rmdir "+stateDir, "--purge: %s contains "+
-			"files that unwind did not write: %s", stateDir, strings.Join(names, ", "))
-	}
-	if errors.Is(removeErr, fs.ErrNotExist) {
-		removeErr = nil
-	}
-	return errors.Join(err, removeErr)
 }

@@ -6,19 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/common/expfmt"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/journal"
@@ -32,34 +28,36 @@ type Source struct {
 	Status  install.Reason // "" if this program does not keep unwind installed
 	Plugin  string         // the version of the installed plugin, "" if unknown
 
-	Process bool              // include client_golang's metrics of the process and of Go
-	Events  map[string]uint64 // Kubernetes Events by result; nil if this program posts none
 	// Counters are this process's own counts, which never decrease. If nil, the counters come from the
 	// history, which drops old events.
 	Counters inspect.Counters
 }
 
-// Print prints the metrics in Prometheus's text format. It leaves out metrics that it cannot read,
-// and returns the error. It prints nothing if it cannot read any.
-func (s Source) Print(ctx context.Context, out io.Writer) error {
-	c := &collection{Source: s}
-	failed := c.collect(ctx)
+// Registry returns a registry that collects the metrics of a source at each scrape. It leaves out
+// metrics that it cannot read, and passes the error, or nil, to failed.
+func Registry(source func() Source, failed func(error)) *prometheus.Registry {
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(c)
-	from := prometheus.Gatherers{r}
-	if s.Process {
-		from = append(from, prometheus.DefaultGatherer)
-	}
-	families, err := from.Gather()
-	if err != nil {
-		return err
-	}
-	for _, f := range families {
-		if _, err := expfmt.MetricFamilyToText(out, f); err != nil {
-			return err
-		}
-	}
-	return failed
+	r.MustRegister(collector{source, failed})
+	return r
+}
+
+type collector struct {
+	source func() Source
+	failed func(error)
+}
+
+// Describe implements prometheus.Collector. It describes no metric, so the registry checks metrics
+// only when it gathers them.
+func (collector) Describe(chan<- *prometheus.Desc) {}
+
+// atMost is the timeout of a collection. Prometheus times out after 10 s.
+const atMost = 9 * time.Second
+
+func (c collector) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), atMost)
+	defer cancel()
+	all := &collection{Source: c.source(), to: to}
+	c.failed(all.collect(ctx))
 }
 
 // helps contains the help text and the labels of each metric, by its name without unwind_.
@@ -90,17 +88,15 @@ var helps = map[string][]string{
 	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
 	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent while unwind " +
 		"is on.", "by"},
-	"events_total": {"Events that this program posted to Kubernetes, dropped because of the rate " +
-		"limit, or failed to post.", "result"},
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
 }
 
-// collection holds the values of a Source at one moment.
+// collection is one collection of the metrics.
 type collection struct {
 	Source
-	all []prometheus.Metric
+	to chan<- prometheus.Metric
 }
 
 func (c *collection) add(name string, value float64, labels ...string) {
@@ -109,17 +105,7 @@ func (c *collection) add(name string, value float64, labels ...string) {
 		kind = prometheus.CounterValue
 	}
 	desc := prometheus.NewDesc("unwind_"+name, helps[name][0], helps[name][1:], nil)
-	c.all = append(c.all, prometheus.MustNewConstMetric(desc, kind, value, labels...))
-}
-
-// Describe implements prometheus.Collector. It describes no metric, so the registry checks metrics
-// only when it gathers them.
-func (*collection) Describe(chan<- *prometheus.Desc) {}
-
-func (c *collection) Collect(to chan<- prometheus.Metric) {
-	for _, m := range c.all {
-		to <- m
-	}
+	c.to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 }
 
 // collect reads the current values. It leaves out values that it cannot read, and reports them in
@@ -136,9 +122,6 @@ func (c *collection) collect(ctx context.Context) error {
 	}
 	if off := install.ReadOff(c.Scope.StateDir); off != nil {
 		c.add("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
-	}
-	for result, n := range c.Events {
-		c.add("events_total", float64(n), result)
 	}
 	err := c.collectJournal(ctx)
 	c.add("journal_readable", map[bool]float64{true: 1}[err == nil])
@@ -227,30 +210,6 @@ func (c *collection) collectPools(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("cannot read the pools: %w", err)
-	}
-	return nil
-}
-
-// WriteTextfile writes a file atomically. It follows symbolic links. It returns a usage error if
-// path exists and is not a regular file.
-func WriteTextfile(path string, text io.Reader) error {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
-	info, err := os.Stat(path)
-	switch {
-	case err == nil && !info.Mode().IsRegular():
-		return term.Usage("--textfile %s is not a regular file", path)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("--textfile: %w", err)
-	}
-	if err == nil {
-		err = durable.ReplaceLike(path, text, info)
-	} else {
-		err = durable.Replace(path, text, 0o644)
-	}
-	if err != nil {
-		return fmt.Errorf("--textfile %s: %w", path, err)
 	}
 	return nil
 }

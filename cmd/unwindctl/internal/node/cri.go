@@ -159,6 +159,9 @@ const versionTimeout = 2 * time.Second
 
 // runtimeVersion returns the first two numbers of a runtime's version, or 0, 0 if it is unknown.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
+	if socket == "" {
+		return 0, 0
+	}
 	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
 		cri.RuntimeServiceClient.Version)
 	if err != nil {
@@ -198,22 +201,19 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 	return all, nil
 }
 
-// ask reads the directories from the runtime's response to CRI's Status(verbose), and reports
-// whether the response contains them. It does for all containerd releases with CRI v1: "cniconfig"
-// is go-cni's configuration, and "config" is the CRI plugin's, with imports and defaults
-// (containerd 1.6.20 pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14
-// cni.go GetConfig). These keys are not an API. CRI-O's response does not contain them (cri-o
-// server/runtime_status.go createRuntimeInfo).
+// ask replaces the directories by those in the runtime's response to CRI's Status(verbose), for all
+// containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and "config" is the CRI
+// plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
+// internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API.
+// CRI-O's response does not contain them (cri-o server/runtime_status.go createRuntimeInfo), so its
+// directories come from its configuration.
 //
 // containerd 2 runs the network's STATUS before it responds, as for each status request from a
-// kubelet.
+// kubelet. ask returns false for a containerd without CRI, such as Docker's, which runs no pods.
 func (r *Runtime) ask(ctx context.Context, root string) bool {
-	if r.Socket == "" {
-		return false
-	}
 	answer, err := call(ctx, filepath.Join(root, socketPath(r.Socket)), criTimeout,
 		&cri.StatusRequest{Verbose: true}, cri.RuntimeServiceClient.Status)
-	if err != nil {
+	if status.Code(err) == codes.Unimplemented {
 		return false
 	}
 	var cni struct {
@@ -223,10 +223,15 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	}
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
-		return false
+		if r.Name != crio {
+			r.Problems = append(r.Problems, fmt.Sprintf("%s does not report its CNI directories at %s, so "+
+				"they may differ from the usual ones; start it, or set --conf-dir and --cni-bin-dir", r.Name,
+				r.Socket))
+		}
+		return true
 	}
 	r.Config, r.ConfDir, r.BinDirs = r.Socket, cni.PluginConfDir, cni.PluginDirs
-	r.MaxConfs, r.Problems = cni.PluginMaxConfNum, nil
+	r.MaxConfs = cni.PluginMaxConfNum
 	r.clean()
 	var config struct { // the whole configuration may contain secrets
 		Containerd struct {

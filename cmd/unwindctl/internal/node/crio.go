@@ -10,6 +10,8 @@ import (
 	"time"
 )
 
+const crio = "cri-o"
+
 // findCRIO reads crio.conf and then every file below crio.conf.d in lexical order, whatever its
 // extension. A later value replaces an earlier one. plugin_dir, if set, comes after plugin_dirs
 // (cri-o pkg/config/config.go UpdateFromPath, NetworkConfig.Validate; docs/crio.conf.5.md).
@@ -29,7 +31,7 @@ func findCRIO(root string) (*Runtime, error) {
 			}
 			return ignoreMissing(err)
 		})
-	r := &Runtime{Name: "cri-o", MaxConfs: 1}
+	r := &Runtime{Name: crio, MaxConfs: 1}
 	var conf crioConfig
 	for _, file := range files {
 		before := conf.Network

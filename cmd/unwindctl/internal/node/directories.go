@@ -21,7 +21,7 @@ type Directories struct{ ConfDir, StateDir string }
 
 // Resolve sets the directories that are "": the runtime's conflist directory (the one with unwind,
 // if there are several) and the state directory in unwind's conflist. Resolve queries the runtimes
-// only if unwind is in none of their configured directories, because the query makes containerd 2
+// only if unwind is in none of their usual directories, because the query makes containerd 2
 // run STATUS, which sweeps. In a container without a runtime, a conflist or a journal, Resolve
 // returns an error, because the container does not show the state of the node.
 func (w *Directories) Resolve(ctx context.Context) error {

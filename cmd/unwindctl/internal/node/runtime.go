@@ -20,9 +20,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The default directories of runtimes: containerd
-// internal/cri/config/config_unix.go, CRI-O pkg/config/config_unix.go, nerdctl
-// pkg/defaults/defaults_linux.go.
+// The default directories of runtimes: containerd internal/cri/config/config_unix.go, CRI-O
+// pkg/config/config_unix.go.
 const (
 	DefaultConfDir = "/etc/cni/net.d"
 	DefaultBinDir  = "/opt/cni/bin"
@@ -35,19 +34,15 @@ type Runtime struct {
 	Config   string   // the socket or file that these values come from; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is installed into the first
-	Socket   string   // CRI socket; "" if it is not a CRI runtime
+	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons in the configuration not to install unwind
 
 	DefaultNetwork string   // the only network that it uses; "" for that of the first conflist
 	Notes          []string // facts to report that do not prevent an install
-	Major          int      // major version, if the configuration shows it; else 0
 	Kubelet        bool     // a kubelet runs here, which requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
-
-// ByName reports whether the runtime finds each network by its name, in its own file.
-func (r *Runtime) ByName() bool { return r.Name != "" && r.Socket == "" }
 
 // Check adds the problems that any runtime can have.
 func (r *Runtime) Check(root string) {
@@ -88,24 +83,15 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// version returns the version that the runtime reports, or else the major version from its
-// configuration, or else 0, 0.
-func (r Runtime) version(ctx context.Context) (major, minor int) {
-	if r.Socket != "" {
-		major, minor = runtimeVersion(ctx, r.Socket)
-	}
-	return cmp.Or(major, r.Major), minor
-}
-
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
 // Version 1.1.0 came with libcni 1.2. containerd has had it since 2.0, and CRI-O since 1.34 at the
 // latest.
 func (r Runtime) CNIVersion(ctx context.Context) string {
-	major, minor := r.version(ctx)
+	major, minor := runtimeVersion(ctx, r.Socket)
 	switch {
-	case r.Socket == "" || major == 0:
+	case major == 0:
 		return ""
-	case r.Name == "cri-o" && major == 1 && minor < 34, r.Name != "cri-o" && major < 2:
+	case r.Name == crio && major == 1 && minor < 34, r.Name != crio && major < 2:
 		return "1.0.0"
 	}
 	return "1.1.0"
@@ -116,13 +102,13 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 // when it starts. Only 1.36 and later, with a cni_status_grace_period, also calls STATUS while it
 // is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
-	major, minor := r.version(ctx)
+	major, minor := runtimeVersion(ctx, r.Socket)
 	switch {
-	case r.Name == "cri-o" && r.StatusGrace && (major > 1 || minor >= 36):
+	case r.Name == crio && r.StatusGrace && (major > 1 || minor >= 36):
 		return "CRI-O triggers a sweep every few seconds (STATUS)."
-	case r.Name == "cri-o":
+	case r.Name == crio:
 		return "CRI-O triggers a sweep only when it starts, so also " + Timer
-	case r.Name == "" || r.Socket == "":
+	case r.Name == "":
 		return "If the runtime is not containerd 2 or later, " + Timer
 	case major == 1:
 		return "containerd 1 calls neither STATUS nor GC: " + Timer
@@ -133,16 +119,6 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	}
 	return "containerd triggers a sweep every few seconds (STATUS) from version 2 on. With an " +
 		"earlier version, " + Timer
-}
-
-// firstThere returns the directories from the first one that exists. It returns all if none exists.
-func firstThere(root string, dirs ...string) []string {
-	for i, dir := range dirs {
-		if anyExists(root, dir) {
-			return slices.Clone(dirs[i:])
-		}
-	}
-	return slices.Clone(dirs)
 }
 
 func anyExists(root string, paths ...string) bool {
@@ -179,51 +155,40 @@ func readTOML(root, path string, into any) error {
 }
 
 // Find returns the runtimes with a configuration, state directory or socket on this machine below
-// root, which is "/" outside tests. Their directories are those that they report over CRI, else
-// those in their configuration. The error names needed configurations that cannot be read; Find
-// still returns the other runtimes.
+// root, which is "/" outside tests. Their directories are those that they report over CRI, or else
+// those of their distribution, with a problem. CRI-O's are those in its configuration; if it cannot
+// be read, Find returns an error with the other runtimes.
 func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
 
-// read returns the runtimes as their configuration describes them. It does not query them.
+// read returns the runtimes with the directories of their distributions. It does not query them.
 func read(_ context.Context, root string) ([]Runtime, error) {
-	return find(root, func(*Runtime) bool { return false })
+	return find(root, func(*Runtime) bool { return true })
 }
 
-// find returns the runtimes of a machine. To add a runtime, write a function in its own file, or a
-// row of bundles.
+// find returns the runtimes of a machine for which ask returns true.
 func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
-	looks := []func(string) (*Runtime, error){findContainerd, findCRIO}
-	for _, b := range bundles {
-		looks = append(looks, b.find)
+	var all []*Runtime
+	for _, d := range distributions {
+		all = append(all, d.find(root))
 	}
-	looks = append(looks, findNerdctl, findPodman, findNomad)
-	all, errs := make([]*Runtime, len(looks)), make([]error, len(looks))
-	var asked sync.WaitGroup // queried in parallel, because each may hang
-	for i, look := range looks {
-		if all[i], errs[i] = look(root); all[i] != nil {
-			asked.Go(func() {
-				if ask(all[i]) {
-					errs[i] = nil
-				}
-			})
-		}
+	found, err := findCRIO(root)
+	all = slices.DeleteFunc(append(all, found), func(r *Runtime) bool { return r == nil })
+	asked, is := sync.WaitGroup{}, make([]bool, len(all)) // in parallel, because each may hang
+	for i, r := range all {
+		asked.Go(func() { is[i] = ask(r) })
 	}
 	asked.Wait()
-	var found []Runtime
-	for _, r := range all {
-		if r != nil {
-			if r.ByName() {
-				r.Notes = append(r.Notes, r.Name+" finds each network by its name, in a separate file for "+
-					"each network; set --provider-conf to the file of the network that unwind is to run")
-			}
+	var runtimes []Runtime
+	for i, r := range all {
+		if is[i] {
 			r.settle(root)
 			r.Check(root)
-			found = append(found, *r)
+			runtimes = append(runtimes, *r)
 		}
 	}
-	return found, errors.Join(errs...)
+	return runtimes, err
 }
 
 // Choose returns the runtime of that name, or the only one. Several that share their directories

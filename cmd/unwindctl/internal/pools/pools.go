@@ -59,18 +59,14 @@ func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) 
 	if err != nil {
 		return nil, true, err
 	}
-	if conf := list.Unwind; conf != nil {
-		chain, err := conf.LoadChain()
-		if err != nil {
-			return nil, true, err
-		}
-		return sweep.PoolsOf(chain, conf), conf.StateDir == filepath.Clean(stateDir), nil
-	}
-	chain, conf, err := list.Plain()
+	chain, conf, err := list.Chain()
 	if err != nil {
 		return nil, true, err
 	}
 	pools = sweep.PoolsOf(chain, conf)
+	if list.Unwind != nil {
+		return pools, conf.StateDir == filepath.Clean(stateDir), nil
+	}
 	for i, d := range chain.Delegates {
 		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin then uses host-local
 			pool := sweep.PoolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), chain, conf)

@@ -18,12 +18,9 @@ type Source struct {
 	*netconf.Conflist
 	arg string // the file's path, not following links, or "-" for the standard input
 	bad error  // the problem with unwind's own entry, or nil
-	// definition is the name of the NetworkAttachmentDefinition with this configuration, or "".
-	definition string
 }
 
-// Rewrite applies a change to a configuration, or to the NetworkAttachmentDefinitions in a
-// manifest, and prints the result or replaces the file.
+// Rewrite applies a change to a configuration, and prints the result or replaces the file.
 type Rewrite struct {
 	Change    func(Source) ([]byte, error) // returns nil if there is nothing to change
 	Unchanged string                       // the reason why there is nothing to change
@@ -54,9 +51,16 @@ func (r Rewrite) rewrite(arg string) error {
 	if err != nil {
 		return err
 	}
-	result, isManifest, err := r.result(arg, data)
+	src := Source{arg: arg}
+	if src.Conflist, src.bad = netconf.ParseConflist(data); src.Conflist == nil {
+		return src.bad
+	}
+	result, err := r.Change(src)
 	if err != nil {
 		return err
+	}
+	if result == nil {
+		fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", display(arg), r.Unchanged)
 	}
 	if !r.InPlace {
 		if result == nil {
@@ -68,10 +72,8 @@ func (r Rewrite) rewrite(arg string) error {
 	if result == nil {
 		return nil
 	}
-	if !isManifest {
-		if err := fits(arg, result); err != nil {
-			return err
-		}
+	if err := fits(arg, result); err != nil {
+		return err
 	}
 	like, err := os.Stat(path)
 	if err != nil {
@@ -92,75 +94,6 @@ func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	}
 	data, err = netconf.ReadFile(path)
 	return path, data, err
-}
-
-// result returns the changed text, or nil if nothing changes. A text without Kubernetes objects is
-// a CNI configuration.
-func (r Rewrite) result(arg string, data []byte) (result []byte, isManifest bool, err error) {
-	m := &manifest{change: func(o object) (string, error) { return r.definition(arg, o) }}
-	result, err = m.rewrite(data)
-	if isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")); m.objects == 0 &&
-		(err == nil || isJSON) {
-		result, err = r.changed(Source{arg: arg}, data)
-		if result == nil && err == nil {
-			r.unchanged(display(arg), r.Unchanged)
-		}
-		return result, false, err
-	}
-	if err == nil && m.found == 0 {
-		r.unchanged(display(arg), "contains no "+definitionKind)
-	}
-	if err != nil || !m.changed {
-		return nil, true, err
-	}
-	return result, true, nil
-}
-
-// definition returns the changed configuration of a NetworkAttachmentDefinition, or "" if nothing
-// changes. If there is no configuration, Multus uses a file on the node (GetCNIConfig in
-// network-attachment-definition-client). It reads no directory with further plugins.
-func (r Rewrite) definition(arg string, o object) (string, error) {
-	what := display(arg) + ": " + o.String()
-	config, isText := o.Spec.Config.(string)
-	if o.Spec.Config == nil || isText && config == "" {
-		r.unchanged(what, "it has no spec.config, so Multus uses the conflist with that name on "+
-			"each node, which unwindctl wrap --in-place changes")
-		return "", nil
-	}
-	if !isText {
-		return "", errors.New(`key "spec.config" is not a string`)
-	}
-	result, err := r.changed(Source{arg: "-", definition: o.Metadata.Name}, []byte(config))
-	switch {
-	case err != nil:
-		return "", fmt.Errorf(`key "spec.config": %w`, err)
-	case result == nil:
-		r.unchanged(what, r.Unchanged)
-	}
-	return string(result), nil
-}
-
-func (r Rewrite) changed(src Source, data []byte) ([]byte, error) {
-	src.Conflist, src.bad = netconf.ParseConflist(named(data, src.definition))
-	if src.Conflist == nil {
-		return nil, src.bad
-	}
-	src.Data = data
-	return r.Change(src)
-}
-
-// named adds a name to a configuration that lacks one, as Multus does (GetCNIConfigFromSpec).
-func named(data []byte, name string) []byte {
-	object := netconf.ObjectOf(data)
-	if own := string(object["name"]); name == "" || len(object) == 0 || own != "" && own != `""` {
-		return data
-	}
-	object["name"] = netconf.Marshal(name)
-	return netconf.Marshal(object)
-}
-
-func (r Rewrite) unchanged(what, reason string) {
-	fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", what, reason)
 }
 
 // followLinks returns the path of a file after following symbolic links. Like the plugin, it

@@ -16,11 +16,6 @@ host: {{ trimAll "[]" .Values.listen | default "127.0.0.1" | quote }}
 port: {{ .Values.port }}
 {{- end }}
 
-{{/* The name of cluster-scoped objects. It contains the namespace, because another one may have a release of the same name. */}}
-{{- define "unwind.clusterName" -}}
-{{ .Release.Namespace }}:{{ include "unwind.fullname" . }}
-{{- end }}
-
 {{/* The labels that select the agents of a release. kubectl unwind selects by the first label. */}}
 {{- define "unwind.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}

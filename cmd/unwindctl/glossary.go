@@ -1,28 +1,9 @@
 package main
 
-import (
-	"strings"
+import "strings"
 
-	"github.com/spf13/cobra"
-
-	"cni-unwind/cmd/internal/term"
-)
-
-// glossary explains the terms in the documents, and each word that a table prints.
+// glossary explains each word that a command prints. The help texts contain it.
 var glossary = []struct{ kind, word, meaning string }{
-	{"term", "chain", "the plugins in a conflist; the runtime calls each of them for each pod"},
-	{"term", "attachment", "one interface of one container in one network: the result of one ADD"},
-	{"term", "provider", "the project that writes the node's conflist, such as Flannel or Calico"},
-	{"term", "sweep", "a pass over the node that releases dead attachments and retries pending DELs"},
-	{"term", "pending DEL", "a DEL that failed or has not run yet; unwind retries it"},
-	{"term", "journal", "unwind's on-disk record of each attachment, with everything that its DELs " +
-		"need"},
-	{"term", "agent", "the program unwindctl run: it keeps unwind installed, sweeps, and serves " +
-		"metrics"},
-	{"term", "grace period", "the age that an attachment must reach before the runtime's list can " +
-		"prove it dead"},
-	{"term", "mass-release guard", "a safeguard that keeps all attachments while implausibly many " +
-		"seem dead; see the result kept"},
 	{"state", "adding", "its ADD is running, or was killed, and has no result yet"},
 	{"state", "live", "its ADD succeeded, or has a result and is still running"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
@@ -52,7 +33,6 @@ var glossary = []struct{ kind, word, meaning string }{
 		"unwindctl sweep releases it"},
 	{"address", "unknown", "its owner cannot be judged; see unwindctl ipam --cri auto"},
 	{"address", "free", "not allocated"},
-	{"address", "gateway", "the gateway of the range, which no pod gets"},
 	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
 		"plugin's own error"},
 	{"event", "swept", "an attachment was released without the runtime's DEL"},
@@ -101,38 +81,4 @@ func describe(kind string) (lines string) {
 		lines += line + "\n"
 	}
 	return lines
-}
-
-func explainCommand() *cobra.Command {
-	var o term.Output
-	var words []cobra.Completion
-	for _, g := range glossary {
-		words = append(words, g.word)
-	}
-	cmd := &cobra.Command{
-		Use:        "explain [WORD]",
-		SuggestFor: []string{"glossary"},
-		Short:      "Explain a word that unwindctl prints",
-		Long: "Explain a word that unwindctl prints, or all of them: the terms, the states and\n" +
-			"verdicts of attachments, the results of sweep, the states of addresses, the events\n" +
-			"of history, and the states of the metric unwind_status.",
-		Example:   "  unwindctl explain\n  unwindctl explain to be released",
-		ValidArgs: words,
-		Args:      cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			word, found := strings.Join(args, " "), false
-			t := term.NewTable(term.Column{}, term.Column{}, term.Column{Least: 20, Wrap: true})
-			for _, g := range glossary {
-				if word == "" || g.word == word {
-					found = true
-					t.Add(g.word, g.kind, g.meaning)
-				}
-			}
-			if !found {
-				return term.WithHint("unwindctl explain lists all words", "no such word: %s", word)
-			}
-			return t.Print(cmd.OutOrStdout(), &o)
-		},
-	}
-	return cmd
 }

@@ -8,13 +8,17 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
 // Place is a network namespace that this process holds open. It stays the same until it is closed,
@@ -34,10 +38,9 @@ func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(
 // IsAt reports whether the namespace is at a path. It is held open, so no other namespace can have
 // its inode.
 func (p Place) IsAt(path string) bool {
-	var own, its unix.Stat_t
-	return p.There() && unix.Fstat(int(p.held.Fd()), &own) == nil &&
-		unix.Stat(path, &its) == nil &&
-		own.Dev == its.Dev && own.Ino == its.Ino
+	var its unix.Stat_t
+	return p.There() && unix.Stat(path, &its) == nil &&
+		its.Dev == p.Seen.Netns.Dev && its.Ino == p.Seen.Netns.Ino
 }
 
 // Close closes the namespace.
@@ -50,19 +53,14 @@ func (p Place) Close() {
 // Open opens the network namespace at a path, identifies it, and inspects an interface in it,
 // unless ifname is "". A missing interface is not an error. After an error, the place contains only
 // the path.
-func Open(path, ifname string) (Place, error) {
-	none := Place{Seen: Interface{Netns: journal.NetNS{Path: path}}}
+func Open(path, ifname string) (none Place, err error) {
+	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)
 	if err != nil {
 		return none, err
 	}
 	p := Place{Path: path, Seen: none.Seen, held: held}
-	var st unix.Stat_t
-	if err = unix.Fstat(int(held.Fd()), &st); err == nil {
-		p.Seen.Netns.Dev, p.Seen.Netns.Ino = st.Dev, st.Ino
-		err = In(held, func() error { return p.Seen.inspect(ifname) })
-	}
-	if err != nil {
+	if err = In(held, func() error { return p.Seen.inspect(held, ifname) }); err != nil {
 		p.Close()
 		return none, err
 	}
@@ -148,12 +146,13 @@ func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 // lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
 // namespace. The keys are the namespaces' link texts (see LinkOf).
 func lookAtMounts() (map[string][]string, error) {
+	all := map[string][]string{}
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	defer f.Close()
-	all, lines := map[string][]string{}, bufio.NewScanner(f)
+	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		if !bytes.Contains(lines.Bytes(), []byte(" net:[")) {
 			continue
@@ -172,22 +171,143 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-// addAddresses adds the addresses of all interfaces in the network namespace at a path, if that
-// namespace still has the given link text.
-func addAddresses(path, link string, all map[netip.Addr]bool) error {
-	place, err := Open(path, "")
-	if err != nil {
-		return fmt.Errorf("network namespace %s: %w", path, err)
-	}
-	defer place.Close()
-	if LinkOf(place.Seen.Netns) != link {
-		return errElsewhere
-	}
-	return In(place.held, func() error {
-		found, err := net.InterfaceAddrs()
-		for _, address := range addressesOf(found) {
-			all[address] = true
+// In runs fn in a network namespace.
+func In(netns ns.NetNS, fn func() error) (err error) {
+	OnThread(func() {
+		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("cannot enter network namespace %s: %w", netns.Path(), err)
+			return
 		}
-		return err
+		err = fn()
 	})
+	return err
+}
+
+// OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
+// another network namespace. It never uses the main thread, because /proc shows that thread's
+// namespace as the namespace of the process.
+func OnThread(fn func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			OnThread(fn) // while this thread waits
+			runtime.UnlockOSThread()
+			return
+		}
+		fn()
+	}()
+	<-done
+}
+
+// Interface is an interface in a network namespace.
+type Interface struct {
+	Netns     journal.NetNS
+	Addresses []netip.Addr
+	mac       string // "" for an all-zero one, such as a loopback's
+	index     int    // 0: the namespace has no interface of that name
+}
+
+// There reports whether the namespace contains the interface.
+func (s Interface) There() bool { return s.index != 0 }
+
+// Occupant returns the value for journal.Entry.Occupant. It is "" for a loopback, because every
+// namespace has one.
+func (s Interface) Occupant() string {
+	if s.mac == "" {
+		return ""
+	}
+	return fmt.Sprintf("%d %s", s.index, s.mac)
+}
+
+// Is reports whether the interface exists, and has one of the addresses of a result, if that has
+// any.
+func (s Interface) Is(addresses []netip.Addr) bool {
+	return s.There() && (len(addresses) == 0 || slices.ContainsFunc(addresses,
+		func(a netip.Addr) bool { return slices.Contains(s.Addresses, a) }))
+}
+
+// inspect identifies the network namespace of this thread, and inspects an interface in it unless
+// the name is "".
+func (s *Interface) inspect(netns ns.NetNS, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(netns.Fd()), &st); err != nil {
+		return err
+	}
+	s.Netns.Dev, s.Netns.Ino = st.Dev, st.Ino
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// Kernels before 5.14 give a socket no cookie; an error leaves it at zero.
+	s.Netns.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if name == "" {
+		return nil
+	}
+	links, err := net.Interfaces()
+	i := slices.IndexFunc(links, func(l net.Interface) bool { return l.Name == name })
+	if i < 0 {
+		return err
+	}
+	s.index = links[i].Index
+	if mac := links[i].HardwareAddr; slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
+		s.mac = mac.String()
+	}
+	addresses, err := links[i].Addrs()
+	s.Addresses = addressesOf(addresses)
+	return err
+}
+
+func addressesOf(found []net.Addr) (all []netip.Addr) {
+	for _, a := range found {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			all = append(all, prefix.Addr().Unmap())
+		}
+	}
+	return all
+}
+
+// IsOwnNetNS reports whether a path leads to the network namespace of this process. It returns
+// false if nothing exists at the path.
+func IsOwnNetNS(path string) (bool, error) {
+	its, err := os.Stat(path)
+	if err != nil {
+		return false, nil //nolint:nilerr // nothing exists at the path
+	}
+	own, err := os.Stat("/proc/self/ns/net")
+	return err == nil && os.SameFile(its, own), err
+}
+
+// HostLinks returns the host ends of the container's interfaces in a result: those interfaces
+// without a sandbox that are veths. The others, such as a bridge or a macvlan's master, outlive the
+// container.
+func HostLinks(r *netconf.Result) []journal.HostLink {
+	var links []journal.HostLink
+	for _, i := range r.Interfaces {
+		if i.Sandbox != "" || i.Name == "" {
+			continue
+		}
+		if link, err := netlink.LinkByName(i.Name); err == nil && link.Type() == "veth" {
+			links = append(links, journal.HostLink{Name: i.Name, MAC: link.Attrs().HardwareAddr.String()})
+		}
+	}
+	return links
+}
+
+// LinkThere reports whether one of the links exists on this host. An error means that this is
+// unknown.
+func LinkThere(links []journal.HostLink) (bool, error) {
+	for _, l := range links {
+		link, err := netlink.LinkByName(l.Name)
+		switch {
+		case errors.As(err, new(netlink.LinkNotFoundError)):
+		case err != nil:
+			return false, err
+		case link.Attrs().HardwareAddr.String() == l.MAC:
+			return true, nil
+		}
+	}
+	return false, nil
 }

@@ -11,19 +11,16 @@ import (
 	"cni-unwind/plugin/decide"
 )
 
-// TestGlossary: each word that a table prints is explained, once for its kind, and nothing else is.
+// TestGlossary: each word that a command prints is explained, once for its kind, and nothing else is.
 func TestGlossary(t *testing.T) {
-	var reasons, addresses []string
-	for _, s := range inspect.Signs {
-		addresses = append(addresses, s.State)
-	}
+	var reasons []string
 	for _, r := range install.Reasons {
 		reasons = append(reasons, string(r))
 	}
 	for kind, want := range map[string][]string{
 		"state":   {string(journal.Adding), string(journal.Live), string(journal.RollingBack), string(journal.Deleting)},
 		"verdict": {string(decide.Live), string(decide.Dead), string(decide.Unknown), string(decide.Foreign)},
-		"result":  inspect.Results, "address": addresses, "event": eventKinds, "status": reasons,
+		"result":  inspect.Results, "address": {"live", "recent", "leaked", "empty", "unknown", "free"}, "event": eventKinds, "status": reasons,
 	} {
 		var got []string
 		for _, g := range glossary {

@@ -14,7 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/nodetest"
 )
+
+// check ends a test that has an error.
+var check = nodetest.Check
 
 // plain returns what a runtime gives to each plugin of a configuration without unwind: the work is
 // libcni's.
@@ -154,70 +158,30 @@ func compareTop(t *testing.T, x []byte, got map[string]any) {
 	}
 }
 
-// TestWrapDirectory has the plugins that libcni would add from a directory run as libcni would run
-// them, and unwrap take them out.
+// TestWrapDirectory: wrap refuses a list with plugins that libcni would add from a directory, unless
+// the list asks for its own alone.
 func TestWrapDirectory(t *testing.T) {
-	for _, tt := range []struct {
-		name, x   string
-		directory map[string]string
-		want      string // the types, or the error
-	}{
-		{"after its own", `{"cniVersion": "1.0.0", "name": "net", "plugins": [ {"type": "a"}, {"type": "b"} ] }`,
-			map[string]string{"20.conf": `{"type": "d"}`, "10.conf": " {\"type\": \"c\", \"capabilities\": {\"ips\": true}}\n", "x.json": `{"type": "e"}`}, "a b c d"},
-		{"tight", `{"plugins":[{"type":"a"}],"name":"net","cniVersion":"1.0.0"}`, map[string]string{"10.conf": `{"type":"c"}`}, "a c"},
-		{"nested", `{"x":{"plugins":[]},"plugins":[{"type":"a","plugins":[1]}],"name":"net","cniVersion":"1.0.0"}`,
-			map[string]string{"10.conf": `{"type":"c"}`}, "a c"},
-		{"alone", "\n{ \"cniVersion\": \"1.0.0\", \"name\": \"net\"}", map[string]string{"10.conf": `{"type": "c"}`, "20.conf": `{"type": "d"}`}, "c d"},
-		{"not asked for", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": true, "plugins": [ {"type": "a"} ] }`,
-			map[string]string{"10.conf": `{"type": "c"}`}, "a"},
-		{"not asked for, as a string", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": "TRUE", "plugins": [ {"type": "a"} ] }`,
-			map[string]string{"10.conf": `{"type": "c"}`}, "a"},
-		{"asked for", `{"cniVersion": "1.0.0", "name": "net", "loadOnlyInlinedPlugins": false, "plugins": [ {"type": "a"} ] }`,
-			map[string]string{"10.conf": `{"type": "c"}`}, "a c"},
-		{"an empty list", `{"cniVersion": "1.0.0", "name": "net", "plugins": [ ]}`, map[string]string{"10.conf": `{"type": "c"}`}, `key "plugins" is empty`},
-		{"null", `{"cniVersion": "1.0.0", "name": "net", "plugins": null}`, map[string]string{"10.conf": `{"type": "c"}`}, `key "plugins": expected a JSON object or list`},
-		{"broken", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
-			map[string]string{"10.conf": `{"type": "c"}`, "20.conf": `{"type": "c"}, {"type": "d"}`}, "directory net: file 2: not valid JSON"},
-		{"no type", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
-			map[string]string{"10.conf": `{"name": "c"}`}, `plugins[1]: key "type" is missing`},
-		{"unwind", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`,
-			map[string]string{"10.conf": `{"type": "unwind"}`}, `unwind cannot run inside itself`},
-		{"beside unwind", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]}`,
-			map[string]string{"10.conf": `{"type": "c"}`}, errNotAlone.Error()},
+	t.Parallel()
+	for _, tt := range []struct{ name, x, want string }{
+		{"plain", `"plugins": [{"type": "a"}]`, "would also run the plugins in "},
+		{"asked for", `"loadOnlyInlinedPlugins": false, "plugins": [{"type": "a"}]`, "would also run the plugins in "},
+		{"no plugins of its own", `"disableCheck": true`, `key "plugins" is empty`},
+		{"not asked for", `"loadOnlyInlinedPlugins": true, "plugins": [{"type": "a"}]`, ""},
+		{"not asked for, as a string", `"loadOnlyInlinedPlugins": "TRUE", "plugins": [{"type": "a"}]`, ""},
+		{"beside unwind", `"plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]`, "would also run the plugins in "},
+		{"beside unwind alone", `"loadOnlyInlinedPlugins": true, "plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]`, ""},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, "10-net.conflist")
-			err := errors.Join(os.WriteFile(path, []byte(tt.x), 0o600), os.Mkdir(filepath.Join(dir, "net"), 0o700))
-			for name, text := range tt.directory {
-				err = errors.Join(err, os.WriteFile(filepath.Join(dir, "net", name), []byte(text), 0o600))
-			}
-			check(t, err)
-			delegates, plainErr := plain(libcni.NetworkConfFromFile(path))
-			out, err := wrapPath(path)
-			if err != nil {
-				if !strings.Contains(err.Error(), tt.want) {
-					t.Errorf("%v, want %s", err, tt.want)
-				}
-				return
-			}
-			check(t, errors.Join(plainErr, os.WriteFile(path, out, 0o600)))
-			list, err := libcni.NetworkConfFromFile(path)
-			got := readWrapped(t, out, list, err)
-			if diff := cmp.Diff(delegates, got.delegates); diff != "" {
-				t.Errorf("what the delegates get (-plain +unwind):\n%s", diff)
-			}
-			var types []string
-			for _, d := range got.delegates {
-				types = append(types, d["type"].(string))
-			}
-			if strings.Join(types, " ") != tt.want {
-				t.Errorf("delegates %v, want %s", types, tt.want)
-			}
-			if back, err := restore(out); err != nil || string(back) != tt.x {
-				t.Errorf("unwrapped: %v\n%s", err, back)
-			}
-		})
+		dir := t.TempDir()
+		path := filepath.Join(dir, "10-net.conflist")
+		check(t, errors.Join(os.WriteFile(path, []byte(`{"cniVersion": "1.0.0", "name": "net", `+tt.x+`}`), 0o600), os.Mkdir(filepath.Join(dir, "net"), 0o700),
+			os.WriteFile(filepath.Join(dir, "net", "x.json"), nil, 0o600)))
+		if _, err := wrapPath(path); err != nil && tt.want != `key "plugins" is empty` {
+			t.Errorf("%s: an empty directory: %v", tt.name, err)
+		}
+		check(t, os.WriteFile(filepath.Join(dir, "net", "10.conf"), []byte(`{"type": "c"}`), 0o600))
+		if _, err := wrapPath(path); tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
+		}
 	}
 }
 
@@ -241,7 +205,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"more behind it", `{"cniVersion": "1.0.0", "name": "net", ` + a + `} {}`, "not valid JSON"},
 		{"a byte order mark", "\ufeff" + `{"cniVersion": "1.0.0", "name": "net", ` + a + `}`, "not valid JSON"},
 		{"no object", `[]`, "a list, not an object"},
-		{"null", `null`, "expected a JSON object or list"},
+		{"null", `null`, `key "name" is missing`},
 		{"huge", `{"cniVersion": "1.0.0", "name": "net", ` + a + `}` + strings.Repeat(" ", 4<<20), "more than 4194304 bytes"},
 		{"huge when wrapped", `{"cniVersion": "1.0.0", "name": "net", ` + a + `}` + strings.Repeat(" ", 4<<20-100), "the wrapped configuration: too large: more than 4194304 bytes"},
 		{"huge as a runtime writes it", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": "` + strings.Repeat("<", 700<<10) + `"}]}`, "bytes; at most 4194304 are allowed"},
@@ -250,8 +214,6 @@ func TestWrapRefuses(t *testing.T) {
 		{"no name in it", `{"cniVersion": "1.0.0", "name": null, ` + a + `}`, `key "name" is missing`},
 		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not the name of a network`},
 		{"a name that is none", `{"cniVersion": "1.0.0", "name": 1, ` + a + `}`, `key "name" is a number, not a string`},
-		{"two names", `{"cniVersion": "1.0.0", "name": "net", "name": "net", ` + a + `}`, `key "name" is set twice; keep one`},
-		{"two of an unknown key", `{"cniVersion": "1.0.0", "name": "net", "x": 1, "x": 2, ` + a + `}`, `key "x" is set twice; keep one`},
 		{"another case", `{"cniVersion": "1.0.0", "name": "net", "Plugins": [{"type": "b"}], ` + a + `}`, `key "Plugins": spell it "plugins"`},
 		{"another letter", `{"cniVersion": "1.0.0", "name": "net", "di\u017fableCheck": true, ` + a + `}`, `spell it "disableCheck"`},
 		{"no version", `{"name": "net", ` + a + `}`, `key "cniVersion" is missing; set it to a CNI version`},

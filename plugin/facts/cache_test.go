@@ -3,7 +3,6 @@ package facts
 import (
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
-	"cni-unwind/testdata/sandbox"
 )
 
 var attachment = journal.Key{Network: "podnet", ContainerID: "a", IfName: "lo"}
@@ -75,8 +73,8 @@ func TestLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
-		if got, err := n.Later(t.Context(), e); got != tt.want || (err != nil) != (got == tristate.Unknown) {
-			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
+		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}
 }
@@ -123,101 +121,8 @@ func TestLaterBesideRecords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := n.Later(t.Context(), e); got != tt.want || err != nil {
-			t.Errorf("%s: %v (%v), want %v", tt.name, got, err, tt.want)
-		}
-	}
-}
-
-// TestNames has what a path says of an ADD: by the namespace that it leads to, or else by the path.
-func TestNames(t *testing.T) {
-	t.Parallel()
-	sandbox.Need(t)
-	dir := t.TempDir()
-	if err := os.Symlink(dir, dir+".link"); err != nil {
-		t.Fatal(err)
-	}
-	its, other := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	netnsAt(t, its, "eth0")
-	netnsAt(t, other, "eth0")
-	place, err := Open(its, "eth0") // the namespace exists as long as this is open, and a path leads to it
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer place.Close()
-	was := place.Seen.Netns
-	later := was
-	later.Cookie++
-	noCookie := was
-	noCookie.Cookie = 0
-	gone := journal.NetNS{Path: its, Dev: was.Dev, Ino: 1, Cookie: 1}
-	at := func(netns journal.NetNS, path string) journal.NetNS { netns.Path = path; return netns }
-	for _, tt := range []struct {
-		name  string
-		e     journal.NetNS
-		boot  string
-		path  string
-		again bool
-		want  bool
-	}{
-		{"it leads there", was, "this", its, false, true},
-		{"another path leads there", at(was, "/x"), "this", its, true, true},
-		{"a link leads there", was, "this", dir + ".link/a", false, true},
-		{"it leads to another one", was, "this", other, false, false},
-		{"it leads nowhere", at(was, "/x"), "this", "/x", false, true},
-		{"it leads nowhere, by a link", at(gone, dir+"/none"), "this", dir + ".link/none", false, true},
-		{"another one leads nowhere", was, "this", "/x", false, false},
-		{"another one is there by now", gone, "this", its, false, true},
-		{"another one is there, of a later ADD", gone, "this", its, true, false},
-		{"another one is there, but its own exists", at(was, other), "this", other, false, false},
-		{"the number is used again", later, "this", its, false, true},
-		{"the number is used again, by a later ADD", later, "this", its, true, false},
-		{"no cookie, the same path", noCookie, "this", its, true, true},
-		{"no cookie, another path", at(noCookie, "/x"), "this", its, false, false},
-		{"not identified", journal.NetNS{Path: its}, "this", its, false, true},
-		{"no path on record", journal.NetNS{}, "this", its, true, true},
-		{"an earlier boot", was, "another", its, false, true},
-		{"an earlier boot, a later ADD", was, "another", its, true, false},
-	} {
-		n := nodeAt(t)
-		seen, _ := Look(tt.path, "eth0")
-		e := &journal.Entry{Key: attachment, Added: journal.Added{NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}}
-		if got := n.Names(e, Named{seen, tt.again}); got != tt.want {
-			t.Errorf("%s: %t", tt.name, got)
-		}
-	}
-}
-
-// TestIs has what an interface shows of a result.
-func TestIs(t *testing.T) {
-	t.Parallel()
-	a, b := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
-	for _, tt := range []struct {
-		seen   Interface
-		result []netip.Addr
-		want   bool
-	}{
-		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b, a}, true},
-		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b}, false},
-		{Interface{index: 1, Addresses: []netip.Addr{a}}, nil, true},
-		{Interface{}, nil, false},
-	} {
-		if got := tt.seen.Is(tt.result); got != tt.want {
-			t.Errorf("%+v, %v: %t", tt.seen, tt.result, got)
-		}
-	}
-}
-
-// TestOccupant: a loopback occupies no name, since every namespace has one.
-func TestOccupant(t *testing.T) {
-	t.Parallel()
-	sandbox.Need(t)
-	path := filepath.Join(t.TempDir(), "netns")
-	netnsAt(t, path, "eth0")
-	for name, want := range map[string]bool{"eth0": true, "lo": false, "none": false} {
-		seen, err := Look(path, name)
-		if got := seen.Occupant(); err != nil || (got != "") != want {
-			t.Errorf("%s: %q (%v)", name, got, err)
+		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}
 }

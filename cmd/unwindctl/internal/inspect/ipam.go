@@ -1,0 +1,134 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// PrintPools prints the pools. In the wide format it prints every allocated address instead.
+func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
+	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
+		return printReservations(out, all, o)
+	}
+	var text strings.Builder
+	if len(all) == 0 {
+		network := ""
+		if of.Network != "" {
+			network = " of network " + of.Network
+		}
+		fmt.Fprintf(&text, "No pools: no conflist%s in %s uses host-local, or unwind's conflist there "+
+			"names a state directory other than %s.\n", network, strings.Join(of.All(), ", "),
+			of.StateDir)
+	}
+	for i, p := range all {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		recent := ""
+		if p.Recent > 0 {
+			recent = fmt.Sprintf(", %d recent", p.Recent)
+		}
+		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
+			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
+		for _, s := range p.Sets {
+			fmt.Fprintf(&text, "  %s\n", s)
+		}
+		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
+			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
+		}
+		p.explain(&text)
+	}
+	text.WriteString(next(all, of))
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
+	t := term.NewTable(term.Column{Name: "NETWORK"}, term.Column{Name: "ADDRESS"},
+		term.Column{Name: "STATE"}, term.Column{Name: "POD"}, term.Column{Name: "CONTAINER"},
+		term.Column{Name: "IFNAME"}, term.Column{Name: "REASON"})
+	var addresses []string
+	for _, p := range pools {
+		for _, r := range p.Reservations {
+			addresses = append(addresses, r.Address.String())
+			t.Add(p.Network, r.Address.String(), r.State, podName(r.Pod),
+				term.OrDash(term.OneLine(r.ContainerID)), term.OrDash(term.OneLine(r.IfName)),
+				term.OneLine(r.Why))
+		}
+	}
+	if o.Format == term.Name {
+		return term.PrintNames(out, addresses)
+	}
+	return t.Print(out, o)
+}
+
+// explain prints which addresses are not live, and how to free them.
+func (p *Pool) explain(out io.Writer) {
+	groups := map[reservation][]string{}
+	for _, r := range p.Reservations {
+		if r.State != "live" {
+			kind := reservation{State: r.State, Why: r.Why, Remedy: r.Remedy}
+			groups[kind] = append(groups[kind], r.Address.String())
+		}
+	}
+	kinds := slices.SortedFunc(maps.Keys(groups), func(a, b reservation) int {
+		return cmp.Or(cmp.Compare(a.State, b.State), cmp.Compare(a.Why, b.Why),
+			cmp.Compare(a.Remedy, b.Remedy))
+	})
+	for _, k := range kinds {
+		addresses := groups[k]
+		few := strings.Join(addresses[:min(4, len(addresses))], ", ")
+		if len(addresses) > 4 {
+			few += ", …"
+		}
+		fmt.Fprintf(out, "  %d %s (%s): %s", len(addresses), k.State, few, k.Why)
+		if k.Remedy != "" {
+			fmt.Fprintf(out, ". %s", k.Remedy)
+		}
+		fmt.Fprintln(out, ".")
+	}
+}
+
+// next returns the commands to run next: to judge the owners of addresses, to free leaked addresses
+// and to prevent leaks. It returns "" if there are no pools.
+func next(pools []*Pool, of Scope) string {
+	if len(pools) == 0 {
+		return ""
+	}
+	leaked, undecided, unknown, plain, full := 0, 0, 0, false, ""
+	for _, p := range pools {
+		leaked, unknown, plain = leaked+p.Leaked+p.Empty, unknown+p.Unknown, plain || p.Plain
+		undecided += p.Unknown + p.Recent
+		if p.Full && p.Live == p.Used {
+			full = p.Network
+		}
+	}
+	var text strings.Builder
+	switch {
+	case leaked > 0:
+		fmt.Fprintf(&text, "\n%s leaked. To see what a sweep would free, run unwindctl sweep "+
+			"--dry-run%s\n",
+			term.Plural(leaked, "address is", "addresses are"), of.ListFlags())
+	case undecided == 0:
+		text.WriteString("\nNo address is leaked.\n")
+	}
+	if full != "" {
+		fmt.Fprintf(&text, "The pool of network %s is too small: all its addresses are in use.\n", full)
+	}
+	if unknown > 0 && !of.asks() {
+		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live. To query it, "+
+			"run unwindctl ipam%s\n",
+			term.Plural(unknown, "address", "addresses"), of.ListFlags())
+	}
+	if plain {
+		fmt.Fprintf(&text, "unwind can prevent leaks. To see what it would install, run unwindctl "+
+			"install --dry-run\n")
+	}
+	return text.String()
+}

@@ -1,0 +1,208 @@
+// Package wrap moves the chain of a conflist into unwind's entry (Inline) and back (Restore).
+package wrap
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/plugin/netconf"
+)
+
+// Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. It
+// returns nil if the source is already wrapped. It refuses a configuration that a runtime or unwind
+// would refuse, or that they would read differently.
+func Inline(src Source) ([]byte, error) {
+	if src.bad != nil {
+		return nil, src.bad
+	}
+	keys, single := netconf.ObjectOf(src.Data), isSingle(src.Data)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		for _, want := range listKeys {
+			if key != want && strings.EqualFold(key, want) {
+				return nil, fmt.Errorf("key %q: spell it %q; runtimes accept only this spelling", key, want)
+			}
+		}
+	}
+	if src.Name == "" {
+		return nil, errors.New(`key "name" is missing`)
+	}
+	if single && filepath.Ext(src.arg) == ".conflist" {
+		return nil, errors.New(
+			`key "plugins" is missing: a .conflist file contains a list of plugins`)
+	}
+	var out []byte
+	var err error
+	if slices.Contains(src.Types, netconf.Name) {
+		err = checkWrapped(src.Conflist)
+	} else {
+		out, err = inline(src, keys, single)
+	}
+	// like libcni's readBool
+	inlined := strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`)
+	if err != nil || src.arg == "-" || single || strings.EqualFold(inlined, "true") {
+		return out, err
+	}
+	directory := filepath.Join(filepath.Dir(src.arg), src.Name)
+	if more, err := netconf.InlineDirectory(directory); err != nil || len(more) > 0 {
+		return nil, cmp.Or(err, fmt.Errorf("the runtime would also run the plugins in %s, outside of "+
+			`unwind's chain; move them to the end of key "plugins"`, directory))
+	}
+	return out, nil
+}
+
+// listKeys are the keys that libcni reads at the top of a list, exactly as written. unwind's
+// decoder also accepts "Plugins" for "plugins", so it could run a chain that libcni does not run.
+var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "disableGC",
+	"loadOnlyInlinedPlugins", "plugins", "type"}
+
+// inline checks the result by reading it as the runtime and unwind will.
+func inline(src Source, keys map[string]json.RawMessage, single bool) ([]byte, error) {
+	var top struct {
+		Version  string   `json:"cniVersion"`
+		Versions []string `json:"cniVersions"`
+	}
+	if single { // all keys belong to the plugin
+		keys = nil
+	}
+	chain, err := readBack(layOut(src, keys, nil))
+	if err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal(src.Data, &top)
+	if err != nil || top.Version == "" && len(top.Versions) == 0 {
+		return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
+			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
+	}
+	out := layOut(src, keys, chain.EntryCapabilities())
+	_, err = readBack(out)
+	return out, err
+}
+
+// layOut writes the list with unwind's entry. "chain" is its last key. keys are those of the
+// original list; layOut copies the ones that are not its own.
+func layOut(src Source, keys map[string]json.RawMessage, capabilities []string) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": %s,
+  "loadOnlyInlinedPlugins": true,
+`, netconf.Marshal(src.Name))
+	own := []string{"cniVersion", "cniVersions", "name", "plugins", "loadOnlyInlinedPlugins"}
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if !slices.Contains(own, key) {
+			fmt.Fprintf(&b, "  %s: %s,\n", netconf.Marshal(key), keys[key])
+		}
+	}
+	fmt.Fprintf(&b, "  \"plugins\": [\n    {\n      \"type\": %q,\n", netconf.Name)
+	if len(capabilities) > 0 {
+		var each []string
+		for _, c := range capabilities {
+			each = append(each, string(netconf.Marshal(c))+": true")
+		}
+		fmt.Fprintf(&b, "      \"capabilities\": { %s },\n", strings.Join(each, ", "))
+	}
+	fmt.Fprintf(&b, "      \"chain\":%s}\n  ]\n}\n", src.Data)
+	return b.Bytes()
+}
+
+// readBack reads a wrapped list as a runtime does, and the chain in unwind's entry as unwind does.
+func readBack(wrapped []byte) (*netconf.Chain, error) {
+	if _, err := netconf.ParseConflist(wrapped); err != nil {
+		return nil, fmt.Errorf("the wrapped configuration: %w", err)
+	}
+	list, err := libcni.NetworkConfFromBytes(wrapped)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name,
+		"cniVersion": list.CNIVersion})
+	if err != nil {
+		return nil, err
+	}
+	conf, err := netconf.ParseConf(entry.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	return conf.LoadChain()
+}
+
+// checkWrapped returns an error if a list that already contains unwind has a problem.
+func checkWrapped(list *netconf.Conflist) error {
+	if len(list.Types) > 1 {
+		return errNotAlone
+	}
+	if unknown := list.Unwind.Warnings; len(unknown) > 0 {
+		return errors.New(strings.Join(unknown, "\n"))
+	}
+	if list.Unwind.Chain == nil && list.Unwind.ChainFile != "" {
+		return nil // the chain's file belongs to the provider
+	}
+	_, err := list.Unwind.LoadChain()
+	return err
+}
+
+// errNotAlone is the error for a list with plugins next to unwind: unwind cannot undo them.
+var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; move the others into its "+
+	"\"chain\"", netconf.Name)
+
+// isSingle reports whether unwind reads a text as the configuration of one plugin, not as a list.
+func isSingle(x []byte) bool {
+	var conf struct {
+		Type    string            `json:"type"`
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	return json.Unmarshal(x, &conf) == nil && conf.Type != "" && conf.Plugins == nil
+}
+
+// Restore returns the chain in unwind's entry, with the white space around it, or nil if the source
+// has no such entry. It accepts errors in unwind's other keys, so that a broken file can be
+// unwrapped.
+func Restore(src Source) ([]byte, error) {
+	if !slices.Contains(src.Types, netconf.Name) {
+		return nil, nil
+	}
+	if len(src.Types) > 1 {
+		return nil, errNotAlone
+	}
+	var list struct {
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(src.Data, &list); err != nil {
+		return nil, err
+	}
+	entry := netconf.ObjectOf(src.Data)
+	if list.Plugins != nil {
+		entry = netconf.ObjectOf(list.Plugins[0])
+	}
+	chain := entry["chain"]
+	switch {
+	case (chain == nil || string(chain) == "null") && entry["chainFile"] != nil:
+		return nil, errors.New(
+			`the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; ` +
+				`to switch unwind off, remove the file`)
+	case chain == nil || string(chain) == "null":
+		return nil, errors.New(`key "chain" is missing`)
+	case chain[0] != '{':
+		return nil, errors.New(`key "chain" is not an object`)
+	}
+	// wrap writes the chain last; a later equal text is an edit, and restores the same chain
+	const space = " \t\r\n"
+	at := bytes.LastIndex(src.Data, chain)
+	before, after := src.Data[:at], src.Data[at+len(chain):]
+	start := len(bytes.TrimRight(before, space))
+	end := len(src.Data) - len(bytes.TrimLeft(after, space))
+	if !bytes.HasSuffix(before[:start], []byte(":")) {
+		start = at
+	}
+	return src.Data[start:end], nil
+}

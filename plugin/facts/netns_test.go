@@ -1,0 +1,126 @@
+package facts
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
+)
+
+// netnsAt makes a network namespace with an interface at a path.
+func netnsAt(t *testing.T, path, ifname string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	out, err := exec.Command("unshare", "--net="+path, "ip", "link", "add", ifname, "type", "veth", "peer", "name", "peer0").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// TestOpenPins: the place of a namespace leads there after another namespace has come to its path.
+func TestOpenPins(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	path := filepath.Join(t.TempDir(), "netns")
+	netnsAt(t, path, "eth0")
+	place, err := Open(path, "eth0")
+	seen := place.Seen
+	if err != nil || !seen.There() {
+		t.Fatalf("%+v (%v)", seen, err)
+	}
+	if !place.IsAt(path) {
+		t.Error("it is not at its path")
+	}
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	netnsAt(t, path, "eth1")
+	pinned := place.Pinned()
+	if place.IsAt(path) || place.IsAt(path+"x") {
+		t.Error("another one is taken for it")
+	}
+	if now, err := Look(path, "eth0"); err != nil || now.There() || now.Netns.Same(seen.Netns) {
+		t.Errorf("at the path: %+v (%v)", now, err)
+	}
+	if now, err := Look(pinned, "eth0"); err != nil || !now.There() || !now.Netns.Same(seen.Netns) {
+		t.Errorf("at the place: %+v (%v)", now, err)
+	}
+	place.Close()
+	if now, err := Look(pinned, "eth0"); err == nil {
+		t.Errorf("after it was closed: %+v", now)
+	}
+}
+
+// TestIs has what an interface shows of a result.
+func TestIs(t *testing.T) {
+	t.Parallel()
+	a, b := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
+	for _, tt := range []struct {
+		seen   Interface
+		result []netip.Addr
+		want   bool
+	}{
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b, a}, true},
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, []netip.Addr{b}, false},
+		{Interface{index: 1, Addresses: []netip.Addr{a}}, nil, true},
+		{Interface{}, nil, false},
+	} {
+		if got := tt.seen.Is(tt.result); got != tt.want {
+			t.Errorf("%+v, %v: %t", tt.seen, tt.result, got)
+		}
+	}
+}
+
+// TestOccupant: a loopback occupies no name, since every namespace has one.
+func TestOccupant(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	path := filepath.Join(t.TempDir(), "netns")
+	netnsAt(t, path, "eth0")
+	for name, want := range map[string]bool{"eth0": true, "lo": false, "none": false} {
+		seen, err := Look(path, name)
+		if got := seen.Occupant(); err != nil || (got != "") != want {
+			t.Errorf("%s: %q (%v)", name, got, err)
+		}
+	}
+}
+
+// TestHostLinks: of the interfaces of a result, only a veth on the host is a host's end.
+func TestHostLinks(t *testing.T) {
+	sandbox.Need(t)
+	for _, link := range []netlink.Link{
+		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "hl-host"}, PeerName: "hl-peer"},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "hl-bridge"}},
+	} {
+		if err := netlink.LinkAdd(link); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(link) })
+	}
+	r, err := netconf.ParseResult(json.RawMessage(`{"interfaces": [{"name": "lo"}, {"name": ""}, {"name": "hl-none"},
+		{"name": "hl-bridge"}, {"name": "hl-host"}, {"name": "hl-peer", "sandbox": "/n"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := netlink.LinkByName("hl-host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []journal.HostLink{{Name: "hl-host", MAC: host.Attrs().HardwareAddr.String()}}
+	if diff := cmp.Diff(want, HostLinks(r)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
