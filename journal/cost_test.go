@@ -38,7 +38,7 @@ func TestAllocations(t *testing.T) {
 const (
 	maxUpdateAllocs = 220
 	maxLookAllocs   = 120
-	perOutline      = 4
+	perOutline      = 9
 )
 
 // TestSteady adds and removes attachments, each in four transactions as the plugin does, with 110

@@ -450,7 +450,7 @@ func TestDamagedEntry(t *testing.T) {
 	check(t, err)
 	_, itsOwn, err := encodeEntry(ofPod("b", "10.0.0.1"))
 	check(t, err)
-	const outline = "live\x00\x000\x000\x00\x00"
+	const outline = `{"state":"live"}` + "\n"
 	sealed := func(number uint64, data string) string {
 		return string(Seal(recordKey(keyOf("b"), number), []byte(data)))
 	}

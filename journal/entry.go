@@ -1,8 +1,5 @@
 // Package journal durably records the pending DEL of every delegate before that delegate's ADD
-// runs.
-//
-// The package knows nothing about plugins. It stores entries, finds them by attachment, pod or
-// address, and provides a lock for each attachment.
+// runs. It knows nothing about plugins.
 package journal
 
 import (
@@ -24,11 +21,10 @@ type Key struct {
 }
 
 // String returns network/containerID/ifname, for people to read. None of the three may contain a
-// slash (SPEC 1.1 §2 "Parameters"). A key that is longer than 200 bytes may be damaged; String
-// returns only its beginning.
+// slash (SPEC 1.1 §2 "Parameters").
 func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
 
-// shorten cuts a text to at most 200 bytes.
+// shorten cuts a text to at most 200 bytes, because a longer key may be damaged.
 func shorten(text string) string {
 	const longest, mark = 200, "…"
 	if len(text) <= longest {
@@ -52,10 +48,9 @@ const (
 	Undone      State = "undone"       // already released; the runtime's own DEL will succeed
 )
 
-// edges lists every legal change of state. Gone changes to Deleting when the runtime sends the DEL
-// of an attachment without a record: it was added before unwind was installed, or its record was
-// lost. Gone changes to Live or RollingBack if the journal lost the record of a running ADD. Gone
-// changes to Undone if an operator forgets a damaged record.
+// edges lists every legal change of state. Gone changes to Deleting at the runtime's DEL of an
+// attachment without a record, to Live or RollingBack if the journal lost the record of a running
+// ADD, and to Undone if an operator forgets a damaged record.
 var edges = map[State][]State{
 	Gone:        {Adding, Live, RollingBack, Deleting, Undone},
 	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
@@ -74,10 +69,9 @@ func CheckEdge(from, to State) error {
 	return nil
 }
 
-// Entry is the record of one ADD of an attachment, with everything that its DELs need.
-//
-// A runtime may reuse a container ID (nerdctl, podman and Nomad do) before it has sent the DEL of
-// the earlier ADD. Then the attachment has two records, which differ in Number.
+// Entry is the record of one ADD of an attachment, with everything that its DELs need. If a runtime
+// reuses a container ID before it has sent the DEL (nerdctl, podman and Nomad do), the attachment
+// has two records, which differ in Number.
 type Entry struct {
 	Key
 	Number  uint64 `json:"number"` // grows with every ADD in this journal
@@ -103,8 +97,7 @@ type Added struct {
 	At            Time              `json:"at"`
 	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the configuration
 	// Occupant is the interface (index and MAC) that already used the interface name in the
-	// namespace before the ADD, or "". It does not belong to this ADD, so no DEL of this ADD may
-	// touch it.
+	// namespace before the ADD, or "". No DEL of this ADD may touch it.
 	Occupant string `json:"occupant,omitempty"`
 }
 
@@ -136,15 +129,6 @@ func (e *Entry) Clone() *Entry {
 	return &c
 }
 
-// Outline is the part of a record that can be read without decoding it.
-type Outline struct {
-	Key
-	Number uint64
-	State  State
-	BootID string
-	NetNS  NetNS // without Cookie
-}
-
 // Addresses returns every address that the record claims, without duplicates, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
@@ -155,13 +139,13 @@ func (e *Entry) Addresses() []netip.Addr {
 	return slices.Compact(all)
 }
 
-// ClaimsAddress reports whether the record claims an address.
+// ClaimsAddress reports whether the record claims an address, as IPv4 or mapped to IPv6.
 func (e *Entry) ClaimsAddress(address netip.Addr) bool {
-	return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address == address })
+	return slices.ContainsFunc(e.Got.Claims,
+		func(c Claim) bool { return c.Address.Unmap() == address.Unmap() })
 }
 
-// Freed reports whether the DEL of the delegate that allocated a claimed address is done. From
-// then on the address may have another owner.
+// Freed reports whether the DEL of the delegate that allocated a claimed address is done.
 func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
 }
@@ -186,8 +170,8 @@ type Pod struct {
 }
 
 // NetNS identifies a network namespace, and records the path at which the runtime mounted it. All
-// numbers are zero if ADD could not open the namespace. The kernel may reuse an inode number, but
-// it never reuses a cookie within one boot. Cookie is zero on kernels before 5.14.
+// numbers are zero if ADD could not open it. The kernel may reuse an inode number, but no cookie
+// within a boot. Cookie is zero on kernels before 5.14.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
@@ -225,8 +209,8 @@ type Host struct {
 	TimeNS  string `json:"timeNS,omitempty"` // can shift CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 
-// Time is an instant on two clocks. Decisions use Boot: CLOCK_BOOTTIME in nanoseconds, which is
-// valid only within one boot. Wall is for people to read.
+// Time is an instant on two clocks. Decisions use Boot, which is valid only within one boot. Wall
+// is for people to read.
 type Time struct {
 	Boot int64     `json:"boot"`
 	Wall time.Time `json:"wall"`
@@ -237,8 +221,7 @@ func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }
 
-// BootNanos returns CLOCK_BOOTTIME in nanoseconds. That clock counts suspended time, and it cannot
-// be set.
+// BootNanos returns CLOCK_BOOTTIME in nanoseconds, which counts suspended time and cannot be set.
 func BootNanos() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ const (
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )
 
-// Event is something unusual that happened to an attachment, recorded for people to read.
+// Event is something unusual that happened to an attachment.
 type Event struct {
 	Key
 	Kind      EventKind    `json:"kind"`
@@ -46,8 +47,8 @@ type Event struct {
 
 const (
 	historyName = "history.jsonl"
-	// maxHistory limits the history file, in bytes. A file that has grown larger is renamed to
-	// historyName.1, so the last 500 to 2,000 events are kept.
+	// maxHistory is the size in bytes from which the file is renamed to historyName.1. The last 500
+	// to 2,000 events are kept.
 	maxHistory = 256 << 10
 	sweptName  = "last-sweep"
 )
@@ -55,16 +56,12 @@ const (
 // Record appends events to the history, in one write that is not synced. A power loss or a full
 // disk can lose events, but no decision depends on them.
 func (s *Store) Record(events ...Event) error {
-	var lines []byte
+	var lines bytes.Buffer
 	for _, e := range events {
-		if e.At == (Time{}) {
-			e.At = Now()
-		}
-		line, err := json.Marshal(e)
-		if err != nil {
+		e.At = cmp.Or(e.At, Now())
+		if err := json.NewEncoder(&lines).Encode(e); err != nil {
 			return fmt.Errorf("journal: cannot encode an event: %w", err)
 		}
-		lines = append(append(lines, line...), '\n')
 	}
 	if err := s.makeDir(); err != nil {
 		return err
@@ -75,7 +72,7 @@ func (s *Store) Record(events ...Event) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	if _, err := f.Write(lines); err != nil {
+	if _, err := f.Write(lines.Bytes()); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	// The flock ensures that only one process renames a file.
@@ -117,8 +114,7 @@ func (t *Tail) Next() (events []Event, err error) {
 }
 
 // readHistory returns the content of both history files. It opens the newer one first. If a writer
-// renames that file before readHistory opens the older one, both paths lead to the same file, which
-// is read only once.
+// renames that file meanwhile, both paths lead to it.
 func (s *Store) readHistory() (data []byte, err error) {
 	path := filepath.Join(s.Dir, historyName)
 	var newer *os.File
@@ -143,8 +139,7 @@ func (s *Store) readHistory() (data []byte, err error) {
 	return data, nil
 }
 
-// NoteSweep records that a sweep of all networks has just ended. The record is the modification
-// time of a file that is not synced.
+// NoteSweep records that a sweep of all networks has just ended, as the time of a file.
 func (s *Store) NoteSweep() error {
 	now := fmt.Appendln(nil, time.Now().UTC().Format(time.RFC3339))
 	return os.WriteFile(filepath.Join(s.Dir, sweptName), now, 0o600)

@@ -2,7 +2,6 @@ package journal
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,15 +18,13 @@ import (
 // ErrBusy is returned when a lock was not free in time.
 var ErrBusy = errors.New("in use by another process")
 
-// Lock is an attachment's lock: record locks (F_OFD_SETLK) on two bytes of the attachment's lock
-// file.
+// Lock is an attachment's lock: record locks on two bytes of the attachment's lock file.
 //
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both locks belong to an open file, not to a process, so they also exclude the workers of one
-// process from each other. The file contains the owner's process ID. The methods of a nil Lock do
-// nothing.
+// Both locks belong to an open file (F_OFD_SETLK), so they also exclude the workers of one process
+// from each other. The file contains the owner's process ID. The methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -47,18 +44,17 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	l, err := take(s.LockPath(k), true, false)
+	l, err := take(s.LockPath(k), false)
 	return l, lockError(k, err)
 }
 
 // TakeOver takes an attachment's lock if the lock's owner is dead, but processes that inherited the
 // lock still hold it. It first locks the owned byte, then calls end, which ends these processes,
 // and then locks the held byte. end reports whether only daemons are left. Daemons would hold the
-// lock as long as they live, so TakeOver then replaces the lock file with a new one that it has
-// already locked. A crash leaves the old or the new file at the path, and possibly the new one next
-// to it, which RemoveStrayLocks removes.
+// lock as long as they live, so TakeOver then replaces the lock file with one that it has locked. A
+// crash may also leave the new file next to the old one, until RemoveFreeLocks removes it.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
-	l, err := take(s.LockPath(k), true, true)
+	l, err := take(s.LockPath(k), true)
 	if err != nil {
 		return nil, lockError(k, err)
 	}
@@ -73,9 +69,8 @@ func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	return l, nil
 }
 
-// replace locks a new file and renames it to the path of the lock file.
 func (l *Lock) replace() error {
-	next, err := take(l.path+".next", true, false)
+	next, err := take(l.path+".next", false)
 	if err != nil {
 		return err
 	}
@@ -88,18 +83,13 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take locks the file at a path without waiting, or returns ErrBusy. If create is set, take creates
-// a missing file. If over is set, take locks only the owned byte, because other processes may still
-// hold the lock.
-func take(path string, create, over bool) (*Lock, error) {
-	flag := os.O_RDWR
-	if create {
-		flag |= os.O_CREATE
-	}
+// take locks the file at a path without waiting, or returns ErrBusy. It creates a missing file. If
+// over is set, take locks only the owned byte, because other processes may still hold the lock.
+func take(path string, over bool) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
 		var err error
-		if l.held, err = openFile(path, flag); err != nil {
+		if l.held, err = openFile(path, os.O_RDWR|os.O_CREATE); err != nil {
 			return nil, err
 		}
 		if !over {
@@ -146,14 +136,11 @@ func lockError(k Key, err error) error {
 	return fmt.Errorf("journal: lock of %s: %w", k, err)
 }
 
-// LockPath returns the path of an attachment's lock file.
-func (s *Store) LockPath(k Key) string { return filepath.Join(s.Dir, locksName, lockName(k)) }
-
-// lockName returns the name of an attachment's lock file: a hash, because container IDs may have
-// any length.
-func lockName(k Key) string {
+// LockPath returns the path of an attachment's lock file. Its name is a hash, because container IDs
+// may have any length.
+func (s *Store) LockPath(k Key) string {
 	sum := sha256.Sum256(encodeKey(k))
-	return hex.EncodeToString(sum[:16])
+	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
 }
 
 // LockState is the state of an attachment's lock.
@@ -185,8 +172,7 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	return state, lockError(k, errors.Join(err, ownErr))
 }
 
-// inPlace reports whether the locked file is still at its path. If it is not, another process can
-// lock the new file at that path.
+// inPlace reports whether the locked file is still at its path. If not, others lock another file.
 func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
 
 // File returns the locked file, which delegates inherit.
@@ -198,7 +184,6 @@ func (l *Lock) File() *os.File {
 }
 
 // Remove removes the lock file, unless another file is at the path. Only the holder may call it.
-// Whether the file exists says nothing about the attachment.
 func (l *Lock) Remove() error {
 	if l == nil || !l.inPlace() {
 		return nil
@@ -224,33 +209,24 @@ func (l *Lock) close() {
 	l.own, l.held = nil, nil
 }
 
-// RemoveStrayLocks removes lock files of attachments that have no entry. A process leaves such a
-// file if it is killed after it deleted an entry and before it called Remove. The caller holds no
-// lock. A file whose lock is held stays, because it belongs to an ADD or DEL that is starting. An
-// ADD may have written an entry meanwhile; then the next process that takes its lock creates the
-// file.
-func (s *Store) RemoveStrayLocks(ctx context.Context) error {
-	files, err := os.ReadDir(filepath.Join(s.Dir, locksName))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("journal: %w", err)
+// RemoveFreeLocks removes the files of all locks that are free, of live attachments, too. Whoever
+// takes such a lock later creates its file again.
+func (s *Store) RemoveFreeLocks() error {
+	dir := filepath.Join(s.Dir, locksName)
+	files, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	known := map[string]bool{}
-	err = s.View(ctx, func(tx *Tx) error {
-		return tx.Outlines(func(o Outline, _ error) error {
-			known[lockName(o.Key)] = true
-			return nil
-		})
-	})
 	for _, file := range files {
-		if err != nil || known[file.Name()] {
-			continue
-		}
-		if l, _ := take(filepath.Join(s.Dir, locksName, file.Name()), false, false); l != nil {
-			err = l.Remove()
+		if l, _ := take(filepath.Join(dir, file.Name()), false); l != nil {
+			err = errors.Join(err, l.Remove())
 			l.Release()
 		}
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
 }
 
 const (
@@ -260,29 +236,22 @@ const (
 )
 
 // LockSweep takes the lock of the sweep behind a STATUS, so that one such sweep runs at a time. It
-// returns ErrBusy if another one has it, and took it less than sweepTime ago. A sweep that hangs
-// for longer keeps nobody from starting, because attachments have locks of their own. The lock's
-// file contains the process ID. No child process inherits the lock.
-func (s *Store) LockSweep() (release func(), err error) {
+// returns ErrBusy if another one has it. If that one has run for sweepTime, it may hang: LockSweep
+// returns nil, because attachments have locks of their own, and sweepTime begins again.
+func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	f, err := openFile(filepath.Join(s.Dir, sweepName), os.O_RDWR|os.O_CREATE)
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
-	err = setLock(f, heldByte)
-	if info, statErr := f.Stat(); errors.Is(err, ErrBusy) && statErr == nil {
+	path, now := filepath.Join(s.Dir, sweepName), time.Now()
+	l, err := take(path, false)
+	if info, statErr := os.Lstat(path); errors.Is(err, ErrBusy) && statErr == nil {
 		// an age of less than 0 means that the clock was set back
-		if age := time.Since(info.ModTime()); age < 0 || age >= sweepTime {
-			err = nil
+		if age := now.Sub(info.ModTime()); age < 0 || age >= sweepTime {
+			err = os.Chtimes(path, now, now)
 		}
 	}
 	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("journal: %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
-	// this also sets the file's time; on a full disk it fails, and the process ID stays unknown
-	_, _ = f.WriteAt(fmt.Appendf(nil, "%-*d\n", pidSize, os.Getpid()), 0)
-	return func() { _ = f.Close() }, nil
+	return l, nil
 }

@@ -56,10 +56,10 @@ func TestLock(t *testing.T) {
 			we remove a = ok; p look a = free, no file; we release a = ok; we look a = free, no file`},
 		{"the file at the path is another one", `
 			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = locked by p`},
-		{"stray files", `
+		{"files of free locks", `
 			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
 			we acquire stray = taken; we release stray = ok; p acquire a = taken
-			we sweep = ok; we look entry = free; we look stray = free, no file; we look a = locked by p`},
+			we sweep = ok; we look entry = free, no file; we look stray = free, no file; we look a = locked by p`},
 		{"a link in its place", `
 			we put b = ok; we plant a = ok
 			we acquire a = error; we look a = error

@@ -78,7 +78,7 @@ func TestReserved(t *testing.T) {
 			disk := smallDisk(t)
 			s := &Store{Dir: filepath.Join(disk, "state")}
 			intent := func(e *Entry) func(*Tx) error {
-				return func(tx *Tx) error { tx.Reserve(2); return tx.Put(e) }
+				return func(tx *Tx) error { return tx.Put(e) }
 			}
 			e := sized("a", bytes)
 			update(t, s, intent(e))
@@ -122,10 +122,7 @@ func TestSparse(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
 	check(t, os.Truncate(s.Path(), 1<<20))
-	update(t, s, func(tx *Tx) error {
-		tx.Reserve(2)
-		return tx.Put(adding("b"))
-	})
+	put(t, s, adding("b"))
 	info, err := os.Stat(s.Path())
 	check(t, err)
 	if blocks := info.Sys().(*syscall.Stat_t).Blocks; blocks*512 < 30*pageSize {

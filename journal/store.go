@@ -19,22 +19,20 @@ import (
 )
 
 // Store is a node's journal: a directory with the journal file, the queue file and a lock file for
-// each attachment. Only Dir must be set. A Store opens a file when it needs it, and keeps no file
-// open.
+// each attachment. Only Dir must be set. A Store keeps no file open.
 //
 // The steps of a transaction:
 //
-//  1. Take the flock of the queue file, with a deadline. Readers take it too. Otherwise they could
-//     starve a writer, because bbolt only polls its own lock, every 50 ms.
-//  2. Check that the queue file is still the one at its path; otherwise start again.
-//  3. Create the journal file if it is missing (see create). Open it and take its flock, which
-//     readers share. Check that it is still the file at its path. Verify it (see trust). A writer
-//     may have to copy it.
-//  4. A reader unlocks the queue file, so that other readers can start. No new reader can start
-//     while a writer waits, because the writer keeps that lock.
-//  5. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
+//  1. Take the flock of the queue file. Readers take it too. Otherwise they could starve a writer,
+//     because bbolt only polls its own lock.
+//  2. Create the journal file if it is missing (see replace). Open it and take its flock, which
+//     readers share. Verify it (see trust). A writer may have to copy it. If another file is at the
+//     path of one of these files by now, begin again.
+//  3. A reader unlocks the queue file, so that other readers can start. A writer that waits for
+//     readers keeps that lock, so no other reader can start.
+//  4. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
-//  6. Close the journal file and unlock the queue file.
+//  5. Close the journal file and unlock the queue file.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer
 // sets it aside, starts a new one and runs the transaction again. So a function passed to Update
@@ -43,11 +41,9 @@ import (
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
-	// Trusting is set by the plugin, which runs for every pod: the store does not verify the journal
-	// file if the last commit succeeded in this boot.
+	// Trusting is set by the plugin, which runs for every pod (see trust).
 	Trusting bool
-	// Point is called wherever a crash would leave a different state on the disk, with the name of
-	// that place. Tests set it.
+	// Point is called where a crash would leave a different state on the disk. Tests set it.
 	Point func(name string)
 
 	wait time.Duration // replaces maxWait in tests
@@ -60,22 +56,17 @@ const (
 	locksName = "locks"
 )
 
-// ErrDamaged is View's error for a damaged file. The next Update, also one of a trusting store,
-// sets the file aside and starts a new one.
+// ErrDamaged is View's error for a damaged file. The next Update sets the file aside.
 var ErrDamaged = errors.New("journal: journal.db is damaged")
 
-var (
-	errAgain     = errors.New("journal: journal.db was replaced while it was being opened; try again")
-	errUnchanged = errors.New("journal: nothing to commit")
-)
+var errAgain = errors.New("journal: journal.db was replaced while it was being opened; try again")
 
 // Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. Once Update returns nil, everything that fn wrote
-// survives a crash and a power loss. If fn wrote nothing, Update commits nothing. If fn returns an
-// error, Update writes nothing. If the commit fails, the file contains either all of fn's changes
-// or none.
+// survives a crash and a power loss. If fn wrote nothing or returns an error, Update commits
+// nothing. If the commit fails, the file contains either all of fn's changes or none.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -83,14 +74,13 @@ func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	return s.run(ctx, true, fn)
 }
 
-// View runs fn in one read-only transaction, and changes no record. If no journal exists, fn sees
-// an empty one. Other Views may run at the same time; an Update waits for fn.
+// View runs fn in one read-only transaction. If no journal exists, fn sees an empty one.
 func (s *Store) View(ctx context.Context, fn func(*Tx) error) error {
 	if _, err := os.Lstat(s.Path()); errors.Is(err, fs.ErrNotExist) {
 		return fn(&Tx{})
 	}
 	if err := checkDir(s.Dir); err != nil {
-		return err
+		return fmt.Errorf("journal: %w", err)
 	}
 	return s.run(ctx, false, fn)
 }
@@ -124,8 +114,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// transact opens the journal file, runs fn and closes the file. The caller has locked the queue
-// file. For a reader, transact unlocks the queue file as soon as it has locked the journal file.
+// transact does the steps from the second on. The caller has locked the queue file.
 func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
@@ -136,14 +125,14 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = errors.Join(fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r), cause)
-			// The state of bbolt's own locks is unknown, so the file stays mapped. The mapping
-			// would hold the flock, so release the flock here.
+			// the state of bbolt's own locks is unknown, so the file stays mapped, which would keep
+			// its flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
 	}()
-	if write {
-		if err := s.create(queue); err != nil {
+	if _, err := os.Lstat(s.Path()); write && errors.Is(err, fs.ErrNotExist) {
+		if err := s.replace(queue, fill); err != nil {
 			return err
 		}
 	}
@@ -158,22 +147,18 @@ func (s *Store) transact(
 	if err != nil {
 		return s.blame(err)
 	}
-	in := func(btx *bolt.Tx) error { return s.inTx(&Tx{btx: btx}, file, queue, fn) }
 	if !write {
 		_ = queue.Close()
-		return errors.Join(db.View(in), db.Close())
 	}
-	switch err = db.Update(in); {
-	case err == nil:
-		_ = s.setCommit(queue, succeeded)
-	case errors.Is(err, errUnchanged):
-		err = nil
+	btx, err := db.Begin(write)
+	if err == nil {
+		err = s.inTx(&Tx{btx: btx}, file, queue, fn)
+		_ = btx.Rollback() // after a commit, this does nothing
 	}
 	return errors.Join(err, db.Close())
 }
 
-// open opens and locks the journal file. It returns an error if another file has replaced it
-// meanwhile, or if the file is empty or damaged.
+// open opens, locks and verifies the journal file.
 func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.File, err error) {
 	flag, how := os.O_RDONLY, unix.LOCK_SH
 	if write {
@@ -199,23 +184,22 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the store is trusting and the last commit succeeded in
-// this boot. If a commit began in this boot and did not succeed, a writer also replaces the file
-// with a copy (see began).
+// trust verifies the journal file, unless the store is trusting and the last commit succeeded. A
+// writer then replaces the file with a copy if the last commit did not succeed.
 func (s *Store) trust(queue *os.File, write bool) error {
-	state, earlier := s.lastCommit(queue)
-	succeeded := state == succeeded && !earlier
-	if succeeded && s.Trusting {
+	last := s.lastCommit(queue)
+	if last == succeeded && s.Trusting {
 		return nil
 	}
 	data, err := verify(s.Path())
-	if err != nil || !write || earlier || succeeded {
+	if err != nil || !write || last != began {
 		return err
 	}
 	err = s.replace(queue, func(path string) error { return os.WriteFile(path, data, 0o600) })
 	return cmp.Or(err, errAgain)
 }
 
+// inTx runs fn, and commits what it wrote.
 func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	if meta := tx.btx.Bucket(bucketMeta); meta != nil {
 		if err := checkFormat(meta.Get(keyFormat)); err != nil {
@@ -227,25 +211,26 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 			return fmt.Errorf("%w: no bucket %q", ErrDamaged, name)
 		}
 	}
-	if err := fn(tx); err != nil || !tx.btx.Writable() {
+	if err := fn(tx); err != nil || tx.size == 0 {
 		return err
-	}
-	if tx.size == 0 {
-		return errUnchanged // makes bbolt roll back
 	}
 	if err := tx.makeRoom(file); err != nil {
 		return fmt.Errorf("journal: %s: %w", s.Path(), err)
 	}
-	tx.btx.OnCommit(func() { s.at("committed") })
 	err := s.setCommit(queue, began)
-	s.at("commit")
+	if s.at("commit"); err == nil {
+		err = tx.btx.Commit()
+	}
+	if err == nil {
+		s.at("committed")
+		_ = s.setCommit(queue, succeeded)
+	}
 	return err
 }
 
 // blame decides whether an error from opening the file means that the file is damaged. An error
-// from the kernel does not mean that, because a disk that recovers from EIO loses nothing. But
-// bbolt also reports damage if the kernel cannot read a meta page, so blame reads the whole file
-// itself.
+// from the kernel does not, because a disk that recovers from EIO loses nothing. bbolt also reports
+// damage if the kernel cannot read a meta page, so blame reads the whole file itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -263,4 +248,47 @@ func (s *Store) at(point string) {
 	if s.Point != nil {
 		s.Point(point)
 	}
+}
+
+// chunk is the unit, in bytes, by which the file grows.
+const chunk = 64 << 10
+
+// makeRoom allocates disk space at the end of the file, behind the pages in use, so that neither
+// this commit nor those that follow an intent can fail because the disk is full. bbolt itself only
+// sets the file's size. After a commit that fails, the next writer must copy the file (see trust),
+// for which a full disk has no space either. makeRoom does nothing on a file system that cannot
+// allocate space in advance. One that copies a page on each write (btrfs, ZFS) may be full
+// nevertheless.
+func (tx *Tx) makeRoom(file *os.File) error {
+	var info unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
+		return err
+	}
+	size := tx.pages() * pageSize
+	if tx.begins {
+		size *= 3
+	}
+	end := tx.btx.Size() + size
+	// a sparse file has fewer blocks, of 512 bytes, than its size
+	if info.Size >= end && info.Blocks >= end/512 {
+		return nil
+	}
+	end = (end + chunk - 1) / chunk * chunk
+	err := error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Fallocate(int(file.Fd()), 0, 0, end)
+	}
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("no room for %d more KiB: %w", (end-tx.btx.Size())/1024, err)
+	}
+	return nil
+}
+
+// pages returns the most pages that a commit of this size writes. bbolt writes each changed page,
+// and the pages above it, to another place. It splits a leaf of large records at the fifth; those
+// of one network have about the same size. 12 pages are for the rest: two leaves that are split or
+// merged, the branches, the list of buckets, and the page that bbolt leaves free at the end. bbolt
+// writes the whole list of the free pages, 8 bytes for each.
+func (tx *Tx) pages() int64 {
+	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

@@ -218,7 +218,7 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 	case "look":
 		return a.look(k)
 	case "sweep":
-		err = a.RemoveStrayLocks(ctx)
+		err = a.RemoveFreeLocks()
 	case "rm":
 		err = os.RemoveAll(a.Dir)
 	case "put":

@@ -17,40 +17,35 @@ type Tx struct {
 	// size is the number of bytes that the transaction puts or deletes. If it is 0, the transaction
 	// has nothing to commit.
 	size int
-	// reserved is the number of further transactions for which the file must have room.
-	reserved int
+	// begins is set if the transaction puts an intent: two more transactions of its size follow it.
+	begins bool
 
-	copied  []pair            // a snapshot's records, in key order
-	decoded map[string]*Entry // those that were decoded, by key
+	copied  [][2][]byte       // a snapshot's keys and values, in key order
+	decoded map[string]*Entry // its records that were decoded, by key
 }
-
-type pair struct{ key, value []byte }
 
 // Snapshot returns a copy of the records, to be read after the transaction has ended, by one
 // goroutine at a time. The caller must not change the records that it returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
 	s := &Tx{decoded: map[string]*Entry{}}
 	return s, tx.scan(nil, func(k, v []byte) error {
-		s.copied = append(s.copied, pair{bytes.Clone(k), bytes.Clone(v)})
+		both := slices.Concat(k, v)
+		s.copied = append(s.copied, [2][]byte{both[:len(k)], both[len(k):]})
 		return nil
 	})
 }
-
-// Reserve makes the transaction fail, before it writes anything, unless the file has room for n
-// more transactions of this size. A full disk then does not make those fail.
-func (tx *Tx) Reserve(n int) { tx.reserved = n }
 
 // scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
 // bbolt may return the same keys for ever; scan then returns ErrDamaged.
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
-			func(p pair, prefix []byte) int { return bytes.Compare(p.key, prefix) })
-		for _, p := range tx.copied[at:] {
-			if !bytes.HasPrefix(p.key, prefix) {
-				return nil
+			func(r [2][]byte, prefix []byte) int { return bytes.Compare(r[0], prefix) })
+		for _, r := range tx.copied[at:] {
+			if !bytes.HasPrefix(r[0], prefix) {
+				break
 			}
-			if err := fn(p.key, p.value); err != nil {
+			if err := fn(r[0], r[1]); err != nil {
 				return err
 			}
 		}
@@ -88,9 +83,18 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 
 // Records returns all records of an attachment, including undone ones, newest first. It omits
 // damaged records; the error names them.
-func (tx *Tx) Records(k Key) (all []*Entry, err error) {
+func (tx *Tx) Records(k Key) ([]*Entry, error) { return tx.records(encodeKey(k)) }
+
+// Check decodes every record, and returns an error that names the damaged ones. Whoever opens the
+// file has verified it (see Store.Trusting).
+func (tx *Tx) Check() error {
+	_, err := tx.records(nil)
+	return err
+}
+
+func (tx *Tx) records(prefix []byte) (all []*Entry, err error) {
 	var errs []error
-	err = tx.scan(encodeKey(k), func(key, value []byte) error {
+	err = tx.scan(prefix, func(key, value []byte) error {
 		e, err := tx.decode(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
@@ -101,14 +105,9 @@ func (tx *Tx) Records(k Key) (all []*Entry, err error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// stored returns the record under a key, or nil if it is missing or cannot be read.
-func (tx *Tx) stored(key []byte) (e *Entry) {
-	_ = tx.scan(key, func(k, value []byte) (err error) {
-		if bytes.Equal(k, key) {
-			e, err = tx.decode(key, value)
-		}
-		return err
-	})
+// stored returns a record, or nil if it is missing or cannot be read.
+func (tx *Tx) stored(key []byte) *Entry {
+	e, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
 	return e
 }
 
@@ -124,29 +123,29 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. A record without a number belongs to
-// a new ADD. For such a record, Put assigns the next number, and deletes the attachment's undone
-// and damaged records, because they belong to earlier ADDs.
+// Put writes a record. It rejects an illegal change of state. With an intent (a record in state
+// Adding), the transaction fails before it writes anything, unless the file has room for two more
+// of its size: one for the result, and one for the DELs that a failed ADD leaves. A record without
+// a number belongs to a new ADD. Put assigns the next number to it, and deletes the attachment's
+// undone and damaged records, because they belong to earlier ADDs.
 func (tx *Tx) Put(e *Entry) (err error) {
-	from, old := Gone, tx.stored(recordKey(e.Key, e.Number))
-	if old != nil {
+	b, from := tx.btx.Bucket(bucketEntries), Gone
+	if old := tx.stored(recordKey(e.Key, e.Number)); old != nil {
 		from = old.Undo.State
 	}
 	if err := CheckEdge(from, e.Undo.State); err != nil {
 		return fmt.Errorf("%w (%s)", err, e.Key)
 	}
-	if b := tx.btx.Bucket(bucketEntries); e.Number == 0 {
-		if err := tx.dropAnswered(e.Key); err != nil {
-			return err
+	switch {
+	case e.Number == 0:
+		if err = tx.dropAnswered(e.Key); err == nil {
+			e.Number, err = b.NextSequence()
 		}
-		if e.Number, err = b.NextSequence(); err != nil {
-			return err
-		}
-	} else if e.Number > b.Sequence() {
-		// the record comes from a journal that was set aside: the next ADD must get a higher number
-		if err := b.SetSequence(e.Number); err != nil {
-			return err
-		}
+	case e.Number > b.Sequence(): // it comes from a journal that was set aside
+		err = b.SetSequence(e.Number)
+	}
+	if err != nil {
+		return err
 	}
 	if e.Updated = Now(); from != e.Undo.State || e.Undo.Since == (Time{}) {
 		e.Undo.Since = e.Updated
@@ -156,11 +155,11 @@ func (tx *Tx) Put(e *Entry) (err error) {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
 	tx.size += len(key) + len(value)
-	err = tx.btx.Bucket(bucketEntries).Put(key, value)
-	if e.Undo.State == Undone && from != Undone && err == nil {
-		err = tx.prune()
+	tx.begins = tx.begins || e.Undo.State == Adding
+	if err := b.Put(key, value); err != nil || e.Undo.State != Undone || from == Undone {
+		return err
 	}
-	return err
+	return tx.prune()
 }
 
 // Delete removes the record of an ADD. It also removes the attachment's undone and damaged records.
@@ -178,8 +177,8 @@ func (tx *Tx) Delete(e *Entry) error {
 // dropAnswered removes the undone and the damaged records of an attachment.
 func (tx *Tx) dropAnswered(k Key) error {
 	var keys [][]byte
-	err := tx.scan(encodeKey(k), func(key, _ []byte) error {
-		if e := tx.stored(key); e == nil || e.Undo.State == Undone {
+	err := tx.scan(encodeKey(k), func(key, value []byte) error {
+		if e, _ := decodeEntry(key, value); e == nil || e.Undo.State == Undone {
 			keys = append(keys, key)
 		}
 		return nil
@@ -211,13 +210,11 @@ func (tx *Tx) prune() error {
 func (tx *Tx) drop(keys ...[]byte) error {
 	b := tx.btx.Bucket(bucketEntries)
 	for _, key := range keys {
-		value := b.Get(key)
-		if value == nil {
-			continue
-		}
-		tx.size += len(key) + len(value)
-		if err := b.Delete(key); err != nil {
-			return err
+		if value := b.Get(key); value != nil {
+			tx.size += len(key) + len(value)
+			if err := b.Delete(key); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -227,7 +224,7 @@ func (tx *Tx) drop(keys ...[]byte) error {
 // next ADD removes them. It returns any other error.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
-	if errors.As(err, &damaged) {
+	if errors.As(err, &damaged) && !errors.Is(err, ErrDamaged) {
 		return nil
 	}
 	return err
@@ -246,9 +243,7 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 // ones.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
 	a = a.Unmap()
-	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool {
-		return slices.ContainsFunc(e.Got.Claims, func(c Claim) bool { return c.Address.Unmap() == a })
-	})
+	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool { return e.ClaimsAddress(a) })
 }
 
 // matching returns the pending records that match. It decodes only those that contain a text. An
@@ -285,22 +280,4 @@ func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 		}
 		return fn(k, v)
 	})
-}
-
-// Check verifies the whole file, and decodes every record. If it returns ErrDamaged, no other
-// method is safe to call.
-func (tx *Tx) Check() error {
-	if tx.btx == nil {
-		return nil
-	}
-	if _, err := verify(tx.btx.DB().Path()); err != nil {
-		return err
-	}
-	var errs []error
-	err := tx.scan(nil, func(k, v []byte) error {
-		_, err := decodeEntry(k, v)
-		errs = append(errs, err)
-		return nil
-	})
-	return errors.Join(append(errs, err)...)
 }

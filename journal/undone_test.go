@@ -46,7 +46,7 @@ func TestDamagedUndone(t *testing.T) {
 		return errors.Join(buryIn(tx, keyOf("a"), "", ""), buryIn(tx, keyOf("b"), "", ""))
 	})
 	raw(t, s, func(btx *bolt.Tx) error {
-		return btx.Bucket(bucketEntries).Put(recordKey(keyOf("a"), 1), []byte("sum:"+Undone+"\x00?"))
+		return btx.Bucket(bucketEntries).Put(recordKey(keyOf("a"), 1), []byte(`sum:{"state":"`+Undone+`"?`))
 	})
 	err := s.View(t.Context(), func(tx *Tx) error {
 		_, err := tx.Records(keyOf("a"))

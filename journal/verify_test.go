@@ -91,7 +91,7 @@ func TestVerify(t *testing.T) {
 		}, "twice"},
 		{"a page of many", func(f *bboltFile) {
 			native.PutUint32(f.page(f.branch)[12:], math.MaxUint32)
-		}, "4294967295 pages"},
+		}, "is referenced twice"},
 		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "header belongs to page"},
 		{"a page of no kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
 		{"a branch without children", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], 0) }, "0 elements"},

@@ -133,14 +133,14 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	o.Invoked = true // it is in the runtime's namespaces
 	// "exe" would be its name
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
-	release, err := o.Journal.Store.LockSweep()
+	lock, err := o.Journal.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer lock.Release()
 	return o.Safely(func() error {
 		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
 		chain, err := o.Chain()

@@ -236,11 +236,7 @@ func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error)
 	return a.journalFailed(err)
 }
 
-// putIntent writes the intent, if the journal has room for two more such transactions: one for the
-// result, and one for the DELs that a failed ADD leaves. A disk that is full then does not make
-// each ADD fail after its first delegate.
 func (a *adding) putIntent(tx *journal.Tx) error {
-	tx.Reserve(2)
 	a.entry.Number = 0 // the transaction may run twice
 	return tx.Put(a.entry)
 }

@@ -103,7 +103,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	if !s.DryRun {
 		s.Apply(ctx, findings)
 		if s.Network == "" {
-			add(nil, s.w.Journal.Store.RemoveStrayLocks(ctx))
+			add(nil, s.w.Journal.Store.RemoveFreeLocks())
 		}
 	}
 	for _, pool := range s.Pools {

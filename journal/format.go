@@ -3,30 +3,145 @@ package journal
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
-	"io"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
 )
 
-// verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
-// for damage, and any other error if the file cannot be read. bbolt's own check can crash: it
-// overflows the stack on pages that do not form a tree, and faults on an invalid page number.
-// verify cannot.
-func verify(path string) (data []byte, err error) {
-	f, err := openFile(path, os.O_RDONLY)
-	if err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
+// The layout of the journal file, a bbolt database. 00 is a zero byte, and a number takes 8 bytes,
+// big-endian. A sum is the CRC-32C of the key and of the rest of the value: 4 bytes, big-endian.
+//
+//	bucket    key                                             value
+//	meta      "format"                                        sum, the format as JSON
+//	entries   network 00 containerID 00 ifname 00 number      sum, Outline and Entry: JSON, 2 lines
+var (
+	bucketMeta    = []byte("meta")
+	bucketEntries = []byte("entries")
+	keyFormat     = []byte("format")
+
+	buckets = [][]byte{bucketMeta, bucketEntries}
+)
+
+const sumSize = 4 // bytes
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sum(key, data []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, data)
+}
+
+// Seal returns the value that is stored for data under a key: a checksum, then the data.
+func Seal(key, data []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, sum(key, data)), data...)
+}
+
+// unseal returns the data in a value, or an error if the key or the value is not what Seal got.
+func unseal(key, value []byte) ([]byte, error) {
+	if len(value) < sumSize || binary.BigEndian.Uint32(value) != sum(key, value[sumSize:]) {
+		return nil, errors.New("wrong checksum")
 	}
-	defer f.Close()
-	info, err := f.Stat()
+	return value[sumSize:], nil
+}
+
+// encodeKey returns the prefix of the keys of all records of an attachment.
+func encodeKey(k Key) []byte {
+	return []byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName + "\x00")
+}
+
+func recordKey(k Key, number uint64) []byte {
+	return binary.BigEndian.AppendUint64(encodeKey(k), number)
+}
+
+func decodeKey(b []byte) (k Key, number uint64, err error) {
+	n := max(0, len(b)-8)
+	part := strings.Split(string(b[:n]), "\x00")
+	if len(part) != 4 || part[3] != "" {
+		return k, 0, fmt.Errorf("journal: malformed entry key %s; run unwindctl doctor",
+			shorten(strconv.Quote(string(b))))
+	}
+	return Key{part[0], part[1], part[2]}, binary.BigEndian.Uint64(b[n:]), nil
+}
+
+// Outline is the part of a record that can be read without decoding the rest.
+type Outline struct {
+	Key    `json:"-"`
+	Number uint64 `json:"-"`
+	State  State  `json:"state"`
+	BootID string `json:"bootID"`
+	NetNS  NetNS  `json:"netns"`
+}
+
+// DamagedError is about one entry that cannot be read. The entry stays in the file until the
+// attachment's next ADD or DEL removes it.
+type DamagedError struct {
+	Key Key
+	Err error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("journal: entry %s is damaged: %v", e.Key, e.Err)
+}
+
+// encodeEntry returns the key and the value that are stored for an entry.
+func encodeEntry(e *Entry) (key, value []byte, err error) {
+	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
+		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
+	}
+	outline, err := json.Marshal(Outline{State: e.Undo.State, BootID: e.Added.Host.BootID,
+		NetNS: e.Added.NetNS})
+	data, entryErr := json.Marshal(e)
+	lines := slices.Concat(outline, []byte("\n"), data)
+	return key, Seal(key, lines), errors.Join(err, entryErr)
+}
+
+// decodeLine decodes one of the two lines of a value into an Outline or an Entry.
+func decodeLine(key, value []byte, line int, to any) (k Key, number uint64, err error) {
+	if k, number, err = decodeKey(key); err != nil {
+		return k, number, err
+	}
+	data, err := unseal(key, value)
 	if err == nil {
-		data = make([]byte, info.Size())
-		_, err = io.ReadFull(f, data)
+		outline, entry, _ := bytes.Cut(data, []byte("\n"))
+		err = json.Unmarshal([][]byte{outline, entry}[line], to)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("journal: %s: %w", path, err)
+		err = &DamagedError{k, err}
+	}
+	return k, number, err
+}
+
+func decodeOutline(key, value []byte) (o Outline, err error) {
+	o.Key, o.Number, err = decodeLine(key, value, 0, &o)
+	return o, err
+}
+
+func decodeEntry(key, value []byte) (*Entry, error) {
+	e := &Entry{}
+	k, number, err := decodeLine(key, value, 1, e)
+	if err != nil {
+		return nil, err
+	}
+	e.Key, e.Number = k, number
+	return e, nil
+}
+
+// isUndone reports whether an encoded entry is undone. Most may be, so it decodes nothing.
+func isUndone(value []byte) bool {
+	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
+}
+
+// verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
+// for damage, and any other error if the file cannot be read. bbolt's own check may crash.
+func verify(path string) (data []byte, err error) {
+	if data, err = os.ReadFile(path); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
 	}
 	if err := checkStructure(data); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -114,39 +229,38 @@ func checkStructure(data []byte) error {
 	return nil
 }
 
-// use marks pages as used.
-func (p *pages) use(id, length uint64) error {
-	n := uint64(len(p.used))
-	if id > n || length > n-id {
-		return fmt.Errorf("page %d (length: %d pages) is outside the file of %d pages", id, length, n)
+// use marks a page as used.
+func (p *pages) use(id uint64) error {
+	if n := len(p.used); id >= uint64(n) {
+		return fmt.Errorf("page %d is outside the file of %d pages", id, n)
 	}
-	for i := id; i < id+length; i++ {
-		if p.used[i] {
-			return fmt.Errorf("page %d is referenced twice", i)
-		}
-		p.used[i] = true
+	if p.used[id] {
+		return fmt.Errorf("page %d is referenced twice", id)
 	}
+	p.used[id] = true
 	return nil
 }
 
 // take returns a page with its overflow pages, and marks them as used.
 func (p *pages) take(id uint64) ([]byte, error) {
-	if err := p.use(id, 1); err != nil {
+	if err := p.use(id); err != nil {
 		return nil, err
 	}
 	page := p.data[id*pageSize:]
-	overflow := uint64(u32(page[12:]))
 	if u64(page) != id {
-		return nil, fmt.Errorf("page %d: its header belongs to page %d", id, u64(page))
+		return nil, fmt.Errorf("its header belongs to page %d", u64(page))
 	}
-	if err := p.use(id+1, overflow); err != nil {
-		return nil, fmt.Errorf("page %d: %w", id, err)
+	end := id + 1 + uint64(u32(page[12:]))
+	for over := id + 1; over < end; over++ {
+		if err := p.use(over); err != nil {
+			return nil, err
+		}
 	}
-	return page[:(1+overflow)*pageSize], nil
+	return page[:(end-id)*pageSize], nil
 }
 
-// walk checks a page of a bucket and the pages below it. The first key must equal first, unless
-// first is nil, and all keys must be greater than last. walk sets last to the greatest key.
+// walk checks a page and the pages below it. The first key must equal first, unless first is nil,
+// and all keys must be greater than last. walk sets last to the greatest key.
 func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 	page, err := p.take(id)
 	if err == nil {
@@ -215,7 +329,7 @@ func (p *pages) bucket(value []byte) error {
 func (p *pages) free(id uint64) error {
 	page, err := p.take(id)
 	if err != nil {
-		return err
+		return fmt.Errorf("page %d: %w", id, err)
 	}
 	ids, count := page[pageHeader:], uint64(u16(page[10:]))
 	if count == 0xFFFF {
@@ -225,7 +339,7 @@ func (p *pages) free(id uint64) error {
 		return fmt.Errorf("page %d: invalid freelist: %d pages, kind %#x", id, count, u16(page[8:]))
 	}
 	for i := range count {
-		if err := p.use(u64(ids[8*i:]), 1); err != nil {
+		if err := p.use(u64(ids[8*i:])); err != nil {
 			return fmt.Errorf("page %d: %w", id, err)
 		}
 	}
