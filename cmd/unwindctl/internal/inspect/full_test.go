@@ -54,7 +54,7 @@ func TestFull(t *testing.T) {
 		{"IPv6", `"subnet": "fd00::/125"`, nil, 6},
 		{"a part of an IPv6 /64", `"subnet": "fd00::/64", "rangeStart": "fd00::ffff:ffff", "rangeEnd": "fd00::1:0:2"`, nil, 4},
 		{"gateway within", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.4"`, nil, 5},
-		{"gateway elsewhere", `"subnet": "10.1.0.0/29", "gateway": "10.2.0.1"`, nil, 6},
+		{"gateway outside of the range", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.0"`, nil, 6},
 		{"gateway at the end", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.6"`, nil, 5},
 		{"gateway of all ones", `"subnet": "10.1.0.0/29", "gateway": "10.1.0.7"`, nil, 6},
 		{"range", `"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.250", "rangeEnd": "10.1.0.252"`, nil, 3},
