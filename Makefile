@@ -271,11 +271,13 @@ $(SANDBOX_TESTS)/.built: | go
 		CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o $(@D)/integration.test ./integration
 	touch $@
 
-# A module of its own, for the same reason. nerdctl's tests have a module that the proxy does not serve, and that nerdctl does without.
+# A module of its own, for the same reason. The proxy does not serve the module of nerdctl's tests, of which nerdctl itself only compiles an
+# interface.
 $(NERDCTL_STAMP): MODULE = github.com/containerd/nerdctl
 $(NERDCTL_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module/tigron
-	cd $(@D)/module/tigron && go mod init $(MODULE)/mod/tigron
+	cd $(@D)/module/tigron && go mod init $(MODULE)/mod/tigron && mkdir tig && \
+		printf 'package tig\n\nimport "testing"\n\ntype T = testing.TB\n' >tig/tig.go
 	cd $(@D)/module && go mod init e2e/runtime && go mod edit -replace $(MODULE)/mod/tigron=./tigron && \
 		go get $(MODULE)/v2/pkg/netutil@$(NERDCTL_VERSION) && printf 'package main\n\nimport _ "$(MODULE)/v2/pkg/netutil"\n' >main.go && \
 		CGO_ENABLED=0 go build -mod=mod -buildvcs=false -trimpath -ldflags "-s -w" -o ../nerdctl $(MODULE)/v2/cmd/nerdctl

@@ -38,10 +38,10 @@ func TestE2ENerdctl(t *testing.T) {
 		"CHAIN", "UP", "RESTARTED", "KILLED, REMOVED", "NOT STARTED LEAVE", "SWEPT", "RECORDS")
 	for _, unwind := range []bool{false, true} {
 		n := newNerdctlNode(t, unwind)
-		id, err := n.nerdctl.Start("c", e2e.NetworkName)
+		id, err := n.nerdctl.Start("one", e2e.NetworkName)
 		check(t, err)
 		up := n.Settled()
-		n.nerdctl.Run("restart", "--time=1", "c")
+		n.nerdctl.Run("restart", "--time=1", "one")
 		restarted := n.Settled()
 		for address, owner := range n.Reserved() {
 			if !strings.HasSuffix(owner, id) {
@@ -51,8 +51,8 @@ func TestE2ENerdctl(t *testing.T) {
 				t.Errorf("the container does not answer at %s", address)
 			}
 		}
-		n.nerdctl.Run("kill", "--signal=KILL", "c")
-		n.nerdctl.Run("rm", "--force", "c")
+		n.nerdctl.Run("kill", "--signal=KILL", "one")
+		n.nerdctl.Run("rm", "--force", "one")
 		removed := n.Settled()
 
 		n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
@@ -96,25 +96,31 @@ func TestE2ENerdctlNetworks(t *testing.T) {
 	if err == nil || !strings.Contains(stderr, "nerdctl") {
 		t.Errorf("wrap of a network of nerdctl's: %v, %s", err, stderr)
 	}
-	_, err = n.nerdctl.Start("c", "net1")
-	check(t, err)
-	if out := n.Unwindctl("ipam", "--cri", "none"); !strings.Contains(out, "net1 (") {
-		t.Errorf("ipam does not show net1:\n%s", out)
-	}
-	n.nerdctl.Run("rm", "--force", "c")
-
 	// what would happen to a network that somebody has wrapped in place
 	list := parsed(n.Node, file)
-	list["plugins"] = []any{map[string]any{"type": "unwind", "chain": list["plugins"]}}
+	subnet, original := subnetOf(list), list["plugins"]
+	list["plugins"] = []any{map[string]any{"type": "unwind", "chain": original}}
 	wrapped, err := json.Marshal(list)
 	check(t, err)
-	subnet := subnetOf(parsed(n.Node, file))
+	list["plugins"] = original
+	plain, err := json.Marshal(list)
+	check(t, err)
 	n.Write(file, string(wrapped))
 	n.nerdctl.Run("network", "create", "net2")
 	if second := subnetOf(parsed(n.Node, e2e.ConfDir+"/default/nerdctl-net2.conflist")); second != subnet || subnet == "" {
 		t.Errorf("beside a wrapped network with %s, nerdctl gives the next one %s: wrap need not refuse such a file", subnet, second)
 	}
-	n.nerdctl.Run("network", "rm", "net1", "net2")
+	n.nerdctl.Run("network", "rm", "net2")
+
+	n.Write(file, string(plain))
+	_, err = n.nerdctl.Start("one", "net1")
+	check(t, err)
+	if out := n.Unwindctl("ipam"); !strings.Contains(out, "net1 (") {
+		t.Errorf("ipam does not show net1:\n%s", out)
+	}
+	n.nerdctl.Run("rm", "--force", "one")
+	n.Write(file, string(wrapped))
+	n.nerdctl.Run("network", "rm", "net1")
 	if _, _, err := n.Try("ip", "link", "show", bridgeOf(list)); err != nil {
 		t.Errorf("network rm removes the bridge of a wrapped network: wrap need not refuse such a file")
 	}
@@ -141,14 +147,12 @@ func subnetOf(list map[string]any) string {
 	return net.Plugins[0].IPAM.Ranges[0][0].Subnet
 }
 
-// bridgeOf returns the bridge of a network that was wrapped.
+// bridgeOf returns the bridge of a network of nerdctl's.
 func bridgeOf(list map[string]any) string {
-	var net struct {
-		Plugins []struct{ Chain []struct{ Bridge string } }
-	}
+	var net struct{ Plugins []struct{ Bridge string } }
 	data, _ := json.Marshal(list)
-	if json.Unmarshal(data, &net) != nil || len(net.Plugins) == 0 || len(net.Plugins[0].Chain) == 0 {
+	if json.Unmarshal(data, &net) != nil || len(net.Plugins) == 0 {
 		return ""
 	}
-	return net.Plugins[0].Chain[0].Bridge
+	return net.Plugins[0].Bridge
 }

@@ -78,7 +78,7 @@ func TestE2EGatewayOutside(t *testing.T) {
 		if _, err := os.Stat(n.File("/run/netns/pod")); err == nil {
 			n.RemoveNetNS("pod")
 		}
-		if left := n.Settled(); left != (e2e.Left{}) {
+		if left := n.Settled(); left.Addresses > 0 || c.unwind && left != (e2e.Left{}) { // without unwind, 4 rules stay
 			t.Errorf("unwind %t, %s: left %s:\n%q", c.unwind, c.how, left, n.Rules())
 		}
 	}
