@@ -64,7 +64,7 @@ func owing() acts {
 // whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
 	stories(t, `
-	patient; owes a 7; copies a 12; pauses 8 25s
+	owes a 7; copies a 12; pauses 8 25s
 	sandbox a b; add b; times 5 DEL p1; forgets
 	sandbox a c; add c; calls ADD p0, ADD p1
 	sandbox a d; add d; calls ADD p0, ADD p1
@@ -113,7 +113,7 @@ const (
 func TestPace(t *testing.T) {
 	const pods = 40
 	stories(t, fmt.Sprintf(`
-	patient; conf logLevel; owes a %d; drop a; copies a %d
+	conf logLevel; owes a %d; drop a; copies a %d
 	status; times %[3]d DEL p1; status; times %[4]d DEL p1; status; times %[5]d DEL p1; different
 	forgets; tries gc; times %[6]d DEL p1
 	now a; plan; status`, often+10, pods-1, probes, 2*probes, 3*probes, pods), owing(), acts{
@@ -132,7 +132,7 @@ func TestPace(t *testing.T) {
 // releases all.
 func TestAgentKeepsPauses(t *testing.T) {
 	stories(t, `
-	patient; owes a 2; drop a; copies a 11
+	owes a 2; drop a; copies a 11
 	# One each minute: the pauses of the first 20 tries are over by then.
 	pauses 12 0s; periodic 3; pauses 12 0s; periodic 3; pauses 12 0s; periodic 3
 	pauses 12 4m; periodic 0; sweep; times 12 DEL p1; plan

@@ -268,7 +268,7 @@ func TestJournalRemoved(t *testing.T) {
 	either at the first: let at p0
 	or at the last: let at p3
 	plan $at ADD late; start add a; awaits ADD $at
-	either removed: lose journal
+	either removed: lose $state
 	or set aside: damaged
 	wait add a; plan
 	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
@@ -289,7 +289,7 @@ func TestJournalLostInFailingADD(t *testing.T) {
 	start add a; appears $dir/faulty/held/ADD.a.p1
 	either emptied: shell 'truncate -s 0 $state/journal.db'
 	or removed: shell 'rm $state/journal.db'
-	or removed with its directory: lose journal
+	or removed with its directory: lose $state
 	or damaged: shell 'yes damaged | dd of=$state/journal.db bs=64k count=1 iflag=fullblock conv=notrunc status=none'
 	lose $dir/faulty/held/ADD.a.p1; fails wait add a 'unwind: pending DEL: faulty (code 999)'
 	entry a rolling-back 1 1; pending a p0; plan

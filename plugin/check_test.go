@@ -1,28 +1,9 @@
 package plugin
 
-import (
-	"slices"
-	"strings"
-	"testing"
-
-	"cni-unwind/plugin/netconf"
-)
+import "testing"
 
 // warnedUnknown is logged by a CHECK without an entry.
 const warnedUnknown = "the attachment is not in the journal"
-
-// prevs has the statement "prevs ADDRESS …": what a delegate's CHECKs since "forgets" had as prevResult.
-var prevs = acts{"prevs": func(s *story, w []string) {
-	for _, l := range s.callLog() {
-		r, err := netconf.ParseResult(l.Stdin["prevResult"])
-		var got []string
-		for _, a := range r.Addresses() {
-			got = append(got, a.String())
-		}
-		s.want(err == nil && slices.Equal(got, w) && l.NetNS == s.who("a").NetNS && l.Args != "",
-			"%s: prevResult %s, netns %s, args %s", l.Instance, l.Stdin["prevResult"], l.NetNS, l.Args)
-	}
-}}
 
 // TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD
 // and the final result, even if the conflist has changed.
@@ -34,13 +15,9 @@ func TestCheck(t *testing.T) {
 	or another conflist: chain p9 | p1, "key": "changed"
 	or a chain that cannot be read: chain {}
 	check a
-	key "as added"; prevs 192.0.2.7; calls CHECK p0, CHECK p1, CHECK p2
+	stdin p1 key "as added"; previous 192.0.2.7; shown a a a; calls CHECK p0, CHECK p1, CHECK p2
 	logged '`+warnedUnknown+`' 0
-	del a`, prevs, acts{"key": func(s *story, w []string) { // of p1
-		for _, l := range s.callLog() {
-			s.want(l.Instance != "p1" || string(l.Stdin["key"]) == strings.Join(w, " "), "%s", l.Stdin["key"])
-		}
-	}})
+	del a`)
 }
 
 // TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was killed.
@@ -76,6 +53,6 @@ func TestCheckWithoutEntry(t *testing.T) {
 	past add a; forgets
 	either they agree: check a; logged '`+warnedUnknown+`'
 	or one refuses: plan p1 CHECK fail; fails check a
-	prevs 192.0.2.7; calls CHECK p0, CHECK p1
-	del a`, prevs)
+	previous 192.0.2.7; shown a a; calls CHECK p0, CHECK p1
+	del a`)
 }

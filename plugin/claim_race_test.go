@@ -185,18 +185,7 @@ func (c *contest) race(one, two *turn) (errOne, errTwo error) {
 	two.start()
 	one.goOn()
 	errTwo = two.finish()
-	errOne = one.finish()
-	return one.retried(errOne), two.retried(errTwo)
-}
-
-// retried returns the error of an ADD that found the only address held for A's DEL after another try,
-// now that the DEL is over.
-func (t *turn) retried(err error) error {
-	t.Helper()
-	if t.command == "ADD" && err != nil && strings.Contains(err.Error(), "no IP addresses available") {
-		t.result, err = t.pod.add(t.list)
-	}
-	return err
+	return one.finish(), errTwo
 }
 
 // wantOutcome checks what A's DEL and B's ADD left, then removes B, and only B.

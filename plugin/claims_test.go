@@ -172,10 +172,10 @@ func TestSlowLateDELEnds(t *testing.T) {
 	or by sweeps: sweep; sweep
 	lose $held; forgets
 	if DEL: start del a
-	if sweep: aside sweep
+	if sweep: start sweep
 	appears $held; previous; lose $held
 	if DEL: wait del a
-	if sweep: over
+	if sweep: wait sweep
 	gone a; rules $a.p1; reserved 0
 	plan; add b; rules $b.p1; del b; rules`)
 }
@@ -199,7 +199,7 @@ func TestParkedUntilTheNextSweep(t *testing.T) {
 	add b; plan
 	either parked before: del a
 	or parked by the GC:
-	drop b; gc; gc; left; rules`)
+	drop b; gc; gc; clean; rules`)
 }
 
 // hostPorts are statements about the programs with which rules can be listed.

@@ -9,8 +9,8 @@ import (
 // disk for exactly these owners: $ip99 is in the form that old releases of host-local wrote.
 func TestForeign(t *testing.T) {
 	stories(t, `
-	chain bridge | p1; let by GC
-	either live, STATUS: let by STATUS; add a
+	chain bridge | p1; let by gc
+	either live, STATUS: let by status; add a
 	or live, GC: add a
 	or live, sweep: let by sweep; add a
 	or DEL pending: add a; plan p1 DEL fail; fails del a
@@ -18,7 +18,7 @@ func TestForeign(t *testing.T) {
 	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a; free a
 	plan; clone a; drop a
 	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
-	forgets; until $by; calls
+	forgets; until 0 $by; calls
 	owners '$ip100 a eth1' '$ip101 aa eth0' '$ip102 b eth0'
 	tombstone a another machine
 	del a; calls; locks 0; leaves`)
@@ -40,12 +40,12 @@ func TestForeignContainerIDAgain(t *testing.T) {
 // releases it. The runtime's DEL, which comes later with libcni's cached result, runs nothing.
 func TestReboot(t *testing.T) {
 	stories(t, `
-	patient; chain bridge, "ipMasq": true | firewall | portmap | last
+	chain bridge, "ipMasq": true | firewall | portmap | last
 	add a b; reboot a b; forgets
-	either STATUS: until STATUS
-	or GC: until GC
-	or sweep: until sweep
-	or GC of the network, renamed: network renamed; until GC
+	either STATUS: until 0 status
+	or GC: until 0 gc
+	or sweep: until 0 sweep
+	or GC of the network, renamed: network renamed; until 0 gc
 	clean; calls DEL last, DEL last
 	tombstone a it was added before the last boot; tombstone b it was added before the last boot
 	del a b; calls`)

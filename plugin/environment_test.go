@@ -21,10 +21,10 @@ func TestSweepHasTheADDsPATH(t *testing.T) {
 	shell 'mkdir $dir/none $dir/six; ln -s $(command -v ip6tables) $dir/six'
 	chain masquerading bridge IPv4 | portmap | firewall; add a; remember a; drop a
 	each of none six
-	env PATH=$dir/$of; ruleless; env PATH=$path; until STATUS; vanished a`, environment, acts{
+	env PATH=$dir/$of; ruleless; env PATH=$path; until 0 status; vanished a`, environment, acts{
 		"ruleless": func(s *story, _ []string) { // by STATUS
 			eventually(s, "the rules are gone", func() bool {
-				sweeps["STATUS"](s.node, s.plugins(s.node))
+				s.passes([]string{"status"})
 				return len(s.node.rules("--to-destination "+s.value("$a")+":80", "-d "+s.value("$a")+"/32")) == 0
 			})
 		},

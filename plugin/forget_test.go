@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
-
-	"cni-unwind/journal"
 )
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -40,9 +38,6 @@ func TestForgetRefuses(t *testing.T) {
 	count; fails giveup a '$why'; count
 	unless damaged: entry a
 	leaves`, acts{
-		"elsewhere": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
-		},
 		"count": func(s *story, _ []string) { // the same as before
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))
 		},

@@ -41,7 +41,7 @@ func TestAddOverLive(t *testing.T) {
 	chain bridge | p1 | p2 | p3
 	let why in a network namespace with a running process
 	add a; forgets
-	either same namespace: into b a; let why in the same network namespace
+	either same namespace: names b $netns/a; let why in the same network namespace
 	or process in the old namespace: process a
 	or process in the old namespace, which has no name: process a
 	unless same: again a b

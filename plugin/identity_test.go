@@ -78,7 +78,6 @@ func TestTwoInterfacesInOneNetwork(t *testing.T) {
 // loss. They prove nothing.
 func TestDamagedCache(t *testing.T) {
 	stories(t, `
-	patient
 	chain {"type": "bridge", "bridge": "$bridge", "isGateway": true,
 		"ipam": {"type": "host-local", "subnet": "$ip0/29", "dataDir": "$data"}}
 	crowd 5

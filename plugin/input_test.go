@@ -57,6 +57,14 @@ type outcome struct {
 	took   time.Duration
 }
 
+// err returns the CNI error, or nil.
+func (o outcome) err() error {
+	if o.code == 0 {
+		return nil
+	}
+	return &o.said
+}
+
 // start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
@@ -154,13 +162,10 @@ func (s *story) give(w []string) (rest []string, err error) {
 		}
 	}
 	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
-	if s.said = s.node.start(in); s.said.code != 0 {
-		return rest, &s.said.said
-	}
-	if w[0] == "add" {
+	if s.said = s.node.start(in); s.said.code == 0 && w[0] == "add" {
 		s.vars["result"] = s.said.stdout
 	}
-	return rest, nil
+	return rest, s.said.err()
 }
 
 var assignment = regexp.MustCompile(`^[\w./-]+=`)

@@ -56,7 +56,7 @@ func TestFaultMatrixDel(t *testing.T) {
 	if report: incomplete a
 	if defer: del a
 	calls DEL p$index; entry a deleting 1; pending a p$index
-	plan; del a; left; del a`, acts{"incomplete": func(s *story, w []string) {
+	plan; del a; clean; del a`, acts{"incomplete": func(s *story, w []string) {
 		_, err := s.attempt([]string{"del", w[0]})
 		var got *types.Error
 		s.want(errors.As(err, &got) && fmt.Sprint(got.Code) == s.vars["code"] && got.Details == "" && got.Msg == fmt.Sprintf(
@@ -135,7 +135,7 @@ func TestJournaledBytes(t *testing.T) {
 	either ADD: add a; let given 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3
 	or failed ADD: plan p3 ADD fail-effect, p3 DEL fail, * DEL fail; fails add a; plan
 		let given 198.51.100.0 198.51.100.1 198.51.100.2
-	$change; del a; left; previous $given; same 4`, acts{
+	$change; del a; clean; previous $given; same 4`, acts{
 		"file": func(s *story, _ []string) {
 			s.vars["file"] = s.chainFile(conflistOf(s.plugins(s.node)))
 		},

@@ -133,7 +133,7 @@ func TestNeverRan(t *testing.T) {
 	either not executable: file 0644 '#!/bin/sh'
 	or of another format: file 0755 '1234'
 	or missing:
-	fails add a; left
+	fails add a; clean
 	del a`, acts{"file": func(s *story, w []string) {
 		s.write(filepath.Join(s.path[0], "broken"), w[1])
 		run(s, "chmod", w[0], filepath.Join(s.path[0], "broken"))

@@ -21,7 +21,7 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: drop a; recover a next sandbox
-	left; began start ADD p0, end ADD p0, start ADD p1, end ADD p1, start DEL p1, end DEL p1, start DEL p0`)
+	clean; began start ADD p0, end ADD p0, start ADD p1, end ADD p1, start DEL p1, end DEL p1, start DEL p0`)
 }
 
 // TestOrphanIsEnded: a delegate that outlives its unwind for too long is killed, with its children,
@@ -38,8 +38,8 @@ func TestOrphanIsEnded(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
-	or then STATUS: drop a; statuses 0
-	left; ended $call; orphans`, acts{"orphans": func(s *story, _ []string) {
+	or then STATUS: drop a; until 0 status
+	clean; ends $call; orphans`, acts{"orphans": func(s *story, _ []string) {
 		left := leftBy(s, s.callLog()[0].Path, "orphan")
 		s.want(len(left) == 0, "%v live", left)
 	}})
@@ -51,7 +51,7 @@ func TestOrphansOfAnOwnerThatDies(t *testing.T) {
 	stories(t, `
 	budget Orphans 10s; script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/began ] && exit;
 		touch $dir/began; until [ -e $dir/go ]; do sleep 0.02; done; kill -9 $PPID; sleep 0.3; touch $dir/ended'
-	chain p0 | {"type": "p1"}; add a; as b a; into b a
+	chain p0 | {"type": "p1"}; add a; as b a; names b $netns/a
 	start del a; appears $dir/began; start del b; pause 11s; file $dir/go
 	wait del b; fails wait del a; appears $dir/ended; logged 'killing orphaned plugin' 0`)
 }
@@ -78,7 +78,7 @@ func TestDelDuringAdd(t *testing.T) {
 	if rollback: wait del a; fails wait add a
 	or it does not react: budget Stop 1s; plan p1 ADD hang-effect; start add a; awaits ADD p1; signal STOP a; del a; fails wait add a
 	or of another attachment: sandbox a b; add a; drop a; plan p1 DEL late; start add b; awaits DEL p1; del a; wait add b; del b
-	left`, acts{
+	clean`, acts{
 		"signal": func(s *story, w []string) {
 			lock, err := s.store.LookAtLock(s.who(w[1]).key())
 			s.must(err)
@@ -113,8 +113,8 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	either then DEL: recover a DEL
 	or then ADD: recover a ADD
 	or then the next sandbox: recover a next sandbox
-	or then STATUS: drop a; statuses 0
-	left; ended ADD p1; daemons`, acts{
+	or then STATUS: drop a; until 0 status
+	clean; ends ADD p1; daemons`, acts{
 		"daemons": func(s *story, _ []string) {
 			daemons := leftBy(s, s.callLog()[0].Path, "daemon")
 			s.want(len(daemons) == 1, "%d live", len(daemons))

@@ -86,31 +86,8 @@ func (p *pod) cutOff() {
 // earlier is the ID of the boot before this one.
 const earlier = "11111111-2222-3333-4444-555555555555"
 
-// before moves pods to an earlier boot and removes their namespaces.
-func before(pods ...*pod) {
-	for _, p := range pods {
-		p.dropNetNS()
-		p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier })
-	}
-}
-
-// sweeps are the verbs that sweep all networks.
-var sweeps = map[string]func(n *node, chain []string){
-	"STATUS": func(n *node, chain []string) { n.ask("STATUS", "1.0.0", nil, chain...) },
-	"GC":     func(n *node, chain []string) { n.ask("GC", "1.0.0", nil, chain...) },
-	"sweep":  func(n *node, _ []string) { n.sweep() },
-}
-
-// until sweeps until the journal is empty: a DEL may have to wait for another one.
-func (n *node) until(verb string, chain []string) {
-	n.Helper()
-	for range 30 {
-		if sweeps[verb](n, chain); len(n.entries()) == 0 {
-			return
-		}
-	}
-	n.Errorf("%s does not free all", verb)
-}
+// ofEarlierBoot moves the pod's entry to an earlier boot.
+func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }
 
 // holder starts a process that has the pod's namespace open. It returns a function that ends it.
 func (p *pod) holder() (end func()) {

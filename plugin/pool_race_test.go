@@ -160,5 +160,5 @@ func TestLateDELsOfOneAddress(t *testing.T) {
 	stories(t, `
 	chain single | p1, "rules": true, "delayMS": 300; plan p1 DEL fail
 	add a; fails del a; add b; fails del b; add c; fails del c; reserved 0; entries 3
-	plan p1 DEL late; until GC`)
+	plan p1 DEL late; until 0 tries gc`)
 }

@@ -62,7 +62,7 @@ func TestOrphans(t *testing.T) {
 // not by an empty list.
 func TestLostJournal(t *testing.T) {
 	stories(t, `
-	orphanage; add p0 p1 p2; lose journal; let list 'valid=[{"containerID":"other","ifname":"eth0"}]'
+	orphanage; add p0 p1 p2; lose $state; let list 'valid=[{"containerID":"other","ifname":"eth0"}]'
 	give gc $any $list gracePeriod=0s; have p0 p1 p2
 	drop p1; give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
 	gcs 2 $list; have p0 p2

@@ -54,8 +54,8 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 		printf "%s" "$conf" | exec $cni/host-local'
 	fails del a 'bridge (code 999)'; $in $elsewhere; fails del a 'bridge (code 999)'; reserved 1
 	either DEL: $in $right; del a
-	or STATUS: drop a; $in $right; statuses 0
-	or GC: drop a; $in $right; until GC
+	or STATUS: drop a; $in $right; until 0 status
+	or GC: drop a; $in $right; until 0 gc
 	or unwindctl sweep: drop a; $in $right; of-pools`, chainFiles, acts{"of-pools": func(s *story, _ []string) {
 		conf, err := netconf.ParseConf([]byte(s.entryOf(fmt.Sprintf(`{"plugins": [%s]}`, strings.Join(s.plugins(s.node), ", ")), nil)))
 		s.must(err)
@@ -98,7 +98,7 @@ func TestRejectedConfiguration(t *testing.T) {
 	or GC: state a deleting; $how gc
 	if no chain, GC: let dels 0
 	deleted a $dels
-	if accepted: left
+	if accepted: clean
 	if refused: rejected a; chain p0, "modes": {"DEL": "$mode"}, "code": $code; forgets; tries del a; deleted a 1; leaves`, acts{
 		"rejected": func(s *story, w []string) {
 			e := s.who(w[0]).entry()

@@ -12,7 +12,7 @@ import (
 // runtime's second one. Once the next one is gone, nothing is pending.
 func TestFreedByPod(t *testing.T) {
 	stories(t, `
-	patient; by-pod; add a; held 1
+	by-pod; add a; held 1
 	either it failed: breaks bridge; fails del a; sandbox a b; add b; works bridge
 	or it failed, and the next is being added: breaks bridge; fails del a; sandbox a b
 		plan p1 ADD hold; start add b; appears $dir/faulty/held/ADD.b.p1; works bridge
@@ -33,11 +33,11 @@ func TestFreedByPod(t *testing.T) {
 // record, for the DEL, which would free its address.
 func TestFreedByPodMeanwhile(t *testing.T) {
 	stories(t, `
-	patient; by-pod; script bridge 'while [ $CNI_COMMAND = DEL ] && [ -e $dir/hold ] && touch $dir/held-up; do sleep 0.01; done;
+	by-pod; script bridge 'while [ $CNI_COMMAND = DEL ] && [ -e $dir/hold ] && touch $dir/held-up; do sleep 0.01; done;
 		[ $CNI_COMMAND = DEL ] && [ -e $dir/broken ] && exit 1; exec $cni/bridge'
 	add a; file $dir/broken; fails del a; fails del a; fails del a; fails del a; lose $dir/broken
-	file $dir/hold; aside GC; appears $dir/held-up
-	sandbox a b; start add b; pause 500ms; lose $dir/hold; over; wait add b
+	file $dir/hold; start gc; appears $dir/held-up
+	sandbox a b; start add b; pause 500ms; lose $dir/hold; wait gc; wait add b
 	gone a; held 1; del b; held 0`, byPod)
 }
 

@@ -78,16 +78,15 @@ func (p *pod) occupy() {
 // and B's stays; that of p0, which may take its path for a name, is shown none.
 func TestNextPodAtSamePath(t *testing.T) {
 	stories(t, `
-	patient; chain bridge | p0 | p2; let held $dir/faulty/held/DEL.a.p2
+	chain bridge | p0 | p2; let held $dir/faulty/held/DEL.a.p2
 	kill added 1 add a; was-killed; ports 1
 	plan p2 DEL hold
-	either unwindctl: aside sweep
-	or STATUS: aside STATUS
-	or GC: aside GC
-	or the pod's next ADD: sandbox a c; start add c
+	each by sweep status gc ADD
+	unless ADD: start $by
+	if ADD: sandbox a c; start add c
 	appears $held; unpin a; takes b a; add b; remember b; ports 2
 	plan; lose $held
-	unless ADD: over
+	unless ADD: wait $by
 	if ADD: wait add c; del c
 	gone a; pathless DEL a p0; ports 1; reserved 1; unchanged b; pings b
 	del b`, acts{

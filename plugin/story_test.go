@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -50,11 +49,10 @@ type story struct {
 	added  map[string]types.Result
 	seen   map[string]seen
 	begun  map[string]chan error
-	undo   map[string]func() // what "mend", "end" and "letgo" call
+	undo   map[string]func() // what "mend", "end", "unlock" and "works" call
 	killed bool              // in the last verb that could be
 	leaves bool
 	said   outcome       // of the last GC or STATUS
-	when   time.Time     // of the last kill
 	own    journal.NetNS // for acts
 }
 
@@ -293,15 +291,21 @@ func (s *story) run(statements []string) {
 		for _, w := range word.FindAllString(text, -1) {
 			words = append(words, strings.Trim(w, "'"))
 		}
-		verb := verbs[words[0]]
-		if own := s.acts[words[0]]; own != nil {
-			verb = own
-		}
-		if verb == nil {
-			s.Fatalf("there is no such verb")
-		}
-		verb(s, words[1:])
+		s.verb(words[0])(s, words[1:])
 	}
+}
+
+// verb returns a verb of the test's own, or else of all stories.
+func (s *story) verb(name string) func(s *story, words []string) {
+	s.Helper()
+	verb := verbs[name]
+	if own := s.acts[name]; own != nil {
+		verb = own
+	}
+	if verb == nil {
+		s.Fatalf("there is no such verb")
+	}
+	return verb
 }
 
 // value returns what a variable stands for.

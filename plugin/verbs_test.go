@@ -44,8 +44,7 @@ func init() {
 			s.conf[w[0]] = v
 		},
 		// hasty: the time of a delegate is over when it hangs
-		"hasty":   func(s *story, _ []string) { s.hasty() },
-		"patient": func(*story, []string) {},
+		"hasty": func(s *story, _ []string) { s.hasty() },
 		// budget NAME TIME: see undo.Budgets
 		"budget": func(s *story, w []string) { s.budget(w[0] + "=" + w[1]) },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
@@ -75,8 +74,7 @@ func init() {
 		"file":   func(s *story, w []string) { s.write(w[0], strings.Join(w[1:], " ")) },
 		// shell COMMANDS
 		"shell": func(s *story, w []string) { run(s, "sh", "-ec", w[0]) },
-		// lose journal|FILE
-		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(s.path1(w))) },
+		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(w[0])) },
 		"pause": func(s *story, w []string) { d, err := time.ParseDuration(w[0]); s.must(err); time.Sleep(d) },
 		// reserve ADDRESS CONTAINER [IFNAME]: in host-local's files
 		"reserve": func(s *story, w []string) { s.reserve(w[0], strings.Join(w[1:], "\r\n")) },
@@ -87,13 +85,10 @@ func init() {
 		"works": func(s *story, w []string) { s.undo[w[0]]() },
 		// break HOW: the journal, see breakages; file: its file alone
 		"break": func(s *story, w []string) { s.undo["mend"] = s.breakJournal(strings.Join(w, " ")) },
-		"mend":  func(s *story, _ []string) { s.undo["mend"]() },
 
 		// Pods.
 		// crowd N [NAME]: adds N pods, whose names are $all or $NAME; $NAME_eth0: their attachments
 		"crowd": (*story).crowd,
-		// inherits POD ADDRESS: is added, and gets it
-		"inherits": func(s *story, w []string) { s.lowestNext(); s.passes([]string{"add", w[0]}); s.wantAddress(w[0], w[1]) },
 		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
 		"copies": func(s *story, w []string) {
 			many, err := strconv.Atoi(w[1])
@@ -140,8 +135,6 @@ func init() {
 		"as": func(s *story, w []string) { s.who(w[0]).ContainerID = s.who(w[1]).ContainerID },
 		// takes POD OTHER: its namespace is at the other's former path
 		"takes": func(s *story, w []string) { s.takes(s.who(w[0]), s.who(w[1])) },
-		// into POD OTHER: it is added to the other's namespace
-		"into": func(s *story, w []string) { s.who(w[0]).NetNS = s.who(w[1]).NetNS },
 		// capabilities POD JSON: what the runtime gives to those that are declared
 		"capabilities": func(s *story, w []string) {
 			var args map[string]json.RawMessage
@@ -153,27 +146,29 @@ func init() {
 			}
 		},
 		// cached POD STATEMENT: libcni keeps the result that it has of the pod
-		"cached": func(s *story, w []string) { s.withCache(w, true) },
-		// uncached POD STATEMENT: without that result
-		"uncached": func(s *story, w []string) { s.withCache(w, false) },
+		"cached": func(s *story, w []string) {
+			file := s.who(w[0]).cacheFile()
+			cache := read(s, file)
+			s.verb(w[1])(s, w[2:])
+			s.write(file, cache)
+		},
 		// names POD [PATH]: what the runtime says is its namespace
 		"names": func(s *story, w []string) { s.who(w[0]).NetNS = strings.Join(w[1:], "") },
 		// lock POD: somebody works on it
 		"lock": (*story).lock,
 		// flock FILE: somebody holds its lock
-		"flock":  func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
-		"unlock": func(s *story, _ []string) { s.undo["unlock"]() },
+		"flock": func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
 		"free": each(func(p *pod) {
 			eventually(p, "its lock is free", func() bool { lock, err := p.store.LookAtLock(p.key()); return !lock.Held && err == nil })
 		}),
-		// hold POD: a process elsewhere has its namespace open, until "letgo"
-		"hold":  func(s *story, w []string) { s.undo["letgo"] = s.who(w[0]).holder() },
-		"end":   func(s *story, _ []string) { s.undo["end"]() },
-		"letgo": func(s *story, _ []string) { s.undo["letgo"]() },
+		// hold POD: a process elsewhere has its namespace open, until "end"
+		"hold": func(s *story, w []string) { s.undo["end"] = s.who(w[0]).holder() },
 		// reboot PODS
-		"reboot": each(func(p *pod) { before(p) }),
+		"reboot": each(func(p *pod) { p.dropNetNS(); p.ofEarlierBoot() }),
 		// boot PODS: are of an earlier boot, and their namespaces there
-		"boot": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }),
+		"boot": each((*pod).ofEarlierBoot),
+		// elsewhere PODS: their ADDs ran in other namespaces
+		"elsewhere": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" }) }),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each((*pod).toAnotherMachine),
 		// state POD STATE
@@ -186,45 +181,36 @@ func init() {
 		"due": each((*pod).makeDue),
 
 		// What the runtime does, beside calls.
-		// start status, or [past] add|del|check POD
+		// start sweep|gc|status, or [past] add|del|check POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
 		"fails": (*story).fails,
 		// killed VERB POD: by the plan
 		"killed": func(s *story, w []string) {
-			if _, err := s.attempt(w); !wasKilled(err) {
-				s.Fatalf("%v", err)
-			}
-			s.when = time.Now()
+			_, err := s.attempt(w)
+			s.want(wasKilled(err), "%v", err)
 		},
 		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
 		// tries, the verb may fail where it does not.
 		"kill": (*story).killAt,
 		// sweep: a person's
 		"sweep": func(s *story, _ []string) { s.sweep() },
-		// aside STATUS|GC|sweep: it runs until "over"
-		"aside": func(s *story, w []string) {
-			sweep, n, chain, done := sweeps[w[0]], s.node, s.plugins(s.node), make(chan struct{})
-			go func() { defer close(done); sweep(n, chain) }()
-			s.undo["over"] = func() { <-done }
-		},
-		"over": func(s *story, _ []string) { s.undo["over"]() },
 		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
 		"sweeps": func(s *story, w []string) {
 			at := s.at
-			for name, sweep := range sweeps {
-				sweep(s.node, s.plugins(s.node))
-				s.at = at + " after " + name
-				verbs[w[0]](s, w[1:])
+			for _, sweep := range []string{"sweep", "gc", "status"} {
+				verbs[sweep](s, nil)
+				s.at = at + " after " + sweep
+				s.verb(w[0])(s, w[1:])
 			}
 		},
-		// statuses N: until the journal has N entries
-		"statuses": func(s *story, w []string) {
-			n, err := strconv.Atoi(w[0])
-			s.must(err)
-			s.sweepsAll(n, s.plugins(s.node)...)
+		// until N STATEMENT: it is repeated until the journal has N entries, since a DEL may have to wait
+		"until": func(s *story, w []string) {
+			eventually(s, w[0]+" entries", func() bool {
+				s.verb(w[1])(s, w[2:])
+				return fmt.Sprint(len(s.entries())) == w[0]
+			})
 		},
-		"clock":  func(s *story, _ []string) { s.when = time.Now() },
 		"passes": func(s *story, w []string) { s.passes(w) },
 		// tries VERB POD: it may fail
 		"tries": func(s *story, w []string) { _, _ = s.attempt(w) },
@@ -232,14 +218,10 @@ func init() {
 		"recover": func(s *story, w []string) {
 			recoverBy(s.who(w[0]), s.list(s.who(w[0]), false), strings.Join(w[1:], " "))
 		},
-		// since TIME: waits until it is over since "killed"
-		"since": (*story).since,
 		// appears FILE
 		"appears": func(s *story, w []string) {
 			eventually(s, w[0], func() bool { _, err := os.Lstat(w[0]); return err == nil })
 		},
-		// until STATUS|GC|sweep has released all
-		"until": func(s *story, w []string) { s.node.until(w[0], s.plugins(s.node)) },
 		// awaits VERB PLUGIN: until it runs
 		"awaits": func(s *story, w []string) { s.running(strings.Join(w, " ")) },
 		// given POD ADDRESS
@@ -251,10 +233,10 @@ func init() {
 			s.want(slices.Equal(s.node.calls(), listed(w)), "%q", s.node.calls())
 			s.forgetCalls()
 		},
-		// previous ADDRESSES: just these were in the prevResult of each DEL since "calls" or "forgets"
+		// previous ADDRESSES: just these were in the prevResult of each DEL and CHECK since "calls" or "forgets"
 		"previous": func(s *story, w []string) {
 			for _, l := range s.callLog() {
-				s.want(l.Command != "DEL" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
+				s.want(l.Command == "ADD" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
 			}
 		},
 		// stdin PLUGIN KEY [JSON]: each call of the plugin since "calls" or "forgets" got just this under the key
@@ -268,8 +250,6 @@ func init() {
 		"same": (*story).wantSame,
 		// times N VERB PLUGIN
 		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
-		// has POD: libcni has a result of it
-		"has": func(s *story, w []string) { _ = read(s, s.who(w[0]).cacheFile()) },
 		// forgets: the calls so far
 		"forgets": func(s *story, _ []string) { s.forgetCalls() },
 		// began start|end VERB PLUGIN, …: the first ones
@@ -277,8 +257,6 @@ func init() {
 			h, want := s.history(), listed(w)
 			s.want(slices.Equal(h[:min(len(h), len(want))], want), "%q", h)
 		},
-		// ended VERB PLUGIN: its process is gone
-		"ended": func(s *story, w []string) { s.want(s.hasEnded(w), "it has not") },
 		// events BEGINNING …
 		"events": func(s *story, w []string) {
 			s.want(slices.EqualFunc(s.node.events(), w, strings.HasPrefix), "%q", s.node.events())
@@ -293,18 +271,15 @@ func init() {
 			slices.Sort(got)
 			s.want(slices.Equal(got, listed(w)), "%q", got)
 		},
-		// within TIME since "clock"
-		"within": func(s *story, w []string) {
-			d, err := time.ParseDuration(w[0])
-			s.must(err)
-			s.want(time.Since(s.when) < d, "it took %s", time.Since(s.when))
-		},
 		// warned TEXT [0]: by the last GC, STATUS or "give"
 		"warned": func(s *story, w []string) {
 			s.want(strings.Contains(s.said.stderr, w[0]) == (len(w) == 1 || w[1] == "1"), "%s", s.said.stderr)
 		},
 		// ends VERB PLUGIN: soon
-		"ends": func(s *story, w []string) { eventually(s, "its end", func() bool { return s.hasEnded(w) }) },
+		"ends": func(s *story, w []string) {
+			pid := s.callLog()[slices.Index(s.node.calls(), strings.Join(w, " "))].PID
+			eventually(s, "its end", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+		},
 		// counters 'NAME LABELS N' …: those that are not 0
 		"counters": func(s *story, w []string) {
 			var got []string
@@ -320,16 +295,8 @@ func init() {
 		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
 		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
 		"entry": (*story).wantEntry,
-		// parked POD
-		"parked": func(s *story, w []string) {
-			s.want(s.who(w[0]).entry().Undo.Steps[0].Wait.For == journal.ForOwner, "it is not")
-		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": (*story).wantPending,
-		// released POD: by a sweep, in time
-		"released": func(s *story, w []string) {
-			eventually(s, "released", func() bool { s.sweep(); return s.who(w[0]).entry() == nil })
-		},
 		// agent: its sweep
 		"agent": func(s *story, _ []string) {
 			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
@@ -350,23 +317,9 @@ func init() {
 			log := s.callLog()
 			s.want(len(log) == len(w), "%d calls", len(log))
 			for i, l := range log[:min(len(log), len(w))] {
-				s.want(l.NetNS == s.who(w[i]).NetNS, "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
+				s.want(l.NetNS == s.who(w[i]).NetNS && l.Args != "", "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
 			}
 		},
-		// parted: waits until no interface of an entry is on the host
-		"parted": (*story).parted,
-		// bare PODS: no interfaces in their namespaces
-		"bare": each(func(p *pod) {
-			if traces := p.inside(); len(traces) > 0 {
-				p.Errorf("%s has %q", p.ContainerID, traces)
-			}
-		}),
-		// undeleted PODS: no faulty plugin had a DEL of them
-		"undeleted": each(func(p *pod) {
-			if dels := p.dels(); len(dels) > 0 {
-				p.Errorf("DELs of %s: %q", p.ContainerID, dels)
-			}
-		}),
 		// owners 'ADDRESS CONTAINER IFNAME' …: of host-local's files
 		"owners": func(s *story, w []string) {
 			var got []string
@@ -380,8 +333,6 @@ func init() {
 		"port": func(s *story, w []string) {
 			s.wantCount(len(s.node.rules("--to-destination "+w[0]+":80")), append(w[1:], "1")[0])
 		},
-		// left: nothing is, on the present network
-		"left": func(s *story, _ []string) { s.nothingLeft() },
 		// gone PODS: not in the journal
 		"gone": each(func(p *pod) {
 			if e := p.entry(); e != nil {
@@ -418,10 +369,17 @@ func init() {
 		"pings":    func(s *story, w []string) { s.who(w[0]).pingsGateways(s.added[w[0]]) },
 		// logged TEXT [TIMES]
 		"logged": func(s *story, w []string) { s.wantLog(w[0], w[1:]) },
-		// clean: nothing is left, no rule either
-		"clean": (*story).clean,
+		// clean: nothing is left, in no network
+		"clean": func(s *story, _ []string) {
+			for _, n := range s.nodes {
+				n.nothingLeft()
+			}
+		},
 		// leaves: something, so that nothingLeft is not checked
 		"leaves": func(s *story, _ []string) { s.leaves = true },
+	}
+	for _, name := range []string{"mend", "end", "unlock"} {
+		verbs[name] = func(s *story, _ []string) { s.undo[name]() }
 	}
 	for _, call := range calls {
 		verbs[call] = func(s *story, w []string) { s.Helper(); s.passes(append([]string{call}, w...)) }
@@ -429,8 +387,8 @@ func init() {
 }
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
-// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait status", for
-// one that "start" began; "libcni-gc PODS" and "libcni-status" go through libcni. "giveup POD" is a
+// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait sweep|gc|status",
+// for one that "start" began; "libcni-gc PODS" and "libcni-status" go through libcni. "giveup POD" is a
 // person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry;
 // "valid" and "slip" are those of the list.
 var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-gc", "libcni-status", "wait", "giveup", "give"}
@@ -493,13 +451,6 @@ func (s *story) enterNetwork(w []string) {
 	s.node, s.nodes = &n, append(s.nodes, &n)
 }
 
-func (s *story) path1(w []string) string {
-	if w[0] == "journal" {
-		return s.stateDir
-	}
-	return w[0]
-}
-
 func (s *story) must(err error) {
 	s.Helper()
 	must(s, err)
@@ -533,9 +484,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 			}
 		}
 		s.said = s.ask(command, s.inner, changes, s.plugins(s.node)...)
-		if s.said.code != 0 {
-			err = &s.said.said
-		}
+		err = s.said.err()
 		s.want(err != nil || s.said.stdout == "", "it printed %s", s.said.stdout)
 		return rest, err
 	case "give":
@@ -553,7 +502,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 		return w[2:], s.plugin().Forget(s.Context(), s.stateDir, s.who(w[1]).key())
 	case "wait":
 		words := 3
-		if w[1] == "status" {
+		if beginning[w[1]] != nil {
 			words = 2
 		}
 		return w[words:], <-s.begun[strings.Join(w[1:words], " ")]
@@ -579,6 +528,13 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	return w[2:], err
 }
 
+// beginning are the verbs without a pod that "start" begins.
+var beginning = map[string]func(n *node, chain []string) error{
+	"sweep":  func(n *node, _ []string) error { n.sweep(); return nil },
+	"gc":     func(n *node, chain []string) error { return n.ask("GC", n.inner, nil, chain...).err() },
+	"status": func(n *node, chain []string) error { return n.ask("STATUS", n.inner, nil, chain...).err() },
+}
+
 func (s *story) start(w []string) {
 	s.Helper()
 	past := w[0] == "past"
@@ -587,14 +543,8 @@ func (s *story) start(w []string) {
 	}
 	done := make(chan error, 1)
 	s.begun[strings.Join(w, " ")] = done
-	if chain := s.plugins(s.node); w[0] == "status" {
-		go func() {
-			out := s.ask("STATUS", s.inner, nil, chain...)
-			if out.code != 0 {
-				done <- &out.said
-			}
-			close(done)
-		}()
+	if sweep, chain := beginning[w[0]], s.plugins(s.node); sweep != nil {
+		go func() { done <- sweep(s.node, chain) }()
 		return
 	}
 	p, list := s.who(w[1]), s.list(s.who(w[1]), past)
@@ -694,17 +644,6 @@ func (s *story) takes(p, other *pod) {
 	p.NetNS = other.NetNS
 }
 
-func (s *story) withCache(w []string, there bool) {
-	s.Helper()
-	file := s.who(w[0]).cacheFile()
-	cache := read(s, file)
-	if !there {
-		s.must(os.Remove(file))
-	}
-	verbs[w[1]](s, w[2:])
-	s.write(file, cache)
-}
-
 func (s *story) wantTimes(times, call string) {
 	s.Helper()
 	got := 0
@@ -774,13 +713,6 @@ func (s *story) reserve(address, owner string) {
 	s.write(filepath.Join(pool, address), owner)
 }
 
-func (s *story) clean([]string) {
-	s.Helper()
-	for _, n := range s.nodes {
-		n.nothingLeft()
-	}
-}
-
 func (s *story) crowd(w []string) {
 	s.Helper()
 	many, err := strconv.Atoi(w[0])
@@ -795,30 +727,6 @@ func (s *story) crowd(w []string) {
 	s.addAll(s.list(pods[0], false), pods...)
 	s.vars[name] = strings.Join(names, " ")
 	s.vars[name+"_eth0"] = strings.Join(names, ".eth0 ") + ".eth0"
-}
-
-func (s *story) parted([]string) {
-	s.Helper()
-	eventually(s, "the interfaces are gone", func() bool {
-		for _, e := range s.entries() {
-			if there, _ := facts.LinkThere(e.Got.HostLinks); there {
-				return false
-			}
-		}
-		return true
-	})
-}
-
-func (s *story) since(w []string) {
-	d, err := time.ParseDuration(w[0])
-	s.must(err)
-	time.Sleep(time.Until(s.when.Add(d)))
-}
-
-func (s *story) hasEnded(w []string) bool {
-	s.Helper()
-	pid := s.callLog()[slices.Index(s.node.calls(), strings.Join(w, " "))].PID
-	return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
 func (s *story) lock(w []string) {

@@ -197,11 +197,6 @@ func (w *world) invariants() {
 		}
 	}
 	for address, who := range reserved {
-		// a DEL that was killed holds an address whose p0 is undone
-		if who, held := strings.CutSuffix(who, " held"); held && slices.ContainsFunc(w.entries(),
-			func(e *journal.Entry) bool { return e.ContainerID+" "+e.IfName == who }) {
-			continue
-		}
 		if !owed[strings.ReplaceAll(who, " ", ".")+".p0"] {
 			w.Errorf("%s is %s's, and the journal owes no DEL for it", address, who)
 		}
