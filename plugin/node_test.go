@@ -150,6 +150,14 @@ func (n *node) faulty(instance, extra string) string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": %q%s}`, n.faultyDir(), instance, extra)
 }
 
+// pooled is a delegate that calls host-local, as bridge does, with the addresses from first to
+// last.
+func (n *node) pooled(instance string, first, last int) string {
+	net := strings.TrimSuffix(n.subnet, "0/24")
+	return n.faulty(instance, fmt.Sprintf(`, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, `+
+		`"rangeStart": "%s%d", "rangeEnd": "%s%d"}]]}`, n.dataDir(), n.subnet, net, first, net, last))
+}
+
 // cacheDir is the directory of libcni's results.
 func (n *node) cacheDir() string { return filepath.Join(n.dir, "cache", "results") }
 
@@ -336,6 +344,9 @@ func (n *node) plan(plan map[string]map[string]string) {
 
 // taken returns the files that the faulty plugins hold.
 func (n *node) taken() []string { return n.names(filepath.Join(n.faultyDir(), "taken")) }
+
+// addressRules returns the rules of the faulty plugins, as ADDRESS.INSTANCE.
+func (n *node) addressRules() []string { return n.names(filepath.Join(n.faultyDir(), "rules")) }
 
 // reserved returns host-local's reservations, with their owners.
 func (n *node) reserved() map[string]string {
