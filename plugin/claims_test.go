@@ -145,7 +145,7 @@ var lateDELs = acts{
 // the address, and it stays free, also for another pod, while p1 still hangs.
 func TestHangingDELFreesAddress(t *testing.T) {
 	stories(t, `
-	chain single | p1, "rules": true
+	budget Orphans 500ms; chain single | p1, "rules": true
 	add a; let first $a; plan p1 DEL hang
 	start del a; marks a 1; cut DEL p1; fails wait del a; reserved 1
 	forgets; start del a; cut DEL p1; fails wait del a; reserved 0
@@ -158,7 +158,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 // one ends, which does not get the address.
 func TestTwoSlowLateDELs(t *testing.T) {
 	stories(t, `
-	budget LateDel 10s; budget Release 20s
+	budget LateDel 10s; budget Release 12s
 	chain single | p1, "rules": true | p2, "rules": true; let held $dir/faulty/held
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a; reserved 0; rules $a.p1 $a.p2
 	plan p1 DEL hold, p2 DEL hold
@@ -184,28 +184,6 @@ func TestSlowLateDELEnds(t *testing.T) {
 	if sweep: wait sweep
 	gone a; rules $a.p1; reserved 0
 	plan; add b; rules $b.p1; del b; rules`)
-}
-
-// TestADDRunsPendingDEL: an ADD gets the address of a dead attachment with a pending DEL. That DEL gets the address,
-// and runs before the ADD's next delegate.
-func TestADDRunsPendingDEL(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2
-	add a; plan p1 DEL fail; fails del a; rules $a.p1; plan; forgets
-	add b; previous $a; calls ADD p0, DEL p1, ADD p1, ADD p2; rules $b.p1; gone a
-	del b; rules`)
-}
-
-// TestParkedUntilTheNextSweep: A has a DEL that is parked, or will be, because B has its address. When
-// the runtime calls GC, both are dead. That GC undoes B, and the next one leaves nothing of A.
-func TestParkedUntilTheNextSweep(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2
-	add a; plan p1 DEL fail; fails del a; rules $a.p1; reserved 0
-	add b; plan
-	either parked before: del a
-	or parked by the GC:
-	drop b; gc; gc; clean; rules`)
 }
 
 // hostPorts are statements about the programs with which rules can be listed.

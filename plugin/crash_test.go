@@ -243,7 +243,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 func TestPowerLossInAVerb(t *testing.T) {
 	t.Parallel()
 	atEveryPoint(t, 6, `
-	one-in 2
+	one-in 3
 	either ADD: let verb add a
 	or failing ADD: let verb add a; plan last ADD fail-effect
 	or DEL: let verb del a

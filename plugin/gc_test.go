@@ -287,7 +287,7 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 // so that what is not theirs is done.
 func TestGCDelegateFails(t *testing.T) {
 	stories(t, `
-	budget GC 30s; versions 1.1.0 1.1.0
+	budget GC 21s; versions 1.1.0 1.1.0
 	chain d0; add dead
 	chain d1; add other
 	chain p0, "code": 42 | p1 | p2, "code": 43

@@ -19,7 +19,7 @@ import (
 // Nothing may be left.
 func TestFaultMatrixAdd(t *testing.T) {
 	stories(t, `
-	one-in 3
+	one-in 4
 	each mode fail fail-effect hang hang-effect crash crash-effect kill-parent kill-parent-effect orphan empty garbage stderr
 	each index 0 1 2 3
 	each del ok fail-effect
@@ -95,7 +95,7 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 // the same pass.
 func TestHangingDELLeavesTime(t *testing.T) {
 	stories(t, `
-	budget Undo 40s; budget Step 10s; chain p0 | p1 | p2
+	budget Undo 26s; budget Step 8s; chain p0 | p1 | p2
 	add a; forgets; plan p2 DEL hang
 	fails del a; calls DEL p2, DEL p1, DEL p0; pending a p2
 	plan; del a`)

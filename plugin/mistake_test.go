@@ -83,8 +83,8 @@ func TestFailsAsItsADD(t *testing.T) {
 	stories(t, `
 	conf delegateTimeout; chain bridge; let all a b
 	script bridge 'if [ $CNI_COMMAND = DEL ] && [ -e $dir/well ]; then echo $CNI_CONTAINERID >> $dir/deleted; exit; fi; exec $cni/bridge'
-	either for good: let all a b c d e f; refused $all; drop $all
-		retried 18; hour $all; entries 6; retried 1; entries 0; absent $dir/deleted; dropped $all
+	either for good: let all a b c d; refused $all; drop $all
+		retried 18; hour $all; entries 4; retried 1; entries 0; absent $dir/deleted; dropped $all
 	or repaired in time: refused $all; drop $all; retried 18; hour $all
 	or not for an hour: refused $all; drop $all; retried 20
 	or the namespaces are there: refused $all; retried 18; hour $all; retried 2

@@ -79,11 +79,11 @@ func ipamdPool() acts {
 // waits for an owner. Once the grace period is over, one sweep ends what has no next owner.
 func TestTurnover(t *testing.T) {
 	stories(t, `
-	conf gracePeriod 1h; ipamd 1; crowd 20 old
-	turnover 20
-	gone $old; entries 20; each-del $old
-	status; sweep; entries 20; each-del $old
-	del $new; entries 20; due $new; sweep`, ipamdPool())
+	conf gracePeriod 1h; ipamd 1; crowd 10 old
+	turnover 10
+	gone $old; entries 10; each-del $old
+	status; sweep; entries 10; each-del $old
+	del $new; entries 10; due $new; sweep`, ipamdPool())
 }
 
 // TestSecondDEL: aws-cni's DEL passes while its daemon is away, and runs once more after the grace period. It
