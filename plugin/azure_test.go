@@ -73,7 +73,7 @@ func TestAzureCrashLoop(t *testing.T) {
 	leaves`, azure, acts{"loop": func(s *story, w []string) {
 		for i := range 11 {
 			pod := fmt.Sprintf("loop%d", i)
-			s.fails(append(w, "add", pod))
+			verbs["fails"](s, append(w, "add", pod))
 			_, _ = s.attempt(append(w, "del", pod))
 		}
 	}})

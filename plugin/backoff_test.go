@@ -5,10 +5,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
@@ -38,15 +36,11 @@ func owing() acts {
 		"owes": func(s *story, w []string) {
 			s.chain = []string{"p0", "p1"}
 			s.tell("plan; add " + w[0] + "; plan p1 DEL fail; fails del " + w[0] + "; forgets")
-			attempts, err := strconv.Atoi(w[1])
-			s.must(err)
-			retryAt := int64(0)
-			if len(w) > 2 {
-				in, err := time.ParseDuration(w[2])
-				s.must(err)
-				retryAt = journal.BootNanos() + int64(in)
-			}
-			step(s, w[0], func(step *journal.Step) { step.Tries, step.Wait.Until = attempts, retryAt })
+			step(s, w[0], func(step *journal.Step) {
+				if step.Tries, step.Wait.Until = s.number(w[1]), 0; len(w) > 2 {
+					step.Wait.Until = journal.BootNanos() + int64(s.duration(w[2]))
+				}
+			})
 		},
 		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
 		// logs MESSAGE, …: just these
@@ -141,7 +135,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 			s.forgetCalls()
 			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
 			s.must(err)
-			s.wantTimes(w[0], "DEL p1")
+			verbs["times"](s, []string{w[0], "DEL", "p1"})
 			s.forgetCalls()
 		},
 	})

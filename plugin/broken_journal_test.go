@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +52,15 @@ var breakages = map[string]func(n *node) (mend func()){
 			must(n, os.Rename(n.stateDir+".real", n.stateDir))
 		}
 	},
+	"file": func(n *node) func() { // a directory in its place
+		path := n.store.Path()
+		must(n, os.Rename(path, path+".away"))
+		n.mkdir(path)
+		return func() {
+			must(n, os.Rename(path, path+".blocked"))
+			must(n, os.Rename(path+".away", path))
+		}
+	},
 	"queue that a stranger holds": func(n *node) func() {
 		f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 		must(n, err)
@@ -73,23 +81,6 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	db, err := bolt.Open(n.store.Path(), 0o600, &bolt.Options{Timeout: time.Second})
 	must(n, err)
 	must(n, errors.Join(db.Update(edit), db.Close()))
-}
-
-// makeJournal creates the node's journal.
-func (n *node) makeJournal() {
-	n.Helper()
-	must(n, n.store.Update(context.Background(), func(*journal.Tx) error { return nil }))
-}
-
-// blockFile puts a directory in the place of a file, and returns a function that restores the file.
-func (n *node) blockFile(path string) (back func()) {
-	n.Helper()
-	must(n, os.Rename(path, path+".away"))
-	n.mkdir(path)
-	return func() {
-		must(n, os.Rename(path, path+".blocked"))
-		must(n, os.Rename(path+".away", path))
-	}
 }
 
 // TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is

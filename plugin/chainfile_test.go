@@ -83,21 +83,6 @@ func TestChainFileIsLookedForAgain(t *testing.T) {
 	or STATUS: libcni-status`, chainFiles)
 }
 
-// hang covers a directory with a file system whose server never answers.
-func (n *node) hang(dir string) {
-	n.Helper()
-	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		n.Skip(err)
-	}
-	n.Cleanup(func() {
-		_ = unix.Close(server) // ends all that wait for it
-		_ = unix.Unmount(dir, unix.MNT_DETACH)
-	})
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
-	must(n, unix.Mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options))
-}
-
 // TestChainFileHangs: a DEL that the journal knows does without the file. A verb that looks into it
 // gives up in time, and says which file it is; the DEL of a delegate that rejects its configuration
 // stays pending.
@@ -111,5 +96,13 @@ func TestChainFileHangs(t *testing.T) {
 	fails wait add new 'unwind: ' 'chainFile $file: ' 'not read within 10s'
 	fails wait del unknown 'unwind: ' 'chainFile $file: ' 'not read within 10s'
 	fails wait del rejected 'code 7'; wait check looked
-	entry rejected deleting 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) { s.hang(filepath.Dir(s.vars["file"])) }})
+	entry rejected deleting 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) { // the file is on a file system whose server never answers
+		server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			s.Skip(err)
+		}
+		s.Cleanup(func() { _ = unix.Close(server) }) // ends all that wait for it
+		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
+		s.mount("hangs", filepath.Dir(s.vars["file"]), "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
+	}})
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,8 +134,7 @@ var lateDELs = acts{
 			return last.Command == w[0] && last.Instance == w[1]
 		})
 		status := read(s, fmt.Sprintf("/proc/%d/stat", last.PID))
-		parent, err := strconv.Atoi(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
-		s.must(err)
+		parent := s.number(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
 		s.must(syscall.Kill(parent, syscall.SIGKILL))
 	},
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -80,7 +79,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 	unwritten a; events; counters
 	sweep; events 'swept a [] []: $why'; counters 'swept $label 1'
 	leaves`, acts{"unwritten": func(s *story, w []string) {
-		worker := s.emptyList().w
+		worker := s.worker()
 		worker.Journal.Store.Point = func(name string) {
 			if name == "commit" {
 				panic("this commit fails")
@@ -110,9 +109,8 @@ func TestLastSweep(t *testing.T) {
 			}
 		},
 		"set": func(s *story, w []string) {
-			age, err := time.ParseDuration(w[0])
-			at := time.Now().Add(-age).Truncate(time.Second)
-			s.must(errors.Join(err, os.Chtimes(filepath.Join(s.stateDir, "last-sweep"), time.Time{}, at)))
+			at := time.Now().Add(-s.duration(w[0])).Truncate(time.Second)
+			s.must(os.Chtimes(filepath.Join(s.stateDir, "last-sweep"), time.Time{}, at))
 			s.vars["set"] = fmt.Sprint(at.Unix())
 		},
 		"last": func(s *story, w []string) {

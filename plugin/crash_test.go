@@ -257,32 +257,25 @@ func TestPowerLossInAVerb(t *testing.T) {
 	off a; until 0 sweep; on-disk
 	if ADD: released
 	leaves`, acts{
-		"off":     func(s *story, w []string) { s.who(w[0]).powerOff() },
+		// off POD: what a loss of power may take is gone: the versions of entries that were not synced, lock files,
+		// network namespaces, and what delegates have in the kernel, as those named kernel have
+		"off": func(s *story, w []string) {
+			for _, pattern := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {
+				files, err := filepath.Glob(filepath.Join(s.dir, pattern))
+				s.must(err)
+				for _, file := range files {
+					s.must(os.Remove(file))
+				}
+			}
+			p := s.who(w[0])
+			if p.dropNetNS(); p.entry() != nil {
+				p.ofEarlierBoot()
+			}
+		},
 		"on-disk": func(s *story, _ []string) { s.nothingOnDisk() },
 		"released": func(s *story, _ []string) {
 			live := !s.killed && s.added["a"] != nil
 			s.want(!live || s.tombstone(s.who("a").key()) != nil, "the sweep released nothing")
 		},
 	})
-}
-
-// powerOff takes what a loss of power may take: the versions of entries that were not synced, lock
-// files, network namespaces, and what delegates have in the kernel, as those named kernel have. The
-// journal's entries are of an earlier boot then.
-func (p *pod) powerOff() {
-	p.Helper()
-	for _, pattern := range []string{
-		filepath.Join(p.stateDir, "locks", "*"),
-		filepath.Join(p.faultyDir(), "taken", "*.kernel*"), filepath.Join(p.faultyDir(), "taken", "*.last*"),
-	} {
-		files, err := filepath.Glob(pattern)
-		must(p, err)
-		for _, file := range files {
-			must(p, os.Remove(file))
-		}
-	}
-	p.dropNetNS()
-	if p.entry() != nil {
-		p.ofEarlierBoot()
-	}
 }

@@ -1,12 +1,8 @@
 package plugin
 
 import (
-	"bytes"
 	"fmt"
-	"strings"
 	"testing"
-
-	bolt "go.etcd.io/bbolt"
 )
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -41,15 +37,5 @@ func TestForgetRefuses(t *testing.T) {
 		"count": func(s *story, _ []string) { // the same as before
 			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))
 		},
-	})
-}
-
-// damage replaces the bytes of the pod's entry.
-func (p *pod) damage() {
-	p.Helper()
-	p.editJournal(func(tx *bolt.Tx) error {
-		k := p.key()
-		key, _ := tx.Bucket([]byte("entries")).Cursor().Seek([]byte(strings.Join([]string{k.Network, k.ContainerID, k.IfName}, "\x00")))
-		return tx.Bucket([]byte("entries")).Put(bytes.Clone(key), []byte(`{"network":`))
 	})
 }

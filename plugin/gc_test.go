@@ -3,23 +3,16 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/skel"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/unwind/env"
 )
 
 const (
@@ -39,64 +32,6 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// wantKept checks which attachments are left, as CONTAINER.IFNAME: in the journal, and among the
-// files of the faulty plugin p0.
-func (n *node) wantKept(what string, want ...string) {
-	n.Helper()
-	var known, held []string
-	for _, e := range n.entries() {
-		known = append(known, e.ContainerID+"."+e.IfName)
-	}
-	for _, file := range n.taken() {
-		held = append(held, strings.TrimSuffix(file, ".p0"))
-	}
-	want = slices.Sorted(slices.Values(want))
-	slices.Sort(known)
-	slices.Sort(held)
-	if !slices.Equal(known, want) || !slices.Equal(held, want) {
-		n.Errorf("%s: the journal has %v and held is %v, want %v", what, known, held, want)
-	}
-}
-
-// addAll adds pods, several at a time.
-func (n *node) addAll(list *libcni.NetworkConfigList, pods ...*pod) {
-	n.Helper()
-	slots, errs := make(chan bool, 4), make(chan error)
-	for _, p := range pods {
-		go func() {
-			slots <- true
-			_, err := p.add(list)
-			<-slots
-			errs <- err
-		}()
-	}
-	for range pods {
-		if err := <-errs; err != nil {
-			n.Error(err)
-		}
-	}
-	if n.Failed() {
-		n.FailNow()
-	}
-}
-
-// empty is a sweep in this process, as for a GC with an empty list.
-type empty struct {
-	*sweep.Sweep
-	w *undo.Worker
-}
-
-func (n *node) emptyList() empty {
-	n.Helper()
-	conf, err := netconf.ParseConf([]byte(n.entryOf(`{"plugins": [{"type": "faulty"}]}`, valid())))
-	must(n, err)
-	p := &Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}
-	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
-	n.Cleanup(closeLog)
-	o.Invoked = true
-	return empty{sweep.New(o.Worker, sweep.Job{List: facts.NewList(n.network, conf.Valid)}), o.Worker}
-}
-
 // TestSweepJudgesAgain: an attachment is dead when a sweep looks, and changes before the sweep
 // acts. The sweep acts on the new state. It does not take an ADD of the same container, neither
 // while that runs nor after.
@@ -114,7 +49,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 	or the runtime's DEL came: del a; forgets
 		acts dead true; calls`, acts{
 		"looks": func(s *story, _ []string) {
-			sweeping := s.emptyList()
+			sweeping := sweep.New(s.worker(), sweep.Job{List: facts.NewList(s.network, nil)})
 			findings, err := sweeping.Plan(s.Context(), nil)
 			s.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
 			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases

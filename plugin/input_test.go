@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -306,9 +305,7 @@ func TestOddInput(t *testing.T) {
 	or an odd interface: let edit 'CNI_IFNAME=ODD'
 	chain p0$extra; give add a logLevel= $edit; warned level= 0
 	chain other; give del a $edit CNI_ARGS=; same 1`), acts{"environment": func(s *story, w []string) { // N variables
-		many, err := strconv.Atoi(w[0])
-		s.must(err)
-		for i := range many {
+		for i := range s.number(w[0]) {
 			s.env = append(s.env, fmt.Sprintf("MUCH%d=%s", i, w[1]))
 		}
 	}})

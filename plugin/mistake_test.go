@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -92,14 +91,12 @@ func TestFailsAsItsADD(t *testing.T) {
 		"refused": func(s *story, w []string) {
 			for _, name := range w {
 				s.who(name).Args = [][2]string{{"FAST", "yes"}}
-				s.fails([]string{"add", name, "FAST"})
+				verbs["fails"](s, []string{"add", name, "FAST"})
 			}
 		},
 		// retried N: by so many GCs
 		"retried": func(s *story, w []string) {
-			many, err := strconv.Atoi(w[0])
-			s.must(err)
-			for range many {
+			for range s.number(w[0]) {
 				_, _ = s.attempt([]string{"gc"})
 			}
 		},

@@ -30,9 +30,13 @@ func mounts() acts {
 			s.must(err)
 			s.own = seen.Netns
 		},
-		"bind":    func(s *story, w []string) { mount(s, strings.Join(w, " "), unix.MS_BIND) },
-		"moved":   func(s *story, _ []string) { mount(s, "moved", unix.MS_MOVE) },
-		"other":   func(s *story, w []string) { s.other(strings.Join(append(w, "a")[:1], "")) },
+		"bind":  func(s *story, w []string) { mount(s, strings.Join(w, " "), unix.MS_BIND) },
+		"moved": func(s *story, _ []string) { mount(s, "moved", unix.MS_MOVE) },
+		// other [NAME]: the namespace of another container, with an eth0, is there
+		"other": func(s *story, w []string) {
+			path := s.netns(strings.Join(append(w, "a")[:1], ""))
+			run(s, "nsenter", "--net="+path, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0")
+		},
 		"covered": func(s *story, _ []string) { s.mount("/dev/null", at(s), "", unix.MS_BIND, "") },
 		"unbind":  func(s *story, _ []string) { s.must(unix.Unmount(at(s), unix.MNT_DETACH)) },
 		"there": func(s *story, _ []string) {
@@ -40,7 +44,16 @@ func mounts() acts {
 			s.want(err == nil && seen.Netns.Same(s.own) && slices.Contains(s.links(at(s)), "eth0"), "%+v (%v)", seen, err)
 		},
 		"emptied": func(s *story, _ []string) { s.want(!slices.Contains(s.links(at(s)), "eth0"), "%q", s.links(at(s))) },
-		"others":  func(s *story, _ []string) { s.othersSurvive() },
+		// others: the other container, if there is one, still has its eth0
+		"others": func(s *story, _ []string) {
+			for _, name := range s.names(filepath.Join(s.dir, "netns")) {
+				path := filepath.Join(s.dir, "netns", name)
+				if seen, err := facts.Look(path, ""); err == nil && seen.Netns.Known() {
+					links := s.links(path)
+					s.want(slices.Contains(links, "peer0") == slices.Contains(links, "eth0"), "the other container's interfaces: %v", links)
+				}
+			}
+		},
 	}
 }
 

@@ -4,36 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/facts"
 )
-
-// other makes a network namespace of another container, with an eth0.
-func (n *node) other(name string) string {
-	n.Helper()
-	path := n.netns(name)
-	run(n, "nsenter", "--net="+path, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0")
-	return path
-}
-
-// othersSurvive checks that the other container, if there is one, still has its eth0.
-func (n *node) othersSurvive() {
-	n.Helper()
-	for _, name := range n.names(filepath.Join(n.dir, "netns")) {
-		path := filepath.Join(n.dir, "netns", name)
-		if seen, err := facts.Look(path, ""); err == nil && seen.Netns.Known() {
-			if links := n.links(path); slices.Contains(links, "peer0") != slices.Contains(links, "eth0") {
-				n.Errorf("the other container's interfaces: %v", links)
-			}
-		}
-	}
-}
 
 // TestScratchNetNS removes the network namespace before the DEL of plugins that need one to clean
 // up. The plain chain leaves something, which shows that there is something to remove. unwind

@@ -537,20 +537,7 @@ var makeSharedChains = sync.OnceValue(func() error {
 	return nil
 })
 
-// hasty ends the time of a delegate as soon as it hangs, also in an ADD (see env.Hangs), and waits
-// less for one that outlives its unwind.
-func (n *node) hasty() {
-	n.Helper()
-	n.conf["delegateTimeout"] = env.Long.Undo.String()
-	n.mkdir(n.hangsDir())
-	n.env = append(n.env, env.Hangs+"="+n.hangsDir())
-	n.budget("Orphans=500ms")
-}
-
 func (n *node) hangsDir() string { return filepath.Join(n.dir, "hangs") }
-
-// ownBudgets returns unwind's budgets on the node, for a sweep in this process.
-func (n *node) ownBudgets() undo.Budgets { return env.BudgetsOf(strings.Join(n.budgets, " ")) }
 
 // budget sets one of unwind's budgets: NAME=TIME.
 func (n *node) budget(text string) {

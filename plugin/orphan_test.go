@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -86,22 +85,6 @@ func TestDelDuringAdd(t *testing.T) {
 			s.must(syscall.Kill(lock.Owner, map[string]syscall.Signal{"STOP": syscall.SIGSTOP}[w[0]]))
 		},
 	})
-}
-
-// history returns the starts and ends of the faulty plugins' calls in order, as "start VERB
-// instance" and "end VERB instance".
-func (n *node) history() (lines []string) {
-	n.Helper()
-	for _, l := range n.wholeLog() {
-		lines = append(lines, fmt.Sprintf("%s %s %s", l.Phase, l.Command, l.Instance))
-	}
-	return lines
-}
-
-// running waits until a delegate has started.
-func (n *node) running(call string) {
-	n.Helper()
-	eventually(n, call, func() bool { return slices.Contains(n.calls(), call) })
 }
 
 // TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The next verb ends

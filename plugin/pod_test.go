@@ -5,16 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/netconf"
 )
 
 // whole returns everything that is visible of an added pod: its traces, sorted.
@@ -56,49 +52,11 @@ func (p *pod) again() *pod {
 	return next
 }
 
-// breakable puts a program before a reference plugin, whose DEL fails while broken is set.
-func (n *node) breakable(plugin string) (broken func(bool)) {
-	n.Helper()
-	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
-	must(n, err)
-	flag := filepath.Join(n.dir, plugin+".broken")
-	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
-	return func(is bool) {
-		if is {
-			err = os.WriteFile(flag, nil, 0o600)
-		} else {
-			err = os.Remove(flag)
-		}
-		must(n, err)
-	}
-}
-
-// cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
-// delegate.
-func (p *pod) cutOff() {
-	p.Helper()
-	must(p, os.RemoveAll(p.cacheFile()))
-	p.edit(func(e *journal.Entry) {
-		e.Undo.State, e.Got.Result, e.Got.Claims, e.Got.HostLinks = journal.Adding, nil, nil, nil
-	})
-}
-
 // earlier is the ID of the boot before this one.
 const earlier = "11111111-2222-3333-4444-555555555555"
 
 // ofEarlierBoot moves the pod's entry to an earlier boot.
 func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }
-
-// holder starts a process that has the pod's namespace open. It returns a function that ends it.
-func (p *pod) holder() (end func()) {
-	p.Helper()
-	f, err := os.Open(p.NetNS)
-	must(p, err)
-	defer f.Close()
-	cmd := exec.Command("sleep", "60")
-	cmd.ExtraFiles = []*os.File{f}
-	return p.spawn(cmd)
-}
 
 // spawn starts a process. It returns a function that ends it, as the end of the test does.
 func (n *node) spawn(cmd *exec.Cmd) (end func()) {
@@ -110,19 +68,6 @@ func (n *node) spawn(cmd *exec.Cmd) (end func()) {
 	}
 	n.Cleanup(end)
 	return end
-}
-
-// forget removes host-local's reservation of an address, so that the next pod gets it.
-func (n *node) forget(address string) {
-	n.Helper()
-	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, address)))
-	n.lowestNext()
-}
-
-// unpin unmounts the pod's network namespace from its path and leaves an empty file.
-func (p *pod) unpin() {
-	p.Helper()
-	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 }
 
 // processInside starts a process in the pod's network namespace.
@@ -153,12 +98,6 @@ func ended(p *os.Process) bool {
 }
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
-
-// lowestNext makes host-local give the lowest free address to the next pod.
-func (n *node) lowestNext() {
-	n.Helper()
-	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")))
-}
 
 // open reports whether the firewall accepts traffic of an address.
 func (n *node) open(address string) bool {

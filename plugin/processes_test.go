@@ -49,11 +49,12 @@ func (p *pod) onNode(script string) string {
 func confinement() acts {
 	// by asks unwind, which is $0, by a shell's command in a mount namespace of its own.
 	by := func(s *story, verb string, p *pod, command string) {
+		s.outer = "1.1.0" // which has them all
 		changes := map[string]any{}
 		if verb == "GC" {
 			changes = valid(p)
 		}
-		in := p.asking(verb, `{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes)
+		in := p.input(verb, s.entryOf(`{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes))
 		in.first = command
 		out := s.node.start(in)
 		s.want(out.code == 0, "%s", out.stdout)

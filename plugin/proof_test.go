@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -63,9 +62,7 @@ func ipamdPool() acts {
 		},
 		// turnover N: pods go one by one, and for each another one comes
 		"turnover": func(s *story, w []string) {
-			n, err := strconv.Atoi(w[0])
-			s.must(err)
-			for i := range n {
+			for i := range s.number(w[0]) {
 				s.passes([]string{"del", fmt.Sprintf("old%02d", i)})
 				s.passes([]string{"add", fmt.Sprintf("new%02d", i)})
 				s.vars["new"] += fmt.Sprintf(" new%02d", i)
@@ -112,7 +109,18 @@ func whereabouts() acts {
 				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.9/32"}]}'`)
 			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
 		},
-		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
+		// confirms POD: the DEL of its one pending step passed, proves nothing, and runs once more after a
+		// grace period that has just begun
+		"confirms": func(s *story, w []string) {
+			e := s.who(w[0]).entry()
+			if e == nil || len(e.Undo.Steps) != 1 {
+				s.Fatalf("the journal has %+v, want one step", e)
+			}
+			step := e.Undo.Steps[0]
+			in := time.Duration(step.Again - journal.BootNanos())
+			s.want(in <= time.Hour && in > 59*time.Minute && step.Last == "", "it runs again in %s; %q", in, step.Last)
+			s.want(step.Wait.For == journal.ForRepeat && step.ADD != journal.AddKilled, "it counts as killed")
+		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])
 			p.node = s.node
@@ -152,24 +160,6 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 	or not asked for: del b c; sweep
 	times 2 DEL p0; confirms a
 	leaves`, whereabouts())
-}
-
-// wantConfirmation checks that the DEL of the pod's one pending step passed, proves nothing, and
-// runs once more after a grace period that has just begun.
-func (p *pod) wantConfirmation(grace time.Duration) {
-	p.Helper()
-	e := p.entry()
-	if e == nil || len(e.Undo.Steps) != 1 {
-		p.Fatalf("the journal has %+v, want one step", e)
-	}
-	s := e.Undo.Steps[0]
-	in := time.Duration(s.Again - journal.BootNanos())
-	if in > grace || in < grace-time.Minute || s.Last != "" {
-		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.Last)
-	}
-	if s.Wait.For != journal.ForRepeat || s.ADD == journal.AddKilled {
-		p.Error("it counts as killed")
-	}
 }
 
 // TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes

@@ -23,7 +23,10 @@ func providers() acts {
 		"before":    func(s *story, w []string) { s.chain = append(s.chain, strings.Join(w, " ")) }, // before PLUGIN: the next in the chain
 		"uninstall": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.path[0], s.vars["provider"]))) },
 		"install":   func(s *story, _ []string) { s.link(s.vars["provider"], filepath.Join(s.path[2], "standin")) },
-		"occupy":    func(s *story, w []string) { s.who(w[0]).occupy() },
+		"occupy": func(s *story, w []string) { // occupy POD: another's eth0 is in its namespace; the other end is elsewhere
+			run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "link", "add", "eth0", "type", "veth",
+				"peer", "name", "far0", "netns", s.netns("far"))
+		},
 		"occupied": func(s *story, w []string) {
 			s.want(slices.Contains(s.links(s.who(w[0]).NetNS), "eth0"), "another's interface is gone")
 		},
@@ -65,13 +68,6 @@ func TestWaitsForRuntime(t *testing.T) {
 	add a; plan p1 DEL fail; uninstall; fails del a; drop a; install; pause 20ms; plan; sweep; held 1
 	if the runtime asks: pending a kube-ovn; del a; held 0
 	if the grace period: tombstone a; del a; held 1; leaves`, providers())
-}
-
-// occupy makes another's eth0 in the pod's network namespace; its other end is elsewhere.
-func (p *pod) occupy() {
-	p.Helper()
-	run(p, "nsenter", "--net="+p.NetNS, "ip", "link", "add", "eth0", "type", "veth",
-		"peer", "name", "far0", "netns", p.netns("far"))
 }
 
 // TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network namespace, and

@@ -160,13 +160,10 @@ const sweepAlone = `
 var sweeper = acts{
 	"swept": func(s *story, _ []string) { s.awaitSweep() },
 	"running-for": func(s *story, w []string) { // running-for TIME: it has the lock for so long
-		age, err := time.ParseDuration(w[0])
-		s.must(err)
-		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, time.Now().Add(-age)))
+		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, time.Now().Add(-s.duration(w[0]))))
 	},
 	"terminate": func(s *story, _ []string) {
-		pid, err := strconv.Atoi(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
-		s.must(err)
+		pid := s.number(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
 		s.must(syscall.Kill(pid, syscall.SIGTERM))
 	},
 	"tried": func(s *story, w []string) { // tried POD N …: its pending DELs, in the order of the chain

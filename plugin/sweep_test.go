@@ -1,14 +1,9 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -20,52 +15,36 @@ import (
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
-// sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
-// of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+// sweep runs a person's sweep in this process.
 func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := n.plugin().sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
+	findings, err := sweep.New(n.worker(), sweep.Job{}).Run(ctx)
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
 	return findings
 }
 
-// plugin is unwind in this process.
-func (n *node) plugin() *Plugin {
-	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: n.ownBudgets(), Runner: &delegate.Processes{}}, Stdout: io.Discard,
-		CacheDir: n.cacheDir()}
+// worker is what sweeps in this process. It acts in the place of the runtime, since process 1 of the
+// machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+func (n *node) worker() *undo.Worker {
+	conf := netconf.DefaultConf()
+	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
+	o, closeLog := n.plugin().newOp(&skel.CmdArgs{}, conf)
+	n.Cleanup(closeLog)
+	o.Invoked = true
+	return o.Worker
 }
 
-// copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless
-// it is "". The faulty plugins hold for these too what they hold for the pod.
-func (p *pod) copies(many int, of string) {
-	p.Helper()
-	for i := range many {
-		must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
-			e, err := tx.Get(p.key())
-			if err != nil {
-				return err
-			}
-			state := e.Undo.State
-			e.ContainerID, e.Number, e.Added.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Added.Pod.Name)
-			e.Undo.State = journal.Adding
-			err = tx.Put(e)
-			e.Undo.State = state
-			return errors.Join(err, tx.Put(e))
-		}))
-	}
-	for _, name := range p.taken() {
-		for i := range many {
-			if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
-				p.write(filepath.Join(p.faultyDir(), "taken", fmt.Sprintf("%s-%d.%s", p.ContainerID, i+1, rest)), "")
-			}
-		}
-	}
+// plugin is unwind in this process.
+func (n *node) plugin() *Plugin {
+	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: env.BudgetsOf(strings.Join(n.budgets, " ")), Runner: &delegate.Processes{}}, Stdout: io.Discard,
+		CacheDir: n.cacheDir()}
 }
 
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
@@ -94,31 +73,6 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 	})
 	must(n, err)
 	return tomb
-}
-
-// together checks that the DELs of each attachment ran in an order, one after the other. It returns
-// how many attachments had theirs at the same time.
-func (n *node) together(order ...string) (most int) {
-	n.Helper()
-	running, done := map[string]string{}, map[string][]string{}
-	for _, l := range n.wholeLog() {
-		if l.Phase == "end" {
-			delete(running, l.ContainerID)
-			continue
-		}
-		if other, is := running[l.ContainerID]; is {
-			n.Errorf("%s: %s during %s", l.ContainerID, l.Instance, other)
-		}
-		running[l.ContainerID] = l.Instance
-		done[l.ContainerID] = append(done[l.ContainerID], l.Instance)
-		most = max(most, len(running))
-	}
-	for id, instances := range done {
-		if !slices.Equal(instances, order) {
-			n.Errorf("%s: %q, want %q", id, instances, order)
-		}
-	}
-	return most
 }
 
 // TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
@@ -151,13 +105,3 @@ func TestRoomAfterFailedADD(t *testing.T) {
 }
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
-
-// sweepAsRuntime is Sweep, by a process that the runtime started.
-func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {
-	conf := netconf.DefaultConf()
-	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
-	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
-	defer closeLog()
-	o.Invoked = true
-	return sweep.New(o.Worker, job).Run(ctx)
-}

@@ -1,12 +1,16 @@
 package plugin
 
 import (
+	"bytes"
 	"cmp"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"encoding/json"
 	"errors"
 	"fmt"
+	bolt "go.etcd.io/bbolt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -23,6 +27,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
 )
 
 // verbs are the statements of a story. Where a comment names PODS, the verb is for each of them.
@@ -43,8 +48,14 @@ func init() {
 			}
 			s.conf[w[0]] = v
 		},
-		// hasty: the time of a delegate is over when it hangs
-		"hasty": func(s *story, _ []string) { s.hasty() },
+		// hasty: the time of a delegate is over when it hangs, also in an ADD (see env.Hangs), and a delegate that
+		// outlives its unwind has less
+		"hasty": func(s *story, _ []string) {
+			s.conf["delegateTimeout"] = env.Long.Undo.String()
+			s.mkdir(s.hangsDir())
+			s.env = append(s.env, env.Hangs+"="+s.hangsDir())
+			s.budget("Orphans=500ms")
+		},
 		// budget NAME TIME: see undo.Budgets
 		"budget": func(s *story, w []string) { s.budget(w[0] + "=" + w[1]) },
 		// versions OF-UNWINDS-LIST OF-THE-CHAIN
@@ -52,7 +63,18 @@ func init() {
 		// let NAME TEXT: $NAME stands for it
 		"let": func(s *story, w []string) { s.vars[w[0]] = strings.Join(w[1:], " ") },
 		// network [NAME [BRIDGE]]: what is made next belongs to it, or to the first one
-		"network": (*story).enterNetwork,
+		"network": func(s *story, w []string) {
+			if len(w) == 0 {
+				s.node = s.first
+				return
+			}
+			n := *s.first
+			n.network += "-" + w[0]
+			if len(w) > 1 {
+				n.bridge = w[1] + n.bridge
+			}
+			s.node, s.nodes = &n, append(s.nodes, &n)
+		},
 		// script PLUGIN TEXT: a plugin that is a shell script
 		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
 		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
@@ -68,46 +90,97 @@ func init() {
 			s.node.plan(plan)
 		},
 		// lowest: the next pod gets the lowest free address
-		"lowest": func(s *story, _ []string) { s.lowestNext() },
-		// forget ADDRESS: host-local loses its reservation
-		"forget": func(s *story, w []string) { s.forget(w[0]) },
+		"lowest": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.pool(), "last_reserved_ip.0"))) },
+		// forget ADDRESS: host-local loses its reservation, so that the next pod gets it
+		"forget": func(s *story, w []string) { s.must(os.Remove(filepath.Join(s.pool(), w[0]))); verbs["lowest"](s, nil) },
 		"file":   func(s *story, w []string) { s.write(w[0], strings.Join(w[1:], " ")) },
 		// shell COMMANDS
 		"shell": func(s *story, w []string) { run(s, "sh", "-ec", w[0]) },
 		"lose":  func(s *story, w []string) { s.must(os.RemoveAll(w[0])) },
-		"pause": func(s *story, w []string) { d, err := time.ParseDuration(w[0]); s.must(err); time.Sleep(d) },
+		"pause": func(s *story, w []string) { time.Sleep(s.duration(w[0])) },
 		// reserve ADDRESS CONTAINER [IFNAME]: in host-local's files
-		"reserve": func(s *story, w []string) { s.reserve(w[0], strings.Join(w[1:], "\r\n")) },
-		"journal": func(s *story, _ []string) { s.makeJournal() },
+		"reserve": func(s *story, w []string) {
+			s.mkdir(s.pool())
+			s.write(filepath.Join(s.pool(), w[0]), strings.Join(w[1:], "\r\n"))
+		},
+		"journal": func(s *story, _ []string) {
+			s.must(s.store.Update(s.Context(), func(*journal.Tx) error { return nil }))
+		},
 		// breaks PLUGIN: its DELs fail
-		"breaks": func(s *story, w []string) { s.breaks(w[0]) },
+		"breaks": func(s *story, w []string) {
+			real, err := netconf.FindPlugin(w[0], strings.Join(s.path, ":"))
+			s.must(err)
+			flag := filepath.Join(s.dir, w[0]+".broken")
+			s.node.script(w[0], fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
+			s.write(flag, "")
+			s.undo[w[0]] = func() { s.must(os.Remove(flag)) }
+		},
 		// works PLUGIN: after "breaks"
 		"works": func(s *story, w []string) { s.undo[w[0]]() },
-		// break HOW: the journal, see breakages; file: its file alone
-		"break": func(s *story, w []string) { s.undo["mend"] = s.breakJournal(strings.Join(w, " ")) },
+		// break HOW: the journal, see breakages
+		"break": func(s *story, w []string) { s.undo["mend"] = breakages[strings.Join(w, " ")](s.node) },
 
 		// Pods.
 		// crowd N [NAME]: adds N pods, whose names are $all or $NAME; $NAME_eth0: their attachments
-		"crowd": (*story).crowd,
+		"crowd": func(s *story, w []string) {
+			var names []string
+			name, slots, errs := strings.Join(append(w[1:], "all")[:1], ""), make(chan bool, 4), make(chan error)
+			for i := range s.number(w[0]) {
+				names = append(names, fmt.Sprintf("%s%02d", name, i))
+				p := s.who(names[i])
+				list := s.list(p, false)
+				go func() {
+					slots <- true
+					_, err := p.add(list)
+					<-slots
+					errs <- err
+				}()
+			}
+			for range names {
+				s.must(<-errs)
+			}
+			s.vars[name], s.vars[name+"_eth0"] = strings.Join(names, " "), strings.Join(names, ".eth0 ")+".eth0"
+		},
 		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
 		"copies": func(s *story, w []string) {
-			many, err := strconv.Atoi(w[1])
-			s.must(err)
-			s.who(w[0]).copies(many, strings.Join(w[2:], ""))
+			p := s.who(w[0])
+			for i := range s.number(w[1]) {
+				id := fmt.Sprintf("%s-%d", p.ContainerID, i+1)
+				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error {
+					e, err := tx.Get(p.key())
+					if err != nil {
+						return err
+					}
+					state := e.Undo.State
+					e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, cmp.Or(strings.Join(w[2:], ""), e.Added.Pod.Name)
+					e.Undo.State = journal.Adding
+					err = tx.Put(e)
+					e.Undo.State = state
+					return errors.Join(err, tx.Put(e))
+				}))
+				for _, name := range s.taken() { // the faulty plugins hold for these what they hold for the pod
+					if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
+						s.write(filepath.Join(s.faultyDir(), "taken", id+"."+rest), "")
+					}
+				}
+			}
 		},
 		// pauses N TIME: the last N entries are tried again at this time
 		"pauses": func(s *story, w []string) {
-			many, err1 := strconv.Atoi(w[0])
-			in, err2 := time.ParseDuration(w[1])
-			s.must(errors.Join(err1, err2))
 			all := s.entries()
-			for _, e := range all[len(all)-many:] {
-				e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(in)
+			for _, e := range all[len(all)-s.number(w[0]):] {
+				e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(s.duration(w[1]))
 				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
 			}
 		},
 		// damage PODS: their entries cannot be read
-		"damage": each(func(p *pod) { p.damage() }),
+		"damage": each(func(p *pod) {
+			p.editJournal(func(tx *bolt.Tx) error {
+				entries, k := tx.Bucket([]byte("entries")), p.key()
+				key, _ := entries.Cursor().Seek([]byte(strings.Join([]string{k.Network, k.ContainerID, k.IfName}, "\x00")))
+				return entries.Put(bytes.Clone(key), []byte(`{"network":`))
+			})
+		}),
 		// again A B: A's ID in another namespace
 		"again": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).again() },
 		// sandbox A B: the pod's next container
@@ -122,8 +195,8 @@ func init() {
 		"move": func(s *story, w []string) { p := s.who(w[0]); p.NetNS = p.netns(w[1]) },
 		// drop PODS: their namespaces are gone
 		"drop": each(func(p *pod) { p.dropNetNS() }),
-		// unpin PODS: their namespaces are mounted no more
-		"unpin": each(func(p *pod) { p.unpin() }),
+		// unpin PODS: their namespaces are mounted no more, and empty files are there
+		"unpin": each(func(p *pod) { must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH)) }),
 		// process POD: is in its namespace, $inside, until "end"
 		"process": func(s *story, w []string) {
 			p := s.who(w[0])
@@ -134,7 +207,12 @@ func init() {
 		// as POD OTHER: with the other's container ID
 		"as": func(s *story, w []string) { s.who(w[0]).ContainerID = s.who(w[1]).ContainerID },
 		// takes POD OTHER: its namespace is at the other's former path
-		"takes": func(s *story, w []string) { s.takes(s.who(w[0]), s.who(w[1])) },
+		"takes": func(s *story, w []string) {
+			p, path := s.who(w[0]), s.who(w[1]).NetNS
+			s.write(path, "")
+			s.mount(p.NetNS, path, "", unix.MS_BIND, "")
+			p.NetNS = path
+		},
 		// capabilities POD JSON: what the runtime gives to those that are declared
 		"capabilities": func(s *story, w []string) {
 			var args map[string]json.RawMessage
@@ -155,14 +233,26 @@ func init() {
 		// names POD [PATH]: what the runtime says is its namespace
 		"names": func(s *story, w []string) { s.who(w[0]).NetNS = strings.Join(w[1:], "") },
 		// lock POD: somebody works on it
-		"lock": (*story).lock,
+		"lock": func(s *story, w []string) {
+			lock, err := (&journal.Store{Dir: s.stateDir}).TryAcquire(s.who(w[0]).key())
+			s.must(err)
+			s.undo["unlock"] = lock.Release
+			s.Cleanup(lock.Release)
+		},
 		// flock FILE: somebody holds its lock
 		"flock": func(s *story, w []string) { s.undo["unlock"] = s.node.flock(w[0]) },
 		"free": each(func(p *pod) {
 			eventually(p, "its lock is free", func() bool { lock, err := p.store.LookAtLock(p.key()); return !lock.Held && err == nil })
 		}),
 		// hold POD: a process elsewhere has its namespace open, until "end"
-		"hold": func(s *story, w []string) { s.undo["end"] = s.who(w[0]).holder() },
+		"hold": func(s *story, w []string) {
+			f, err := os.Open(s.who(w[0]).NetNS)
+			s.must(err)
+			defer f.Close()
+			cmd := exec.Command("sleep", "60")
+			cmd.ExtraFiles = []*os.File{f}
+			s.undo["end"] = s.spawn(cmd)
+		},
 		// reboot PODS
 		"reboot": each(func(p *pod) { p.dropNetNS(); p.ofEarlierBoot() }),
 		// boot PODS: are of an earlier boot, and their namespaces there
@@ -170,21 +260,49 @@ func init() {
 		// elsewhere PODS: their ADDs ran in other namespaces
 		"elsewhere": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" }) }),
 		// clone PODS: this disk is a copy of another machine's
-		"clone": each((*pod).toAnotherMachine),
+		"clone": each(func(p *pod) {
+			kind, _, _ := strings.Cut(facts.This().Machine, ":")
+			if kind == "" {
+				p.Skip("this machine has no name")
+			}
+			p.edit(func(e *journal.Entry) { e.Added.Host.BootID, e.Added.Host.Machine = earlier, kind+":another" })
+		}),
 		// state POD STATE
 		"state": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.State = journal.State(w[1]) })
 		},
 		// cutoff PODS: their ADDs were cut off in the first delegate
-		"cutoff": each(func(p *pod) { p.cutOff() }),
+		"cutoff": each(func(p *pod) {
+			must(p, os.RemoveAll(p.cacheFile()))
+			p.edit(func(e *journal.Entry) { e.Undo.State, e.Got = journal.Adding, journal.Got{} })
+		}),
 		// due PODS: the time of their second DELs has come
-		"due": each((*pod).makeDue),
+		"due": each(func(p *pod) {
+			p.edit(func(e *journal.Entry) {
+				for i := range e.Undo.Steps {
+					if e.Undo.Steps[i].Again != 0 {
+						e.Undo.Steps[i].Again, e.Undo.Steps[i].Wait.Until = 1, 1
+					}
+				}
+			})
+		}),
 
 		// What the runtime does, beside calls.
 		// start sweep|gc|status, or [past] add|del|check POD
 		"start": (*story).start,
 		// fails VERB [POD] [TEXT …] [code=N]: the error has the texts
-		"fails": (*story).fails,
+		"fails": func(s *story, w []string) {
+			texts, err := s.attempt(w)
+			s.want(err != nil, "it passed")
+			for _, text := range texts {
+				if code, is := strings.CutPrefix(text, "code="); is {
+					var said *types.Error
+					s.want(errors.As(err, &said) && fmt.Sprint(said.Code) == code, "%v", err)
+					continue
+				}
+				s.want(err == nil || strings.Contains(err.Error(), text), "%v", err)
+			}
+		},
 		// killed VERB POD: by the plan
 		"killed": func(s *story, w []string) {
 			_, err := s.attempt(w)
@@ -192,7 +310,18 @@ func init() {
 		},
 		// kill POINT N [tries] VERB POD: unwind kills itself there, if it comes there; POINT any. With
 		// tries, the verb may fail where it does not.
-		"kill": (*story).killAt,
+		"kill": func(s *story, w []string) {
+			verb, mayFail := w[2:], w[2] == "tries"
+			if mayFail {
+				verb = w[3:]
+			}
+			err := s.first.killedAtPoint(strings.TrimPrefix(w[0], "any"), s.number(w[1]), func() error {
+				_, err := s.attempt(verb)
+				return err
+			})
+			s.killed = wasKilled(err)
+			s.want(s.killed || err == nil || mayFail, "%v", err)
+		},
 		// sweep: a person's
 		"sweep": func(s *story, _ []string) { s.sweep() },
 		// sweeps STATEMENT: which holds after a sweep, a GC and a STATUS
@@ -223,9 +352,16 @@ func init() {
 			eventually(s, w[0], func() bool { _, err := os.Lstat(w[0]); return err == nil })
 		},
 		// awaits VERB PLUGIN: until it runs
-		"awaits": func(s *story, w []string) { s.running(strings.Join(w, " ")) },
+		"awaits": func(s *story, w []string) {
+			call := strings.Join(w, " ")
+			eventually(s, call, func() bool { return slices.Contains(s.node.calls(), call) })
+		},
 		// given POD ADDRESS
-		"given": func(s *story, w []string) { s.wantAddress(w[0], w[1]) },
+		"given": func(s *story, w []string) {
+			if got := s.value("$" + w[0]); got != w[1] {
+				s.Fatalf("%s has %s", w[0], got)
+			}
+		},
 
 		// What has to be.
 		// calls VERB PLUGIN, …: since the last time
@@ -247,15 +383,31 @@ func init() {
 			}
 		},
 		// same N: the last N DELs got what the first N ADDs got, in reverse order
-		"same": (*story).wantSame,
+		"same": func(s *story, w []string) {
+			n, all := s.number(w[0]), s.callLog()
+			for i, del := range all[len(all)-n:] {
+				add := all[n-1-i]
+				delete(add.Stdin, "prevResult")
+				delete(del.Stdin, "prevResult")
+				s.want(add.Command == "ADD" && del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) &&
+					add.Args == del.Args && add.NetNS == del.NetNS && add.Path == del.Path,
+					"ADD %s had %.1000s, %.1000q; its DEL %.1000s, %.1000q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
+			}
+		},
 		// times N VERB PLUGIN
-		"times": func(s *story, w []string) { s.wantTimes(w[0], strings.Join(w[1:], " ")) },
+		"times": func(s *story, w []string) {
+			others := func(call string) bool { return call != strings.Join(w[1:], " ") }
+			s.wantCount(len(slices.DeleteFunc(s.node.calls(), others)), w[0])
+		},
 		// forgets: the calls so far
 		"forgets": func(s *story, _ []string) { s.forgetCalls() },
 		// began start|end VERB PLUGIN, …: the first ones
 		"began": func(s *story, w []string) {
-			h, want := s.history(), listed(w)
-			s.want(slices.Equal(h[:min(len(h), len(want))], want), "%q", h)
+			var h []string
+			for _, l := range s.wholeLog() {
+				h = append(h, fmt.Sprintf("%s %s %s", l.Phase, l.Command, l.Instance))
+			}
+			s.want(slices.Equal(h[:min(len(h), len(listed(w)))], listed(w)), "%q", h)
 		},
 		// events BEGINNING …
 		"events": func(s *story, w []string) {
@@ -294,9 +446,29 @@ func init() {
 		"open":    func(s *story, w []string) { s.want(s.open(w[0]), "%s is closed", w[0]) },
 		"closed":  func(s *story, w []string) { s.want(!s.open(w[0]), "%s is open", w[0]) },
 		// entry POD [STATE [PENDING [GENERATIONS]]]: is in the journal
-		"entry": (*story).wantEntry,
+		"entry": func(s *story, w []string) {
+			e, all, steps := s.who(w[0]).entry(), s.who(w[0]).records(), 0
+			if e == nil {
+				s.Fatalf("there is none")
+			}
+			for _, one := range all {
+				steps += len(one.Undo.Steps)
+			}
+			got := []string{string(e.Undo.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
+			s.want(slices.Equal(got[:len(w)-1], w[1:]), "it is %q: %v %s", got, undo.PendingSteps(e), e.Undo.Reason)
+		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
-		"pending": (*story).wantPending,
+		"pending": func(s *story, w []string) {
+			var got []string
+			for _, e := range s.who(w[0]).records() {
+				for _, step := range e.Undo.Steps {
+					var conf struct{ Instance string }
+					_ = json.Unmarshal(step.Config, &conf)
+					got = append(got, cmp.Or(conf.Instance, step.Type))
+				}
+			}
+			s.want(slices.Equal(got, w[1:]), "%v", got)
+		},
 		// agent: its sweep
 		"agent": func(s *story, _ []string) {
 			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{})
@@ -307,10 +479,21 @@ func init() {
 		// together N: the DELs of each attachment ran one after the other, p1's first, those of N or more at
 		// the same time
 		"together": func(s *story, w []string) {
-			most, err := strconv.Atoi(w[0])
-			s.must(err)
-			got := s.node.together("p1", "p0")
-			s.want(got >= most, "%d attachments at once", got)
+			running, done, most := map[string]string{}, map[string]string{}, 0
+			for _, l := range s.wholeLog() {
+				if l.Phase == "end" {
+					delete(running, l.ContainerID)
+					continue
+				}
+				s.want(running[l.ContainerID] == "", "%s: %s during %s", l.ContainerID, l.Instance, running[l.ContainerID])
+				running[l.ContainerID] = l.Instance
+				done[l.ContainerID] += l.Instance
+				most = max(most, len(running))
+			}
+			for id, instances := range done {
+				s.want(instances == "p1p0", "%s: %s", id, instances)
+			}
+			s.want(most >= s.number(w[0]), "%d attachments at once", most)
 		},
 		// shown PODS: whose namespace each call since "calls" or "forgets" was shown
 		"shown": func(s *story, w []string) {
@@ -341,7 +524,19 @@ func init() {
 		}),
 		"entries": func(s *story, w []string) { s.wantCount(len(s.entries()), w[0]) },
 		// kept CONTAINER.IFNAME …: just these are in the journal, and among what p0 has taken
-		"kept": func(s *story, w []string) { s.wantKept("kept", w...) },
+		"kept": func(s *story, w []string) {
+			var known, held []string
+			for _, e := range s.entries() {
+				known = append(known, e.ContainerID+"."+e.IfName)
+			}
+			for _, file := range s.taken() {
+				held = append(held, strings.TrimSuffix(file, ".p0"))
+			}
+			slices.Sort(w)
+			slices.Sort(known)
+			slices.Sort(held)
+			s.want(slices.Equal(known, w) && slices.Equal(held, w), "the journal has %q, and taken is %q", known, held)
+		},
 		// taken FILES: just these, by faulty plugins
 		"taken": func(s *story, w []string) { s.want(slices.Equal(s.node.taken(), w), "taken: %q", s.node.taken()) },
 		// reserved N [POD]: addresses, in the pod's network
@@ -361,14 +556,33 @@ func init() {
 			s.want(tomb != nil && strings.Contains(tomb.Undo.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
 		},
 		// remember POD: what it has now
-		"remember": (*story).remember,
+		"remember": func(s *story, w []string) {
+			p := s.who(w[0])
+			m := p.marks(s.added[w[0]])
+			s.seen[w[0]] = seen{m, p.whole(m)}
+			s.want(strings.Count(s.seen[w[0]].traces, "\n") > 0, "it has only %q", s.seen[w[0]].traces)
+		},
 		// unchanged PODS: they have just what they had when it was remembered
-		"unchanged": (*story).unchanged,
+		"unchanged": func(s *story, w []string) {
+			for _, name := range w {
+				if got, was := s.who(name).whole(s.seen[name].marks), s.seen[name].traces; got != was {
+					s.Fatalf("%s has\n%s\nand had\n%s", name, got, was)
+				}
+			}
+		},
 		// vanished PODS: nothing is left of that
-		"vanished": (*story).vanished,
-		"pings":    func(s *story, w []string) { s.who(w[0]).pingsGateways(s.added[w[0]]) },
+		"vanished": func(s *story, w []string) {
+			for _, name := range w {
+				left := s.who(name).whole(s.seen[name].marks)
+				s.want(left == "", "left of %s:\n%s", name, left)
+			}
+		},
+		"pings": func(s *story, w []string) { s.who(w[0]).pingsGateways(s.added[w[0]]) },
 		// logged TEXT [TIMES]
-		"logged": func(s *story, w []string) { s.wantLog(w[0], w[1:]) },
+		"logged": func(s *story, w []string) {
+			got := strings.Count(s.log(), w[0])
+			s.want(len(w) == 1 && got > 0 || len(w) > 1 && strconv.Itoa(got) == w[1], "%d times", got)
+		},
 		// clean: nothing is left, in no network
 		"clean": func(s *story, _ []string) {
 			for _, n := range s.nodes {
@@ -430,25 +644,29 @@ func (s *story) wantCount(got int, want string) {
 	s.want(strconv.Itoa(got) == want, "%d", got)
 }
 
+func (s *story) number(text string) int {
+	s.Helper()
+	n, err := strconv.Atoi(text)
+	s.must(err)
+	return n
+}
+
+func (s *story) duration(text string) time.Duration {
+	s.Helper()
+	d, err := time.ParseDuration(text)
+	s.must(err)
+	return d
+}
+
+// pool is the directory of host-local's files.
+func (s *story) pool() string { return filepath.Join(s.dataDir(), s.network) }
+
 // steady checks that something is as it was when it was last looked at.
 func (s *story) steady(what, now string) {
 	s.Helper()
 	was, is := s.vars[what]
 	s.want(!is || was == now, "%s, was %s", now, was)
 	s.vars[what] = now
-}
-
-func (s *story) enterNetwork(w []string) {
-	if len(w) == 0 {
-		s.node = s.first
-		return
-	}
-	n := *s.first
-	n.network += "-" + w[0]
-	if len(w) > 1 {
-		n.bridge = w[1] + n.bridge
-	}
-	s.node, s.nodes = &n, append(s.nodes, &n)
 }
 
 func (s *story) must(err error) {
@@ -578,201 +796,4 @@ func (s *story) passes(w []string) {
 		}
 		w = rest
 	}
-}
-
-func (s *story) fails(w []string) {
-	s.Helper()
-	texts, err := s.attempt(w)
-	s.want(err != nil, "it passed")
-	for _, text := range texts {
-		if code, is := strings.CutPrefix(text, "code="); is {
-			var said *types.Error
-			s.want(errors.As(err, &said) && fmt.Sprint(said.Code) == code, "%v", err)
-			continue
-		}
-		s.want(err == nil || strings.Contains(err.Error(), text), "%v", err)
-	}
-}
-
-func (s *story) killAt(w []string) {
-	s.Helper()
-	nth, err := strconv.Atoi(w[1])
-	s.must(err)
-	verb, mayFail := w[2:], w[2] == "tries"
-	if mayFail {
-		verb = w[3:]
-	}
-	err = s.first.killedAtPoint(strings.TrimPrefix(w[0], "any"), nth, func() error {
-		_, err := s.attempt(verb)
-		return err
-	})
-	s.killed = wasKilled(err)
-	s.want(s.killed || err == nil || mayFail, "%v", err)
-}
-
-func (s *story) wantAddress(name, want string) {
-	s.Helper()
-	if got := s.value("$" + name); got != want {
-		s.Fatalf("%s has %s", name, got)
-	}
-}
-
-// toAnotherMachine moves the pod's entry to a machine that is not this one.
-func (p *pod) toAnotherMachine() {
-	kind, _, _ := strings.Cut(facts.This().Machine, ":")
-	if kind == "" {
-		p.Skip("this machine has no name")
-	}
-	p.edit(func(e *journal.Entry) { e.Added.Host.BootID, e.Added.Host.Machine = earlier, kind+":another" })
-}
-
-func (p *pod) makeDue() {
-	p.edit(func(e *journal.Entry) {
-		for i := range e.Undo.Steps {
-			if e.Undo.Steps[i].Again != 0 {
-				e.Undo.Steps[i].Again, e.Undo.Steps[i].Wait.Until = 1, 1
-			}
-		}
-	})
-}
-
-// takes gives a pod's namespace the path of another one's, which is gone.
-func (s *story) takes(p, other *pod) {
-	s.Helper()
-	s.write(other.NetNS, "")
-	s.mount(p.NetNS, other.NetNS, "", unix.MS_BIND, "")
-	p.NetNS = other.NetNS
-}
-
-func (s *story) wantTimes(times, call string) {
-	s.Helper()
-	got := 0
-	for _, c := range s.node.calls() {
-		if c == call {
-			got++
-		}
-	}
-	s.want(strconv.Itoa(got) == times, "%d times: %q", got, s.node.calls())
-}
-
-func (s *story) wantSame(w []string) {
-	s.Helper()
-	n, err := strconv.Atoi(w[0])
-	s.must(err)
-	all := s.callLog()
-	for i, del := range all[len(all)-n:] {
-		add := all[n-1-i]
-		delete(add.Stdin, "prevResult")
-		delete(del.Stdin, "prevResult")
-		s.want(add.Command == "ADD" && del.Command == "DEL" && reflect.DeepEqual(add.Stdin, del.Stdin) && add.Args == del.Args && add.NetNS == del.NetNS &&
-			add.Path == del.Path, "ADD %s had %.1000s, %.1000q; its DEL %.1000s, %.1000q", add.Instance, add.Stdin, add.Args, del.Stdin, del.Args)
-	}
-}
-
-func (s *story) wantEntry(w []string) {
-	s.Helper()
-	e, all, steps := s.who(w[0]).entry(), s.who(w[0]).records(), 0
-	if e == nil {
-		s.Fatalf("there is none")
-	}
-	for _, one := range all {
-		steps += len(one.Undo.Steps)
-	}
-	got := []string{string(e.Undo.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
-	for i, want := range w[1:] {
-		s.want(got[i] == want, "it is %s, steps %s, generations %s: %v %s", got[0], got[1], got[2], undo.PendingSteps(e), e.Undo.Reason)
-	}
-}
-
-func (s *story) wantPending(w []string) {
-	s.Helper()
-	var got []string
-	for _, e := range s.who(w[0]).records() {
-		for _, step := range e.Undo.Steps {
-			var conf struct{ Instance string }
-			if err := json.Unmarshal(step.Config, &conf); err != nil || conf.Instance == "" {
-				conf.Instance = step.Type
-			}
-			got = append(got, conf.Instance)
-		}
-	}
-	s.want(slices.Equal(got, w[1:]), "%v", got)
-}
-
-func (s *story) breaks(plugin string) {
-	s.Helper()
-	broken := s.breakable(plugin)
-	broken(true)
-	s.undo[plugin] = func() { broken(false) }
-}
-
-func (s *story) reserve(address, owner string) {
-	s.Helper()
-	pool := filepath.Join(s.dataDir(), s.network)
-	s.mkdir(pool)
-	s.write(filepath.Join(pool, address), owner)
-}
-
-func (s *story) crowd(w []string) {
-	s.Helper()
-	many, err := strconv.Atoi(w[0])
-	s.must(err)
-	name := strings.Join(append(w[1:], "all")[:1], "")
-	var names []string
-	var pods []*pod
-	for i := range many {
-		names = append(names, fmt.Sprintf("%s%02d", name, i))
-		pods = append(pods, s.who(names[i]))
-	}
-	s.addAll(s.list(pods[0], false), pods...)
-	s.vars[name] = strings.Join(names, " ")
-	s.vars[name+"_eth0"] = strings.Join(names, ".eth0 ") + ".eth0"
-}
-
-func (s *story) lock(w []string) {
-	s.Helper()
-	lock, err := (&journal.Store{Dir: s.stateDir}).TryAcquire(s.who(w[0]).key())
-	s.must(err)
-	s.undo["unlock"] = lock.Release
-	s.Cleanup(lock.Release)
-}
-
-func (s *story) breakJournal(how string) (mend func()) {
-	s.Helper()
-	if how == "file" {
-		return s.blockFile(s.store.Path())
-	}
-	return breakages[how](s.node)
-}
-
-func (s *story) remember(w []string) {
-	s.Helper()
-	p := s.who(w[0])
-	m := p.marks(s.added[w[0]])
-	s.seen[w[0]] = seen{m, p.whole(m)}
-	s.want(strings.Count(s.seen[w[0]].traces, "\n") > 0, "it has only %q", s.seen[w[0]].traces)
-}
-
-func (s *story) unchanged(w []string) {
-	s.Helper()
-	for _, name := range w {
-		if got, was := s.who(name).whole(s.seen[name].marks), s.seen[name].traces; got != was {
-			s.Fatalf("%s has\n%s\nand had\n%s", name, got, was)
-		}
-	}
-}
-
-func (s *story) vanished(w []string) {
-	s.Helper()
-	for _, name := range w {
-		if left := s.who(name).whole(s.seen[name].marks); left != "" {
-			s.Errorf("left of %s:\n%s", name, left)
-		}
-	}
-}
-
-func (s *story) wantLog(text string, times []string) {
-	s.Helper()
-	got := strings.Count(s.log(), text)
-	s.want(len(times) == 0 && got > 0 || len(times) > 0 && strconv.Itoa(got) == times[0], "%d times", got)
 }

@@ -127,11 +127,6 @@ func (w *world) locksFree() {
 	})
 }
 
-// takenBy returns what the delegates hold for a container.
-func (w *world) takenBy(id string) []string {
-	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
-}
-
 // firewallRules returns the rules of the node's addresses, as iptables takes them.
 func (w *world) firewallRules() []string {
 	w.Helper()
