@@ -3,12 +3,9 @@ package plugin
 import (
 	"bytes"
 	"cmp"
-	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
 	"encoding/json"
 	"errors"
 	"fmt"
-	bolt "go.etcd.io/bbolt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,10 +19,13 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/unwind/env"
 )
