@@ -5,13 +5,127 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/testdata/sandbox"
 )
+
+// pod is a container ID and a network namespace.
+type pod struct {
+	*node
+	libcni.RuntimeConf
+}
+
+// pod makes a network namespace and a pod in it.
+func (n *node) pod(name string) *pod {
+	n.Helper()
+	return &pod{n, libcni.RuntimeConf{
+		ContainerID: name, NetNS: n.netns(name), IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
+	}}
+}
+
+// netns makes a network namespace, pinned by a mount.
+func (n *node) netns(name string) string {
+	n.Helper()
+	path := filepath.Join(n.dir, "netns", name)
+	n.mkdir(filepath.Dir(path))
+	must(n, os.WriteFile(path, nil, 0o600))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
+		}
+		done <- err
+	}()
+	must(n, <-done)
+	n.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
+}
+
+// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces
+// are gone.
+func (p *pod) dropNetNS() {
+	p.Helper()
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
+	must(p, os.Remove(p.NetNS))
+	entries := p.entries()
+	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
+		for _, e := range entries {
+			if e.ContainerID == p.ContainerID {
+				if there, _ := facts.LinkThere(e.Got.HostLinks); there {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) del(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) check(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
+	p.Helper()
+	r, err := p.add(list)
+	if err != nil {
+		p.Fatalf("ADD %s: %v", p.ContainerID, err)
+	}
+	return r
+}
+
+func (p *pod) mustDel(list *libcni.NetworkConfigList) {
+	p.Helper()
+	if err := p.del(list); err != nil {
+		p.Fatalf("DEL %s: %v", p.ContainerID, err)
+	}
+}
+
+// key returns the pod's attachment.
+func (p *pod) key() journal.Key {
+	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
+}
+
+// entry returns the pod's entry in the journal, or nil.
+func (p *pod) entry() *journal.Entry {
+	p.Helper()
+	if all := p.records(); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}
+
+// cacheFile is libcni's file with the result of the pod's ADD.
+func (p *pod) cacheFile() string {
+	return filepath.Join(p.cacheDir(), fmt.Sprintf("%s-%s-%s", p.network, p.ContainerID, p.IfName))
+}
 
 // whole returns everything that is visible of an added pod: its traces, sorted.
 func (p *pod) whole(m marks) string {

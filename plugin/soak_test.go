@@ -93,7 +93,11 @@ func TestSoak(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
 		pairs = n
 	}
-	seed := seedOf(t)
+	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("%s=%d", seedEnv, seed)
 	s := newSoak(t, pairs)
 	began := time.Now()
 	var points []point
@@ -349,14 +353,4 @@ func (s *soak) used() (size int64) {
 	defer db.Close()
 	must(s, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
 	return size
-}
-
-// seedOf returns the seed of a random test: that of seedEnv, or another each time.
-func seedOf(t *testing.T) uint64 {
-	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
-	if err != nil {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return seed
 }
