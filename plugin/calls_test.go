@@ -99,10 +99,10 @@ func init() {
 }
 
 // calls are the verbs of the runtime that have to pass: "add PODS", "del PODS", "check PODS", "past
-// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD", or "wait sweep|gc|status",
-// for one that "start" began; "libcni-gc PODS" and "libcni-status" go through libcni. "giveup POD" is a
-// person's, "give VERB POD" see story.give. GC and STATUS also take KEY=JSON, a key of unwind's entry;
-// "valid" and "slip" are those of the list.
+// add|del PODS" by the plain chain, "gc [list PODS]", "status", "wait VERB POD" or "wait
+// sweep|gc|status" for one that "start" began; "libcni-gc PODS" and "libcni-status" go through
+// libcni. "giveup POD" is a person's, "give VERB POD" see story.give. GC and STATUS also take
+// KEY=JSON, a key of unwind's entry; "valid" and "slip" are those of the list.
 var calls = []string{"add", "del", "check", "past", "gc", "status", "libcni-gc", "libcni-status", "wait", "giveup", "give"}
 
 // listKey returns the key of a GC's list.
@@ -144,7 +144,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 				rest = append(rest, v)
 			}
 		}
-		s.said = s.ask(command, s.inner, changes, s.plugins(s.node)...)
+		s.said = s.ask(command, changes, s.plugins(s.node)...)
 		err = s.said.err()
 		s.want(err != nil || s.said.stdout == "", "it printed %s", s.said.stdout)
 		return rest, err
@@ -190,10 +190,10 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 }
 
 // beginning are the verbs without a pod that "start" begins.
-var beginning = map[string]func(n *node, chain []string) error{
-	"sweep":  func(n *node, _ []string) error { n.sweep(); return nil },
-	"gc":     func(n *node, chain []string) error { return n.ask("GC", n.inner, nil, chain...).err() },
-	"status": func(n *node, chain []string) error { return n.ask("STATUS", n.inner, nil, chain...).err() },
+var beginning = map[string]func(n *node, chain []string) outcome{
+	"sweep":  func(n *node, _ []string) outcome { n.sweep(); return outcome{} },
+	"gc":     func(n *node, chain []string) outcome { return n.ask("GC", nil, chain...) },
+	"status": func(n *node, chain []string) outcome { return n.ask("STATUS", nil, chain...) },
 }
 
 func (s *story) start(w []string) {
@@ -205,7 +205,7 @@ func (s *story) start(w []string) {
 	done := make(chan error, 1)
 	s.begun[strings.Join(w, " ")] = done
 	if sweep, chain := beginning[w[0]], s.plugins(s.node); sweep != nil {
-		go func() { done <- sweep(s.node, chain) }()
+		go func() { done <- sweep(s.node, chain).err() }()
 		return
 	}
 	p, list := s.who(w[1]), s.list(s.who(w[1]), past)
@@ -272,7 +272,7 @@ func (s *story) give(w []string) (rest []string, err error) {
 			changes[listKey(name)] = nil
 		}
 	}
-	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
+	in.stdin = s.entryOf(s.chainOf(s.plugins(s.node)...), changes)
 	if s.said = s.node.start(in); s.said.code == 0 && w[0] == "add" {
 		s.vars["result"] = s.said.stdout
 	}

@@ -17,6 +17,7 @@ import (
 type turn struct {
 	*story
 	call   []string                     // VERB POD
+	verb   string                       // in capitals
 	plugin string                       // which holds it, or fails
 	plan   map[string]map[string]string // of both turns
 	ended  bool
@@ -27,15 +28,16 @@ func (t *turn) set(mode string) {
 	if t.plan[t.plugin] == nil {
 		t.plan[t.plugin] = map[string]string{}
 	}
-	t.plan[t.plugin][strings.ToUpper(t.call[0])] = mode
+	t.plan[t.plugin][t.verb] = mode
 	t.node.plan(t.plan)
 }
 
-// await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may wait for
-// the other one instead.
+// await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may
+// wait for the other one instead.
 func (t *turn) await(most time.Duration, goOn bool) {
-	held := filepath.Join(t.faultyDir(), "held", strings.ToUpper(t.call[0])+"."+t.who(t.call[1]).ContainerID+"."+t.plugin)
-	for end := time.Now().Add(most); !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	name := t.verb + "." + t.who(t.call[1]).ContainerID + "." + t.plugin
+	held, end := filepath.Join(t.faultyDir(), "held", name), time.Now().Add(most)
+	for ; !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if _, err := os.Lstat(held); err == nil && !goOn {
 			return
 		}
@@ -50,13 +52,13 @@ func (t *turn) await(most time.Duration, goOn bool) {
 
 // races are statements about two verbs at once.
 var races = acts{
-	// race 'VERB POD PLUGIN MODE' 'VERB POD PLUGIN MODE': one verb runs until the plugin holds it, then the other;
-	// then both run to their ends, in this order
+	// race 'VERB POD PLUGIN MODE' 'VERB POD PLUGIN MODE': one verb runs until the plugin holds it,
+	// then the other; then the first one goes on, and then the other one ends
 	"race": func(s *story, w []string) {
 		plan, turns := map[string]map[string]string{}, []*turn{}
 		for _, text := range w {
 			f := strings.Fields(text)
-			t := &turn{story: s, call: f[:2], plugin: f[2], plan: plan}
+			t := &turn{story: s, call: f[:2], verb: strings.ToUpper(f[0]), plugin: f[2], plan: plan}
 			t.set(f[3])
 			s.start(t.call)
 			t.await(time.Second, false)
@@ -75,17 +77,18 @@ var races = acts{
 		p := s.who(w[0])
 		r, err := p.cni.GetNetworkListCachedResult(s.list(p, false), &p.RuntimeConf)
 		s.must(err)
+		taken, rules, a := s.taken(), s.addressRules(), address(s, r)
 		for _, instance := range []string{"p0", "p1", "p2"} {
-			s.want(slices.Contains(s.taken(), p.ContainerID+".eth0."+instance), "%s: taken: %q", instance, s.taken())
+			s.want(slices.Contains(taken, p.ContainerID+".eth0."+instance), "taken: %q", taken)
 		}
-		s.want(slices.Contains(s.addressRules(), address(s, r)+".p1"), "rules: %q, not of %s", s.addressRules(), address(s, r))
+		s.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
 	},
 }
 
 // TestLateDELAgainstClaim: B gets A's address. A's DEL begins at each phase of B's ADD, and B's ADD
 // begins at each phase of A's DEL. If one waits for the other, the other goes on. B has its rule
-// when both are over. After B's DEL nothing of A is left. A's DEL of its whole chain, or of p1 alone, is
-// about to be asked for, and its address is free for B.
+// when both are over. After B's DEL nothing of A is left. A's DEL of its whole chain, or of p1
+// alone, is about to be asked for, and its address is free for B.
 func TestLateDELAgainstClaim(t *testing.T) {
 	stories(t, `
 	one-in 3

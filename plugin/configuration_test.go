@@ -33,7 +33,7 @@ var chainFiles = acts{
 		content := ""
 		if len(w) > 0 {
 			s.chain = strings.Split(strings.Join(w, " "), " | ")
-			content = conflistOf(s.plugins(s.node))
+			content = s.chainOf(s.plugins(s.node)...)
 		}
 		s.vars["file"] = s.chainFile(content)
 	},
@@ -99,7 +99,8 @@ func TestChainFileHangs(t *testing.T) {
 	fails wait add new 'unwind: ' 'chainFile $file: ' 'not read within 10s'
 	fails wait del unknown 'unwind: ' 'chainFile $file: ' 'not read within 10s'
 	fails wait del rejected 'code 7'; wait check looked
-	entry rejected deleting 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) { // the file is on a file system whose server never answers
+	entry rejected deleting 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) {
+		// The file is on a file system whose server never answers.
 		server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
 			s.Skip(err)

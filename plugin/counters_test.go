@@ -116,7 +116,8 @@ func TestLastSweep(t *testing.T) {
 		"last": func(s *story, w []string) {
 			last := s.store.LastSweep()
 			kept := fmt.Sprint(last.Unix()) == s.vars["set"]
-			is := map[string]bool{"never": last.Unix() <= 0, "kept": kept, "now": !kept && time.Since(last).Abs() < 10*time.Minute}
+			is := map[string]bool{"never": last.Unix() <= 0, "kept": kept,
+				"now": !kept && time.Since(last).Abs() < 10*time.Minute}
 			s.want(is[w[0]], "it was at %s", last)
 		},
 	})

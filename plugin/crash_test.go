@@ -257,11 +257,11 @@ func TestPowerLossInAVerb(t *testing.T) {
 	off a; until 0 sweep; on-disk
 	if ADD: released
 	leaves`, acts{
-		// off POD: what a loss of power may take is gone: the versions of entries that were not synced, lock files,
-		// network namespaces, and what delegates have in the kernel, as those named kernel have
+		// off POD: what a loss of power may take is gone: lock files, network namespaces, and what
+		// delegates have in the kernel, as those named kernel have
 		"off": func(s *story, w []string) {
-			for _, pattern := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {
-				files, err := filepath.Glob(filepath.Join(s.dir, pattern))
+			for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {
+				files, err := filepath.Glob(filepath.Join(s.dir, lost))
 				s.must(err)
 				for _, file := range files {
 					s.must(os.Remove(file))

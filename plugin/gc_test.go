@@ -209,9 +209,8 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 		if _, err := os.Lstat("/proc/self/ns/time"); err != nil {
 			s.Skip("the kernel has no time namespaces")
 		}
-		chain := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(s.plugins(s.node), ", "))
 		list := map[string]any{"cniVersion": "1.1.0", validKey: json.RawMessage(`[{"containerID": "other", "ifname": "eth0"}]`)}
-		out := s.node.start(&input{stdin: s.entryOf(chain, list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
+		out := s.node.start(&input{stdin: s.entryOf(s.chainOf(s.plugins(s.node)...), list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
 			env: map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": strings.Join(s.path, ":")}})
 		s.want(out.code == 0, "%+v", out)
 	}})

@@ -137,12 +137,8 @@ func TestJournaledBytes(t *testing.T) {
 		let given 198.51.100.0 198.51.100.1 198.51.100.2
 	$change; del a; clean; previous $given; same 4`, acts{
 		"file": func(s *story, _ []string) {
-			s.vars["file"] = s.chainFile(conflistOf(s.plugins(s.node)))
+			s.vars["file"] = s.chainFile(s.chainOf(s.plugins(s.node)...))
 		},
 		"write": func(s *story, w []string) { s.node.write(w[0], strings.Join(w[1:], " ")) },
 	})
-}
-
-func conflistOf(plugins []string) string {
-	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(plugins, ", "))
 }

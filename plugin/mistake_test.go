@@ -203,7 +203,7 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	or STATUS: drop a; $in $right; until 0 status
 	or GC: drop a; $in $right; until 0 gc
 	or unwindctl sweep: drop a; $in $right; of-pools`, chainFiles, acts{"of-pools": func(s *story, _ []string) {
-		conf, err := netconf.ParseConf([]byte(s.entryOf(fmt.Sprintf(`{"plugins": [%s]}`, strings.Join(s.plugins(s.node), ", ")), nil)))
+		conf, err := netconf.ParseConf([]byte(s.entryOf(s.chainOf(s.plugins(s.node)...), nil)))
 		s.must(err)
 		chain, err := conf.LoadChain()
 		s.must(err)

@@ -222,7 +222,7 @@ func (w *world) someGC(try *rapid.T) {
 
 // ask runs a GC or a STATUS of the runtime.
 func (w *world) ask(command string, changes map[string]any) error {
-	if out := w.node.ask(command, "1.0.0", changes, w.plugins...); out.code != 0 {
+	if out := w.node.ask(command, changes, w.plugins...); out.code != 0 {
 		return fmt.Errorf("exit code %d: %s", out.code, out.stdout)
 	}
 	return nil

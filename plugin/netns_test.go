@@ -149,7 +149,8 @@ func mounts() acts {
 		// other [NAME]: the namespace of another container, with an eth0, is there
 		"other": func(s *story, w []string) {
 			path := s.netns(strings.Join(append(w, "a")[:1], ""))
-			run(s, "nsenter", "--net="+path, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0")
+			run(s, "nsenter", "--net="+path, "ip", "link", "add", "eth0", "type", "veth",
+				"peer", "name", "peer0")
 		},
 		"covered": func(s *story, _ []string) { s.mount("/dev/null", at(s), "", unix.MS_BIND, "") },
 		"unbind":  func(s *story, _ []string) { s.must(unix.Unmount(at(s), unix.MNT_DETACH)) },
@@ -164,7 +165,7 @@ func mounts() acts {
 				path := filepath.Join(s.dir, "netns", name)
 				if seen, err := facts.Look(path, ""); err == nil && seen.Netns.Known() {
 					links := s.links(path)
-					s.want(slices.Contains(links, "peer0") == slices.Contains(links, "eth0"), "the other container's interfaces: %v", links)
+					s.want(slices.Contains(links, "peer0") == slices.Contains(links, "eth0"), "%v", links)
 				}
 			}
 		},
@@ -224,7 +225,8 @@ func providers() acts {
 		"before":    func(s *story, w []string) { s.chain = append(s.chain, strings.Join(w, " ")) }, // before PLUGIN: the next in the chain
 		"uninstall": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.path[0], s.vars["provider"]))) },
 		"install":   func(s *story, _ []string) { s.link(s.vars["provider"], filepath.Join(s.path[2], "standin")) },
-		"occupy": func(s *story, w []string) { // occupy POD: another's eth0 is in its namespace; the other end is elsewhere
+		// occupy POD: another's eth0 is in its namespace; the other end is elsewhere
+		"occupy": func(s *story, w []string) {
 			run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "link", "add", "eth0", "type", "veth",
 				"peer", "name", "far0", "netns", s.netns("far"))
 		},

@@ -160,14 +160,8 @@ func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
 // unwind returns a conflist with unwind around a chain of the given plugins.
 func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
 	n.Helper()
-	return n.unwindChain(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", ")))
-}
-
-// unwindChain is unwind with this text as the chain.
-func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
-	n.Helper()
 	entry := map[string]any{
-		"type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
+		"type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(n.chainOf(plugins...)),
 		"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true},
 	}
 	for k, v := range n.conf {
@@ -180,6 +174,11 @@ func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
 	data, err := json.Marshal(entry)
 	must(n, err)
 	return n.list(n.outer, string(data))
+}
+
+// chainOf returns a chain in its own version.
+func (n *node) chainOf(plugins ...string) string {
+	return fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", "))
 }
 
 // plain returns a conflist of the plugins themselves.

@@ -207,7 +207,7 @@ func confinement() acts {
 		if verb == "GC" {
 			changes = valid(p)
 		}
-		in := p.input(verb, s.entryOf(`{"cniVersion": "1.0.0", "plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, changes))
+		in := p.input(verb, s.entryOf(s.chainOf(s.plugins(s.node)...), changes))
 		in.first = command
 		out := s.node.start(in)
 		s.want(out.code == 0, "%s", out.stdout)

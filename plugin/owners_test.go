@@ -29,7 +29,8 @@ func TestADDRunsPendingDEL(t *testing.T) {
 
 // TestPendingDELIsParked: a pending DEL fails even when another pod gets its address. As long as
 // that pod lives, the DEL is tried only without the address, and stays pending. When the pod is
-// gone, the next sweep runs it in full. A GC that finds both dead undoes the pod, and the next GC does the rest.
+// gone, the next sweep runs it in full. A GC that finds both dead undoes the pod, and the next GC
+// does the rest.
 func TestPendingDELIsParked(t *testing.T) {
 	stories(t, `
 	chain single | p1, "rules": true
@@ -114,7 +115,8 @@ func TestDuplicateAddress(t *testing.T) {
 	chain bridge | firewall
 	add a; forget $a
 	fails add b 'plugin type="bridge" failed (add): duplicate address $a: already in use by $network/a/eth0'
-	shell 'test -z "$(nsenter --net=$netns/b ip -o link show type veth)"'; gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
+	shell 'test -z "$(nsenter --net=$netns/b ip -o link show type veth)"'
+	gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
 	del b; open $a; entry a live; pings a
 	del a
 	lowest; add b; given b $a; pings b

@@ -217,7 +217,7 @@ func TestPoolRace(t *testing.T) {
 		})
 	}
 	gc := func() {
-		if out := n.ask("GC", "1.0.0", keys{"gracePeriod": "0s", validKey: valid}, n.bridgePlugin("")); out.code != 0 {
+		if out := n.ask("GC", keys{"gracePeriod": "0s", validKey: valid}, n.bridgePlugin("")); out.code != 0 {
 			t.Errorf("GC: %s", out.stdout)
 		}
 	}

@@ -112,8 +112,8 @@ func whereabouts() acts {
 				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.9/32"}]}'`)
 			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
 		},
-		// confirms POD: the DEL of its one pending step passed, proves nothing, and runs once more after a
-		// grace period that has just begun
+		// confirms POD: the DEL of its one pending step passed, proves nothing, and runs once more after
+		// a grace period that has just begun
 		"confirms": func(s *story, w []string) {
 			e := s.who(w[0]).entry()
 			if e == nil || len(e.Undo.Steps) != 1 {
@@ -121,8 +121,9 @@ func whereabouts() acts {
 			}
 			step := e.Undo.Steps[0]
 			in := time.Duration(step.Again - journal.BootNanos())
-			s.want(in <= time.Hour && in > 59*time.Minute && step.Last == "", "it runs again in %s; %q", in, step.Last)
-			s.want(step.Wait.For == journal.ForRepeat && step.ADD != journal.AddKilled, "it counts as killed")
+			s.want(in <= time.Hour && in > 59*time.Minute, "it runs again in %s", in)
+			s.want(step.Wait.For == journal.ForRepeat && step.ADD != journal.AddKilled, "it was killed")
+			s.want(step.Last == "", "%q", step.Last)
 		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])

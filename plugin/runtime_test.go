@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -129,19 +128,16 @@ func (n *node) awaitSweep() {
 	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
 }
 
-// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version
-// and plugins. changes are keys of that entry, such as the list of a GC; a nil value removes its key.
-func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
+// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of these plugins.
+// changes are keys of that entry, such as the list of a GC; a nil value removes its key.
+func (n *node) ask(command string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
-	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))
 	all := map[string]any{"cniVersion": "1.1.0"}
 	maps.Copy(all, changes)
-	in := &input{stdin: n.entryOf(chain, all), env: map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(n.path, ":")}}
-	for _, kv := range n.env {
-		name, value, _ := strings.Cut(kv, "=")
-		in.env[name] = value
-	}
-	out := n.start(in)
+	out := n.start(&input{
+		stdin: n.entryOf(n.chainOf(plugins...), all), more: n.env,
+		env: map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(n.path, ":")},
+	})
 	if command == "STATUS" {
 		n.awaitSweep()
 	}

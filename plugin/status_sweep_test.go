@@ -160,7 +160,8 @@ const sweepAlone = `
 var sweeper = acts{
 	"swept": func(s *story, _ []string) { s.awaitSweep() },
 	"running-for": func(s *story, w []string) { // running-for TIME: it has the lock for so long
-		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, time.Now().Add(-s.duration(w[0]))))
+		begun := time.Now().Add(-s.duration(w[0]))
+		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, begun))
 	},
 	"terminate": func(s *story, _ []string) {
 		pid := s.number(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
@@ -230,7 +231,7 @@ func TestSweepIsForStatus(t *testing.T) {
 	entry a live; sweep`, acts{"refused": func(s *story, w []string) {
 		cmd := exec.Command(filepath.Join(s.path[0], "unwind"), "sweep")
 		if len(w) > 0 {
-			cmd.Stdin = strings.NewReader(s.entryOf(`{"plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, nil))
+			cmd.Stdin = strings.NewReader(s.entryOf(s.chainOf(s.plugins(s.node)...), nil))
 		}
 		out, err := cmd.CombinedOutput()
 		s.want(err != nil && strings.Contains(string(out), "run unwindctl sweep instead"), "%v: %s", err, out)

@@ -91,7 +91,8 @@ func TestStatusOfJournal(t *testing.T) {
 	stories(t, `
 	chain p0; journal; let warning 'the journal cannot be used; ADDs continue without it'
 	either a folder that anybody can write to: shell 'chmod 777 $state'; let mend chmod 700 $state
-	or not a folder: shell 'mv $state $state.away; touch $state'; let mend 'rm $state; mv $state.away $state'`+broken.String()+`
+	or not a folder: shell 'mv $state $state.away; touch $state'
+		let mend 'rm $state; mv $state.away $state'`+broken.String()+`
 	status
 	if stranger: warned '$warning' 0; status onJournalFailure="fail"
 	unless stranger: warned '$warning'

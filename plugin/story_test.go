@@ -16,11 +16,11 @@ import (
 // A story is a history of one node, told in a script: what happens, what unwind must say of it, and
 // what is left. It runs on real plugins and real network namespaces.
 //
-// A statement is a verb and its words, in a line or behind "; ". verbs_test.go has those of the node and its
-// pods, calls_test.go what the runtime does, wants_test.go what has to be. A word in single quotes may have
-// spaces. A pod exists from the first time that a statement names it. $a is
-// the address that pod a got, $ip7 the subnet's seventh, and "let" sets others. Every story ends
-// with nothingLeft, unless it says "leaves".
+// A statement is a verb and its words, in a line or behind "; ". verbs_test.go has those of the node
+// and its pods, calls_test.go what the runtime does, wants_test.go what has to be. A word in single
+// quotes may have spaces. A pod exists from the first time that a statement names it. $a is the
+// address that pod a got, $ip7 the subnet's seventh, and "let" sets others. Every story ends with
+// nothingLeft, unless it says "leaves".
 //
 //	chain bridge | firewall | p2, "delayMS": 100
 //	either the namespace is gone: add a; drop a

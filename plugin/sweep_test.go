@@ -34,8 +34,8 @@ func (n *node) sweep() []sweep.Finding {
 	return findings
 }
 
-// worker is what sweeps in this process. It acts in the place of the runtime, since process 1 of the
-// machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+// worker is what sweeps in this process. It acts in the place of the runtime, since process 1 of
+// the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
 func (n *node) worker() *undo.Worker {
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
@@ -47,8 +47,9 @@ func (n *node) worker() *undo.Worker {
 
 // plugin is unwind in this process.
 func (n *node) plugin() *Plugin {
-	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: env.BudgetsOf(strings.Join(n.budgets, " ")), Runner: &delegate.Processes{}}, Stdout: io.Discard,
-		CacheDir: n.cacheDir()}
+	budgets := env.BudgetsOf(strings.Join(n.budgets, " "))
+	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: budgets, Runner: &delegate.Processes{}},
+		Stdout: io.Discard, CacheDir: n.cacheDir()}
 }
 
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
@@ -88,7 +89,7 @@ func TestTwoSweeps(t *testing.T) {
 	gc-twice; together 1; times 21 DEL p0; times 21 DEL p1`, acts{"gc-twice": func(s *story, _ []string) {
 		outs := make(chan outcome)
 		for range 2 {
-			go func() { outs <- s.ask("GC", "1.0.0", nil, s.plugins(s.node)...) }()
+			go func() { outs <- s.ask("GC", nil, s.plugins(s.node)...) }()
 		}
 		for range 2 {
 			out := <-outs

@@ -41,8 +41,8 @@ func init() {
 			}
 			s.conf[w[0]] = v
 		},
-		// hasty: the time of a delegate is over when it hangs, also in an ADD (see env.Hangs), and a delegate that
-		// outlives its unwind has less
+		// hasty: the time of a delegate is over when it hangs, also in an ADD (see env.Hangs), and a
+		// delegate that outlives its unwind has less
 		"hasty": func(s *story, _ []string) {
 			s.conf["delegateTimeout"] = env.Long.Undo.String()
 			s.mkdir(s.hangsDir())
@@ -83,9 +83,9 @@ func init() {
 			s.node.plan(plan)
 		},
 		// lowest: the next pod gets the lowest free address
-		"lowest": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.pool(), "last_reserved_ip.0"))) },
+		"lowest": func(s *story, _ []string) { s.must(os.Remove(s.pool("last_reserved_ip.0"))) },
 		// forget ADDRESS: host-local loses its reservation, so that the next pod gets it
-		"forget": func(s *story, w []string) { s.must(os.Remove(filepath.Join(s.pool(), w[0]))); verbs["lowest"](s, nil) },
+		"forget": func(s *story, w []string) { s.must(os.Remove(s.pool(w[0]))); verbs["lowest"](s, nil) },
 		"file":   func(s *story, w []string) { s.write(w[0], strings.Join(w[1:], " ")) },
 		// shell COMMANDS
 		"shell": func(s *story, w []string) { run(s, "sh", "-ec", w[0]) },
@@ -93,8 +93,8 @@ func init() {
 		"pause": func(s *story, w []string) { time.Sleep(s.duration(w[0])) },
 		// reserve ADDRESS CONTAINER [IFNAME]: in host-local's files
 		"reserve": func(s *story, w []string) {
-			s.mkdir(s.pool())
-			s.write(filepath.Join(s.pool(), w[0]), strings.Join(w[1:], "\r\n"))
+			s.mkdir(s.pool(""))
+			s.write(s.pool(w[0]), strings.Join(w[1:], "\r\n"))
 		},
 		"journal": func(s *story, _ []string) {
 			s.must(s.store.Update(s.Context(), func(*journal.Tx) error { return nil }))
@@ -104,7 +104,7 @@ func init() {
 			real, err := netconf.FindPlugin(w[0], strings.Join(s.path, ":"))
 			s.must(err)
 			flag := filepath.Join(s.dir, w[0]+".broken")
-			s.node.script(w[0], fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
+			s.node.script(w[0], "[ $CNI_COMMAND = DEL ] && [ -e "+flag+" ] && exit 1\nexec "+real)
 			s.write(flag, "")
 			s.undo[w[0]] = func() { s.must(os.Remove(flag)) }
 		},
@@ -117,7 +117,7 @@ func init() {
 		// crowd N [NAME]: adds N pods, whose names are $all or $NAME; $NAME_eth0: their attachments
 		"crowd": func(s *story, w []string) {
 			var names []string
-			name, slots, errs := strings.Join(append(w[1:], "all")[:1], ""), make(chan bool, 4), make(chan error)
+			name, slots, errs := append(w[1:], "all")[0], make(chan bool, 4), make(chan error)
 			for i := range s.number(w[0]) {
 				names = append(names, fmt.Sprintf("%s%02d", name, i))
 				p := s.who(names[i])
@@ -132,11 +132,13 @@ func init() {
 			for range names {
 				s.must(<-errs)
 			}
-			s.vars[name], s.vars[name+"_eth0"] = strings.Join(names, " "), strings.Join(names, ".eth0 ")+".eth0"
+			s.vars[name] = strings.Join(names, " ")
+			s.vars[name+"_eth0"] = strings.Join(names, ".eth0 ") + ".eth0"
 		},
 		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
 		"copies": func(s *story, w []string) {
 			p := s.who(w[0])
+			name := cmp.Or(strings.Join(w[2:], ""), p.entry().Added.Pod.Name)
 			for i := range s.number(w[1]) {
 				id := fmt.Sprintf("%s-%d", p.ContainerID, i+1)
 				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error {
@@ -145,7 +147,7 @@ func init() {
 						return err
 					}
 					state := e.Undo.State
-					e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, cmp.Or(strings.Join(w[2:], ""), e.Added.Pod.Name)
+					e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, name
 					e.Undo.State = journal.Adding
 					err = tx.Put(e)
 					e.Undo.State = state
@@ -169,8 +171,8 @@ func init() {
 		// damage PODS: their entries cannot be read
 		"damage": each(func(p *pod) {
 			p.editJournal(func(tx *bolt.Tx) error {
-				entries, k := tx.Bucket([]byte("entries")), p.key()
-				key, _ := entries.Cursor().Seek([]byte(strings.Join([]string{k.Network, k.ContainerID, k.IfName}, "\x00")))
+				entries, prefix := tx.Bucket([]byte("entries")), []string{p.network, p.ContainerID, p.IfName}
+				key, _ := entries.Cursor().Seek([]byte(strings.Join(prefix, "\x00")))
 				return entries.Put(bytes.Clone(key), []byte(`{"network":`))
 			})
 		}),
@@ -251,7 +253,9 @@ func init() {
 		// boot PODS: are of an earlier boot, and their namespaces there
 		"boot": each((*pod).ofEarlierBoot),
 		// elsewhere PODS: their ADDs ran in other namespaces
-		"elsewhere": each(func(p *pod) { p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" }) }),
+		"elsewhere": each(func(p *pod) {
+			p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
+		}),
 		// clone PODS: this disk is a copy of another machine's
 		"clone": each(func(p *pod) {
 			kind, _, _ := strings.Cut(facts.This().Machine, ":")
@@ -317,5 +321,5 @@ func (s *story) duration(text string) time.Duration {
 	return d
 }
 
-// pool is the directory of host-local's files.
-func (s *story) pool() string { return filepath.Join(s.dataDir(), s.network) }
+// pool is the path of one of host-local's files.
+func (s *story) pool(name string) string { return filepath.Join(s.dataDir(), s.network, name) }

@@ -28,10 +28,14 @@ func init() {
 			s.want(slices.Equal(s.node.calls(), listed(w)), "%q", s.node.calls())
 			s.forgetCalls()
 		},
-		// previous ADDRESSES: just these were in the prevResult of each DEL and CHECK since "calls" or "forgets"
+		// previous ADDRESSES: just these were in the prevResult of each DEL and CHECK since "calls" or
+		// "forgets"
 		"previous": func(s *story, w []string) {
 			for _, l := range s.callLog() {
-				s.want(l.Command == "ADD" || l.prevAddresses(s) == strings.Join(w, " "), "%s had %s", l.Instance, l.Stdin["prevResult"])
+				if l.Command != "ADD" {
+					got := l.prevAddresses(s)
+					s.want(got == strings.Join(w, " "), "%s had %s", l.Instance, got)
+				}
 			}
 		},
 		// stdin PLUGIN KEY [JSON]: each call of the plugin since "calls" or "forgets" got just this under the key
@@ -114,7 +118,7 @@ func init() {
 				steps += len(one.Undo.Steps)
 			}
 			got := []string{string(e.Undo.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
-			s.want(slices.Equal(got[:len(w)-1], w[1:]), "it is %q: %v %s", got, undo.PendingSteps(e), e.Undo.Reason)
+			s.want(slices.Equal(got[:len(w)-1], w[1:]), "it is %q: %+v", got, e.Undo)
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": func(s *story, w []string) {
@@ -144,7 +148,7 @@ func init() {
 					delete(running, l.ContainerID)
 					continue
 				}
-				s.want(running[l.ContainerID] == "", "%s: %s during %s", l.ContainerID, l.Instance, running[l.ContainerID])
+				s.want(running[l.ContainerID] == "", "%s: two at once", l.ContainerID)
 				running[l.ContainerID] = l.Instance
 				done[l.ContainerID] += l.Instance
 				most = max(most, len(running))
@@ -159,7 +163,7 @@ func init() {
 			log := s.callLog()
 			s.want(len(log) == len(w), "%d calls", len(log))
 			for i, l := range log[:min(len(log), len(w))] {
-				s.want(l.NetNS == s.who(w[i]).NetNS && l.Args != "", "%s %s was shown %s", l.Command, l.Instance, l.NetNS)
+				s.want(l.NetNS == s.who(w[i]).NetNS && l.Args != "", "%+v", l)
 			}
 		},
 		// owners 'ADDRESS CONTAINER IFNAME' …: of host-local's files
@@ -194,7 +198,7 @@ func init() {
 			slices.Sort(w)
 			slices.Sort(known)
 			slices.Sort(held)
-			s.want(slices.Equal(known, w) && slices.Equal(held, w), "the journal has %q, and taken is %q", known, held)
+			s.want(slices.Equal(known, w) && slices.Equal(held, w), "journal %q, taken %q", known, held)
 		},
 		// taken FILES: just these, by faulty plugins
 		"taken": func(s *story, w []string) { s.want(slices.Equal(s.node.taken(), w), "taken: %q", s.node.taken()) },
