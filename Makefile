@@ -115,7 +115,7 @@ HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
 # The tests that have several goroutines at work in one process.
-RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|Parked.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
+RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDelegates|Lock.*|StillQueue|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
 
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
 GO_TEST := go test -parallel 16 -timeout 3h
