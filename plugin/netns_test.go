@@ -123,8 +123,8 @@ func TestDELNamesAnother(t *testing.T) {
 func TestNamespaceOutOfReach(t *testing.T) {
 	stories(t, `
 	budget HostLink 100ms; chain bridge, "ipMasq": true
-	add a; bind pin; unpin a
-	del a; iptables 0; entries 0; reserved 0; leaves`, mounts())
+	add a; remember a; bind pin; unpin a
+	del a; vanished a; entries 0; leaves`, mounts())
 }
 
 // mounts are statements about the network namespace of pod a, which is mounted elsewhere at $path.

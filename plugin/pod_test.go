@@ -227,13 +227,6 @@ func (n *node) open(address string) bool {
 	}
 }
 
-// second is another attachment of the pod to the same network.
-func (p *pod) second() *pod {
-	second := &pod{p.node, p.RuntimeConf}
-	second.IfName = "net1"
-	return second
-}
-
 func read(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)

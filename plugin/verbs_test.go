@@ -184,8 +184,12 @@ func init() {
 			next.Args, next.CapabilityArgs = old.Args, old.CapabilityArgs
 			s.pods[w[1]] = next
 		},
-		// second A B: another interface of the container
-		"second": func(s *story, w []string) { s.pods[w[1]] = s.who(w[0]).second() },
+		// second A B: another interface of the container, in the present network
+		"second": func(s *story, w []string) {
+			second := &pod{s.node, s.who(w[0]).RuntimeConf}
+			second.IfName = "net1"
+			s.pods[w[1]] = second
+		},
 		// move POD NAME: into a new namespace
 		"move": func(s *story, w []string) { p := s.who(w[0]); p.NetNS = p.netns(w[1]) },
 		// drop PODS: their namespaces are gone
