@@ -95,7 +95,7 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	either A is live: let p0 p0, "address": "$ip7/24"
 	or no entry: let p0 single
 	or tombstone: let p0 single
-	or parked: let p0 single
+	or a DEL pending: let p0 single
 	or same container ID: let p0 single
 	or another address, same container ID: let p0 pooled
 	# The address is given, not claimed; it is claimed; the rule is made; B is live; A comes first.
