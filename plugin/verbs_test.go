@@ -138,35 +138,35 @@ func init() {
 		// copies POD N [POD-NAME]: N more such entries, of containers POD-1, POD-2 and so on
 		"copies": func(s *story, w []string) {
 			p := s.who(w[0])
-			name := cmp.Or(strings.Join(w[2:], ""), p.entry().Added.Pod.Name)
-			for i := range s.number(w[1]) {
-				id := fmt.Sprintf("%s-%d", p.ContainerID, i+1)
-				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error {
+			name, taken := cmp.Or(strings.Join(w[2:], ""), p.entry().Added.Pod.Name), s.taken()
+			s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error {
+				for i := range s.number(w[1]) {
 					e, err := tx.Get(p.key())
-					if err != nil {
-						return err
-					}
-					state := e.Undo.State
+					s.must(err)
+					id, state := fmt.Sprintf("%s-%d", p.ContainerID, i+1), e.Undo.State
 					e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, name
-					e.Undo.State = journal.Adding
-					err = tx.Put(e)
-					e.Undo.State = state
-					return errors.Join(err, tx.Put(e))
-				}))
-				for _, name := range s.taken() { // the faulty plugins hold for these what they hold for the pod
-					if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
-						s.write(filepath.Join(s.faultyDir(), "taken", id+"."+rest), "")
+					for _, e.Undo.State = range []journal.State{journal.Adding, state} {
+						s.must(tx.Put(e))
+					}
+					for _, file := range taken { // the faulty plugins hold for it what they hold for the pod
+						if rest, is := strings.CutPrefix(file, p.ContainerID+"."); is {
+							s.write(filepath.Join(s.faultyDir(), "taken", id+"."+rest), "")
+						}
 					}
 				}
-			}
+				return nil
+			}))
 		},
 		// pauses N TIME: the last N entries are tried again at this time
 		"pauses": func(s *story, w []string) {
-			all := s.entries()
-			for _, e := range all[len(all)-s.number(w[0]):] {
-				e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(s.duration(w[1]))
-				s.must(s.store.Update(s.Context(), func(tx *journal.Tx) error { return tx.Put(e) }))
-			}
+			all, until := s.entries(), journal.BootNanos()+int64(s.duration(w[1]))
+			s.must(s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
+				for _, e := range all[len(all)-s.number(w[0]):] {
+					e.Undo.Steps[0].Wait.Until = until
+					err = errors.Join(err, tx.Put(e))
+				}
+				return err
+			}))
 		},
 		// damage PODS: their entries cannot be read
 		"damage": each(func(p *pod) {
