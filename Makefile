@@ -119,7 +119,7 @@ HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
 # The tests that have several goroutines at work in one process.
-RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|Parked.*|StatusSweeps|StatusOfDelegates|StatusMakesRoom|StatusDuringAdd|Lock.*|StillQueue|OneThread.*|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
+RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDelegates|Lock.*|StillQueue|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
 
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
 GO_TEST := go test -parallel 16 -timeout 3h
@@ -196,7 +196,7 @@ test: deps tools build ## run all tests on real plugins and namespaces, then tho
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestPlantedLinks|TestShownToProviders|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin/... ./cmd/unwindctl
 
 soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)

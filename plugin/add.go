@@ -6,16 +6,32 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
+
+// adding is one ADD.
+type adding struct {
+	*op
+	chain   *netconf.Chain
+	entry   *journal.Entry
+	started int              // number of delegates that were started
+	prior   []*journal.Entry // earlier ADDs of the attachment in the journal, newest first
+	samePod []*journal.Entry // other attachments of the pod that may be dead
+}
 
 // add runs an ADD.
 //
@@ -33,10 +49,8 @@ import (
 // journalFailed). Every later write that fails makes the ADD fail. So if an entry is in state
 // adding and its lock is free, unwind never printed success, and the attachment is dead.
 //
-// A crash before the first result is written leaves such an entry. After a crash between the first
-// result and the print, the attachment looks live until the runtime sends its DEL or its network
-// namespace is gone. In both cases every delegate of the chain gets a DEL, because the journal does
-// not record which ones were started. libcni does the same after a failed ADD.
+// After a crash, every delegate of the chain gets a DEL, because the journal does not record which
+// ones were started. libcni does the same after a failed ADD.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -50,107 +64,34 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.open(ctx, killed); err != nil {
 		return err
 	}
-	printed, f := a.carryOut(ctx)
-	if f == nil {
-		f = a.printResult(printed)
-	}
-	if f != nil {
+	if f := a.carryOut(ctx); f != nil {
 		return a.rollBack(ctx, f)
 	}
 	return nil
 }
 
-// prepare validates the input before any delegate starts.
-func (a *adding) prepare(ctx context.Context) error {
-	if a.bad != nil {
-		return badConfig(a.bad)
-	}
-	if a.Conf.PrevResult != nil {
-		return badConfig(errors.New("prevResult is set, but unwind must be the first plugin of the " +
-			`list; move the plugins before it into "chain"`))
-	}
-	if err := checkText(a.args); err != nil {
-		return ownError(types.ErrInvalidEnvironmentVariables, "%v", err)
-	}
-	chain, err := a.loadChain(ctx)
-	if err != nil {
-		return a.refuse(badConfig(err))
-	}
-	a.chain = chain
-	if lost := chain.LostCapabilities(a.Conf); len(lost) > 0 {
-		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
-			"drops their arguments; declare them in the entry", "lost", strings.Join(lost, ", "), "declare",
-			fmt.Sprintf(`"capabilities": {"%s": true}`,
-				strings.Join(chain.EntryCapabilities(), `": true, "`)))
-	}
-	if missing := chain.Missing(a.args.Path); len(missing) > 0 {
-		_, err := netconf.FindPlugin(missing[0], a.args.Path)
-		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: no plugin was started", missing[0],
-			err)
-		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
-			"missing: "+strings.Join(missing, ", ")), missing...)
-	}
-	return a.checkNetNS()
-}
-
-// refuse records in the history that an ADD could not start its chain, and returns the error.
-func (a *adding) refuse(err *types.Error, plugins ...string) error {
-	a.Journal.Event(journal.Event{Key: a.Key, Kind: journal.RolledBack, Reason: err.Msg,
-		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
-	a.Journal.Flush()
-	return err
-}
-
-// checkNetNS validates CNI_NETNS before the ADD. skel validates CNI_NETNS only after the ADD, when
-// the result is already printed.
-func (a *adding) checkNetNS() error {
-	ours, err := a.namesHostNetNS()
-	if err != nil {
-		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
-	}
-	if ours {
-		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
-			"set it to the container's")
-	}
-	return nil
-}
-
-// carryOut runs the delegates and returns the result to print.
-func (a *adding) carryOut(ctx context.Context) (printed json.RawMessage, f *delegate.Failure) {
-	last := len(a.chain.Delegates) - 1
+// carryOut runs the delegates, and prints the last one's result.
+func (a *adding) carryOut(ctx context.Context) *delegate.Failure {
 	for i := range a.chain.Delegates {
-		stdout, f := a.runDelegate(ctx, i)
+		result, f := a.runDelegate(ctx, i)
+		if f == nil && !bytes.Equal(result, a.entry.Got.Result) {
+			f = a.commit(ctx, i, result)
+		}
 		if f != nil {
-			return nil, f
-		}
-		claims, changed, err := a.accept(i, stdout)
-		if err == nil && i == last {
-			printed, err = a.printable()
-		}
-		if err != nil {
-			return nil, a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
-		}
-		if !changed {
-			continue
-		}
-		if f := a.commit(ctx, i, claims); f != nil {
-			return nil, f
+			return f
 		}
 	}
-	return printed, nil
+	return a.printResult()
 }
 
-// printable returns the result in the CNI version of unwind's own configuration. If the chain has
-// the same version, printable does not convert the last delegate's result, because libcni would not
-// either.
-func (a *adding) printable() (json.RawMessage, error) {
-	if netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
-		return a.entry.Got.Result, nil
-	}
-	return netconf.ConvertResult(a.entry.Got.Result, a.Conf.CNIVersion)
+// callOf returns the ADD call of a delegate, without its configuration.
+func (a *adding) callOf(i int) *delegate.Call {
+	return a.call("ADD", a.chain.Delegates[i].Type)
 }
 
-func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Failure) {
+func (a *adding) runDelegate(
+	ctx context.Context, i int,
+) (result json.RawMessage, f *delegate.Failure) {
 	step := &a.entry.Undo.Steps[i]
 	a.started = i + 1
 	c := a.callOf(i)
@@ -161,50 +102,205 @@ func (a *adding) runDelegate(ctx context.Context, i int) ([]byte, *delegate.Fail
 		defer cancel()
 	}
 	stdout, f := a.Runner.Run(ctx, c, a.Stderr)
+	a.At("added")
 	if f != nil {
 		a.Failed(a.entry, step, f)
 		if f.Unstarted {
 			a.started = i
 		}
+		return nil, f
 	}
-	a.At("added")
-	return stdout, f
+	result, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
+	if err != nil {
+		f = c.Failed(types.ErrDecodingFailure, err.Error())
+	}
+	return result, f
 }
 
-// accept stores a delegate's result as the current one, and reports whether it differs from the
-// previous one. It returns claims on the addresses that are new in it.
-func (a *adding) accept(i int, stdout []byte) (claims []journal.Claim, changed bool, err error) {
-	raw, err := netconf.ReadResult(stdout, a.chain.CNIVersion)
-	if err != nil || bytes.Equal(raw, a.entry.Got.Result) {
-		return nil, false, err
-	}
+// setResult stores a result in a record. It returns claims, for the delegate of a step, on those of
+// its addresses that the ADD does not claim yet.
+func setResult(
+	e *journal.Entry, raw json.RawMessage, by journal.Step,
+) (claims []journal.Claim, err error) {
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	a.entry.Got.Result, a.entry.Got.HostLinks = raw, facts.HostLinks(r)
-	return newClaims(a.entry, r, a.entry.Undo.Steps[i]), true, nil
-}
-
-// newClaims returns claims, for the delegate of a step, on those addresses of a result that the ADD
-// does not claim yet.
-func newClaims(
-	e *journal.Entry, r *netconf.Result, by journal.Step,
-) (claims []journal.Claim) {
+	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
 	pool := ipam.Pool(by.Config, e.Network)
 	for _, address := range r.Addresses() {
 		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
 		}
 	}
-	return claims
+	return claims, nil
 }
 
-func (a *adding) printResult(printed json.RawMessage) *delegate.Failure {
-	a.At("print")
-	if _, err := a.plugin.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
-		return a.callOf(len(a.chain.Delegates)-1).Failed(types.ErrIOFailure,
-			"unwind: cannot print the result: "+err.Error())
+// commit writes the entry as live, with a delegate's result and claims. It waits as long as other
+// processes write. If the result cannot be written, the ADD fails: success would leave a live
+// attachment in state adding.
+//
+// Then commit releases dead attachments that claim one of the new addresses, while this ADD has no
+// rules yet that their DELs could remove. It finds them in the transaction that writes the claims.
+// So if two ADDs get the same address at the same time, the later one finds the other. If a live
+// attachment claims the same address, the address is a duplicate.
+func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
+	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i])
+	if err != nil {
+		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
+	}
+	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
+	if a.Journal.Unwritable {
+		return nil
+	}
+	var addresses []netip.Addr
+	for _, c := range claims {
+		addresses = append(addresses, c.Address)
+	}
+	var others []*journal.Entry
+	write := func(tx *journal.Tx) (err error) {
+		if others, err = undo.Others(tx, a.Key, addresses); err != nil {
+			return err
+		}
+		a.entry.Undo.State = journal.Live
+		return tx.Put(a.entry)
+	}
+	err = a.Journal.Update(ctx, write)
+	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
+		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
+		err = a.Journal.Update(ctx, write)
+	}
+	if err != nil {
+		return a.callOf(i).Failed(types.ErrTryAgainLater,
+			"unwind: cannot record the result: "+err.Error())
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	for _, other := range others {
+		err := a.Release(ctx, other.Key, addresses...)
+		if err == nil {
+			continue
+		}
+		a.log.Warn("cannot release another attachment that claims the same address", "other",
+			other.Key.String(), "why", err)
+		for _, address := range a.duplicates(ctx, claims, other) {
+			a.Journal.Count(record.CountDuplicates)
+			if a.Conf.OnDuplicateAddress == "fail" {
+				return a.callOf(i).Failed(types.ErrInternal,
+					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", address,
+						other.Key, other.Key))
+			}
+		}
 	}
 	return nil
+}
+
+// duplicates returns the claimed addresses that another attachment certainly uses: both got the
+// address from the same node-local pool, the other attachment is not dead, and its interface has
+// the address.
+func (a *adding) duplicates(
+	ctx context.Context, claims []journal.Claim, other *journal.Entry,
+) (used []netip.Addr) {
+	for _, c := range claims {
+		if c.Pool != "" && slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
+			return o.Address == c.Address && o.Pool == c.Pool
+		}) {
+			used = append(used, c.Address)
+		}
+	}
+	if len(used) == 0 || a.Judge(ctx, other).Fate == decide.Dead {
+		return nil
+	}
+	place, err := facts.Find(other.Added.NetNS, other.IfName)
+	place.Close()
+	if err != nil {
+		a.log.Warn("cannot check for a duplicate address", "addresses", used, "other",
+			other.Key.String(), "err", err)
+	}
+	return slices.DeleteFunc(used,
+		func(address netip.Addr) bool { return !slices.Contains(place.Seen.Addresses, address) })
+}
+
+// printResult prints the result in the CNI version of unwind's own configuration. It does not
+// convert a result of that version, because libcni would not either.
+func (a *adding) printResult() *delegate.Failure {
+	last := a.callOf(len(a.chain.Delegates) - 1)
+	printed := a.entry.Got.Result
+	if !netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
+		var err error
+		if printed, err = netconf.ConvertResult(printed, a.Conf.CNIVersion); err != nil {
+			return last.Failed(types.ErrDecodingFailure, err.Error())
+		}
+	}
+	a.At("print")
+	if _, err := a.plugin.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
+		return last.Failed(types.ErrIOFailure, "unwind: cannot print the result: "+err.Error())
+	}
+	return nil
+}
+
+// rollBack undoes the ADD and returns the error for the runtime. It needs nothing from the journal.
+func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
+	said := netconf.Shorten(f.Said(), 500)
+	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
+	defer cancel()
+	left := &a.entry.Undo
+	left.State, left.Failed, left.Steps = journal.RollingBack, true, left.Steps[:a.started]
+	left.Cause = decide.FailedADD.Code
+	left.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
+	if a.ClaimHeld(a.entry) && !a.Journal.Unwritable {
+		if err := a.Journal.Save(ctx, a.entry); err != nil {
+			a.log.Error("cannot write the journal after a failed ADD", "err", err)
+		}
+	}
+	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
+	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
+	a.Run(ctx, job)
+	if len(left.Steps) > 0 {
+		result = "pending"
+	}
+	event.Reason, event.Plugins = said, []string{f.Plugin}
+	a.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
+	switch {
+	case !a.Journal.Unwritable:
+		if a.lost = a.Finish(ctx, job); a.lost != nil {
+			a.log.Error("cannot write the journal after a failed ADD", "err", a.lost)
+		}
+	case len(left.Steps) > 0:
+		a.log.Error("pending DELs are lost: the journal cannot be written",
+			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
+	}
+	err := addError(f, a.entry, a.lost)
+	a.makeRoom(ctx)
+	return err
+}
+
+// addError returns the failed delegate's message, followed by the pending DELs. lost is the error
+// that keeps the journal from recording these DELs, or nil.
+func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
+	pending := ""
+	if len(e.Undo.Steps) > 0 {
+		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
+		if lost != nil {
+			pending += ", which the journal cannot record: " + netconf.Shorten(lost.Error(), 200)
+		}
+	}
+	room := max(maxMessage/2, maxMessage-len(pending))
+	return cniError(f.Code, netconf.Shorten(f.Error(), room)+pending, f.Details)
+}
+
+// makeRoom releases the network's dead attachments after a failed ADD, so that the runtime's next
+// ADD finds a free address in a pool that was full.
+func (a *adding) makeRoom(ctx context.Context) {
+	if a.Conf.Observes() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
+	defer cancel()
+	_ = a.sweepBriefly(sweep.Job{Network: a.Key.Network, Pools: sweep.PoolsOf(a.chain, a.Conf)},
+		func(s *sweep.Sweep) error {
+			_, err := s.Run(ctx)
+			return err
+		})
 }

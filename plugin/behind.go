@@ -79,14 +79,10 @@ func seal(data []byte) (*os.File, error) {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	f := os.NewFile(uintptr(fd), "memfd:unwind")
-	_, err = f.Write(data)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
-	}
-	if err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
-	if err != nil {
+	_, writeErr := f.Write(data)
+	_, sealErr := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+	_, seekErr := f.Seek(0, io.SeekStart)
+	if err := errors.Join(writeErr, sealErr, seekErr); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("the configuration in sealed memory: %w", err)
 	}
@@ -97,22 +93,14 @@ func seal(data []byte) (*os.File, error) {
 func IsSweep() bool { return len(os.Args) > 1 && os.Args[1] == sweepWord }
 
 // MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends, it
-// ends the delegates that run, and returns within a second.
+// ends the delegates that run, and the process exits within a second.
 func (p *Plugin) MainSweep(ctx context.Context) int {
-	ended := make(chan error, 1)
-	go func() { ended <- p.sweepBehind(ctx) }()
-	stopped := make(chan struct{})
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(stopTime, func() { close(stopped) }) })()
-	select {
-	case <-stopped:
+	context.AfterFunc(ctx, func() { time.AfterFunc(stopTime, func() { os.Exit(1) }) })
+	if err := p.sweepBehind(ctx); err != nil {
+		fmt.Fprintf(p.Stderr, "unwind: %v\n", err)
 		return 1
-	case err := <-ended:
-		if err != nil {
-			fmt.Fprintf(p.Stderr, "unwind: %v\n", err)
-			return 1
-		}
-		return 0
 	}
+	return 0
 }
 
 func (p *Plugin) sweepBehind(ctx context.Context) error {
@@ -141,16 +129,13 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 		return err
 	}
 	defer lock.Release()
-	return o.Safely(func() error {
-		job := sweep.Job{Periodic: true, Quick: true, Stops: true}
-		chain, err := o.Chain()
-		if err == nil {
-			job.Pools = sweep.PoolsOf(chain, conf)
-		}
-		_, sweepErr := sweep.New(o.Worker, job).Run(ctx)
-		if err = errors.Join(err, sweepErr); err != nil {
-			o.log.Warn("the sweep failed; the next one retries it", "err", err)
-		}
-		return err
+	job := sweep.Job{Stops: true}
+	chain, chainErr := o.Chain()
+	if chainErr == nil {
+		job.Pools = sweep.PoolsOf(chain, conf)
+	}
+	return o.sweepBriefly(job, func(s *sweep.Sweep) error {
+		_, err := s.Run(ctx)
+		return errors.Join(chainErr, err)
 	})
 }

@@ -20,12 +20,16 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := readChain(o.args, o.Conf, o.log)
+	chain, err := o.Chain()
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	e := o.recorded(ctx)
-	if e == nil {
+	var e *journal.Entry
+	o.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
+		e, err = tx.Get(o.Key)
+		return err
+	})
+	if e == nil || e.Undo.State != journal.Live {
 		if err != nil {
 			return badConfig(err)
 		}
@@ -52,16 +56,4 @@ func (o *op) check(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// recorded returns the attachment's live record from the journal, or nil if there is none.
-func (o *op) recorded(ctx context.Context) (live *journal.Entry) {
-	o.Journal.Read(ctx, func(tx *journal.Tx) error {
-		e, err := tx.Get(o.Key)
-		if e != nil && e.Undo.State == journal.Live {
-			live = e
-		}
-		return err
-	})
-	return live
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -11,10 +13,21 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
+
+// deleting is one DEL.
+type deleting struct {
+	*op
+	records []*journal.Entry // the ADDs to undo, newest first
+	undone  []*journal.Entry // ADDs that are undone, newest first
+	netns   journal.NetNS    // the namespace that the DEL names; without a path if it names none
+	sandbox string           // the path of the namespace in prevResult, or ""
+}
 
 // del runs a DEL.
 //
@@ -22,8 +35,8 @@ import (
 //     runtime that started it is dead.
 //  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
 //     nothing to do. If the journal does not have this ADD, create an entry from the chain on
-//     stdin. Write the newest entry if it has changed.
-//  3. Undo the entry, and write the DELs that are still pending.
+//     stdin. Write the entries if they have changed.
+//  3. Undo the entries, and write the DELs that are still pending.
 //
 // No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
 // contains every DEL that may not have run.
@@ -40,55 +53,66 @@ func (o *op) del(ctx context.Context) error {
 		return err
 	}
 	defer d.lock.Release()
-	if err := d.find(ctx, killed); err != nil || d.entry == nil {
+	if err := d.find(ctx, killed); err != nil || len(d.records) == 0 {
+		_ = d.lock.Remove() // no entry needs it
 		return err
 	}
 	failures, durable := d.undo(ctx)
 	return d.report(failures, durable)
 }
 
-// find sets d.entry to the entry to undo, or to nil if there is nothing to undo. It uses the
-// journal's records, or else the runtime's input.
+// find sets d.records to the entries to undo: those of the journal, and a new one if none of them
+// is of this DEL's ADD. There are none if nothing is left to undo. find writes the newest entry if
+// it has changed, before any DEL runs. Otherwise, if unwind is killed after an address is free, the
+// next pass would not know the claims. It also writes an entry whose IPAM plugin stores addresses
+// outside the node, because the DEL of such a plugin must not simply run again (see decide.Due).
 func (d *deleting) find(ctx context.Context, killed []string) error {
-	d.lookAtPath(ctx)
-	d.fromJournal(ctx, killed)
-	if d.entry != nil {
+	d.readJournal(ctx)
+	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
+	d.netns = place.Netns
+	changed := false
+	if len(d.records) > 0 {
+		changed = d.MarkKilled(d.records[0], killed)
+	} else if done := d.answered(); done != nil {
+		d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
 		return nil
 	}
-	if done := d.answered(); done != nil {
-		d.succeedIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
-		return nil
+	if len(d.records) == 0 || !slices.ContainsFunc(slices.Concat(d.records, d.undone), d.isRecorded) {
+		added, err := d.addUnrecorded()
+		if err != nil || len(d.records) == 0 {
+			return err
+		}
+		changed = changed || added
 	}
-	if err := d.fromStdin(); err != nil || d.entry == nil || d.Journal.Unwritable {
-		return err
+	newest := d.records[0]
+	changed = d.Mark(newest, decide.Requested) || changed
+	for _, e := range d.records[1:] {
+		if decide.KeepsContainer(e.Undo.State) {
+			d.Mark(e, decide.Requested)
+		}
 	}
-	if err := d.Begin(ctx, d.entry, decide.Requested); err != nil {
-		d.log.Error("cannot record the start of a DEL", "err", err)
+	if (changed || slices.ContainsFunc(newest.Undo.Steps, func(s journal.Step) bool {
+		return known.IPAMOf(s.Config).Elsewhere
+	})) && !d.Journal.Unwritable {
+		if err := d.Journal.Save(ctx, newest); err != nil {
+			d.degrade("DEL", err)
+		}
 	}
 	return nil
 }
 
-// fromJournal reads the attachment's records. If it changes the newest one, it writes that record
-// before any DEL runs. Otherwise, if unwind is killed after the address is free, the next pass
-// would not know the claims. fromJournal also writes the record first if an IPAM plugin stores
-// addresses outside the node, because the DEL of such a plugin must not simply run again (see
-// decide.Due).
-func (d *deleting) fromJournal(ctx context.Context, killed []string) {
+// readJournal reads the attachment's records, and copies the journal for the questions that follow.
+func (d *deleting) readJournal(ctx context.Context) {
 	look := func(tx *journal.Tx) error {
-		d.entry, d.older, d.undone = nil, nil, nil
-		records, err := tx.Records(d.Key)
-		for _, e := range records {
-			switch {
-			case e.Undo.State == journal.Undone:
+		d.records, d.undone = nil, nil
+		all, err := tx.Records(d.Key)
+		for _, e := range all {
+			if e.Undo.State == journal.Undone {
 				d.undone = append(d.undone, e)
-			case d.entry == nil:
-				d.entry = e
-			default:
-				d.older = append(d.older, e)
+			} else {
+				d.records = append(d.records, e)
 			}
-		}
-		if d.entry != nil {
-			d.others, _ = undo.Others(tx, d.Key, d.entry.Addresses()) // if this fails, Run reads them
 		}
 		if err = journal.IgnoreDamaged(err); err == nil {
 			d.Journal.Snapshot, err = tx.Snapshot()
@@ -103,31 +127,39 @@ func (d *deleting) fromJournal(ctx context.Context, killed []string) {
 		d.Journal.Snapshot = nil // it may lack records
 		d.degrade("DEL", err)
 	}
-	if d.entry == nil {
-		return
-	}
-	changed := d.MarkKilled(d.entry, killed)
-	changed = d.addUnrecorded() || d.complete() || changed
-	changed = d.Mark(d.entry, decide.Requested) || changed
-	for _, e := range d.older {
-		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
-			d.Mark(e, decide.Requested)
-		}
-	}
-	if changed {
-		d.others = nil // more attachments may claim its addresses now
-	}
-	if (changed || keptElsewhere(d.entry)) && !d.Journal.Unwritable {
-		if err := d.Journal.Save(ctx, d.entry); err != nil {
-			d.degrade("DEL", err)
-		}
-	}
 }
 
-// keptElsewhere reports whether a step's IPAM plugin stores its addresses outside the node.
-func keptElsewhere(e *journal.Entry) bool {
-	return slices.ContainsFunc(e.Undo.Steps,
-		func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
+// isOf reports whether the runtime's DEL is that of a record's ADD. Without a path, it is that of
+// the newest one.
+func (d *deleting) isOf(e *journal.Entry) bool {
+	if d.netns.Path == "" {
+		return len(d.records) == 0 || e == d.records[0]
+	}
+	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+}
+
+// isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
+// result. So if the runtime has one of the same namespace, it comes from an ADD without a record.
+func (d *deleting) isRecorded(e *journal.Entry) bool {
+	interrupted := e.Undo.State == journal.Adding && e.Got.Result == nil
+	return d.isOf(e) && !(interrupted && d.hasResultOf(e))
+}
+
+// hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
+func (d *deleting) hasResultOf(e *journal.Entry) bool {
+	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
+}
+
+// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
+// runtime's own one, identify no ADD of this attachment.
+func (d *deleting) nameOf(path string) facts.Named {
+	seen, _ := facts.Look(path, d.Key.IfName)
+	hosts := d.IsHost(seen.Netns) && !d.overridesNetNS()
+	if seen.Netns.Known() && (hosts || d.Anothers(context.Background(), d.Key, seen.Netns)) {
+		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
+	}
+	again := d.Conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.Conf.PrevResult))
+	return facts.Named{Interface: seen, Again: again}
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
@@ -157,25 +189,103 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
+// addUnrecorded adds an entry for the ADD of this DEL, which the journal does not have: it ran
+// before unwind was installed, while unwind was off, or while the journal could not be written.
+// Without any entry, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
+func (d *deleting) addUnrecorded() (added bool, err error) {
+	e, err := d.reconstruct()
+	switch {
+	case e != nil:
+		if len(d.records) > 0 {
+			d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
+				"undoing both ADDs")
+		}
+		d.records = slices.Insert(d.records, 0, e)
+		return true, nil
+	case len(d.records) > 0:
+		if err != nil {
+			d.log.Warn("the journal does not contain the ADD of this DEL, and the chain cannot be read",
+				"err", err)
+		}
+	case err == nil:
+		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil, false)
+	case d.Conf.NeverAdded():
+		d.noteIdle("the journal has no entry, and the runtime has no ADD result", err, false)
+	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.Journal.Unwritable:
+		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
+		d.noteIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
+			"and the runtime's configuration contains no chain", err, false)
+	default:
+		return false, badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w",
+			d.Key, err))
+	}
+	return false, nil
+}
+
+// reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input,
+// or nil if no delegate can have allocated anything. The runtime's prevResult is not taken if it
+// names the namespace of one of the records instead. An error means that the chain cannot be read.
+func (d *deleting) reconstruct() (*journal.Entry, error) {
+	chain, err := d.Chain()
+	if err != nil {
+		return nil, err
+	}
+	e := d.newEntry(journal.Deleting, chain)
+	e.Added.NetNS.Path = d.netns.Path
+	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
+		e.Added.NetNS = d.nameOf(d.netns.Path).Netns
+	}
+	if facts.SamePath(d.sandbox, d.netns.Path) ||
+		!slices.ContainsFunc(slices.Concat(d.records, d.undone), d.hasResultOf) {
+		d.takePrevResult(e, chain)
+	}
+	if d.Conf.NeverAdded() { // a delegate without a binary allocated nothing
+		undo.Interrupted(e.Undo.Steps)
+		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
+			_, err := netconf.FindPlugin(s.Type, e.Added.Path)
+			return err != nil
+		})
+	}
+	if len(e.Undo.Steps) == 0 {
+		return nil, nil
+	}
+	if err := d.checkText(); err != nil {
+		d.degrade("DEL", err)
+	}
+	return e, nil
+}
+
+// takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
+// first delegate of the chain that calls an IPAM plugin.
+func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
+	if d.Conf.PrevResult == nil {
+		return
+	}
+	first := max(0, slices.IndexFunc(chain.Delegates,
+		func(d netconf.Delegate) bool { return d.IPAM != "" }))
+	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
+	if err == nil {
+		e.Got.Claims, err = setResult(e, raw, e.Undo.Steps[first])
+	}
+	if err != nil {
+		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
+	}
+}
+
 // undo undoes the records, newest first, and writes the DELs that are still pending. durable
 // reports whether the journal contains all pending DELs.
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
-	durable = true
 	ran, later := 0, 0
-	for _, e := range d.older {
+	for _, e := range d.records {
 		later += len(e.Undo.Steps)
 	}
-	for _, e := range append([]*journal.Entry{d.entry}, d.older...) {
-		job := undo.Job{Entry: e, Lock: d.lock}
+	durable = true
+	for _, e := range d.records {
+		later -= len(e.Undo.Steps)
+		job := undo.Job{Entry: e, Lock: d.lock, Later: later}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}
-		if e == d.entry {
-			job.Others = d.others
-		} else {
-			later -= len(e.Undo.Steps)
-		}
-		job.Later = later
 		failed, n := d.Run(ctx, job)
 		failures, ran = append(failures, failed...), ran+n
 		err := d.Finish(ctx, job)
@@ -185,27 +295,54 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		}
 		durable = durable && err == nil && !d.Journal.Unwritable
 	}
-	if ran == 0 && len(failures) == 0 && len(d.entry.Undo.Steps) > 0 {
-		d.noteIdle("pending: "+strings.Join(undo.PendingSteps(d.entry), ", "), nil, false)
+	if pending := undo.PendingSteps(d.records[0]); ran+len(failures) == 0 && len(pending) > 0 {
+		d.noteIdle("pending: "+strings.Join(pending, ", "), nil, false)
 	}
 	return failures, durable
 }
 
-// report returns the error for the runtime. It omits the failure of a DEL that would not have run
-// without unwind.
-func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
-	if durable {
-		failures = slices.DeleteFunc(failures, func(f *delegate.Failure) bool {
-			if f.PutRight {
-				d.log.Warn("a DEL failed and stays pending, but the runtime gets no error: the "+
-					"plugin's ADD had also failed, and its configuration is no longer in the chain",
-					"plugin", f.Plugin, "code", f.Code)
-			}
-			return f.PutRight
+// noteIdle logs that the DEL succeeds without running a delegate, and why. It also records this in
+// the history. It does not record an expected DEL, which follows a failed ADD, because the history
+// already contains the rollback. err, if any, is the reason why unwind knows no more about the
+// attachment.
+func (d *deleting) noteIdle(why string, err error, expected bool) {
+	level, attrs := slog.LevelInfo, []any{"reason", why}
+	if err != nil {
+		level, attrs = slog.LevelWarn, append(attrs, "err", err)
+	}
+	d.log.Log(context.Background(), level, "DEL ran no plugin", attrs...)
+	if !expected {
+		d.Journal.Event(journal.Event{
+			Key: d.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 		})
 	}
-	if len(failures) == 0 || d.Conf.OnDelFailure == "defer" && durable {
+}
+
+// report returns the error for the runtime. It omits the failure of a DEL that would not have run
+// without unwind.
+//
+// The error names the delegates with a pending DEL, without their messages. go-cni ignores errors
+// that contain "not found", and a delegate's message may contain that. The messages are in the log,
+// and in the journal if it could be written.
+func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
+	names, code := []string{}, uint(0)
+	for _, f := range failures {
+		if durable && f.PutRight {
+			d.log.Warn("a DEL failed and stays pending, but the runtime gets no error: the "+
+				"plugin's ADD had also failed, and its configuration is no longer in the chain",
+				"plugin", f.Plugin, "code", f.Code)
+			continue
+		}
+		if names = append(names, fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)); len(names) == 1 {
+			code = f.Code
+		}
+	}
+	if len(names) == 0 || d.Conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
-	return delError(d.Key, failures, durable)
+	hint := "; see unwindctl show " + d.Key.String()
+	if !durable {
+		hint = "; the journal cannot be written (see unwind's log)"
+	}
+	return ownError(code, "DEL incomplete; it will be retried: %s%s", strings.Join(names, ", "), hint)
 }

@@ -46,23 +46,23 @@ func (o *op) gc(ctx context.Context) error {
 	if believed && o.Conf.Valid != nil {
 		lists, err := o.listKept(ctx)
 		if err != nil {
-			return ownError(code, "GC incomplete: %v", errors.Join(append(errs, err)...))
-		}
-		for _, f := range o.passOn(ctx, chain, "GC", lists) {
-			if len(errs) == 0 {
-				code = f.Code
+			errs = append(errs, err)
+		} else {
+			for _, f := range o.passOn(ctx, chain, "GC", lists) {
+				if len(errs) == 0 {
+					code = f.Code
+				}
+				errs = append(errs, f)
 			}
-			errs = append(errs, f)
 		}
 	}
-	if len(errs) == 0 {
+	switch len(errs) {
+	case 0:
 		return nil
+	case 1:
+		return ownError(code, "GC incomplete with 1 error: %v", errs[0])
 	}
-	noun := "errors"
-	if len(errs) == 1 {
-		noun = "error"
-	}
-	return ownError(code, "GC incomplete with %d %s: %v", len(errs), noun, errors.Join(errs...))
+	return ownError(code, "GC incomplete with %d errors: %v", len(errs), errors.Join(errs...))
 }
 
 // sweepForGC sweeps in at most two thirds of GC's time, and leaves the rest to the delegates. It
@@ -90,17 +90,15 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
-// sweepBriefly sweeps one network within an ADD. An error of the sweep does not fail the ADD.
-func (o *op) sweepBriefly(ctx context.Context, network string, chain *netconf.Chain) {
-	job := sweep.Job{Network: network, Pools: sweep.PoolsOf(chain, o.Conf),
-		Periodic: true, Quick: true}
-	err := o.Safely(func() error {
-		_, err := sweep.New(o.Worker, job).Run(ctx)
-		return err
-	})
+// sweepBriefly lets run work with a sweep that belongs to another verb. An error of the sweep does
+// not fail the verb.
+func (o *op) sweepBriefly(job sweep.Job, run func(*sweep.Sweep) error) error {
+	job.Periodic, job.Quick = true, true
+	err := o.Safely(func() error { return run(sweep.New(o.Worker, job)) })
 	if err != nil {
 		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
 	}
+	return err
 }
 
 // listKept returns the runtime's list under each of its keys, with each attachment of the network

@@ -5,15 +5,39 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/undo"
 )
+
+// Plugin contains what the verbs need from their process.
+type Plugin struct {
+	undo.Env
+	Stdout io.Writer
+	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
+	// use.
+	CacheDir string
+	// StartSweep starts the sweep behind a STATUS (see StartSweep). If it is nil, none starts.
+	StartSweep func(conf []byte) (ended <-chan error, err error)
+}
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2), prints its result or error,
 // and returns the exit code.
@@ -71,4 +95,193 @@ func (fd Unbroken) Write(p []byte) (n int, err error) {
 		n += max(written, 0)
 	}
 	return n, nil
+}
+
+// op is one run of a verb, on one attachment or on all.
+type op struct {
+	*undo.Worker
+	plugin *Plugin
+	args   *skel.CmdArgs
+	bad    error         // the configuration's error, or nil
+	lock   *journal.Lock // the lock of the verb's attachment; nil without a journal
+	log    *slog.Logger  // Log, with the verb's attachment in each line
+	lost   error         // why the journal does not contain what the verb leaves, or nil
+}
+
+func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
+	out, closeLog := p.logWriter(conf)
+	var handler slog.Handler = slog.NewTextHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
+	if conf.LogFormat == "json" {
+		handler = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
+	}
+	log := slog.New(handler)
+	store := &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}
+	o := &op{plugin: p, args: args, log: log}
+	o.Worker = &undo.Worker{
+		Env: &p.Env,
+		Node: &facts.Node{
+			Journal: &record.Recorder{Store: store}, Log: log, Host: facts.This(), Network: conf.Name,
+			GracePeriod: conf.GracePeriod, CacheDir: p.CacheDir, View: &facts.View{},
+		},
+		Verb: undo.Verb{
+			Key:   journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
+			Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(o.readChain),
+		},
+	}
+	for _, w := range conf.Warnings {
+		log.Warn(w, "network", conf.Name)
+	}
+	if args.ContainerID != "" {
+		o.log = log.With("attachment", o.Key.String())
+	}
+	return o, closeLog
+}
+
+// logWriter opens logFile. If that fails, the log goes to stderr, because a missing log must not
+// make a pod fail.
+func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
+	if conf.LogFile == "" {
+		return p.Stderr, func() {}
+	}
+	f, err := os.OpenFile(conf.LogFile,
+		os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		conf.Warn("key \"logFile\": %v; logging to stderr", err)
+		return p.Stderr, func() {}
+	}
+	return f, func() { _ = f.Close() }
+}
+
+// readChain reads the chain, and logs a warning if it is not the one that the configuration names.
+// The first delegate gets static addresses that no delegate declares, except those of a pod: Multus
+// sends them too, but only to plugins that declare them.
+func (o *op) readChain() (*netconf.Chain, error) {
+	chain, err := o.Conf.LoadChain()
+	if err != nil {
+		return nil, err
+	}
+	if chain.Warning != "" {
+		o.log.Warn(chain.Warning, "network", o.Conf.Name)
+	}
+	if netconf.PodOf(o.args.Args).Namespace == "" {
+		chain.AdoptIPs(o.Conf)
+	}
+	return chain, nil
+}
+
+// awaitChain calls readChain. If the chainFile is missing or invalid, it retries, but it does not
+// retry after an error in unwind's own configuration.
+func (o *op) awaitChain(ctx context.Context) (chain *netconf.Chain, err error) {
+	o.awaitExchange(ctx, func() bool {
+		chain, err = o.readChain()
+		return err == nil || o.Conf.Chain != nil || o.Conf.ChainFile == ""
+	})
+	return chain, err
+}
+
+// awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A
+// provider may be replacing a configuration file or a plugin.
+func (o *op) awaitExchange(ctx context.Context, look func() bool) {
+	end := time.Now().Add(o.Budgets.Exchange)
+	for !look() && time.Now().Before(end) && ctx.Err() == nil {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// overridesNetNS reports whether CNI_NETNS_OVERRIDE is set, so that CNI_NETNS may be the runtime's
+// own network namespace.
+func (o *op) overridesNetNS() bool {
+	override := o.args.NetnsOverride
+	return strings.EqualFold(override, "TRUE") || override == "1"
+}
+
+// takeLock takes the lock of the verb's own attachment. If the journal fails, the given function
+// decides whether the verb continues without the lock. killed names the delegates that unwind had
+// to kill first.
+func (o *op) takeLock(
+	ctx context.Context, without func(error) error,
+) (killed []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
+	defer cancel()
+	o.lock, killed, err = o.Lock(ctx, o.Key)
+	switch {
+	case errors.Is(err, journal.ErrBusy):
+		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
+			"within %s; retry later", o.Key, o.Budgets.Undo)
+	case err != nil:
+		err = without(err)
+	}
+	return killed, err
+}
+
+// degrade makes the verb continue without writing the journal.
+func (o *op) degrade(verb string, err error) {
+	o.Journal.Degraded(verb, err)
+	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
+		"addresses", "err", err)
+	o.Journal.Unwritable, o.lost = true, err
+}
+
+// call prepares a call to a delegate with the verb's environment. The caller adds the
+// configuration.
+func (o *op) call(command, plugin string) *delegate.Call {
+	return &delegate.Call{
+		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
+		Netns: o.args.Netns, Ifname: o.args.IfName, Args: o.args.Args, Lock: o.lock.File(),
+	}
+}
+
+// newEntry returns a record of an ADD of the whole chain, created from the runtime's input.
+func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
+	e := &journal.Entry{
+		Key:  o.Key,
+		Undo: journal.Undo{State: state, Steps: chain.Steps(o.Conf)},
+		Added: journal.Added{
+			Pod: netconf.PodOf(o.args.Args), NetNS: journal.NetNS{Path: o.args.Netns},
+			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),
+			CNIVersion: chain.CNIVersion, Host: o.Host, At: journal.Now(),
+			GracePeriod: max(1, o.Conf.GracePeriod), // 0 would mean unknown
+		},
+	}
+	if len(o.Conf.RuntimeConfig) > 0 {
+		e.Added.RuntimeConfig = netconf.Marshal(o.Conf.RuntimeConfig)
+	}
+	return e
+}
+
+// checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores
+// them as JSON, which would change such a text.
+func (o *op) checkText() error {
+	for _, v := range [][2]string{{"CNI_IFNAME", o.args.IfName}, {"CNI_ARGS", o.args.Args},
+		{"CNI_NETNS", o.args.Netns}, {"CNI_PATH", o.args.Path}} {
+		if !utf8.ValidString(v[1]) {
+			return fmt.Errorf("%s is not valid UTF-8, so the journal cannot store it for the DEL", v[0])
+		}
+	}
+	return nil
+}
+
+// maxMessage limits an error for the runtime, in bytes. Events and logs repeat the error at each
+// retry.
+const maxMessage = 1000
+
+// cniError returns the error for the runtime. Its code and the beginning of its message come from
+// the first failure.
+func cniError(code uint, msg, details string) *types.Error {
+	msg = netconf.Shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
+	details = netconf.Shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))
+	if code == 0 {
+		code = types.ErrInternal
+	}
+	return types.NewError(code, msg, details)
+}
+
+// ownError returns one of unwind's own errors, on one line.
+func ownError(code uint, format string, args ...any) *types.Error {
+	msg := fmt.Sprintf("unwind: "+format, args...)
+	return cniError(code, strings.ReplaceAll(msg, "\n", "; "), "")
+}
+
+func badConfig(err error) *types.Error {
+	return ownError(types.ErrInvalidNetworkConfig, "%v", err)
 }

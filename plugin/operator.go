@@ -35,20 +35,20 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		return err
 	}
 	defer lock.Release()
-	drop := o.Journal.Undoable()
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
+		event := record.EventOf(journal.Forgotten, records[0])
+		event.Reason = "forgotten by an operator"
+		for _, e := range records {
+			event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
+		}
+		o.Journal.Event(event) // Update records it if it succeeds
 		err = o.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
-			drop() // the event of a first run: the transaction may run twice
-			event := record.EventOf(journal.Forgotten, records[0])
-			event.Reason = "forgotten by an operator"
 			for _, e := range records {
-				event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
 				forgotten := undo.Buried(e)
 				forgotten.Undo.Reason, forgotten.Undo.Abandoned = event.Reason, true
 				err = errors.Join(err, tx.Put(forgotten))
 			}
-			o.Journal.Event(event)
 			return err
 		})
 	}

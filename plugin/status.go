@@ -49,7 +49,7 @@ func (o *op) look(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
 	}
-	chain, err := o.loadChain(ctx)
+	chain, err := o.awaitChain(ctx)
 	if err != nil {
 		return ownError(errNotAvailable, "%v", err)
 	}
@@ -75,9 +75,8 @@ func (o *op) look(ctx context.Context) error {
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
 func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf), Periodic: true, Quick: true}
-	err := o.Safely(func() error {
-		due, err := sweep.New(o.Worker, job).Due(ctx)
+	_ = o.sweepBriefly(sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf)}, func(s *sweep.Sweep) error {
+		due, err := s.Due(ctx)
 		if !due {
 			return err
 		}
@@ -93,9 +92,6 @@ func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
 			return err
 		}
 	})
-	if err != nil {
-		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
-	}
 }
 
 // health checks everything that an ADD needs.
@@ -125,8 +121,9 @@ func (o *op) health(
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:
+		severity := map[uint]int{errNotAvailable: 1, errLimitedConnectivity: 2}
 		gravest := slices.MaxFunc(failures,
-			func(a, b *delegate.Failure) int { return cmp.Compare(severity(a), severity(b)) })
+			func(a, b *delegate.Failure) int { return cmp.Compare(severity[a.Code], severity[b.Code]) })
 		return cniError(gravest.Code, gravest.Error(), gravest.Details)
 	case journalErr != nil && o.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
@@ -135,11 +132,4 @@ func (o *op) health(
 			"leaks addresses", "err", journalErr)
 	}
 	return nil
-}
-
-func severity(f *delegate.Failure) int {
-	if f.Code == errLimitedConnectivity || f.Code == errNotAvailable {
-		return int(f.Code)
-	}
-	return 0
 }

@@ -1,0 +1,281 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/tristate"
+	"cni-unwind/plugin/undo"
+)
+
+// This file contains everything that an ADD does before its first delegate.
+
+// prepare validates the input before any delegate starts.
+func (a *adding) prepare(ctx context.Context) (err error) {
+	if a.bad != nil {
+		return badConfig(a.bad)
+	}
+	if a.Conf.PrevResult != nil {
+		return badConfig(errors.New("prevResult is set, but unwind must be the first plugin of the " +
+			`list; move the plugins before it into "chain"`))
+	}
+	if err := a.checkText(); err != nil {
+		return ownError(types.ErrInvalidEnvironmentVariables, "%v", err)
+	}
+	if a.chain, err = a.awaitChain(ctx); err != nil {
+		return a.refuse(badConfig(err))
+	}
+	if lost := a.chain.LostCapabilities(a.Conf); len(lost) > 0 {
+		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
+			"drops their arguments; declare them in the entry", "lost", strings.Join(lost, ", "), "declare",
+			fmt.Sprintf(`"capabilities": {"%s": true}`,
+				strings.Join(a.chain.EntryCapabilities(), `": true, "`)))
+	}
+	if missing := a.chain.Missing(a.args.Path); len(missing) > 0 {
+		_, err := netconf.FindPlugin(missing[0], a.args.Path)
+		msg := fmt.Sprintf("plugin type=%q failed (add): %v; unwind: no plugin was started", missing[0],
+			err)
+		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
+			"missing: "+strings.Join(missing, ", ")), missing...)
+	}
+	return a.checkNetNS()
+}
+
+// refuse records in the history that an ADD could not start its chain, and returns the error.
+func (a *adding) refuse(err *types.Error, plugins ...string) error {
+	a.Journal.Event(journal.Event{Key: a.Key, Kind: journal.RolledBack, Reason: err.Msg,
+		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
+	return err
+}
+
+// checkNetNS validates CNI_NETNS before the ADD. skel does so when the result is already printed.
+func (a *adding) checkNetNS() error {
+	if a.overridesNetNS() {
+		return nil
+	}
+	ours, err := facts.IsOwnNetNS(a.args.Netns)
+	switch {
+	case err != nil:
+		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
+	case ours:
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
+			"set it to the container's")
+	}
+	return nil
+}
+
+// open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
+// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
+// had to kill.
+func (a *adding) open(ctx context.Context, killed []string) error {
+	seen, err := facts.Look(a.args.Netns, a.args.IfName)
+	if err != nil {
+		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
+	}
+	a.entry = a.newEntry(journal.Adding, a.chain)
+	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
+	if a.Journal.Unwritable {
+		return a.refuseUnseen()
+	}
+	err = a.writeIntent(ctx, a.putFirst)
+	if err != nil || a.Journal.Unwritable || len(a.prior)+len(a.samePod) == 0 {
+		return err
+	}
+	a.releaseSamePod(ctx)
+	if err := a.supersede(ctx, killed); err != nil || a.Journal.Unwritable {
+		return err
+	}
+	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Unwritable {
+		return err
+	}
+	a.awaitSamePod(ctx)
+	return nil
+}
+
+// putFirst writes the intent, unless earlier ADDs of this attachment or its pod left something. The
+// pod's other attachments may be dead, and a new sandbox first frees what the old one left (Azure
+// CNS #4350). Live attachments of the same container in other networks don't count.
+func (a *adding) putFirst(tx *journal.Tx) (err error) {
+	a.prior, err = tx.Pending(a.Key)
+	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
+		return err
+	}
+	a.samePod, err = tx.ByPod(a.entry.Added.Pod)
+	a.samePod = slices.DeleteFunc(a.samePod, func(e *journal.Entry) bool {
+		return e.Key == a.Key || e.Undo.State == journal.Live && e.ContainerID == a.Key.ContainerID
+	})
+	if err != nil || len(a.prior) > 0 {
+		return err
+	}
+	if err := a.refuseUnseen(); err != nil || len(a.samePod) > 0 {
+		return err
+	}
+	return a.putIntent(tx)
+}
+
+func (a *adding) putIntent(tx *journal.Tx) error {
+	a.entry.Number = 0 // the transaction may run twice
+	return tx.Put(a.entry)
+}
+
+// writeIntent runs a transaction that writes the intent. A commit that failed may have happened, so
+// writeIntent reads the journal once more: an intent that is there counts as written. If that is
+// unknown, the ADD fails, because an entry in state adding must not belong to an ADD that succeeds.
+// Otherwise journalFailed decides. An error that refuses the ADD is not the journal's.
+func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
+	a.entry.Number = 0
+	err := a.Journal.Update(ctx, write)
+	if refused := new(types.Error); err == nil || errors.As(err, &refused) {
+		return err
+	}
+	if a.entry.Number != 0 { // otherwise, nothing was handed to the commit
+		var stored *journal.Entry
+		unread := a.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
+			stored, err = tx.Get(a.Key)
+			return journal.IgnoreDamaged(err)
+		})
+		switch {
+		case unread != nil && !errors.Is(unread, journal.ErrDamaged):
+			return ownError(types.ErrTryAgainLater, "%v; it is unknown whether the journal contains "+
+				"the ADD: %v; retry later", err, unread)
+		case stored != nil && stored.Number == a.entry.Number:
+			a.log.Warn("the journal reported an error, but it contains the ADD", "err", err)
+			return nil
+		}
+	}
+	return a.journalFailed(err)
+}
+
+// journalFailed decides whether an ADD whose intent is not in the journal continues or fails.
+func (a *adding) journalFailed(err error) error {
+	if a.Conf.OnJournalFailure == "fail" {
+		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
+	}
+	a.degrade("ADD", err)
+	return nil
+}
+
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. When
+// time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
+// killed.
+func (a *adding) releaseSamePod(ctx context.Context) {
+	if a.Conf.Observes() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	ready := slices.DeleteFunc(slices.Clone(a.samePod),
+		func(e *journal.Entry) bool { return !a.Ready(ctx, e, false) })
+	deadline, _ := ctx.Deadline()
+	for i, e := range ready {
+		left := time.Until(deadline)
+		if left < a.Budgets.Step {
+			a.log.Debug("out of time; a later verb releases the other attachments of the pod",
+				"attachments", len(ready)-i)
+			return
+		}
+		one, cancelOne := context.WithTimeout(ctx,
+			max(left/time.Duration(len(ready)-i), a.Budgets.Step))
+		if err := a.Release(one, e.Key); err != nil {
+			a.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
+		}
+		cancelOne()
+	}
+}
+
+// awaitSamePod waits for DELs of the pod's other sandboxes that began before the intent was
+// written. It waits only for a DEL that frees by pod, which could free this ADD's address.
+func (a *adding) awaitSamePod(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	byPod := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
+	for _, e := range a.samePod {
+		for slices.ContainsFunc(e.Undo.Steps, byPod) && ctx.Err() == nil {
+			if state, err := a.Journal.Store.LookAtLock(e.Key); err != nil || !state.Held {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// supersede undoes the earlier ADDs of this attachment. DELs that fail stay in the journal and wait
+// until this ADD's attachment is gone. They may remove resources by container ID, and this ADD is
+// about to use the same ID.
+func (a *adding) supersede(ctx context.Context, killed []string) error {
+	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	defer cancel()
+	for _, prior := range a.prior {
+		if prior.Undo.State == journal.Live {
+			if err := a.refuseLive(prior); err != nil {
+				return err
+			}
+		}
+		if again, _ := a.Later(ctx, prior); again {
+			// that ADD may still be in use, and the DELs would release its resources
+			if err := a.refuseUnseen(); err != nil {
+				return err
+			}
+			continue
+		}
+		v := decide.Decide(a.Gather(ctx, prior, a.lock))
+		if v.Fate != decide.Foreign {
+			v.Reason = decide.Superseded
+		}
+		a.MarkKilled(prior, killed)
+		job := undo.Job{Entry: prior, Lock: a.lock, Superseded: true}
+		if _, err := a.Undo(ctx, job, v); err != nil {
+			return a.journalFailed(err)
+		}
+	}
+	return nil
+}
+
+// refuseLive returns an error if the attachment of an earlier ADD is still in use: this ADD's
+// namespace is its namespace and has the interface, or a process is in its namespace elsewhere.
+// SPEC 1.1 §2 forbids a second ADD without a DEL.
+func (a *adding) refuseLive(prior *journal.Entry) error {
+	was := prior.Added.NetNS
+	same := was.Same(a.entry.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
+	switch {
+	case a.SameBoot(prior) == tristate.No, same && a.entry.Added.Occupant == "":
+		return nil
+	case same:
+		return a.addedAlready("in the same network namespace")
+	}
+	if inside, err := a.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
+		return a.addedAlready("in a network namespace with a running process")
+	}
+	return nil
+}
+
+// refuseUnseen returns an error if libcni's cache has an ADD of the attachment in this same
+// namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
+// would remove those of the first ADD.
+func (a *adding) refuseUnseen() error {
+	if a.entry.Added.Occupant == "" {
+		return nil
+	}
+	if cached, err := a.CachedInterface(a.Key); err != nil || !cached.There() ||
+		!cached.Netns.Same(a.entry.Added.NetNS) {
+		return nil //nolint:nilerr // nothing proves such an ADD
+	}
+	return a.addedAlready("in the same network namespace")
+}
+
+// addedAlready returns the error that refuses the ADD.
+func (a *adding) addedAlready(why string) error {
+	_ = a.lock.Remove() // the attachment may have no entry
+	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
+}
