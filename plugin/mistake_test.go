@@ -194,7 +194,7 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	let elsewhere {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$dir/elsewhere", "subnet": "$subnet"}}
 	either chain: let in chain
 	or chainFile: let in chainfile
-	script host-local 'conf=$(cat); [ $CNI_COMMAND = DEL ] || conf=$(echo "$conf" | sed "s/, *\"gateway\": *\"192.0.2.1\"//");
+	script host-local 'conf=$(cat); [ $CNI_COMMAND = DEL ] || conf=$(echo "$conf" | sed "s/\"gateway\"/\"ignored\"/");
 		printf "%s" "$conf" | exec $cni/host-local'
 	$in $wrong | p1; add a
 	fails del a 'bridge (code 999)'; $in $elsewhere; fails del a 'bridge (code 999)'; reserved 1
