@@ -14,7 +14,7 @@ import (
 
 var (
 	// software is what documents name with versions, as they write it.
-	software = `containerd|CRI-O|Kubernetes|podman|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
+	software = `containerd|CRI-O|Kubernetes|podman|nerdctl|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
 
 	// named finds such a name with the versions that follow it: "containerd 2.4, 1.7 and 1.6",
 	// "`cilium-cni` 1.19.6", "reference plugins of containernetworking (1.9.1".
@@ -103,6 +103,7 @@ func TestVersions(t *testing.T) {
 		"cilium-cni":        {"Makefile", `(?m)^CILIUM_VERSION +:= (.*)`},
 		"multus":            {"Makefile", `(?m)^MULTUS_VERSION +:= (.*)`},
 		"cri-o":             {"Makefile", `(?m)^CRIO_VERSION +:= (.*)`},
+		"nerdctl":           {"Makefile", `(?m)^NERDCTL_VERSION +:= (.*)`},
 		"kubernetes":        {"testdata/e2e/hyperkube/go.mod", `(?m)^require k8s.io/kubernetes (.*)`},
 	} {
 		lines := regexp.MustCompile(find[1]).FindAllStringSubmatch(read(find[0]), -1)
