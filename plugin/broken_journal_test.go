@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +52,15 @@ var breakages = map[string]func(n *node) (mend func()){
 			must(n, os.Rename(n.stateDir+".real", n.stateDir))
 		}
 	},
+	"file": func(n *node) func() { // a directory in its place
+		path := n.store.Path()
+		must(n, os.Rename(path, path+".away"))
+		n.mkdir(path)
+		return func() {
+			must(n, os.Rename(path, path+".blocked"))
+			must(n, os.Rename(path+".away", path))
+		}
+	},
 	"queue that a stranger holds": func(n *node) func() {
 		f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 		must(n, err)
@@ -75,28 +83,12 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	must(n, errors.Join(db.Update(edit), db.Close()))
 }
 
-// makeJournal creates the node's journal.
-func (n *node) makeJournal() {
-	n.Helper()
-	must(n, n.store.Update(context.Background(), func(*journal.Tx) error { return nil }))
-}
-
-// blockFile puts a directory in the place of a file, and returns a function that restores the file.
-func (n *node) blockFile(path string) (back func()) {
-	n.Helper()
-	must(n, os.Rename(path, path+".away"))
-	n.mkdir(path)
-	return func() {
-		must(n, os.Rename(path, path+".blocked"))
-		must(n, os.Rename(path+".away", path))
-	}
-}
-
 // TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is
 // rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
 // DEL always goes on, with the addresses, and the next one undoes what the journal missed of it.
 func TestBrokenJournal(t *testing.T) {
 	stories(t, `
+	one-in 2
 	journal; chain p0 | p1 | p2 | p3
 	each breakage 'read-only file system' 'full disk' 'newer format' 'file that others can write to' link
 		'queue that a stranger holds'
@@ -242,18 +234,18 @@ func TestTurnNotCome(t *testing.T) {
 // those that go. An ADD whose intent is written has room for its result.
 func TestDiskFull(t *testing.T) {
 	stories(t, `
-	disk; chain bridge | firewall | p2
+	disk; chain bridge | p1 | p2
 	either from the start: fill; crowd 20; logged 'the journal failed; continuing without it'
 	or in an ADD: plan p2 ADD hold-effect; start add a; appears $dir/faulty/held/ADD.a.p2
 		fill; plan; lose $dir/faulty/held/ADD.a.p2; wait add a; entry a live 3; crowd 20
-	or between intent and result: plan p0 ADD hold; chain p0 | bridge | firewall
+	or between intent and result: plan p0 ADD hold; chain p0 | bridge | p1
 		start add a; appears $dir/faulty/held/ADD.a.p0
 		fill; plan; lose $dir/faulty/held/ADD.a.p0; wait add a; entry a live 3; crowd 20
 	or from a DEL on: crowd 20; fill
 	unless start: logged 'cannot record' 0
 	if in an ADD: del a
 	if between: del a
-	del $all; iptables 0; reserved 0; taken; drain
+	del $all; reserved 0; taken; drain
 	if start: sweep
 	unless start: entries 0`, disks)
 }
@@ -268,7 +260,7 @@ func TestJournalRemoved(t *testing.T) {
 	either at the first: let at p0
 	or at the last: let at p3
 	plan $at ADD late; start add a; awaits ADD $at
-	either removed: lose journal
+	either removed: lose $state
 	or set aside: damaged
 	wait add a; plan
 	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
@@ -289,7 +281,7 @@ func TestJournalLostInFailingADD(t *testing.T) {
 	start add a; appears $dir/faulty/held/ADD.a.p1
 	either emptied: shell 'truncate -s 0 $state/journal.db'
 	or removed: shell 'rm $state/journal.db'
-	or removed with its directory: lose journal
+	or removed with its directory: lose $state
 	or damaged: shell 'yes damaged | dd of=$state/journal.db bs=64k count=1 iflag=fullblock conv=notrunc status=none'
 	lose $dir/faulty/held/ADD.a.p1; fails wait add a 'unwind: pending DEL: faulty (code 999)'
 	entry a rolling-back 1 1; pending a p0; plan

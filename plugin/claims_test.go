@@ -4,110 +4,118 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"cni-unwind/testdata/sandbox"
 )
 
-// The phases of B's ADD. In the chain, p0 gives the address, p1 has a rule of the address, and p2
-// comes last.
-var claimPhases = []phase{
-	{"the address is given, not claimed", "p0", "hold-effect"},
-	{"the address is claimed", "p1", "hold"},
-	{"the rule is made", "p1", "hold-effect"},
-	{"live", "", ""},
+// turn is a verb of a race.
+type turn struct {
+	*story
+	call   []string                     // VERB POD
+	verb   string                       // in capitals
+	plugin string                       // which holds it, or fails
+	plan   map[string]map[string]string // of both turns
+	ended  bool
 }
 
-// The phases of A's DEL: with p1 alone left, and with the whole chain.
-var (
-	latePhases = []phase{
-		{"the rule is there", "p1", "hold"},
-		{"the rule is removed", "p1", "hold-effect"},
-		{"p1 fails", "p1", "fail"},
+// set sets the mode that the plugin has for the verb.
+func (t *turn) set(mode string) {
+	if t.plan[t.plugin] == nil {
+		t.plan[t.plugin] = map[string]string{}
 	}
-	wholePhases = []phase{
-		{"the rule is there", "p1", "hold"},
-		{"p1 fails", "p1", "fail"},
-		{"the address is free", "p0", "hold-effect"},
-	}
-	overPhase = []phase{{"over", "", ""}}
-)
+	t.plan[t.plugin][t.verb] = mode
+	t.node.plan(t.plan)
+}
 
-// kinds are the ways in which A's DEL is late. Each leaves A with a DEL that the runtime is about
-// to ask for, and the address free for B.
-var kinds = []struct {
-	name   string
-	phases []phase
-	make   func(t *testing.T) *contest
-}{
-	{"A is live", wholePhases, func(t *testing.T) *contest {
-		c := newContest(t, func(n *node) string { return n.faulty("p0", fmt.Sprintf(`, "address": %q`, n.prefix(4, 7))) })
-		c.a.mustAdd(c.list)
-		return c
-	}},
-	{"no entry", wholePhases, func(t *testing.T) *contest {
-		c := pendingContest(t)
-		must(t, os.RemoveAll(c.stateDir))
-		return c
-	}},
-	{"tombstone", overPhase, func(t *testing.T) *contest {
-		c := pendingContest(t)
-		if out := c.ask("GC", "1.0.0", nil, c.faulty("p0", "")); out.code != 0 {
-			t.Errorf("GC: %v", out.said)
+// await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may
+// wait for the other one instead.
+func (t *turn) await(most time.Duration, goOn bool) {
+	name := t.verb + "." + t.who(t.call[1]).ContainerID + "." + t.plugin
+	held, end := filepath.Join(t.faultyDir(), "held", name), time.Now().Add(most)
+	for ; !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if _, err := os.Lstat(held); err == nil && !goOn {
+			return
 		}
-		c.nothingLeft()
-		c.forgetCalls()
-		c.silent = true
-		return c
-	}},
-	{"parked", latePhases, pendingContest},
-	{"same container ID", latePhases, func(t *testing.T) *contest {
-		c := pendingContest(t)
-		c.b = c.a.again()
-		return c
-	}},
-	{"same container ID, another address", latePhases, func(t *testing.T) *contest {
-		c := pendingContestOf(t, 2)
-		c.b = c.a.again()
-		return c
-	}},
+		_ = os.Remove(held)
+		select {
+		case <-t.begun[strings.Join(t.call, " ")]:
+			t.ended = true
+		default:
+		}
+	}
 }
 
-// TestLateDELAgainstClaim: B gets A's address. A's DEL starts at each phase of B's ADD, and B's ADD
-// starts at each phase of A's DEL. If one waits for the other, the other goes on. B has its rule
-// when both are over. After B's DEL nothing of A is left.
+// races are statements about two verbs at once.
+var races = acts{
+	// race 'VERB POD PLUGIN MODE' 'VERB POD PLUGIN MODE': one verb runs until the plugin holds it,
+	// then the other; then the first one goes on, and then the other one ends
+	"race": func(s *story, w []string) {
+		plan, turns := map[string]map[string]string{}, []*turn{}
+		for _, text := range w {
+			f := strings.Fields(text)
+			t := &turn{story: s, call: f[:2], verb: strings.ToUpper(f[0]), plugin: f[2], plan: plan}
+			t.set(f[3])
+			s.start(t.call)
+			t.await(time.Second, false)
+			turns = append(turns, t)
+		}
+		turns[0].set("ok")
+		turns[0].await(time.Second, true)
+		turns[1].set("ok")
+		for _, t := range []*turn{turns[1], turns[0]} {
+			t.await(sandbox.Patience, true)
+			s.want(t.ended, "%q does not end", t.call)
+		}
+	},
+	// has POD: all that its ADD took from p0, p1 and p2
+	"has": func(s *story, w []string) {
+		p := s.who(w[0])
+		r, err := p.cni.GetNetworkListCachedResult(s.list(p, false), &p.RuntimeConf)
+		s.must(err)
+		taken, rules, a := s.taken(), s.addressRules(), address(s, r)
+		for _, instance := range []string{"p0", "p1", "p2"} {
+			s.want(slices.Contains(taken, p.ContainerID+".eth0."+instance), "taken: %q", taken)
+		}
+		s.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
+	},
+}
+
+// TestLateDELAgainstClaim: B gets A's address. A's DEL begins at each phase of B's ADD, and B's ADD
+// begins at each phase of A's DEL. If one waits for the other, the other goes on. B has its rule
+// when both are over. After B's DEL nothing of A is left. A's DEL of its whole chain, or of p1
+// alone, is about to be asked for, and its address is free for B.
 func TestLateDELAgainstClaim(t *testing.T) {
-	t.Parallel()
-	for k, kind := range kinds {
-		skipped := func(a, b int) bool { return len(kind.phases) > 1 && !sampled(2, k, a, b) }
-		for i, a := range kind.phases {
-			for j, b := range claimPhases {
-				if skipped(i, j) {
-					continue
-				}
-				t.Run(fmt.Sprintf("%s/B %s/A %s", kind.name, b.name, a.name), func(t *testing.T) {
-					t.Parallel()
-					c := kind.make(t)
-					errADD, errDEL := c.race(c.turn("ADD", c.b, b), c.turn("DEL", c.a, a))
-					if c.a.ContainerID == c.b.ContainerID {
-						c.wantOneDEL(errDEL)
-						return
-					}
-					c.wantOutcome(errDEL, errADD)
-				})
-			}
-			if skipped(i, len(claimPhases)) {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/A %s/then B", kind.name, a.name), func(t *testing.T) {
-				t.Parallel()
-				c := kind.make(t)
-				errDEL, errADD := c.race(c.turn("DEL", c.a, a), c.turn("ADD", c.b, overPhase[0]))
-				c.wantOutcome(errDEL, errADD)
-			})
-		}
-	}
+	stories(t, `
+	one-in 3
+	either A is live: let p0 p0, "address": "$ip7/24"
+	or no entry: let p0 single
+	or tombstone: let p0 single
+	or a DEL pending: let p0 single
+	or same container ID: let p0 single
+	or another address, same container ID: let p0 pooled
+	# The address is given, not claimed; it is claimed; the rule is made; B is live; A comes first.
+	each ADD 'p0 hold-effect' 'p1 hold' 'p1 hold-effect' 'p2 ok' later
+	# The rule is there; the rule is removed; p1 fails; the address is free.
+	each DEL 'p1 hold' 'p1 hold-effect' 'p1 fail' 'p0 hold-effect'
+	chain $p0 | p1, "rules": true | p2; add a
+	unless A is live: plan p1 DEL fail; fails del a; plan; reserved 0
+	if no entry: lose $state
+	if tombstone: gc; clean; forgets
+	if same container ID: again a b
+	unless later: race 'add b $ADD' 'del a $DEL'
+	if later: race 'del a $DEL' 'add b p2 ok'
+	plan; logged 'msg=deferred attachment=$network/b/eth0' 0
+	if tombstone: deleted a 0
+	# That DEL is B's.
+	if same container ID, ADD p: del b; clean; rules
+	unless same container ID, ADD p: has b; entry b live
+	unless same container ID: del a; has b; entry b live
+	del b; sweep; clean; rules`, races)
 }
 
 // lateDELs are statements about DELs whose address is free.
@@ -129,8 +137,7 @@ var lateDELs = acts{
 			return last.Command == w[0] && last.Instance == w[1]
 		})
 		status := read(s, fmt.Sprintf("/proc/%d/stat", last.PID))
-		parent, err := strconv.Atoi(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
-		s.must(err)
+		parent := s.number(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
 		s.must(syscall.Kill(parent, syscall.SIGKILL))
 	},
 }
@@ -139,7 +146,7 @@ var lateDELs = acts{
 // the address, and it stays free, also for another pod, while p1 still hangs.
 func TestHangingDELFreesAddress(t *testing.T) {
 	stories(t, `
-	chain single | p1, "rules": true
+	budget Orphans 500ms; chain single | p1, "rules": true
 	add a; let first $a; plan p1 DEL hang
 	start del a; marks a 1; cut DEL p1; fails wait del a; reserved 1
 	forgets; start del a; cut DEL p1; fails wait del a; reserved 0
@@ -152,7 +159,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 // one ends, which does not get the address.
 func TestTwoSlowLateDELs(t *testing.T) {
 	stories(t, `
-	budget LateDel 10s; budget Release 20s
+	budget LateDel 10s; budget Release 12s
 	chain single | p1, "rules": true | p2, "rules": true; let held $dir/faulty/held
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a; reserved 0; rules $a.p1 $a.p2
 	plan p1 DEL hold, p2 DEL hold
@@ -172,34 +179,12 @@ func TestSlowLateDELEnds(t *testing.T) {
 	or by sweeps: sweep; sweep
 	lose $held; forgets
 	if DEL: start del a
-	if sweep: aside sweep
+	if sweep: start sweep
 	appears $held; previous; lose $held
 	if DEL: wait del a
-	if sweep: over
+	if sweep: wait sweep
 	gone a; rules $a.p1; reserved 0
 	plan; add b; rules $b.p1; del b; rules`)
-}
-
-// TestADDRunsPendingDEL: an ADD gets the address of a dead attachment with a pending DEL. That DEL gets the address,
-// and runs before the ADD's next delegate.
-func TestADDRunsPendingDEL(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2
-	add a; plan p1 DEL fail; fails del a; rules $a.p1; plan; forgets
-	add b; previous $a; calls ADD p0, DEL p1, ADD p1, ADD p2; rules $b.p1; gone a
-	del b; rules`)
-}
-
-// TestParkedUntilTheNextSweep: A has a DEL that is parked, or will be, because B has its address. When
-// the runtime calls GC, both are dead. That GC undoes B, and the next one leaves nothing of A.
-func TestParkedUntilTheNextSweep(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2
-	add a; plan p1 DEL fail; fails del a; rules $a.p1; reserved 0
-	add b; plan
-	either parked before: del a
-	or parked by the GC:
-	drop b; gc; gc; left; rules`)
 }
 
 // hostPorts are statements about the programs with which rules can be listed.

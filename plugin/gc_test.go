@@ -3,23 +3,16 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/skel"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/unwind/env"
 )
 
 const (
@@ -39,64 +32,6 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// wantKept checks which attachments are left, as CONTAINER.IFNAME: in the journal, and among the
-// files of the faulty plugin p0.
-func (n *node) wantKept(what string, want ...string) {
-	n.Helper()
-	var known, held []string
-	for _, e := range n.entries() {
-		known = append(known, e.ContainerID+"."+e.IfName)
-	}
-	for _, file := range n.taken() {
-		held = append(held, strings.TrimSuffix(file, ".p0"))
-	}
-	want = slices.Sorted(slices.Values(want))
-	slices.Sort(known)
-	slices.Sort(held)
-	if !slices.Equal(known, want) || !slices.Equal(held, want) {
-		n.Errorf("%s: the journal has %v and held is %v, want %v", what, known, held, want)
-	}
-}
-
-// addAll adds pods, several at a time.
-func (n *node) addAll(list *libcni.NetworkConfigList, pods ...*pod) {
-	n.Helper()
-	slots, errs := make(chan bool, 4), make(chan error)
-	for _, p := range pods {
-		go func() {
-			slots <- true
-			_, err := p.add(list)
-			<-slots
-			errs <- err
-		}()
-	}
-	for range pods {
-		if err := <-errs; err != nil {
-			n.Error(err)
-		}
-	}
-	if n.Failed() {
-		n.FailNow()
-	}
-}
-
-// empty is a sweep in this process, as for a GC with an empty list.
-type empty struct {
-	*sweep.Sweep
-	w *undo.Worker
-}
-
-func (n *node) emptyList() empty {
-	n.Helper()
-	conf, err := netconf.ParseConf([]byte(n.entryOf(`{"plugins": [{"type": "faulty"}]}`, valid())))
-	must(n, err)
-	p := &Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}
-	o, closeLog := p.newOp(&skel.CmdArgs{Path: strings.Join(n.path, ":")}, conf)
-	n.Cleanup(closeLog)
-	o.Invoked = true
-	return empty{sweep.New(o.Worker, sweep.Job{List: facts.NewList(n.network, conf.Valid)}), o.Worker}
-}
-
 // TestSweepJudgesAgain: an attachment is dead when a sweep looks, and changes before the sweep
 // acts. The sweep acts on the new state. It does not take an ADD of the same container, neither
 // while that runs nor after.
@@ -114,7 +49,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 	or the runtime's DEL came: del a; forgets
 		acts dead true; calls`, acts{
 		"looks": func(s *story, _ []string) {
-			sweeping := s.emptyList()
+			sweeping := sweep.New(s.worker(), sweep.Job{List: facts.NewList(s.network, nil)})
 			findings, err := sweeping.Plan(s.Context())
 			s.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
 			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases
@@ -250,17 +185,13 @@ func TestGCByList(t *testing.T) {
 func TestListJudgesItsNetwork(t *testing.T) {
 	stories(t, `
 	chain p0; add empty gone
-	network old; also empty empty2; also gone gone2; add empty2 gone2
+	network old; second empty empty2; second gone gone2; add empty2 gone2
 	drop gone
 	network
 	either no list: gc; kept empty.eth0 empty.net1; leaves
 	or a list: gc list; kept empty.net1
 		network old; gc 'slip=[{"containerID":"empty","ifname":"net1"}]'; kept empty.net1
-		gc list empty`, acts{"also": func(s *story, w []string) { // another interface of the container, in this network
-		p := s.who(w[0]).second()
-		p.node = s.node
-		s.pods[w[1]] = p
-	}})
+		gc list empty`)
 }
 
 // TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and an
@@ -274,9 +205,8 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 		if _, err := os.Lstat("/proc/self/ns/time"); err != nil {
 			s.Skip("the kernel has no time namespaces")
 		}
-		chain := fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(s.plugins(s.node), ", "))
 		list := map[string]any{"cniVersion": "1.1.0", validKey: json.RawMessage(`[{"containerID": "other", "ifname": "eth0"}]`)}
-		out := s.node.start(&input{stdin: s.entryOf(chain, list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
+		out := s.node.start(&input{stdin: s.entryOf(s.chainOf(s.plugins(s.node)...), list), first: `exec unshare --time --fork --boottime 100000 "$0"`,
 			env: map[string]string{"CNI_COMMAND": "GC", "CNI_PATH": strings.Join(s.path, ":")}})
 		s.want(out.code == 0, "%+v", out)
 	}})
@@ -287,7 +217,7 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 // so that what is not theirs is done.
 func TestGCDelegateFails(t *testing.T) {
 	stories(t, `
-	budget GC 30s; versions 1.1.0 1.1.0
+	budget GC 21s; versions 1.1.0 1.1.0
 	chain d0; add dead
 	chain d1; add other
 	chain p0, "code": 42 | p1 | p2, "code": 43

@@ -1,9 +1,7 @@
 package plugin
 
 import (
-	"maps"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -24,22 +22,12 @@ DEL) rmdir `+folder+` 2>/dev/null || : ;;
 esac`)
 }
 
-// asking returns an input for any verb, in the version that has them all.
-func (p *pod) asking(command, chain string, changes map[string]any) *input {
-	p.Helper()
-	all := map[string]any{"cniVersion": "1.1.0"}
-	maps.Copy(all, changes)
-	return p.input(command, p.entryOf(chain, all))
-}
-
 // keepers have the statements "keeper NAME [MORE]", which makes such a delegate, and "long N": $long has
 // N bytes.
 var keepers = acts{
 	"keeper": func(s *story, w []string) { s.keeper(w[0], strings.Join(w[1:], " ")) },
 	"long": func(s *story, w []string) {
-		length, err := strconv.Atoi(w[0])
-		s.must(err)
-		s.vars["long"] = strings.Repeat("a", length)
+		s.vars["long"] = strings.Repeat("a", s.number(w[0]))
 	},
 }
 
@@ -122,6 +110,7 @@ func TestNotTextAtDEL(t *testing.T) {
 // without a journal.
 func TestPlantedLinks(t *testing.T) {
 	stories(t, `
+	one-in 2
 	versions 1.1.0 1.0.0; conf gracePeriod 1h; chain p0
 	let victim $dir/outside/victim; let plant ln -s $victim; shell 'mkdir $dir/outside'
 	either a file: shell 'echo victim >$victim'

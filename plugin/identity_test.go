@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 // An ADD is known by its network namespace. In the tests of this file, the journal doesn't have an
@@ -34,6 +36,17 @@ func TestSameADDAgain(t *testing.T) {
 	either its namespace exists:
 	or its namespace is gone: drop a
 	or its namespace is gone, and the DEL has no path: drop a; names a
+	del a; vanished a`)
+}
+
+// TestAddedAgainAfterAnInterruptedADD: the ADD on record was interrupted, and the container was added
+// again at the same path past the journal. The DEL comes once that namespace is gone, with the result
+// of the later ADD.
+func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	add a; past del a; cutoff a; drop a; move a a
+	past add a; remember a; drop a
 	del a; vanished a`)
 }
 
@@ -78,7 +91,6 @@ func TestTwoInterfacesInOneNetwork(t *testing.T) {
 // loss. They prove nothing.
 func TestDamagedCache(t *testing.T) {
 	stories(t, `
-	patient
 	chain {"type": "bridge", "bridge": "$bridge", "isGateway": true,
 		"ipam": {"type": "host-local", "subnet": "$ip0/29", "dataDir": "$data"}}
 	crowd 5
@@ -109,4 +121,221 @@ func TestPathOfAnotherProcess(t *testing.T) {
 	unless the host's: reserved 1; unchanged b; del b`, acts{"host": func(s *story, w []string) {
 		s.who(w[0]).NetNS = fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
 	}})
+}
+
+// TestOldGenerationIsSettledFirst: before the first delegate of the next ADD runs, unwind undoes
+// what an earlier ADD of the container ID left, if the old namespace has no process any more.
+func TestOldGenerationIsSettledFirst(t *testing.T) {
+	stories(t, `
+	chain p0 | p1
+	either live, namespace gone: add a; forgets; again a b; drop a
+	or live, namespace empty: add a; forgets; again a b
+	or DEL pending: add a; plan p1 DEL fail; fails del a; forgets; again a b
+	or ADD failed: plan p1 ADD fail-effect, p1 DEL fail; fails add a; forgets; again a b
+	plan; add b
+	if live: calls DEL p1, DEL p0, ADD p0, ADD p1
+	unless live: calls DEL p1, ADD p0, ADD p1
+	entry b live 2 1
+	del b`)
+}
+
+// TestOldGenerationMovesOn: if the rest of an earlier ADD of the container ID cannot be undone yet,
+// the DEL of the next ADD undoes it, after its own, with the path of the old namespace.
+func TestOldGenerationMovesOn(t *testing.T) {
+	stories(t, `
+	chain p0 | p1 | p2 | p3
+	add a
+	plan p1 DEL fail, p2 DEL fail; fails del a
+	drop a; again a b
+	plan p2 DEL fail; add b
+	entry b live 5 2; pending b p0 p1 p2 p3 p2
+	plan; forgets; del b
+	shown b b b b a
+	calls DEL p3, DEL p2, DEL p1, DEL p0, DEL p2`)
+}
+
+// TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
+func TestAddOverLive(t *testing.T) {
+	stories(t, `
+	chain bridge | p1 | p2 | p3
+	let why in a network namespace with a running process
+	add a; forgets
+	either same namespace: names b $netns/a; let why in the same network namespace
+	or process in the old namespace: process a
+	or process in the old namespace, which has no name: process a
+	unless same: again a b
+	if same: as b a
+	if no name: unpin a
+	fails add b 'unwind: $network/a/eth0 is already attached ($why); delete it first'
+	calls
+	entry a live 4 1
+	del a`)
+}
+
+// TestSecondDelAfterGrace: a delegate that was killed gets one more DEL after gracePeriod, even if
+// the first one passed, since an agent behind it may have gone on. Until then every verb leaves the
+// entry.
+func TestSecondDelAfterGrace(t *testing.T) {
+	stories(t, `
+	hasty; conf gracePeriod 1h
+	chain p0 | p1 | p2
+	either hangs: plan p1 ADD hang-effect
+	or crashes: plan p1 ADD crash-effect
+	fails add a 'pending DEL: faulty (succeeded; runs once more)'
+	entry a rolling-back 1; pending a p1
+	del a; entry a rolling-back 1; pending a p1
+	sandbox a b; plan; add b; del b
+	entry a rolling-back 1; pending a p1
+	taken; due a; forgets
+	del a; calls DEL p1`)
+}
+
+// TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed
+// before it prints the new result. libcni's cache still has the earlier result, whose namespace
+// exists: that is no ADD that the journal did not record, so the next ADD and a sweep undo what is
+// left. A DEL of the earlier ADD may be pending.
+func TestInterruptedAfterAnother(t *testing.T) {
+	stories(t, `
+	let more
+	either no result: chain p0 | bridge
+	or a result of its own: chain bridge | p0
+	or no result, beside a pending DEL: chain p0, "ipam": $hostlocal | p1; let more , p1 DEL fail
+	add a; again a b
+	plan p0 ADD kill-parent-effect$more; killed add b; free b; plan; drop b
+	either the next ADD: again b c; add c; del c
+	or a sweep: sweep; gone b`)
+}
+
+// TestInterruptedOverUnknown: a pod was added past the journal, and still runs. unwind is killed in
+// another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs go
+// by the container ID, and would release what the pod has.
+func TestInterruptedOverUnknown(t *testing.T) {
+	stories(t, `
+	chain p0 | bridge
+	past add a; again a b
+	plan p0 ADD kill-parent-effect; killed add b; free b; plan; drop b
+	sweep; reserved 1
+	drop a; del b; reserved 0`)
+}
+
+// TestPortOfNewGeneration: portmap's rules are keyed by the container ID. The retry of an old DEL
+// must not remove the port of the container that has the ID now: neither in the ADD of a pod that
+// would settle it, nor in that of one that has its old address, if it were dead.
+func TestPortOfNewGeneration(t *testing.T) {
+	stories(t, `
+	chain static | portmap
+	add a; breaks portmap; fails del a
+	drop a; again a b; add b; works portmap
+	sweep
+	port $b; del b; clean`)
+}
+
+// The chain of these tests has something keyed by container ID (bridge's masquerading, portmap,
+// host-local) and something keyed by address (firewall). "past" is what happens past unwind, so that
+// the journal cannot see it.
+
+// TestAddedAgainPastTheJournal: a container ID is deleted and added again while the journal cannot
+// see it. Undoing the ADD on record must not touch what the later one has. The DEL of the later one
+// leaves nothing of both.
+func TestAddedAgainPastTheJournal(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	add a; past del a
+	either live, its namespace gone: drop a; entries 1; move a later
+	or live, of an earlier boot: reboot a; move a later
+	or a DEL pending: state a deleting; drop a; move a later
+	or cut off: cutoff a; drop a; move a later
+	or cut off, at the same path: cutoff a; drop a; move a a
+	either another address:
+	or the same address: lowest
+	past add a; remember a
+	sweeps unchanged a; entry a
+	del a; vanished a`)
+}
+
+// TestLateDELAtAnothersPath: a container's DEL comes late, and by now another container's namespace
+// is at its path. No delegate is shown that namespace.
+func TestLateDELAtAnothersPath(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	either a tombstone, after a sweep: add a; drop a; sweep; tombstone a
+	or a DEL pending: add a; breaks portmap; fails del a; drop a; works portmap
+	or its ADD failed: plan p3 ADD fail
+		chain bridge, "ipMasq": true | firewall | portmap | p3
+		fails add a; drop a
+		chain bridge, "ipMasq": true | firewall | portmap
+	either the other added through unwind: let past
+	or the other added past unwind: let past past
+	takes b a; $past add b; remember b
+	del a; unchanged b
+	$past del b`)
+}
+
+// TestUnknownDELAtAnothersPath: the same, and the journal has nothing of the container whose DEL comes
+// late. The journal must have the other container: as without unwind, the delegates get the path.
+func TestUnknownDELAtAnothersPath(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	either a second DEL, with the result: add a; cached a del a; drop a
+	or never added through unwind: past add a; cached a past del a; drop a
+	takes b a; add b; remember b
+	del a; unchanged b
+	del b`)
+}
+
+// TestUndonePastTheJournal: an attachment was undone, by a sweep or past the journal, and is added
+// again, past it or through unwind. The DEL of that ADD undoes it.
+func TestUndonePastTheJournal(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	add a
+	either swept, in another namespace: drop a; sweep; move a later; past add a
+	or swept, at the same path: drop a; sweep; move a a; past add a
+	or swept, at the same path, which is gone: drop a; sweep; move a a; past add a
+	or deleted past it, added through unwind: past del a; add a
+	remember a
+	if which is gone: drop a
+	del a; vanished a`)
+}
+
+// TestADDOverAnUnseenADD: unwind refuses to add an attachment that already lives, and takes nothing
+// from it.
+func TestADDOverAnUnseenADD(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	either never on record:
+	or an earlier one on record: add a; past del a; move a later
+	past add a; remember a
+	fails add a 'is already attached'; unchanged a
+	del a`)
+}
+
+// TestRollbackBesideAnother: an ADD fails in a namespace in which another container has the
+// interface, whether libcni's cache knows that container or not.
+func TestRollbackBesideAnother(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap
+	past add b; remember b
+	names a $netns/b; let cache $dir/cache/results/$network-b-eth0
+	either the other cached: fails add a
+	or the other not cached: shell 'mv $cache $cache.away'; fails add a; shell 'mv $cache.away $cache'
+	unchanged b
+	past del b`)
+}
+
+// TestADDInTheHostsNetNS: the runtime adds an interface to its own namespace on purpose. The DEL
+// removes the interface there.
+func TestADDInTheHostsNetNS(t *testing.T) {
+	stories(t, `
+	chain bridge; own a
+	add a; on-host a yes; del a; on-host a no`, acts{
+		"own": func(s *story, w []string) {
+			s.env = append(s.env, "CNI_NETNS_OVERRIDE=TRUE")
+			s.who(w[0]).NetNS, s.who(w[0]).IfName = "/proc/self/ns/net", "h"+s.bridge
+		},
+		"on-host": func(s *story, w []string) {
+			_, err := netlink.LinkByName(s.who(w[0]).IfName)
+			s.want((err == nil) == (w[1] == "yes"), "%v", err)
+		},
+	})
 }

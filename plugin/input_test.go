@@ -1,8 +1,6 @@
 package plugin
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,15 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
@@ -26,144 +20,6 @@ import (
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
 )
-
-// input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
-// would refuse some of it.
-type input struct {
-	env   map[string]string
-	stdin string
-	more  []string // more environment, as name=value, after env; duplicates stay
-	first string   // a shell's commands in a mount namespace, before unwind
-	mute  bool     // nobody reads stdout
-}
-
-// input returns the pod's input for a command, with unwind's entry in a list.
-func (p *pod) input(command string, entry string) *input {
-	return &input{
-		env: map[string]string{
-			"CNI_COMMAND": command, "CNI_CONTAINERID": p.ContainerID, "CNI_NETNS": p.NetNS, "CNI_IFNAME": p.IfName,
-			"CNI_PATH": strings.Join(p.path, ":"),
-		},
-		stdin: entry,
-	}
-}
-
-// outcome is what a runtime gets back. said is the CNI error on stdout, if any.
-type outcome struct {
-	code   int
-	stdout string
-	stderr string
-	said   types.Error
-	took   time.Duration
-}
-
-// start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
-func (n *node) start(in *input) (out outcome) {
-	n.Helper()
-	n.seeConfiguration([]byte(in.stdin))
-	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
-	defer cancel()
-	binary := filepath.Join(n.path[0], netconf.Name)
-	cmd := exec.CommandContext(ctx, binary)
-	if in.first != "" {
-		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	}
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")} // unless in.env has them
-	for name, value := range in.env {
-		cmd.Env = append(cmd.Env, name+"="+value)
-	}
-	cmd.Env = append(cmd.Env, in.more...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(in.stdin), &stdout, &stderr
-	began := time.Now()
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() < 0 && (n.mayDie || in.mute) {
-		return outcome{code: -1, stderr: stderr.String()}
-	}
-	if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
-		n.Fatalf("%v\n%s", err, stderr.String())
-	}
-	out = outcome{code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String(), took: time.Since(began)}
-	if out.code != 0 && !in.mute {
-		if err := json.Unmarshal(stdout.Bytes(), &out.said); err != nil || out.said.Code == 0 || out.said.Msg == "" {
-			n.Errorf("stdout is not a CNI error (%v): %q", err, out.stdout)
-		}
-		if text := out.said.Error(); len(text) > maxMessage {
-			n.Errorf("the error has %d bytes", len(text))
-		}
-	}
-	return out
-}
-
-// entryOf returns unwind's entry in a list, as libcni would give it on stdin, with changes; a nil
-// value removes its key.
-func (n *node) entryOf(chain string, changes map[string]any) string {
-	n.Helper()
-	entry := map[string]any{
-		"cniVersion": n.outer, "name": n.network, "type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
-	}
-	maps.Copy(entry, n.conf)
-	maps.Copy(entry, changes)
-	maps.DeleteFunc(entry, func(_ string, v any) bool { return v == nil })
-	return string(netconf.Marshal(entry))
-}
-
-// untouched checks that nothing was started and that nothing is on the disk, not even an empty
-// journal.
-func (n *node) untouched() {
-	n.Helper()
-	if calls := n.calls(); len(calls) > 0 {
-		n.Errorf("delegates were started: %v", calls)
-	}
-	if _, err := os.Lstat(n.stateDir); !os.IsNotExist(err) {
-		n.Errorf("stateDir was made (%v)", err)
-	}
-}
-
-// give runs a verb of unwind with an input that no runtime would give: "give VERB POD [NAME=VALUE …]". A
-// name in capitals is a variable of the environment, another one a key of unwind's entry; without a
-// value, it is absent. varLib=DIR is /var/lib to it, first=COMMANDS are a shell's before it. $result is
-// that of an ADD.
-func (s *story) give(w []string) (rest []string, err error) {
-	s.Helper()
-	p, changes := s.who(w[1]), keys{}
-	in := p.input(strings.ToUpper(w[0]), "")
-	in.more = s.env // where libcni's cache is
-	for _, v := range w[2:] {
-		name, text, _ := strings.Cut(v, "=")
-		switch {
-		case !assignment.MatchString(v) || name == "code":
-			rest = append(rest, v)
-		case name == "varLib":
-			in.first, in.more = fmt.Sprintf("mount --bind %s /var/lib", text), nil // with libcni's cache
-			s.mkdir(text)
-		case name == "first":
-			in.first, in.mute = text, strings.HasPrefix(text, "exec ")
-		case name == strings.ToUpper(name):
-			in.env[name] = text
-		case json.Valid([]byte(text)):
-			changes[listKey(name)] = json.RawMessage(text)
-		default:
-			changes[name] = text
-		}
-		if text == "" {
-			delete(in.env, name)
-			changes[listKey(name)] = nil
-		}
-	}
-	in.stdin = s.entryOf(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, s.inner, strings.Join(s.plugins(s.node), ", ")), changes)
-	if s.said = s.node.start(in); s.said.code != 0 {
-		return rest, &s.said.said
-	}
-	if w[0] == "add" {
-		s.vars["result"] = s.said.stdout
-	}
-	return rest, nil
-}
-
-var assignment = regexp.MustCompile(`^[\w./-]+=`)
 
 // TestRefused: each verb refuses an input that it cannot work with, with a code and a message that says
 // what is wrong. It starts nothing, makes no file except the history of an ADD whose chain cannot start,
@@ -301,9 +157,7 @@ func TestOddInput(t *testing.T) {
 	or an odd interface: let edit 'CNI_IFNAME=ODD'
 	chain p0$extra; give add a logLevel= $edit; warned level= 0
 	chain other; give del a $edit CNI_ARGS=; same 1`), acts{"environment": func(s *story, w []string) { // N variables
-		many, err := strconv.Atoi(w[0])
-		s.must(err)
-		for i := range many {
+		for i := range s.number(w[0]) {
 			s.env = append(s.env, fmt.Sprintf("MUCH%d=%s", i, w[1]))
 		}
 	}})

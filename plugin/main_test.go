@@ -8,8 +8,10 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/testdata/sandbox"
@@ -111,3 +113,28 @@ func init() {
 		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
 }
+
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if condition() {
+			return
+		}
+	}
+	t.Fatalf("not in time: %s", what)
+}
+
+// makeSharedChains makes, once, the chains that all pods of a host share. Plugins that make them at
+// the same time fail: iptables cannot make a chain only if it does not exist.
+var makeSharedChains = sync.OnceValue(func() error {
+	for _, restore := range []string{"iptables-restore", "ip6tables-restore"} {
+		cmd := exec.Command(restore, "--noflush")
+		cmd.Stdin = strings.NewReader("*filter\n:CNI-FORWARD -\n:CNI-ADMIN -\nCOMMIT\n*nat\n:CNI-HOSTPORT-DNAT -\n" +
+			":CNI-HOSTPORT-SETMARK -\n:CNI-HOSTPORT-MASQ -\nCOMMIT\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", restore, err, out)
+		}
+	}
+	return nil
+})

@@ -19,7 +19,7 @@ import (
 // Nothing may be left.
 func TestFaultMatrixAdd(t *testing.T) {
 	stories(t, `
-	one-in 3
+	one-in 4
 	each mode fail fail-effect hang hang-effect crash crash-effect kill-parent kill-parent-effect orphan empty garbage stderr
 	each index 0 1 2 3
 	each del ok fail-effect
@@ -56,7 +56,7 @@ func TestFaultMatrixDel(t *testing.T) {
 	if report: incomplete a
 	if defer: del a
 	calls DEL p$index; entry a deleting 1; pending a p$index
-	plan; del a; left; del a`, acts{"incomplete": func(s *story, w []string) {
+	plan; del a; clean; del a`, acts{"incomplete": func(s *story, w []string) {
 		_, err := s.attempt([]string{"del", w[0]})
 		var got *types.Error
 		s.want(errors.As(err, &got) && fmt.Sprint(got.Code) == s.vars["code"] && got.Details == "" && got.Msg == fmt.Sprintf(
@@ -95,7 +95,7 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 // the same pass.
 func TestHangingDELLeavesTime(t *testing.T) {
 	stories(t, `
-	budget Undo 40s; budget Step 10s; chain p0 | p1 | p2
+	budget Undo 26s; budget Step 8s; chain p0 | p1 | p2
 	add a; forgets; plan p2 DEL hang
 	fails del a; calls DEL p2, DEL p1, DEL p0; pending a p2
 	plan; del a`)
@@ -135,14 +135,10 @@ func TestJournaledBytes(t *testing.T) {
 	either ADD: add a; let given 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3
 	or failed ADD: plan p3 ADD fail-effect, p3 DEL fail, * DEL fail; fails add a; plan
 		let given 198.51.100.0 198.51.100.1 198.51.100.2
-	$change; del a; left; previous $given; same 4`, acts{
+	$change; del a; clean; previous $given; same 4`, acts{
 		"file": func(s *story, _ []string) {
-			s.vars["file"] = s.chainFile(conflistOf(s.plugins(s.node)))
+			s.vars["file"] = s.chainFile(s.chainOf(s.plugins(s.node)...))
 		},
 		"write": func(s *story, w []string) { s.node.write(w[0], strings.Join(w[1:], " ")) },
 	})
-}
-
-func conflistOf(plugins []string) string {
-	return fmt.Sprintf(`{"cniVersion": "1.0.0", "plugins": [%s]}`, strings.Join(plugins, ", "))
 }

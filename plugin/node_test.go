@@ -6,19 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -29,9 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
 	"cni-unwind/testdata/unwind/env"
 )
@@ -150,13 +143,16 @@ func (n *node) faulty(instance, extra string) string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": %q%s}`, n.faultyDir(), instance, extra)
 }
 
+// pooled is a delegate that calls host-local, as bridge does, with the addresses from first to
+// last.
+func (n *node) pooled(instance string, first, last int) string {
+	net := strings.TrimSuffix(n.subnet, "0/24")
+	return n.faulty(instance, fmt.Sprintf(`, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, `+
+		`"rangeStart": "%s%d", "rangeEnd": "%s%d"}]]}`, n.dataDir(), n.subnet, net, first, net, last))
+}
+
 // cacheDir is the directory of libcni's results.
 func (n *node) cacheDir() string { return filepath.Join(n.dir, "cache", "results") }
-
-// cacheFile is libcni's file with the result of the pod's ADD.
-func (p *pod) cacheFile() string {
-	return filepath.Join(p.cacheDir(), fmt.Sprintf("%s-%s-%s", p.network, p.ContainerID, p.IfName))
-}
 
 func (n *node) dataDir() string   { return filepath.Join(n.dir, "ipam") }
 func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
@@ -164,14 +160,8 @@ func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
 // unwind returns a conflist with unwind around a chain of the given plugins.
 func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
 	n.Helper()
-	return n.unwindChain(fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", ")))
-}
-
-// unwindChain is unwind with this text as the chain.
-func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
-	n.Helper()
 	entry := map[string]any{
-		"type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(chain),
+		"type": netconf.Name, "stateDir": n.stateDir, "chain": json.RawMessage(n.chainOf(plugins...)),
 		"capabilities": map[string]bool{"portMappings": true, "bandwidth": true, "ips": true, "mac": true},
 	}
 	for k, v := range n.conf {
@@ -184,6 +174,11 @@ func (n *node) unwindChain(chain string) *libcni.NetworkConfigList {
 	data, err := json.Marshal(entry)
 	must(n, err)
 	return n.list(n.outer, string(data))
+}
+
+// chainOf returns a chain in its own version.
+func (n *node) chainOf(plugins ...string) string {
+	return fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", "))
 }
 
 // plain returns a conflist of the plugins themselves.
@@ -199,108 +194,6 @@ func (n *node) list(cniVersion string, plugins ...string) *libcni.NetworkConfigL
 		cniVersion, n.network, strings.Join(plugins, ", ")))
 	must(n, err)
 	return list
-}
-
-// pod is a container ID and a network namespace.
-type pod struct {
-	*node
-	libcni.RuntimeConf
-}
-
-// pod makes a network namespace and a pod in it.
-func (n *node) pod(name string) *pod {
-	n.Helper()
-	return &pod{n, libcni.RuntimeConf{
-		ContainerID: name, NetNS: n.netns(name), IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
-	}}
-}
-
-// netns makes a network namespace, pinned by a mount.
-func (n *node) netns(name string) string {
-	n.Helper()
-	path := filepath.Join(n.dir, "netns", name)
-	n.mkdir(filepath.Dir(path))
-	must(n, os.WriteFile(path, nil, 0o600))
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
-		}
-		done <- err
-	}()
-	must(n, <-done)
-	n.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-	return path
-}
-
-// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces
-// are gone.
-func (p *pod) dropNetNS() {
-	p.Helper()
-	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
-	must(p, os.Remove(p.NetNS))
-	entries := p.entries()
-	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
-		for _, e := range entries {
-			if e.ContainerID == p.ContainerID {
-				if there, _ := facts.LinkThere(e.Got.HostLinks); there {
-					return false
-				}
-			}
-		}
-		return true
-	})
-}
-
-func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
-	defer cancel()
-	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
-}
-
-func (p *pod) del(list *libcni.NetworkConfigList) error {
-	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
-	defer cancel()
-	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
-}
-
-func (p *pod) check(list *libcni.NetworkConfigList) error {
-	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
-	defer cancel()
-	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
-}
-
-func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
-	p.Helper()
-	r, err := p.add(list)
-	if err != nil {
-		p.Fatalf("ADD %s: %v", p.ContainerID, err)
-	}
-	return r
-}
-
-func (p *pod) mustDel(list *libcni.NetworkConfigList) {
-	p.Helper()
-	if err := p.del(list); err != nil {
-		p.Fatalf("DEL %s: %v", p.ContainerID, err)
-	}
-}
-
-// key returns the pod's attachment.
-func (p *pod) key() journal.Key {
-	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
-}
-
-// entry returns the pod's entry in the journal, or nil.
-func (p *pod) entry() *journal.Entry {
-	p.Helper()
-	if all := p.records(); len(all) > 0 {
-		return all[0]
-	}
-	return nil
 }
 
 // entries returns the whole journal.
@@ -336,6 +229,9 @@ func (n *node) plan(plan map[string]map[string]string) {
 
 // taken returns the files that the faulty plugins hold.
 func (n *node) taken() []string { return n.names(filepath.Join(n.faultyDir(), "taken")) }
+
+// addressRules returns the rules of the faulty plugins, as ADDRESS.INSTANCE.
+func (n *node) addressRules() []string { return n.names(filepath.Join(n.faultyDir(), "rules")) }
 
 // reserved returns host-local's reservations, with their owners.
 func (n *node) reserved() map[string]string {
@@ -443,131 +339,10 @@ func (n *node) links(netns string) []string {
 	return names
 }
 
-// nothingLeft checks the invariant at the end of every test: nothing is taken, and the journal is
-// empty.
-func (n *node) nothingLeft() {
-	n.Helper()
-	n.nothingOnDisk()
-	// The kernel removes those of a namespace that is gone after a while.
-	eventually(n, n.bridge+" has no ports", func() bool { return len(n.ports()) == 0 })
-	n.noRules()
-}
-
-// ports returns the interfaces of the bridge.
-func (n *node) ports() (names []string) {
-	n.Helper()
-	bridge, err := netlink.LinkByName(n.bridge)
-	if err != nil {
-		return nil
-	}
-	links, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
-		links, err = netlink.LinkList()
-	}
-	must(n, err)
-	for _, l := range links {
-		if l.Attrs().MasterIndex == bridge.Attrs().Index {
-			names = append(names, l.Attrs().Name)
-		}
-	}
-	return names
-}
-
-// noRules checks that no rule has an address of the node's, or its network in its comment.
-func (n *node) noRules() {
-	n.Helper()
-	if !n.ruled.Load() {
-		return
-	}
-	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24"), fmt.Sprintf(`name: \"%s\"`, n.network)); len(rules) > 0 {
-		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
-	}
-}
-
-// nothingOnDisk checks that delegates and journal hold nothing.
-func (n *node) nothingOnDisk() {
-	n.Helper()
-	if taken := n.taken(); len(taken) > 0 {
-		n.Errorf("faulty plugins still hold %v", taken)
-	}
-	if reserved := n.reserved(); len(reserved) > 0 {
-		n.Errorf("host-local still holds %v", reserved)
-	}
-	for _, e := range n.entries() {
-		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
-	}
-	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
-		n.Errorf("%d lock files are left", len(locks))
-	}
-}
-
-// eventually waits until the condition holds.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if condition() {
-			return
-		}
-	}
-	t.Fatalf("not in time: %s", what)
-}
-
-// makeSharedChains makes, once, the chains that all pods of a host share. Plugins that make them at
-// the same time fail: iptables cannot make a chain only if it does not exist.
-var makeSharedChains = sync.OnceValue(func() error {
-	for _, restore := range []string{"iptables-restore", "ip6tables-restore"} {
-		cmd := exec.Command(restore, "--noflush")
-		cmd.Stdin = strings.NewReader("*filter\n:CNI-FORWARD -\n:CNI-ADMIN -\nCOMMIT\n*nat\n:CNI-HOSTPORT-DNAT -\n" +
-			":CNI-HOSTPORT-SETMARK -\n:CNI-HOSTPORT-MASQ -\nCOMMIT\n")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", restore, err, out)
-		}
-	}
-	return nil
-})
-
-// hasty ends the time of a delegate as soon as it hangs, also in an ADD (see env.Hangs), and waits
-// less for one that outlives its unwind.
-func (n *node) hasty() {
-	n.Helper()
-	n.conf["delegateTimeout"] = env.Long.Undo.String()
-	n.mkdir(n.hangsDir())
-	n.env = append(n.env, env.Hangs+"="+n.hangsDir())
-	n.budget("Orphans=500ms")
-}
-
 func (n *node) hangsDir() string { return filepath.Join(n.dir, "hangs") }
-
-// ownBudgets returns unwind's budgets on the node, for a sweep in this process.
-func (n *node) ownBudgets() undo.Budgets { return env.BudgetsOf(strings.Join(n.budgets, " ")) }
 
 // budget sets one of unwind's budgets: NAME=TIME.
 func (n *node) budget(text string) {
 	n.budgets = append(slices.Clone(n.budgets), text)
 	n.env = append(n.env, env.Budgets+"="+strings.Join(n.budgets, " "))
-}
-
-// awaitSweep waits for the end of the sweep that a STATUS started.
-func (n *node) awaitSweep() {
-	n.Helper()
-	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
-}
-
-// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of this version
-// and plugins. changes are keys of that entry, such as the list of a GC; a nil value removes its key.
-func (n *node) ask(command, chainVersion string, changes map[string]any, plugins ...string) outcome {
-	n.Helper()
-	chain := fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, chainVersion, strings.Join(plugins, ", "))
-	all := map[string]any{"cniVersion": "1.1.0"}
-	maps.Copy(all, changes)
-	in := &input{stdin: n.entryOf(chain, all), env: map[string]string{"CNI_COMMAND": command, "CNI_PATH": strings.Join(n.path, ":")}}
-	for _, kv := range n.env {
-		name, value, _ := strings.Cut(kv, "=")
-		in.env[name] = value
-	}
-	out := n.start(in)
-	if command == "STATUS" {
-		n.awaitSweep()
-	}
-	return out
 }

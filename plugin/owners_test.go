@@ -1,13 +1,17 @@
 package plugin
 
 import (
+	"fmt"
+	"path/filepath"
 	"testing"
+
+	"github.com/containernetworking/cni/libcni"
 )
 
-// TestSettledAtClaim: a pod gets the address of another one that is dead, or owes a DEL (cni#924, Azure
+// TestADDRunsPendingDEL: a pod gets the address of another one that is dead, or owes a DEL (cni#924, Azure
 // CNS #4210), also in a network that has another name now. unwind undoes the other one with its address
 // before anything of the new one goes by that address. The runtime's late DEL runs nothing.
-func TestSettledAtClaim(t *testing.T) {
+func TestADDRunsPendingDEL(t *testing.T) {
 	stories(t, `
 	chain single | p1, "rules": true | p2; let dels DEL p1
 	either its DEL failed: add a; plan p1 DEL fail; fails del a
@@ -18,25 +22,27 @@ func TestSettledAtClaim(t *testing.T) {
 	plan; forgets
 	if dead: let dels DEL p2, DEL p1, DEL p0; network renamed
 	add b; given b $ip2
-	previous $ip2; calls ADD p0, $dels, ADD p1, ADD p2
-	gone a; rules $ip2.p1
+	previous $ip2; calls ADD p0, $dels, ADD p1, ADD p2; gone a; rules $ip2.p1
 	if dead: reserved 0 a
 	del a; calls; del b; rules`)
 }
 
 // TestPendingDELIsParked: a pending DEL fails even when another pod gets its address. As long as
 // that pod lives, the DEL is tried only without the address, and stays pending. When the pod is
-// gone, the next sweep runs it in full.
+// gone, the next sweep runs it in full. A GC that finds both dead undoes the pod, and the next GC
+// does the rest.
 func TestPendingDELIsParked(t *testing.T) {
 	stories(t, `
 	chain single | p1, "rules": true
 	add a; plan p1 DEL fail; fails del a; forgets
 	add b; given b $a; previous $a; calls ADD p0, DEL p1, ADD p1
 	either retried meanwhile: fails del a; plan; del a; previous; calls DEL p1, DEL p1
-		entry a deleting 1; parked a
+		entry a deleting 1
 	or not retried, but swept: plan; sweep; sweep; previous; calls DEL p1; events 'waiting a [$a] [faulty]: $a has another owner'; counters
 	rules $a.p1
-	del b; calls DEL p1, DEL p0; sweep; previous $a; calls DEL p1; rules`)
+	either the runtime's DEL, then a sweep: del b; calls DEL p1, DEL p0; sweep; previous $a; calls DEL p1
+	or dead, two GCs: drop b; gc; gc
+	clean; rules`)
 }
 
 // TestDELOfPodsFromBefore installs unwind on a node with pods. DELs through unwind release all they
@@ -62,7 +68,7 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	conf onDuplicateAddress warn; chain bridge | firewall
 	add a
 	lose $data/$network/$a
-	inherits b $a; entry a live
+	lowest; add b; given b $a; entry a live
 	del b
 	entry b; open $a
 	drop a b; sweep; sweep`)
@@ -84,7 +90,6 @@ func TestLongContainerID(t *testing.T) {
 // the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
 func TestNewSandbox(t *testing.T) {
 	stories(t, `
-	patient
 	chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": {"type": "host-local",
 		"dataDir": "$data", "ranges": [[{"subnet": "$subnet", "rangeStart": "$ip7", "rangeEnd": "$ip7"}]]}} | p1
 	add a
@@ -96,7 +101,7 @@ func TestNewSandbox(t *testing.T) {
 	forgets; sandbox a b
 	if dead: add b; calls DEL p1, ADD p1
 	if alive: fails add b 'no IP addresses available'; calls; entry a live 2
-	if held: letgo
+	if held: end
 	del b a`)
 }
 
@@ -110,7 +115,8 @@ func TestDuplicateAddress(t *testing.T) {
 	chain bridge | firewall
 	add a; forget $a
 	fails add b 'plugin type="bridge" failed (add): duplicate address $a: already in use by $network/a/eth0'
-	bare b; gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
+	shell 'test -z "$(nsenter --net=$netns/b ip -o link show type veth)"'
+	gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
 	del b; open $a; entry a live; pings a
 	del a
 	lowest; add b; given b $a; pings b
@@ -137,4 +143,81 @@ func TestNoDuplicate(t *testing.T) {
 	del a b; sweep`, acts{"flush": func(s *story, w []string) {
 		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
 	}})
+}
+
+// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The DEL of
+// the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its next sandbox
+// lives or is being added, and no DEL of the old one frees its address: not that of a sweep, and not the
+// runtime's second one. Once the next one is gone, nothing is pending.
+func TestFreedByPod(t *testing.T) {
+	stories(t, `
+	by-pod; add a; held 1
+	either it failed: breaks bridge; fails del a; sandbox a b; add b; works bridge
+	or it failed, and the next is being added: breaks bridge; fails del a; sandbox a b
+		plan p1 ADD hold; start add b; appears $dir/faulty/held/ADD.b.p1; works bridge
+	or unwind was killed: kill undone 2 del a; was-killed; sandbox a b; add b
+	or it passed: del a; sandbox a b; add b
+	held 1
+	either sweep: sweep
+	or STATUS: status
+	or GC: gc
+	or the runtime's second DEL: del a
+	held 1; entry b
+	if being added: plan; lose $dir/faulty/held/ADD.b.p1; wait add b
+	entry b live 2; del b; held 0; sweep; entries 0`, byPod)
+}
+
+// TestFreedByPodMeanwhile: a GC runs such a DEL of the old sandbox when the next one is added, and that
+// ADD does not release the old one, since it is in a pause. The ADD waits, once its intent is on
+// record, for the DEL, which would free its address.
+func TestFreedByPodMeanwhile(t *testing.T) {
+	stories(t, `
+	by-pod; script bridge 'while [ $CNI_COMMAND = DEL ] && [ -e $dir/hold ] && touch $dir/held-up; do sleep 0.01; done;
+		[ $CNI_COMMAND = DEL ] && [ -e $dir/broken ] && exit 1; exec $cni/bridge'
+	add a; file $dir/broken; fails del a; fails del a; fails del a; fails del a; lose $dir/broken
+	file $dir/hold; start gc; appears $dir/held-up
+	sandbox a b; start add b; pause 500ms; lose $dir/hold; wait gc; wait add b
+	gone a; held 1; del b; held 0`, byPod)
+}
+
+// byPod are statements about a stand-in for spiderpool (testdata/standin/spiderpool.go).
+var byPod = acts{
+	// by-pod: the chain is a bridge with it, and p1
+	"by-pod": func(s *story, _ []string) {
+		s.vars["holds"] = filepath.Join(s.dir, "held")
+		s.mkdir(s.vars["holds"])
+		s.link("spiderpool", filepath.Join(s.path[2], "standin"))
+		s.chain = []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "dir": %q, "ipam": {"type": "spiderpool"}}`, s.bridge, s.vars["holds"]), "p1"}
+	},
+}
+
+// podman is a statement: podman POD: adds it as podman does. That is no pod of Kubernetes. If it has static
+// addresses and the first plugin of the list does not declare "ips", the plugin gets that capability in
+// place of its own.
+var podman = acts{"podman": func(s *story, w []string) {
+	p := s.who(w[0])
+	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", w[0]}}
+	list := s.list(p, false)
+	if first := list.Plugins[0]; p.CapabilityArgs["ips"] != nil && !first.Network.Capabilities["ips"] {
+		var err error
+		list.Plugins[0], err = libcni.InjectConf(first, map[string]any{"capabilities": map[string]bool{"ips": true}})
+		s.must(err)
+	}
+	s.vars[w[0]] = address(s, p.mustAdd(list))
+}}
+
+// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of podman's
+// container, and the host port works. After its rules were flushed, podman reloads the network by a DEL and
+// an ADD. The same list gives a pod of Kubernetes any address, as without unwind.
+func TestStaticAddressOfPodman(t *testing.T) {
+	stories(t, `
+	either as unwindctl writes the entry: conf capabilities {"ips": true, "portMappings": true}
+	or none are declared: conf capabilities
+	chain masquerading bridge IPv4 | portmap
+	capabilities a {"ips": ["$ip9"], "portMappings": [{"hostPort": 20999, "containerPort": 80, "protocol": "tcp"}]}
+	podman a; given a $ip9
+	if unwindctl: port $ip9; flush $ip9
+	del a; podman a; given a $ip9
+	if unwindctl: port $ip9
+	del a; capabilities pod {"ips": ["$ip9"]}; add pod; shell 'test $pod != $ip9'; del pod`, hostPorts, podman)
 }

@@ -7,13 +7,12 @@ import (
 	"slices"
 	"testing"
 
-	"cni-unwind/testdata/results"
-
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/results"
 )
 
 // TestResultsAreLibcnis runs a chain under libcni alone and through unwind, for every output of its

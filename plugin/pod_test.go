@@ -6,16 +6,126 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/netconf"
+	"cni-unwind/testdata/sandbox"
 )
+
+// pod is a container ID and a network namespace.
+type pod struct {
+	*node
+	libcni.RuntimeConf
+}
+
+// pod makes a network namespace and a pod in it.
+func (n *node) pod(name string) *pod {
+	n.Helper()
+	return &pod{n, libcni.RuntimeConf{
+		ContainerID: name, NetNS: n.netns(name), IfName: "eth0",
+		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
+	}}
+}
+
+// netns makes a network namespace, pinned by a mount.
+func (n *node) netns(name string) string {
+	n.Helper()
+	path := filepath.Join(n.dir, "netns", name)
+	n.mkdir(filepath.Dir(path))
+	must(n, os.WriteFile(path, nil, 0o600))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
+		}
+		done <- err
+	}()
+	must(n, <-done)
+	n.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
+}
+
+// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces
+// are gone.
+func (p *pod) dropNetNS() {
+	p.Helper()
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
+	must(p, os.Remove(p.NetNS))
+	entries := p.entries()
+	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
+		for _, e := range entries {
+			if e.ContainerID == p.ContainerID {
+				if there, _ := facts.LinkThere(e.Got.HostLinks); there {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) del(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) check(list *libcni.NetworkConfigList) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
+}
+
+func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
+	p.Helper()
+	r, err := p.add(list)
+	if err != nil {
+		p.Fatalf("ADD %s: %v", p.ContainerID, err)
+	}
+	return r
+}
+
+func (p *pod) mustDel(list *libcni.NetworkConfigList) {
+	p.Helper()
+	if err := p.del(list); err != nil {
+		p.Fatalf("DEL %s: %v", p.ContainerID, err)
+	}
+}
+
+// key returns the pod's attachment.
+func (p *pod) key() journal.Key {
+	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
+}
+
+// entry returns the pod's entry in the journal, or nil.
+func (p *pod) entry() *journal.Entry {
+	p.Helper()
+	if all := p.records(); len(all) > 0 {
+		return all[0]
+	}
+	return nil
+}
+
+// cacheFile is libcni's file with the result of the pod's ADD.
+func (p *pod) cacheFile() string {
+	return filepath.Join(p.cacheDir(), fmt.Sprintf("%s-%s-%s", p.network, p.ContainerID, p.IfName))
+}
 
 // whole returns everything that is visible of an added pod: its traces, sorted.
 func (p *pod) whole(m marks) string {
@@ -56,72 +166,11 @@ func (p *pod) again() *pod {
 	return next
 }
 
-// breakable puts a program before a reference plugin, whose DEL fails while broken is set.
-func (n *node) breakable(plugin string) (broken func(bool)) {
-	n.Helper()
-	real, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
-	must(n, err)
-	flag := filepath.Join(n.dir, plugin+".broken")
-	n.script(plugin, fmt.Sprintf("[ \"$CNI_COMMAND\" = DEL ] && [ -e %s ] && exit 1\nexec %s", flag, real))
-	return func(is bool) {
-		if is {
-			err = os.WriteFile(flag, nil, 0o600)
-		} else {
-			err = os.Remove(flag)
-		}
-		must(n, err)
-	}
-}
-
-// cutOff gives the journal and libcni's cache the state of an ADD that was cut off in its first
-// delegate.
-func (p *pod) cutOff() {
-	p.Helper()
-	must(p, os.RemoveAll(p.cacheFile()))
-	p.edit(func(e *journal.Entry) {
-		e.Undo.State, e.Got.Result, e.Got.Claims, e.Got.HostLinks = journal.Adding, nil, nil, nil
-	})
-}
-
 // earlier is the ID of the boot before this one.
 const earlier = "11111111-2222-3333-4444-555555555555"
 
-// before moves pods to an earlier boot and removes their namespaces.
-func before(pods ...*pod) {
-	for _, p := range pods {
-		p.dropNetNS()
-		p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier })
-	}
-}
-
-// sweeps are the verbs that sweep all networks.
-var sweeps = map[string]func(n *node, chain []string){
-	"STATUS": func(n *node, chain []string) { n.ask("STATUS", "1.0.0", nil, chain...) },
-	"GC":     func(n *node, chain []string) { n.ask("GC", "1.0.0", nil, chain...) },
-	"sweep":  func(n *node, _ []string) { n.sweep() },
-}
-
-// until sweeps until the journal is empty: a DEL may have to wait for another one.
-func (n *node) until(verb string, chain []string) {
-	n.Helper()
-	for range 30 {
-		if sweeps[verb](n, chain); len(n.entries()) == 0 {
-			return
-		}
-	}
-	n.Errorf("%s does not free all", verb)
-}
-
-// holder starts a process that has the pod's namespace open. It returns a function that ends it.
-func (p *pod) holder() (end func()) {
-	p.Helper()
-	f, err := os.Open(p.NetNS)
-	must(p, err)
-	defer f.Close()
-	cmd := exec.Command("sleep", "60")
-	cmd.ExtraFiles = []*os.File{f}
-	return p.spawn(cmd)
-}
+// ofEarlierBoot moves the pod's entry to an earlier boot.
+func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }
 
 // spawn starts a process. It returns a function that ends it, as the end of the test does.
 func (n *node) spawn(cmd *exec.Cmd) (end func()) {
@@ -133,19 +182,6 @@ func (n *node) spawn(cmd *exec.Cmd) (end func()) {
 	}
 	n.Cleanup(end)
 	return end
-}
-
-// forget removes host-local's reservation of an address, so that the next pod gets it.
-func (n *node) forget(address string) {
-	n.Helper()
-	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, address)))
-	n.lowestNext()
-}
-
-// unpin unmounts the pod's network namespace from its path and leaves an empty file.
-func (p *pod) unpin() {
-	p.Helper()
-	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 }
 
 // processInside starts a process in the pod's network namespace.
@@ -177,12 +213,6 @@ func ended(p *os.Process) bool {
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
 
-// lowestNext makes host-local give the lowest free address to the next pod.
-func (n *node) lowestNext() {
-	n.Helper()
-	must(n, os.Remove(filepath.Join(n.dataDir(), n.network, "last_reserved_ip.0")))
-}
-
 // open reports whether the firewall accepts traffic of an address.
 func (n *node) open(address string) bool {
 	n.Helper()
@@ -195,13 +225,6 @@ func (n *node) open(address string) bool {
 		n.Fatalf("half open: %q", rules)
 		return false
 	}
-}
-
-// second is another attachment of the pod to the same network.
-func (p *pod) second() *pod {
-	second := &pod{p.node, p.RuntimeConf}
-	second.IfName = "net1"
-	return second
 }
 
 func read(t testing.TB, path string) string {

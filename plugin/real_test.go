@@ -15,9 +15,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
-
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
 )
 
 // TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the
@@ -187,16 +186,11 @@ func (p *pod) result(r types.Result) *types100.Result {
 func (p *pod) pingsGateways(r types.Result) {
 	p.Helper()
 	for _, ip := range p.result(r).IPs {
-		p.pings(ip.Address.IP.String(), ip.Gateway.String())
+		from, to := ip.Address.IP.String(), ip.Gateway.String()
+		eventually(p, fmt.Sprintf("%s pings %s", from, to), func() bool {
+			return exec.Command("nsenter", "--net="+p.NetNS, "ping", "-c1", "-W1", "-I", from, to).Run() == nil
+		})
 	}
-}
-
-// pings checks that the pod reaches an address of the host from one of its own.
-func (p *pod) pings(from, to string) {
-	p.Helper()
-	eventually(p, fmt.Sprintf("%s pings %s", from, to), func() bool {
-		return exec.Command("nsenter", "--net="+p.NetNS, "ping", "-c1", "-W1", "-I", from, to).Run() == nil
-	})
 }
 
 // meaning returns a result as text, without what differs each time: MACs, paths, and the ends of

@@ -93,7 +93,11 @@ func TestSoak(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
 		pairs = n
 	}
-	seed := seedOf(t)
+	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
+	if err != nil {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("%s=%d", seedEnv, seed)
 	s := newSoak(t, pairs)
 	began := time.Now()
 	var points []point
@@ -296,8 +300,12 @@ func (s *soak) point() point {
 	runtime.ReadMemStats(&memory)
 	info, err := os.Stat(s.store.Path())
 	must(s, err)
+	db, err := bolt.Open(s.store.Path(), 0, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	must(s, err)
+	var used int64
+	must(s, errors.Join(db.View(func(tx *bolt.Tx) error { used = tx.Size(); return nil }), db.Close()))
 	return point{
-		pairs: s.begun.Load(), file: info.Size(), journal: s.used(), heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
+		pairs: s.begun.Load(), file: info.Size(), journal: used, heap: int64(memory.HeapAlloc), goroutines: runtime.NumGoroutine(),
 		descriptors: len(s.names("/proc/self/fd")), mappings: strings.Count(read(s, "/proc/self/maps"), "\n"), mounts: strings.Count(read(s, "/proc/self/mounts"), "\n"),
 		names: strings.Join(s.names(s.stateDir), " "),
 	}
@@ -339,24 +347,4 @@ func (s *soak) processes() (lines []string) {
 		}
 	}
 	return lines
-}
-
-// used returns the bytes of the journal up to the last page that was ever used.
-func (s *soak) used() (size int64) {
-	s.Helper()
-	db, err := bolt.Open(s.store.Path(), 0, &bolt.Options{ReadOnly: true, Timeout: time.Second})
-	must(s, err)
-	defer db.Close()
-	must(s, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
-	return size
-}
-
-// seedOf returns the seed of a random test: that of seedEnv, or another each time.
-func seedOf(t *testing.T) uint64 {
-	seed, err := strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
-	if err != nil {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("%s=%d", seedEnv, seed)
-	return seed
 }

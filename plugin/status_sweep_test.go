@@ -35,7 +35,7 @@ func TestStatusSweeps(t *testing.T) {
 	network of-another
 	status sweepOnStatus=false; steady
 	unless first delegate: lock a; status; unlock; steady
-	statuses 1
+	until 1 status
 	entry live live 4; taken live.eth0.p0 live.eth0.p1 live.eth0.p2 live.eth0.p3
 	del live`, acts{
 		"steady": func(s *story, _ []string) { s.steady("taken", fmt.Sprint(s.taken())) },
@@ -82,11 +82,8 @@ func TestCutOffReservation(t *testing.T) {
 	or before the interface: cut 10 10
 	or in the interface: cut 12 12
 	or in the interface, then zeros: cut 12 15
-	each by STATUS GC sweep
-	swept $by container; owners '$other other eth0'; del other`, acts{
-		"swept": func(s *story, w []string) {
-			eventually(s, w[1]+" is gone", func() bool { sweeps[w[0]](s.node, s.plugins(s.node)); return s.who(w[1]).entry() == nil })
-		},
+	each by status gc sweep
+	until 1 $by; owners '$other other eth0'; del other`, acts{
 		"cut": func(s *story, w []string) { // to this many bytes, and fills it up with zeros
 			file := s.value("$file")
 			run(s, "sh", "-ec", fmt.Sprintf("touch -r %[1]s %[1]s.ref; truncate -s %[2]s %[1]s; truncate -s %[3]s %[1]s; touch -r %[1]s.ref %[1]s; rm %[1]s.ref",
@@ -127,7 +124,7 @@ func TestSlowDELBehindStatus(t *testing.T) {
 func TestStatusOpensJournalOnce(t *testing.T) {
 	stories(t, `
 	each many 1 300
-	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; undeleted a
+	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; deleted a 0
 	leaves`, owing(), acts{
 		"wait-for": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(4*time.Minute) })
@@ -139,7 +136,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 			// the kernel merges equal events, so that openings are counted with what is between them
 			_, err = unix.InotifyAddWatch(fd, s.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
 			s.must(err)
-			verbs[w[1]](s, w[2:])
+			s.verb(w[1])(s, w[2:])
 			events, openings := make([]byte, 1<<20), 0
 			n, err := unix.Read(fd, events)
 			s.must(err)
@@ -163,13 +160,11 @@ const sweepAlone = `
 var sweeper = acts{
 	"swept": func(s *story, _ []string) { s.awaitSweep() },
 	"running-for": func(s *story, w []string) { // running-for TIME: it has the lock for so long
-		age, err := time.ParseDuration(w[0])
-		s.must(err)
-		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, time.Now().Add(-age)))
+		begun := time.Now().Add(-s.duration(w[0]))
+		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, begun))
 	},
 	"terminate": func(s *story, _ []string) {
-		pid, err := strconv.Atoi(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
-		s.must(err)
+		pid := s.number(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
 		s.must(syscall.Kill(pid, syscall.SIGTERM))
 	},
 	"tried": func(s *story, w []string) { // tried POD N …: its pending DELs, in the order of the chain
@@ -196,7 +191,7 @@ func TestOneSweepBehindStatus(t *testing.T) {
 // starts no other one. The try is in the journal, and the next sweep does the rest.
 func TestSweepBehindStatusEnds(t *testing.T) {
 	stories(t, sweepAlone+`
-	add b; drop b; clock; terminate; swept; within 1m
+	add b; drop b; terminate; swept
 	entry a deleting 2; tried a 0 1; ends DEL p1; plan
 	status; gone a b`, sweeper)
 }
@@ -236,20 +231,9 @@ func TestSweepIsForStatus(t *testing.T) {
 	entry a live; sweep`, acts{"refused": func(s *story, w []string) {
 		cmd := exec.Command(filepath.Join(s.path[0], "unwind"), "sweep")
 		if len(w) > 0 {
-			cmd.Stdin = strings.NewReader(s.entryOf(`{"plugins": [`+strings.Join(s.plugins(s.node), ", ")+`]}`, nil))
+			cmd.Stdin = strings.NewReader(s.entryOf(s.chainOf(s.plugins(s.node)...), nil))
 		}
 		out, err := cmd.CombinedOutput()
 		s.want(err != nil && strings.Contains(string(out), "run unwindctl sweep instead"), "%v: %s", err, out)
 	}})
-}
-
-// sweepsAll runs STATUS until the journal has just this many entries, since a DEL may have to wait.
-func (n *node) sweepsAll(but int, chain ...string) {
-	n.Helper()
-	eventually(n, "a STATUS after which nothing dead is left", func() bool {
-		if out := n.ask("STATUS", "1.0.0", nil, chain...); out.code != 0 {
-			n.Errorf("STATUS: %s", out.stdout)
-		}
-		return len(n.entries()) == but
-	})
 }

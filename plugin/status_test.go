@@ -27,11 +27,9 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	or both: chain p0 | {"type": "gone"} | {"type": "bridge", "ipam": {"type": "away"}}; let missing gone, away
 	either 1.0.0: versions 1.1.0 1.0.0
 	or 1.1.0: versions 1.1.0 1.1.0
-	clock; fails status code=50 'unwind: failed to find plugin "gone" in path [$dir/bin $cni '; lasted 1s
-	details '$missing'`, details, acts{"lasted": func(s *story, w []string) {
-		d, err := time.ParseDuration(w[0])
-		s.must(err)
-		s.want(time.Since(s.when) >= d, "it was looked for once only: STATUS took %s", time.Since(s.when))
+	fails status code=50 'unwind: failed to find plugin "gone" in path [$dir/bin $cni '; waited
+	details '$missing'`, details, acts{"waited": func(s *story, _ []string) {
+		s.want(s.said.took >= time.Second, "it was looked for once only: STATUS took %s", s.said.took)
 	}})
 }
 
@@ -93,8 +91,8 @@ func TestStatusOfJournal(t *testing.T) {
 	stories(t, `
 	chain p0; journal; let warning 'the journal cannot be used; ADDs continue without it'
 	either a folder that anybody can write to: shell 'chmod 777 $state'; let mend chmod 700 $state
-	or not a folder: shell 'mv $state $state.away; touch $state'; let mend 'rm $state; mv $state.away $state'
-	or a folder as its file: break file`+broken.String()+`
+	or not a folder: shell 'mv $state $state.away; touch $state'
+		let mend 'rm $state; mv $state.away $state'`+broken.String()+`
 	status
 	if stranger: warned '$warning' 0; status onJournalFailure="fail"
 	unless stranger: warned '$warning'
@@ -102,7 +100,6 @@ func TestStatusOfJournal(t *testing.T) {
 	if a folder that: shell '$mend'
 	if not a folder: shell '$mend'
 	unless folder: mend
-	if a folder as: mend
 	status onJournalFailure="fail"; warned '$warning' 0`)
 }
 
@@ -139,9 +136,7 @@ func TestStatusEndsInTime(t *testing.T) {
 	if sweep hangs: undeleted
 	leaves`, acts{
 		"took-less": func(s *story, w []string) {
-			d, err := time.ParseDuration(w[0])
-			s.must(err)
-			s.want(s.said.took < d, "it took %s", s.said.took)
+			s.want(s.said.took < s.duration(w[0]), "it took %s", s.said.took)
 		},
 		"all-ended": func(s *story, _ []string) {
 			for _, l := range s.callLog() {
@@ -151,4 +146,59 @@ func TestStatusEndsInTime(t *testing.T) {
 		},
 		"undeleted": func(s *story, _ []string) { s.want(len(s.entries()[0].Undo.Steps) > 0, "no DEL is pending") },
 	})
+}
+
+// warnedUnknown is logged by a CHECK without an entry.
+const warnedUnknown = "the attachment is not in the journal"
+
+// TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD
+// and the final result, even if the conflist has changed.
+func TestCheck(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "key": "as added" | p2, "address": "192.0.2.7/24"
+	add a; forgets
+	either same conflist:
+	or another conflist: chain p9 | p1, "key": "changed"
+	or a chain that cannot be read: chain {}
+	check a
+	stdin p1 key "as added"; previous 192.0.2.7; shown a a a; calls CHECK p0, CHECK p1, CHECK p2
+	logged '`+warnedUnknown+`' 0
+	del a`)
+}
+
+// TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was killed.
+// It makes no lock file.
+func TestCheckBesideOthers(t *testing.T) {
+	stories(t, `
+	hasty; chain p0; add a; let held $dir/faulty/held/CHECK.a.p0
+	lock a; check a; unlock
+	either it lasts: plan p0 CHECK hold; start check a; appears $held
+	or its unwind was killed: plan p0 CHECK kill-parent; killed check a
+	plan; check a
+	sandbox a b; add b; del b
+	del a; past add a; check a; locks 0; del a
+	if lasts: lose $held; fails wait check a`)
+}
+
+// TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
+// and the delegates after it are not asked.
+func TestCheckFails(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "code": 117 | p2
+	add a; forgets; plan p1 CHECK fail
+	fails check a code=117 'plugin type="faulty" failed (check): faulty: p1 CHECK refused'
+	calls CHECK p0, CHECK p1
+	plan; check a
+	del a`)
+}
+
+// TestCheckWithoutEntry: without an entry the delegates decide; the missing entry is a warning.
+func TestCheckWithoutEntry(t *testing.T) {
+	stories(t, `
+	chain p0 | p1, "address": "192.0.2.7/24"
+	past add a; forgets
+	either they agree: check a; logged '`+warnedUnknown+`'
+	or one refuses: plan p1 CHECK fail; fails check a
+	previous 192.0.2.7; shown a a; calls CHECK p0, CHECK p1
+	del a`)
 }

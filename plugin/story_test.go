@@ -7,9 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
@@ -18,10 +16,11 @@ import (
 // A story is a history of one node, told in a script: what happens, what unwind must say of it, and
 // what is left. It runs on real plugins and real network namespaces.
 //
-// A statement is a verb and its words, in a line or behind "; ": verbs_test.go has all. A word in
-// single quotes may have spaces. A pod exists from the first time that a statement names it. $a is
-// the address that pod a got, $ip7 the subnet's seventh, and "let" sets others. Every story ends
-// with nothingLeft, unless it says "leaves".
+// A statement is a verb and its words, in a line or behind "; ". verbs_test.go has those of the node
+// and its pods, calls_test.go what the runtime does, wants_test.go what has to be. A word in single
+// quotes may have spaces. A pod exists from the first time that a statement names it. $a is the
+// address that pod a got, $ip7 the subnet's seventh, and "let" sets others. Every story ends with
+// nothingLeft, unless it says "leaves".
 //
 //	chain bridge | firewall | p2, "delayMS": 100
 //	either the namespace is gone: add a; drop a
@@ -50,11 +49,10 @@ type story struct {
 	added  map[string]types.Result
 	seen   map[string]seen
 	begun  map[string]chan error
-	undo   map[string]func() // what "mend", "end" and "letgo" call
+	undo   map[string]func() // what "mend", "end", "unlock" and "works" call
 	killed bool              // in the last verb that could be
 	leaves bool
 	said   outcome       // of the last GC or STATUS
-	when   time.Time     // of the last kill
 	own    journal.NetNS // for acts
 }
 
@@ -293,15 +291,21 @@ func (s *story) run(statements []string) {
 		for _, w := range word.FindAllString(text, -1) {
 			words = append(words, strings.Trim(w, "'"))
 		}
-		verb := verbs[words[0]]
-		if own := s.acts[words[0]]; own != nil {
-			verb = own
-		}
-		if verb == nil {
-			s.Fatalf("there is no such verb")
-		}
-		verb(s, words[1:])
+		s.verb(words[0])(s, words[1:])
 	}
+}
+
+// verb returns a verb of the test's own, or else of all stories.
+func (s *story) verb(name string) func(s *story, words []string) {
+	s.Helper()
+	verb := verbs[name]
+	if own := s.acts[name]; own != nil {
+		verb = own
+	}
+	if verb == nil {
+		s.Fatalf("there is no such verb")
+	}
+	return verb
 }
 
 // value returns what a variable stands for.
@@ -333,46 +337,4 @@ func (s *story) who(name string) *pod {
 		s.pods[name] = p
 	}
 	return s.pods[name]
-}
-
-// plugins returns the configurations of the present chain in a network.
-func (s *story) plugins(n *node) (all []string) {
-	for _, spec := range s.chain {
-		name, extra, more := strings.Cut(spec, ",")
-		if more {
-			extra = "," + extra
-		}
-		switch {
-		case spec[0] == '{':
-			all = append(all, spec)
-		case name == "bridge":
-			all = append(all, n.bridgePlugin(extra))
-		case name == "portmap":
-			all = append(all, `{"type": "portmap", "capabilities": {"portMappings": true}`+extra+`}`)
-		case name == "firewall" || name == "loopback" || name == "sbr":
-			all = append(all, fmt.Sprintf(`{"type": %q%s}`, name, extra))
-		case strings.HasPrefix(name, "masquerading"): // masquerading PLUGIN FAMILIES
-			f := strings.Fields(name)
-			all = append(all, n.masquerading(f[1], f[2], extra))
-		case name == "static": // an IPAM plugin that names no owner of the address
-			all = append(all, fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true,
-				"ipam": {"type": "static", "addresses": [{"address": "%s"}]}}`, n.bridge, n.prefix(4, 7)))
-		case name == "pooled": // an address of the second to the third: see node.pooled
-			all = append(all, n.pooled("p0", 2, 3))
-		case name == "single": // of one address
-			all = append(all, n.pooled("p0", 2, 2))
-		default:
-			all = append(all, n.faulty(name, extra))
-		}
-	}
-	return all
-}
-
-// list returns the present chain of a pod's network, through unwind or past it.
-func (s *story) list(p *pod, past bool) *libcni.NetworkConfigList {
-	s.Helper()
-	if past {
-		return p.plain(s.plugins(p.node)...)
-	}
-	return p.unwind(s.plugins(p.node)...)
 }

@@ -1,13 +1,12 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,52 +19,37 @@ import (
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 	"cni-unwind/testdata/sandbox"
+	"cni-unwind/testdata/unwind/env"
 )
 
-// sweep runs a person's sweep in this process. It acts in the place of the runtime, since process 1
-// of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+// sweep runs a person's sweep in this process.
 func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := n.plugin().sweepAsRuntime(ctx, n.stateDir, sweep.Job{})
+	findings, err := sweep.New(n.worker(), sweep.Job{}).Run(ctx)
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
 	return findings
 }
 
-// plugin is unwind in this process.
-func (n *node) plugin() *Plugin {
-	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: n.ownBudgets(), Runner: &delegate.Processes{}}, Stdout: io.Discard,
-		CacheDir: n.cacheDir()}
+// worker is what sweeps in this process. It acts in the place of the runtime, since process 1 of
+// the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+func (n *node) worker() *undo.Worker {
+	conf := netconf.DefaultConf()
+	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
+	o, closeLog := n.plugin().newOp(&skel.CmdArgs{}, conf)
+	n.Cleanup(closeLog)
+	o.Invoked = true
+	return o.Worker
 }
 
-// copies writes copies of the pod's entry for other containers: a-1, a-2 and so on, of this pod unless
-// it is "". The faulty plugins hold for these too what they hold for the pod.
-func (p *pod) copies(many int, of string) {
-	p.Helper()
-	for i := range many {
-		must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
-			e, err := tx.Get(p.key())
-			if err != nil {
-				return err
-			}
-			state := e.Undo.State
-			e.ContainerID, e.Number, e.Added.Pod.Name = fmt.Sprintf("%s-%d", p.ContainerID, i+1), 0, cmp.Or(of, e.Added.Pod.Name)
-			e.Undo.State = journal.Adding
-			err = tx.Put(e)
-			e.Undo.State = state
-			return errors.Join(err, tx.Put(e))
-		}))
-	}
-	for _, name := range p.taken() {
-		for i := range many {
-			if rest, is := strings.CutPrefix(name, p.ContainerID+"."); is {
-				p.write(filepath.Join(p.faultyDir(), "taken", fmt.Sprintf("%s-%d.%s", p.ContainerID, i+1, rest)), "")
-			}
-		}
-	}
+// plugin is unwind in this process.
+func (n *node) plugin() *Plugin {
+	budgets := env.BudgetsOf(strings.Join(n.budgets, " "))
+	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: budgets, Runner: &delegate.Processes{}},
+		Stdout: io.Discard, CacheDir: n.cacheDir()}
 }
 
 // TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
@@ -96,31 +80,6 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 	return tomb
 }
 
-// together checks that the DELs of each attachment ran in an order, one after the other. It returns
-// how many attachments had theirs at the same time.
-func (n *node) together(order ...string) (most int) {
-	n.Helper()
-	running, done := map[string]string{}, map[string][]string{}
-	for _, l := range n.wholeLog() {
-		if l.Phase == "end" {
-			delete(running, l.ContainerID)
-			continue
-		}
-		if other, is := running[l.ContainerID]; is {
-			n.Errorf("%s: %s during %s", l.ContainerID, l.Instance, other)
-		}
-		running[l.ContainerID] = l.Instance
-		done[l.ContainerID] = append(done[l.ContainerID], l.Instance)
-		most = max(most, len(running))
-	}
-	for id, instances := range done {
-		if !slices.Equal(instances, order) {
-			n.Errorf("%s: %q, want %q", id, instances, order)
-		}
-	}
-	return most
-}
-
 // TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
 // what the other one does.
 func TestTwoSweeps(t *testing.T) {
@@ -130,7 +89,7 @@ func TestTwoSweeps(t *testing.T) {
 	gc-twice; together 1; times 21 DEL p0; times 21 DEL p1`, acts{"gc-twice": func(s *story, _ []string) {
 		outs := make(chan outcome)
 		for range 2 {
-			go func() { outs <- s.ask("GC", "1.0.0", nil, s.plugins(s.node)...) }()
+			go func() { outs <- s.ask("GC", nil, s.plugins(s.node)...) }()
 		}
 		for range 2 {
 			out := <-outs
@@ -152,12 +111,213 @@ func TestRoomAfterFailedADD(t *testing.T) {
 
 var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
 
-// sweepAsRuntime is Sweep, by a process that the runtime started.
-func (p *Plugin) sweepAsRuntime(ctx context.Context, stateDir string, job sweep.Job) ([]sweep.Finding, error) {
-	conf := netconf.DefaultConf()
-	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
-	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
-	defer closeLog()
-	o.Invoked = true
-	return sweep.New(o.Worker, job).Run(ctx)
+// dels returns the instances of the faulty plugin that got the pod's DEL.
+func (p *pod) dels() (instances []string) {
+	p.Helper()
+	for _, l := range p.callLog() {
+		if l.Command == "DEL" && l.ContainerID == p.ContainerID {
+			instances = append(instances, l.Instance)
+		}
+	}
+	return instances
+}
+
+// message is that of a line of the log.
+var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
+
+// owing are statements about a DEL of p1 that has failed.
+func owing() acts {
+	step := func(s *story, name string, change func(*journal.Step)) {
+		s.who(name).edit(func(e *journal.Entry) { change(&e.Undo.Steps[0]) })
+	}
+	return acts{
+		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
+		"owes": func(s *story, w []string) {
+			s.chain = []string{"p0", "p1"}
+			s.tell("plan; add " + w[0] + "; plan p1 DEL fail; fails del " + w[0] + "; forgets")
+			step(s, w[0], func(step *journal.Step) {
+				if step.Tries, step.Next.At = s.number(w[1]), 0; len(w) > 2 {
+					step.Next.At = journal.BootNanos() + int64(s.duration(w[2]))
+				}
+			})
+		},
+		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Next.At = 0 }) },
+		// logs MESSAGE, …: just these
+		"logs": func(s *story, w []string) {
+			var got []string
+			for _, m := range message.FindAllStringSubmatch(read(s, filepath.Join(s.dir, "log")), -1) {
+				got = append(got, m[1]+m[2])
+			}
+			s.want(slices.Equal(got, listed(w)), "%q", got)
+		},
+	}
+}
+
+// TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
+// whose backoff is over, and the next ADDs run none.
+func TestCrashLoop(t *testing.T) {
+	stories(t, `
+	owes a 7; copies a 12; pauses 8 25s
+	sandbox a b; add b; times 5 DEL p1; forgets
+	sandbox a c; add c; calls ADD p0, ADD p1
+	sandbox a d; add d; calls ADD p0, ADD p1
+	plan; del b c d; sweep`, owing())
+}
+
+// TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
+// log has one line for the first failure and one for the end, and stderr has the delegate's words
+// once; another code is worth another line.
+func TestQuiet(t *testing.T) {
+	stories(t, `
+	conf logLevel; conf logFile $dir/log; let failure DEL failed and is pending; let logged $failure
+	either on stdout: let fails 'echo words >&2; echo "{\"code\": 11, \"msg\": \"process $$\"}"; exit 1'
+	or on stderr only: let fails 'echo "words $$" >&2; exit 1'
+	or killed: let fails 'echo "words $$" >&2; kill -9 $$'
+	or with another code once: let logged '$failure, $failure'
+		let fails 'echo words >&2; [ -e $0.code ] && code=12; touch $0.code; echo "{\"code\": ${code:-11}}"; exit 1'
+	script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/well ] && exit; $fails'
+	chain p0 | {"type": "p1"}; add a
+	tries give del a; words 1; tries gc; words 0; tries gc; words 0; tries gc; words 0
+	file $dir/well; gc; words 0; logs $logged, released`, owing(), acts{"words": func(s *story, w []string) {
+		s.wantCount(strings.Count(s.said.stderr, "words"), w[0])
+	}})
+}
+
+// TestQuietParking: one DEL of a pod is parked, and another one fails whenever both are tried. The
+// log says once that the first is parked.
+func TestQuietParking(t *testing.T) {
+	stories(t, `
+	conf logLevel; conf logFile $dir/log; chain p0, "address": "$ip7/24" | p1 | p2
+	add a; plan p1 DEL fail, p2 DEL fail; fails del a
+	add b; lose $dir/log
+	plan p2 DEL fail; tries gc; tries gc; tries gc; tries gc
+	logs DEL waits: its address has another owner
+	plan; del b; sweep`, owing())
+}
+
+// These are those of the code, for any DEL that fails.
+const (
+	often  = 20
+	probes = 3
+)
+
+// TestPace: a STATUS tries a few of the failing DELs, the longest untried first; GC tries all. Once
+// the plugin works again, a few STATUSes undo all, also those whose backoff lasts for minutes yet.
+func TestPace(t *testing.T) {
+	const pods = 40
+	stories(t, fmt.Sprintf(`
+	conf logLevel; owes a %d; drop a; copies a %d
+	status; times %[3]d DEL p1; status; times %[4]d DEL p1; status; times %[5]d DEL p1; different
+	forgets; tries gc; times %[6]d DEL p1
+	now a; plan; status`, often+10, pods-1, probes, 2*probes, 3*probes, pods), owing(), acts{
+		"different": func(s *story, _ []string) {
+			tried := map[string]bool{}
+			for _, l := range s.callLog() {
+				tried[l.ContainerID] = true
+			}
+			s.want(len(tried) == 3*probes, "%d attachments had their turn", len(tried))
+		},
+	})
+}
+
+// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries three of them, and
+// none before its pause is over. A person's sweep tries all. Once the plugin works, one sweep of the agent
+// releases all.
+func TestAgentKeepsPauses(t *testing.T) {
+	stories(t, `
+	owes a 2; drop a; copies a 11
+	# One each minute: the pauses of the first 20 tries are over by then.
+	pauses 12 0s; periodic 3; pauses 12 0s; periodic 3; pauses 12 0s; periodic 3
+	pauses 12 4m; periodic 0; sweep; times 12 DEL p1; plan
+	pauses 12 0s; periodic 12; entries 0`, owing(), acts{
+		"periodic": func(s *story, w []string) { // periodic N: the agent's sweep runs so many DELs
+			s.forgetCalls()
+			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
+			s.must(err)
+			verbs["times"](s, []string{w[0], "DEL", "p1"})
+			s.forgetCalls()
+		},
+	})
+}
+
+// TestForeign: the disk comes from another machine, as a clone or a backup. No DEL of its pods
+// runs, since the original may use the addresses. A sweep removes what host-local keeps on this
+// disk for exactly these owners: $ip99 is in the form that old releases of host-local wrote.
+func TestForeign(t *testing.T) {
+	stories(t, `
+	chain bridge | p1; let by gc
+	either live, STATUS: let by status; add a
+	or live, GC: add a
+	or live, sweep: let by sweep; add a
+	or DEL pending: add a; plan p1 DEL fail; fails del a
+	or ADD failed: plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a; free a
+	plan; clone a; drop a
+	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
+	forgets; until 0 $by; calls
+	owners '$ip100 a eth1' '$ip101 aa eth0' '$ip102 b eth0'
+	tombstone a another machine
+	del a; calls; locks 0; leaves`)
+}
+
+// TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that
+// machine is added here. No DEL of the original's runs; what host-local keeps for it on this disk
+// goes.
+func TestForeignContainerIDAgain(t *testing.T) {
+	stories(t, `
+	chain bridge | p1
+	add a; clone a; drop a; forgets
+	move a a; add a
+	reserved 1; calls ADD p1; entry a live 2 1
+	del a`)
+}
+
+// TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
+// releases it. The runtime's DEL, which comes later with libcni's cached result, runs nothing.
+func TestReboot(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | firewall | portmap | last
+	add a b; reboot a b; forgets
+	either STATUS: until 0 status
+	or GC: until 0 gc
+	or sweep: until 0 sweep
+	or GC of the network, renamed: network renamed; until 0 gc
+	clean; calls DEL last, DEL last
+	tombstone a it was added before the last boot; tombstone b it was added before the last boot
+	del a b; calls`)
+}
+
+// TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
+// DEL succeeds and runs nothing, and the container ID can be used again.
+func TestForget(t *testing.T) {
+	stories(t, `
+	chain p0 | p1
+	plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	either intact:
+	or damaged: damage a
+	forgets; giveup a
+	events '' 'forgotten a '; tombstone a forgotten by an operator; locks 0
+	del a; calls; taken a.eth0.p1
+	fails giveup a '$network/a/eth0 is not in the journal'
+	plan; add a; del a`)
+}
+
+// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged.
+func TestForgetRefuses(t *testing.T) {
+	stories(t, `
+	either live: chain p0; add a; let why is live, not dead (its network namespace exists)
+	or dead, seen from elsewhere: let why is unknown, not dead (cannot judge it from these namespaces
+	or dead, locked: let why its lock is held
+	or dead, damaged and locked: let why its lock is held
+	if dead: chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a
+	if damaged: damage a
+	if locked: lock a
+	if elsewhere: elsewhere a
+	count; fails giveup a '$why'; count
+	unless damaged: entry a
+	leaves`, acts{
+		"count": func(s *story, _ []string) { // the same as before
+			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))
+		},
+	})
 }

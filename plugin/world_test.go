@@ -127,11 +127,6 @@ func (w *world) locksFree() {
 	})
 }
 
-// takenBy returns what the delegates hold for a container.
-func (w *world) takenBy(id string) []string {
-	return slices.DeleteFunc(w.taken(), func(file string) bool { return !strings.HasPrefix(file, id+".") })
-}
-
 // firewallRules returns the rules of the node's addresses, as iptables takes them.
 func (w *world) firewallRules() []string {
 	w.Helper()
@@ -197,11 +192,6 @@ func (w *world) invariants() {
 		}
 	}
 	for address, who := range reserved {
-		// a DEL that was killed holds an address whose p0 is undone
-		if who, held := strings.CutSuffix(who, " held"); held && slices.ContainsFunc(w.entries(),
-			func(e *journal.Entry) bool { return e.ContainerID+" "+e.IfName == who }) {
-			continue
-		}
 		if !owed[strings.ReplaceAll(who, " ", ".")+".p0"] {
 			w.Errorf("%s is %s's, and the journal owes no DEL for it", address, who)
 		}

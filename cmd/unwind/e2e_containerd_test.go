@@ -104,7 +104,13 @@ func word(err error) string {
 
 // suffer has pods tried on a new node while the trouble lasts.
 func suffer(t *testing.T, v e2e.Version, trouble trouble, unwind bool) (o outcome) {
+	return sufferOn(t, v, trouble, unwind, func(*e2e.Node) {})
+}
+
+// sufferOn does the same on a node that was prepared.
+func sufferOn(t *testing.T, v e2e.Version, trouble trouble, unwind bool, prepare func(*e2e.Node)) (o outcome) {
 	n := e2e.NewNode(t)
+	prepare(n)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
 	rt := n.StartContainerd(v)
 	healthyPod(t, n, rt)

@@ -104,6 +104,11 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	flags.Force = s.Force
 	list, listErr := flags.List(ctx, cmd.InOrStdin())
+	if flags.CRI == "auto" && errors.Is(listErr, node.ErrNoRuntime) { // as on a node of Nomad
+		fmt.Fprintln(cmd.ErrOrStderr(), "found no CRI runtime, so attachments are judged without a "+
+			"list of pods; if the node has a runtime, set its socket with --cri")
+		listErr = nil
+	}
 	var wrong term.UsageError
 	if errors.As(listErr, &wrong) {
 		return listErr

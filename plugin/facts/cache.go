@@ -115,7 +115,7 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	case err != nil:
 		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)
 	case json.Unmarshal(data, c) != nil || fileName(c.Key()) != name:
-		return nil, nil
+		return nil, nil //nolint:nilerr // it proves nothing
 	}
 	c.NetNS = cmp.Or(c.NetNS, netconf.SandboxOf(c.Result, c.IfName))
 	c.Written = info.ModTime()

@@ -1,6 +1,6 @@
 package known
 
-const reference = "containernetworking/plugins 1.9.1"
+const reference = "containernetworking/plugins 1.10.0"
 
 // table has one row for each plugin. The compiler lays it out in memory, so the program does not
 // spend time on it at each pod start.

@@ -14,7 +14,7 @@ import (
 
 var (
 	// software is what documents name with versions, as they write it.
-	software = `containerd|CRI-O|Kubernetes|podman|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
+	software = `containerd|CRI-O|Kubernetes|podman|nerdctl|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
 
 	// named finds such a name with the versions that follow it: "containerd 2.4, 1.7 and 1.6",
 	// "`cilium-cni` 1.19.6", "reference plugins of containernetworking (1.9.1".
@@ -97,20 +97,24 @@ func TestVersions(t *testing.T) {
 	built := versions{}
 	for name, find := range map[string][2]string{
 		"containerd":        {"Makefile", `(?m)^CONTAINERD_VERSIONS := (.*)`},
-		"reference plugins": {"Makefile", `(?m)^PLUGINS_VERSION +:= (.*)`},
+		"reference plugins": {"Makefile", `(?m)^PLUGINS_(?:VERSION|BEFORE) +:= (.*)`},
 		"cnitool":           {"Makefile", `(?m)^CNITOOL_VERSION +:= (.*)`},
 		"aws-cni":           {"Makefile", `(?m)^AWS_CNI_VERSION +:= (.*)`},
 		"cilium-cni":        {"Makefile", `(?m)^CILIUM_VERSION +:= (.*)`},
 		"multus":            {"Makefile", `(?m)^MULTUS_VERSION +:= (.*)`},
+		"cri-o":             {"Makefile", `(?m)^CRIO_VERSION +:= (.*)`},
+		"nerdctl":           {"Makefile", `(?m)^NERDCTL_VERSION +:= (.*)`},
 		"kubernetes":        {"testdata/e2e/hyperkube/go.mod", `(?m)^require k8s.io/kubernetes (.*)`},
 	} {
-		m := regexp.MustCompile(find[1]).FindStringSubmatch(read(find[0]))
-		if m == nil {
+		lines := regexp.MustCompile(find[1]).FindAllStringSubmatch(read(find[0]), -1)
+		if lines == nil {
 			t.Fatalf("%s has no version of %s", find[0], name)
 		}
-		built.add(name, m[1])
-		if bad := run.unknown(name, m[1]); bad != nil {
-			t.Errorf("%s has %s %q, which the table of %s lacks", find[0], name, bad, table)
+		for _, m := range lines {
+			built.add(name, m[1])
+			if bad := run.unknown(name, m[1]); bad != nil {
+				t.Errorf("%s has %s %q, which the table of %s lacks", find[0], name, bad, table)
+			}
 		}
 		for _, version := range run[name] {
 			const debian = "1.6.20"

@@ -25,6 +25,7 @@ const Small = "10.22.0.0/28"
 type Network struct {
 	Subnet  string   // of host-local
 	Last    string   // the last address that it gives out; "" for all
+	Gateway string   // of host-local's range, to which nothing is routed; "" for the first address, the bridge's
 	Plugins []string // JSON; after bridge, or ptp
 	// Kindnet gives it the shape of kindnet's: without bridge and STATUS, and with the addresses
 	// elsewhere.
@@ -52,8 +53,12 @@ func (net Network) plain() string {
 	if net.Last != "" {
 		ranges = fmt.Sprintf(`{"subnet": %q, "rangeEnd": %q}`, net.Subnet, net.Last)
 	}
-	first := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-      "ipam": {"type": "host-local", "ranges": [[%s]], "routes": [{"dst": "0.0.0.0/0"}]}}`, ranges)
+	routes := `[{"dst": "0.0.0.0/0"}]`
+	if net.Gateway != "" {
+		ranges, routes = fmt.Sprintf(`{"subnet": %q, "gateway": %q}`, net.Subnet, net.Gateway), "[]"
+	}
+	first := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": %t, "ipMasq": true, "hairpinMode": true,
+      "ipam": {"type": "host-local", "ranges": [[%s]], "routes": %s}}`, net.Gateway == "", ranges, routes)
 	versions := `"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]`
 	if net.Kindnet {
 		// kindnet's own: testdata/conflists/kindnet.conflist

@@ -224,14 +224,41 @@ func mount(source, target, fstype string, flags uintptr, options string) error {
 // installPlugins links the plugins to where runtimes look for them, so that a test can remove one.
 func (n *Node) installPlugins() {
 	n.Helper()
-	plugins, err := filepath.Glob(filepath.Join(Path(n, ".tools/cni"), "[a-z]*"))
+	for _, p := range []string{tool(n, "bin/faulty"), Path(n, "bin/unwind")} {
+		n.link(p)
+	}
+	n.UpgradePlugins()
+}
+
+// UpgradePlugins gives the node the reference plugins that make tools builds.
+func (n *Node) UpgradePlugins() {
+	n.Helper()
+	n.usePlugins(Path(n, ".tools/cni"))
+}
+
+// DowngradePlugins gives the node the release of the reference plugins before those.
+func (n *Node) DowngradePlugins() {
+	n.Helper()
+	n.usePlugins(tool(n, "plugins-before"))
+}
+
+func (n *Node) usePlugins(dir string) {
+	n.Helper()
+	plugins, err := filepath.Glob(filepath.Join(dir, "[a-z]*"))
 	if err != nil || len(plugins) == 0 {
 		n.Fatalf("no reference plugins: %v", err)
 	}
-	for _, p := range append(plugins, tool(n, "bin/faulty"), Path(n, "bin/unwind")) {
-		if err := os.Symlink(p, n.File(PluginDir, filepath.Base(p))); err != nil {
-			n.Fatal(err)
-		}
+	for _, p := range plugins {
+		n.link(p)
+	}
+}
+
+// link puts a plugin in the place of one that may be there.
+func (n *Node) link(plugin string) {
+	n.Helper()
+	to := n.File(PluginDir, filepath.Base(plugin))
+	if err := errors.Join(os.RemoveAll(to), os.Symlink(plugin, to)); err != nil {
+		n.Fatal(err)
 	}
 }
 

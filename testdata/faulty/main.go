@@ -35,8 +35,6 @@
 //
 //	ok                  take effect and answer
 //	late                sleep for delayMS (default 1000), then ok
-//	queue               make the file queue in dir, in which a call waits for another one's, sleep
-//	                    for delayMS, then ok
 //	hold, hold-effect   wait until the file under held is removed, then ok
 //	fail, fail-effect   CNI error with "code" (default 999)
 //	stderr              exit 1 with text on stderr only
@@ -160,18 +158,6 @@ func main() {
 	}
 }
 
-// lock makes a file, and waits for as long as another call has it.
-func lock(path string) (unlock func()) {
-	for end := time.Now().Add(forever); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
-		if err == nil {
-			_ = f.Close()
-			break
-		}
-	}
-	return func() { _ = os.Remove(path) }
-}
-
 // serve carries out a call and logs its start and its end. The child of an orphan only ends it.
 func serve(args *skel.CmdArgs, role string, parent int) error {
 	c := &call{parent: parent, record: record{
@@ -288,10 +274,6 @@ func (c *call) run() ([]byte, error) {
 		}
 		return c.succeed()
 	case "late":
-		time.Sleep(c.delay())
-		return c.succeed()
-	case "queue":
-		defer lock(filepath.Join(c.conf.Dir, "queue"))()
 		time.Sleep(c.delay())
 		return c.succeed()
 	case "fail":

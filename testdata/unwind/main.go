@@ -1,6 +1,6 @@
 // Command unwind is the plugin under test: the program cmd/unwind with crash points, budgets of the
-// test, delegates that say that they hang, and a cache of libcni's for each node. Tests start it some thousand times. It is not the test
-// binary, which takes twice as long to start.
+// test, delegates that say that they hang, and a cache of libcni's for each node. Tests start it some
+// thousand times. It is not the test binary, which takes twice as long to start.
 package main
 
 import (

@@ -77,8 +77,8 @@ func Create(path string) error {
 // stale is the age from which a temporary file counts as left by a process that was killed.
 const stale = time.Minute
 
-// RemoveTemporary removes Replace's temporary files for a path that are stale, and returns the paths
-// of the removed files. It ignores errors, because such files do no harm.
+// RemoveTemporary removes Replace's stale temporary files for a path, and returns the paths of the
+// removed files. It ignores errors, because such files do no harm.
 func RemoveTemporary(path string) (removed []string) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	files, _ := os.ReadDir(dir)

@@ -116,7 +116,7 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 		networks = append(networks, c.Network)
 	}
 	for _, dir := range at.All() {
-		paths, err := netconf.Conflists(dir)
+		paths, err := pools.Conflists(dir)
 		if err != nil {
 			return nil //nolint:nilerr // a conflist there may have the network
 		}

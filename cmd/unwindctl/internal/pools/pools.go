@@ -28,7 +28,7 @@ func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 	var errs []error
 	elsewhere := map[string]bool{} // directories of pools that belong to another journal
 	for _, dir := range confDirs {
-		paths, err := netconf.Conflists(dir)
+		paths, err := Conflists(dir)
 		errs = append(errs, err)
 		for _, path := range paths {
 			found, ours, err := readFile(path, stateDir)
@@ -50,6 +50,15 @@ func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 	}
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool { return elsewhere[p.Dir] }),
 		errors.Join(errs...)
+}
+
+// Conflists returns the paths of all configurations in a directory: the runtime's, and those of
+// nerdctl's own networks, which are in a folder for each containerd namespace (nerdctl 2.3.5
+// pkg/netutil/store.go).
+func Conflists(dir string) ([]string, error) {
+	paths, err := netconf.Conflists(dir)
+	nerdctls, globErr := filepath.Glob(filepath.Join(dir, "*", "nerdctl-*.conflist"))
+	return append(paths, nerdctls...), errors.Join(err, globErr)
 }
 
 // readFile returns the pools of one file. ours is false if unwind runs them with another state

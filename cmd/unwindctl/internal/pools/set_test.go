@@ -19,10 +19,9 @@ func TestSize(t *testing.T) {
 	}{
 		{`"subnet": "10.1.0.0/16"`, 65533},
 		{`"subnet": "0.0.0.0/0"`, 1<<32 - 3},
-		{`"subnet": "10.1.0.0/24", "gateway": "10.2.0.1"`, 254},
+		{`"subnet": "10.1.0.0/24", "gateway": "10.1.0.0"`, 254},
 		{`"subnet": "fd00::/120"`, 254},
-		{`"subnet": "fd00::/75", "gateway": "fd01::1"`, 1<<53 - 1},
-		{`"subnet": "fd00::/75", "gateway": "fd01::1", "rangeStart": "fd00::"`, Unbounded},
+		{`"subnet": "fd00::/75", "gateway": "fd00::"`, 1<<53 - 1},
 		{`"subnet": "fd00::/75"`, 1<<53 - 2},
 		{`"subnet": "fd00::/74"`, Unbounded},
 		{`"subnet": "fd00::/64"`, Unbounded},

@@ -32,6 +32,11 @@ func Inline(src Source) ([]byte, error) {
 			}
 		}
 	}
+	if keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil {
+		return nil, errors.New("this network belongs to nerdctl, which reads the file's first plugin: " +
+			"with unwind there, nerdctl gives its next network the same subnet, and network rm leaves the " +
+			"bridge; use a conflist of your own instead")
+	}
 	if src.Name == "" {
 		return nil, errors.New(`key "name" is missing`)
 	}

@@ -114,9 +114,10 @@ func TestWrapProviders(t *testing.T) {
 		"calico.conflist": {ports, bandwidth, ips}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports, ips},
 		"cilium-generic-veth.conflist": {ports, ips}, "cilium-portmap.conflist": {ports, ips}, "cri-o.conflist": nil, "flannel.conflist": {ports, ips},
 		"istio-cni.conflist": nil, "kindnet.conflist": {ports, ips}, "multus-thick.conf": {ports, bandwidth, ips}, "multus-thin.conf": {ports, ips},
-		"nerdctl.conflist": {ports, ips}, "ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac", ips},
+		"ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac", ips},
 	}
 	files, err := filepath.Glob("../../../../testdata/conflists/*")
+	files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "nerdctl.conflist" }) // refused
 	if err != nil || len(files) != len(want) {
 		t.Fatalf("%d files, %d are known: %v", len(files), len(want), err)
 	}
@@ -210,6 +211,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"huge when wrapped", `{"cniVersion": "1.0.0", "name": "net", ` + a + `}` + strings.Repeat(" ", 4<<20-100), "the wrapped configuration: too large: more than 4194304 bytes"},
 		{"huge as a runtime writes it", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": "` + strings.Repeat("<", 700<<10) + `"}]}`, "bytes; at most 4194304 are allowed"},
 		{"too deep when wrapped", `{"cniVersion": "1.0.0", "name": "net", "x": ` + strings.Repeat("[", 9998) + strings.Repeat("]", 9998) + `, ` + a + `}`, "the wrapped configuration: not valid JSON"},
+		{"nerdctl's", `{"cniVersion": "1.0.0", "name": "net", "nerdctlID": "0", "nerdctlLabels": {}, ` + a + `}`, "this network belongs to nerdctl"},
 		{"no name", `{"cniVersion": "1.0.0", ` + a + `}`, `key "name" is missing`},
 		{"no name in it", `{"cniVersion": "1.0.0", "name": null, ` + a + `}`, `key "name" is missing`},
 		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not the name of a network`},

@@ -2,15 +2,17 @@ package plugin
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
 // ipamdPool are statements about a stand-in for aws-cni and its daemon, whose addresses are links to their
@@ -63,9 +65,7 @@ func ipamdPool() acts {
 		},
 		// turnover N: pods go one by one, and for each another one comes
 		"turnover": func(s *story, w []string) {
-			n, err := strconv.Atoi(w[0])
-			s.must(err)
-			for i := range n {
+			for i := range s.number(w[0]) {
 				s.passes([]string{"del", fmt.Sprintf("old%02d", i)})
 				s.passes([]string{"add", fmt.Sprintf("new%02d", i)})
 				s.vars["new"] += fmt.Sprintf(" new%02d", i)
@@ -79,11 +79,11 @@ func ipamdPool() acts {
 // waits for an owner. Once the grace period is over, one sweep ends what has no next owner.
 func TestTurnover(t *testing.T) {
 	stories(t, `
-	conf gracePeriod 1h; ipamd 1; crowd 20 old
-	turnover 20
-	gone $old; entries 20; each-del $old
-	status; sweep; entries 20; each-del $old
-	del $new; entries 20; due $new; sweep`, ipamdPool())
+	conf gracePeriod 1h; ipamd 1; crowd 10 old
+	turnover 10
+	gone $old; entries 10; each-del $old
+	status; sweep; entries 10; each-del $old
+	del $new; entries 10; due $new; sweep`, ipamdPool())
 }
 
 // TestSecondDEL: aws-cni's DEL passes while its daemon is away, and runs once more after the grace period. It
@@ -112,7 +112,19 @@ func whereabouts() acts {
 				`[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "198.18.0.9/32"}]}'`)
 			s.chain = []string{w[0] + `, "ipam": {"type": "whereabouts"}`}
 		},
-		"confirms": func(s *story, w []string) { s.who(w[0]).wantConfirmation(time.Hour) },
+		// confirms POD: the DEL of its one pending step passed, proves nothing, and runs once more after
+		// a grace period that has just begun
+		"confirms": func(s *story, w []string) {
+			e := s.who(w[0]).entry()
+			if e == nil || len(e.Undo.Steps) != 1 {
+				s.Fatalf("the journal has %+v, want one step", e)
+			}
+			step := e.Undo.Steps[0]
+			in := time.Duration(step.Again - journal.BootNanos())
+			s.want(in <= time.Hour && in > 59*time.Minute, "it runs again in %s", in)
+			s.want(step.Next.Why == journal.ForRepeat && step.ADD != journal.AddKilled, "it was killed")
+			s.want(step.Last == "", "%q", step.Last)
+		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network
 			p := *s.who(w[0])
 			p.node = s.node
@@ -154,24 +166,6 @@ func TestOtherNetworkAfterAKill(t *testing.T) {
 	leaves`, whereabouts())
 }
 
-// wantConfirmation checks that the DEL of the pod's one pending step passed, proves nothing, and
-// runs once more after a grace period that has just begun.
-func (p *pod) wantConfirmation(grace time.Duration) {
-	p.Helper()
-	e := p.entry()
-	if e == nil || len(e.Undo.Steps) != 1 {
-		p.Fatalf("the journal has %+v, want one step", e)
-	}
-	s := e.Undo.Steps[0]
-	in := time.Duration(s.Again - journal.BootNanos())
-	if in > grace || in < grace-time.Minute || s.Last != "" {
-		p.Errorf("the DEL runs again in %s, want %s; %q", in, grace, s.Last)
-	}
-	if s.Next.Why != journal.ForRepeat || s.ADD == journal.AddKilled {
-		p.Error("it counts as killed")
-	}
-}
-
 // TestFailedADDLies: the ADD of a plugin fails after it has written the address, and its DEL passes
 // and frees nothing, since the API is away for both. The DEL runs once more after the grace period.
 //
@@ -200,5 +194,73 @@ func TestFailedADDLies(t *testing.T) {
 		s.vars["held"] = filepath.Join(s.path[0], "held.a")
 		s.vars["away"] = filepath.Join(s.path[0], "away")
 		s.write(s.vars["away"], "")
+	}})
+}
+
+// azure are statements about a stand-in for azure-vnet and Azure CNS (testdata/standin/azure.go), which
+// has ten addresses. There is no program azure-cns.
+var azure = acts{
+	// azure CONFLIST [N]: the plugins of a conflist as Azure writes it, or the first N, each with the keys
+	// that the stand-ins need
+	"azure": func(s *story, w []string) {
+		s.inner, s.vars["holds"] = "0.3.0", filepath.Join(s.dir, "cns")
+		s.mkdir(s.vars["holds"])
+		s.link("azure-vnet", filepath.Join(s.path[2], "standin"))
+		s.link("cilium-cni", filepath.Join(s.path[2], "faulty"))
+		s.link("azure-vnet-ipam", filepath.Join(s.path[1], "host-local"))
+		var list struct{ Plugins []map[string]any }
+		s.must(json.Unmarshal([]byte(read(s, filepath.Join("../testdata/conflists", w[0]+".conflist"))), &list))
+		s.chain = nil
+		for _, p := range list.Plugins {
+			switch ipam, _ := p["ipam"].(map[string]any); p["type"] {
+			case "azure-vnet":
+				p["dir"], p["addresses"] = s.vars["holds"], 10
+				maps.Copy(ipam, map[string]any{"subnet": s.subnet, "dataDir": s.dataDir()})
+			case "cilium-cni":
+				p["dir"], p["instance"] = s.faultyDir(), "cilium"
+			}
+			s.chain = append(s.chain, string(netconf.Marshal(p)))
+		}
+		if len(w) > 1 {
+			s.chain = append(s.chain[:1], w[1:]...)
+		}
+	},
+}
+
+// link puts a program into CNI_PATH under a name.
+func (n *node) link(name, program string) {
+	n.Helper()
+	must(n, os.Symlink(program, filepath.Join(n.path[0], name)))
+}
+
+// TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds an
+// address in CNS, in azure-vnet-ipam's pool, or in neither. Without a host port, whose rule would hold up a DEL
+// of another test's stand-in.
+func TestAzure(t *testing.T) {
+	stories(t, `
+	let cns 1; let pool 0
+	either overlay: azure azure-overlay
+	or pod subnet: azure azure-pod-subnet
+	or chained: azure azure-chained-cilium
+	or multitenancy: azure azure-multitenancy; let cns 0
+	or pool: azure azure; let cns 0; let pool 1
+	status; capabilities a {}; add a; held $cns; reserved $pool
+	del a; held 0`, azure)
+}
+
+// TestAzureCrashLoop has the ADDs of 11 sandboxes fail, in a chain whose last plugin fails ADD and
+// DEL, and then adds a healthy pod. On the plain chain the ten addresses are gone by then.
+func TestAzureCrashLoop(t *testing.T) {
+	stories(t, `
+	azure azure-overlay p1; plan p1 ADD fail, p1 DEL fail
+	# As containerd does after a failed ADD.
+	either plain: loop past; held 10; plan; fails past add healthy
+	or unwind: loop; held 0; plan; add healthy
+	leaves`, azure, acts{"loop": func(s *story, w []string) {
+		for i := range 11 {
+			pod := fmt.Sprintf("loop%d", i)
+			verbs["fails"](s, append(w, "add", pod))
+			_, _ = s.attempt(append(w, "del", pod))
+		}
 	}})
 }
