@@ -41,7 +41,7 @@ func everything() *Entry {
 		Key: Key{"podnet", "c0ffee", "eth0"}, Number: 7, Undo: Undo{State: RollingBack, Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
-			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Wait: Wait{1 << 62, ForRepeat}, Again: 1 << 61, LateKills: 2, MayHaveRun: true,
+			ADD:    AddUnknown, Refusal: Refusal{Code: 7, Words: "no"}, Alike: 2, AlikeSince: 1 << 60, Tries: 3, Last: "exit status 1", Code: 999, Next: Next{ForRepeat, 1 << 62}, Again: 1 << 61, LateKills: 2, MayHaveRun: true,
 		}}, Begun: true, Failed: true, Abandoned: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\""}, Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
 			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
 			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},

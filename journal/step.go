@@ -21,12 +21,10 @@ type Step struct {
 	Alike      int     `json:"alike,omitempty"`
 	AlikeSince int64   `json:"alikeSince,omitempty"`
 	Tries      int     `json:"tries,omitempty"` // tries of its DEL
-	// Last is the delegate's error message if the last try failed, or the reason why a success did
-	// not count. It is "" before the first try, and after a success that counts. Code is the CNI
-	// error code, or 0 if the delegate succeeded.
+	// Last and Code are the delegate's error if the last try failed. Code is then never 0.
 	Last string `json:"last,omitempty"`
 	Code uint   `json:"code,omitempty"`
-	Wait Wait   `json:"wait,omitzero"` // zero: the DEL runs in the next pass
+	Next Next   `json:"next,omitzero"`
 	// Again is a time (CLOCK_BOOTTIME, nanoseconds), or 0 if any success counts. Until that time, a
 	// successful DEL does not count: either the delegate was killed and its agent may still be
 	// working on the request, or a success proves nothing.
@@ -43,25 +41,28 @@ type Refusal struct {
 	Words string `json:"words"`
 }
 
-// Wait says why a step's DEL does not run in the next pass, and how long it waits.
-type Wait struct {
-	Until int64 `json:"until,omitempty"` // CLOCK_BOOTTIME in nanoseconds; 0: no fixed time
-	For   Cause `json:"for,omitempty"`
+// Next says what the next try of a step's DEL waits for. The zero value is RunNow.
+type Next struct {
+	Why Why   `json:"why,omitempty"`
+	At  int64 `json:"at,omitempty"` // when the wait is over, if it has an end (CLOCK_BOOTTIME, ns)
 }
 
-// Cause says why the DEL of a step waits.
-type Cause string
+// Why is the word for what a DEL waits for, in the journal, in unwindctl's output and in metrics.
+type Why string
 
-// The causes of a wait.
+// The words.
 const (
-	ForTime      Cause = ""          // the pause after a failed try ends at Until
-	ForOwner     Cause = "owner"     // its address has another owner
-	ForContainer Cause = "container" // it would free another attachment's resources
-	ForRuntime   Cause = "runtime"   // it is left to the runtime's own DEL, until Until at most
-	ForPort      Cause = "port"      // a host port may forward to its address
-	ForRepeat    Cause = "repeat"    // it succeeded, and runs once more after Until
-	ForNewer     Cause = "newer"     // a newer ADD of the attachment is live
+	RunNow       Why = ""          // nothing: the next pass runs it
+	ForBackoff   Why = "backoff"   // the pause after a failed try
+	ForOwner     Why = "owner"     // its address has another owner
+	ForContainer Why = "container" // it would free what another ADD of the container or pod uses
+	ForPort      Why = "port"      // a host port may forward to its address
+	ForRuntime   Why = "runtime"   // it is left to the runtime's own DEL
+	ForRepeat    Why = "repeat"    // it succeeded, and runs once more
 )
+
+// Blocked reports whether a DEL waits for more than its turn and the end of a pause.
+func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
 
 // Outcome is how the ADD of a delegate ended.
 type Outcome string

@@ -56,7 +56,7 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, a.journalFailed)
+	killed, err := a.takeLock(ctx, undo.Wait, a.journalFailed)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	var others []*journal.Entry
 	write := func(tx *journal.Tx) (err error) {
-		if others, err = undo.Others(tx, a.Key, addresses); err != nil {
+		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {
 			return err
 		}
 		a.entry.Undo.State = journal.Live
@@ -245,6 +245,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
+	a.Journal.Forget() // the ADD may have taken long
 	left := &a.entry.Undo
 	left.State, left.Failed, left.Steps = journal.RollingBack, true, left.Steps[:a.started]
 	left.Cause = decide.FailedADD.Code
@@ -254,7 +255,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			a.log.Error("cannot write the journal after a failed ADD", "err", err)
 		}
 	}
-	job := undo.Job{Entry: a.entry, Lock: a.lock, Netns: a.args.Netns}
+	job := undo.Job{Entry: a.entry, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
 	a.Run(ctx, job)
 	if len(left.Steps) > 0 {

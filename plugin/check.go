@@ -24,11 +24,7 @@ func (o *op) check(ctx context.Context) error {
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	var e *journal.Entry
-	o.Journal.Read(ctx, func(tx *journal.Tx) (err error) {
-		e, err = tx.Get(o.Key)
-		return err
-	})
+	e, _ := o.Journal.Snapshot(ctx).Get(o.Key)
 	if e == nil || e.Undo.State != journal.Live {
 		if err != nil {
 			return badConfig(err)

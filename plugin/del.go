@@ -47,8 +47,8 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	d.Verb.DEL = true
-	killed, err := d.takeLock(ctx, func(err error) error { d.degrade("DEL", err); return nil })
+	killed, err := d.takeLock(ctx, d.Stop(d.Key),
+		func(err error) error { d.degrade("DEL", err); return nil })
 	if err != nil {
 		return err
 	}
@@ -86,10 +86,10 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 		changed = changed || added
 	}
 	newest := d.records[0]
-	changed = d.Mark(newest, decide.Requested) || changed
+	changed = d.Mark(newest, undo.Requested, decide.Requested) || changed
 	for _, e := range d.records[1:] {
 		if decide.KeepsContainer(e.Undo.State) {
-			d.Mark(e, decide.Requested)
+			d.Mark(e, undo.Requested, decide.Requested)
 		}
 	}
 	if (changed || slices.ContainsFunc(newest.Undo.Steps, func(s journal.Step) bool {
@@ -104,28 +104,20 @@ func (d *deleting) find(ctx context.Context, killed []string) error {
 
 // readJournal reads the attachment's records, and copies the journal for the questions that follow.
 func (d *deleting) readJournal(ctx context.Context) {
-	look := func(tx *journal.Tx) error {
-		d.records, d.undone = nil, nil
-		all, err := tx.Records(d.Key)
-		for _, e := range all {
-			if e.Undo.State == journal.Undone {
-				d.undone = append(d.undone, e)
-			} else {
-				d.records = append(d.records, e)
-			}
-		}
-		if err = journal.IgnoreDamaged(err); err == nil {
-			d.Journal.Snapshot, err = tx.Snapshot()
-		}
-		return err
-	}
-	err := d.Journal.Store.View(ctx, look)
+	err := d.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.Journal.Update(ctx, look) // Update starts a new journal
+		err = d.Journal.Store.Update(ctx, d.Journal.Look) // starts a new journal
 	}
 	if err != nil {
-		d.Journal.Snapshot = nil // it may lack records
 		d.degrade("DEL", err)
+	}
+	all, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
+	for _, e := range all {
+		if e = e.Clone(); e.Undo.State == journal.Undone {
+			d.undone = append(d.undone, e)
+		} else {
+			d.records = append(d.records, e)
+		}
 	}
 }
 
@@ -282,7 +274,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	durable = true
 	for _, e := range d.records {
 		later -= len(e.Undo.Steps)
-		job := undo.Job{Entry: e, Lock: d.lock, Later: later}
+		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock, Later: later}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}

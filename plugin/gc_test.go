@@ -50,7 +50,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 		acts dead true; calls`, acts{
 		"looks": func(s *story, _ []string) {
 			sweeping := sweep.New(s.worker(), sweep.Job{List: facts.NewList(s.network, nil)})
-			findings, err := sweeping.Plan(s.Context(), nil)
+			findings, err := sweeping.Plan(s.Context())
 			s.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
 			s.acts["acts"] = func(s *story, w []string) { // its verdict at that time, and whether it releases
 				sweeping.Apply(s.Context(), findings)

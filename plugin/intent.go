@@ -234,7 +234,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 			v.Reason = decide.Superseded
 		}
 		a.MarkKilled(prior, killed)
-		job := undo.Job{Entry: prior, Lock: a.lock, Superseded: true}
+		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock}
 		if _, err := a.Undo(ctx, job, v); err != nil {
 			return a.journalFailed(err)
 		}

@@ -199,11 +199,11 @@ func (o *op) overridesNetNS() bool {
 // decides whether the verb continues without the lock. killed names the delegates that unwind had
 // to kill first.
 func (o *op) takeLock(
-	ctx context.Context, without func(error) error,
+	ctx context.Context, owned undo.Owned, without func(error) error,
 ) (killed []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
-	o.lock, killed, err = o.Lock(ctx, o.Key)
+	o.lock, killed, err = o.Lock(ctx, o.Key, owned)
 	switch {
 	case errors.Is(err, journal.ErrBusy):
 		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+

@@ -122,7 +122,7 @@ func whereabouts() acts {
 			step := e.Undo.Steps[0]
 			in := time.Duration(step.Again - journal.BootNanos())
 			s.want(in <= time.Hour && in > 59*time.Minute, "it runs again in %s", in)
-			s.want(step.Wait.For == journal.ForRepeat && step.ADD != journal.AddKilled, "it was killed")
+			s.want(step.Next.Why == journal.ForRepeat && step.ADD != journal.AddKilled, "it was killed")
 			s.want(step.Last == "", "%q", step.Last)
 		},
 		"also": func(s *story, w []string) { // also POD OTHER: the container in this network

@@ -56,10 +56,7 @@ func (o *op) look(ctx context.Context) error {
 	journalErr, swept := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(swept)
-		err := o.Journal.Store.Update(ctx, func(tx *journal.Tx) (err error) { // writes nothing
-			o.Journal.Snapshot, err = tx.Snapshot()
-			return err
-		})
+		err := o.Journal.Store.Update(ctx, o.Journal.Look) // writes nothing
 		journalErr <- err
 		if err == nil && o.Conf.SweepOnStatus && o.plugin.StartSweep != nil {
 			o.sweepIfDue(ctx, chain)

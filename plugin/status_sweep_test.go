@@ -127,7 +127,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; deleted a 0
 	leaves`, owing(), acts{
 		"wait-for": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Wait.Until = journal.BootNanos() + int64(4*time.Minute) })
+			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(4*time.Minute) })
 		},
 		"openings": func(s *story, w []string) { // openings N STATEMENT: of the journal's file
 			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)

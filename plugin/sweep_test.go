@@ -136,12 +136,12 @@ func owing() acts {
 			s.chain = []string{"p0", "p1"}
 			s.tell("plan; add " + w[0] + "; plan p1 DEL fail; fails del " + w[0] + "; forgets")
 			step(s, w[0], func(step *journal.Step) {
-				if step.Tries, step.Wait.Until = s.number(w[1]), 0; len(w) > 2 {
-					step.Wait.Until = journal.BootNanos() + int64(s.duration(w[2]))
+				if step.Tries, step.Next.At = s.number(w[1]), 0; len(w) > 2 {
+					step.Next.At = journal.BootNanos() + int64(s.duration(w[2]))
 				}
 			})
 		},
-		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Wait.Until = 0 }) },
+		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Next.At = 0 }) },
 		// logs MESSAGE, …: just these
 		"logs": func(s *story, w []string) {
 			var got []string

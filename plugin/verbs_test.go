@@ -162,7 +162,7 @@ func init() {
 			all, until := s.entries(), journal.BootNanos()+int64(s.duration(w[1]))
 			s.must(s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
 				for _, e := range all[len(all)-s.number(w[0]):] {
-					e.Undo.Steps[0].Wait.Until = until
+					e.Undo.Steps[0].Next.At = until
 					err = errors.Join(err, tx.Put(e))
 				}
 				return err
@@ -282,7 +282,7 @@ func init() {
 			p.edit(func(e *journal.Entry) {
 				for i := range e.Undo.Steps {
 					if e.Undo.Steps[i].Again != 0 {
-						e.Undo.Steps[i].Again, e.Undo.Steps[i].Wait.Until = 1, 1
+						e.Undo.Steps[i].Again, e.Undo.Steps[i].Next.At = 1, 1
 					}
 				}
 			})

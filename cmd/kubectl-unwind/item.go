@@ -19,10 +19,13 @@ type item struct {
 	Addresses, Plugins, Summary                    []string
 	Pod                                            struct{ Namespace, Name string }
 	At                                             struct{ Wall time.Time }
-	Steps                                          []struct {
-		Plugin, LastError, WaitsFor string
-	}
+	Steps                                          []step
 }
+
+type step struct{ Plugin, LastError, WaitsFor string }
+
+// blocked reports whether the DEL waits for more than the end of a pause (see journal.Why).
+func (s step) blocked() bool { return s.WaitsFor != "" && s.WaitsFor != "backoff" }
 
 // cells returns the text of an item in each column.
 var cells = map[string]func(*item) string{
@@ -50,7 +53,7 @@ var cells = map[string]func(*item) string{
 
 func (i *item) pending() (plugins []string) {
 	for _, s := range i.Steps {
-		if s.WaitsFor == "" && (i.State == "rolling-back" || i.State == "deleting") {
+		if !s.blocked() && (i.State == "rolling-back" || i.State == "deleting") {
 			plugins = append(plugins, s.Plugin)
 		}
 	}
@@ -64,7 +67,7 @@ func (i *item) problems() (n int, first string) {
 		return 1, i.Result + ": " + i.Why
 	}
 	for _, s := range i.Steps {
-		if s.LastError != "" && s.WaitsFor == "" && i.pending() != nil {
+		if s.LastError != "" && !s.blocked() && i.pending() != nil {
 			first = cmp.Or(first, s.Plugin+": "+s.LastError)
 		}
 	}
@@ -79,7 +82,7 @@ func (all *items) count() map[string]int {
 	for _, i := range *all {
 		count[cmp.Or(i.Kind, i.Change, i.Result, i.Verdict, i.State, "answered")]++
 		for _, s := range i.Steps {
-			if s.WaitsFor != "" {
+			if s.blocked() {
 				count["waiting"]++
 			}
 		}

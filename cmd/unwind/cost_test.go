@@ -54,7 +54,7 @@ func costs(plugins int) map[string]cost {
 		"ADD":     {4, 2, 245 + 57*plugins, plugins}, // of which 10 look for an interface
 		"DEL":     {2, 2, 218 + 61*plugins, plugins},
 		"STATUS":  {0, 1, 109 + 58*plugins, plugins},
-		"GC":      {0, 4, 275 + 50*plugins, plugins},
+		"GC":      {0, 3, 275 + 50*plugins, plugins},
 	}
 }
 

@@ -47,7 +47,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 			return err
 		}
 		waits := stuck.Undo.Steps[0]
-		waits.Index, waits.Wait = len(stuck.Undo.Steps), journal.Wait{For: journal.ForOwner}
+		waits.Index, waits.Next = len(stuck.Undo.Steps), journal.Next{Why: journal.ForOwner}
 		stuck.Undo.Steps = append(stuck.Undo.Steps, waits)
 		return tx.Put(stuck)
 	})

@@ -359,7 +359,7 @@ func here(e *journal.Entry) *journal.Entry {
 	soon := journal.BootNanos() + int64(4*time.Minute)
 	for i := range e.Undo.Steps { // a time that is further away was set in another boot
 		e.Undo.Steps[i].Again = min(e.Undo.Steps[i].Again, soon)
-		e.Undo.Steps[i].Wait.Until = min(e.Undo.Steps[i].Wait.Until, soon)
+		e.Undo.Steps[i].Next.At = min(e.Undo.Steps[i].Next.At, soon)
 	}
 	return e
 }

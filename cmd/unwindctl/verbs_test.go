@@ -69,7 +69,7 @@ var verbs = map[string]verb{
 	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		n.edit(ids[0], func(e *journal.Entry) {
 			s := &e.Undo.Steps[0]
-			s.Tries, s.Wait.Until = 30, journal.BootNanos()+int64(4*time.Minute)
+			s.Tries, s.Next = 30, journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(4*time.Minute)}
 		})
 	},
 	// plan [VERB=MODE…]: what the faulty plugin does with the next calls.

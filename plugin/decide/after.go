@@ -44,21 +44,22 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
 	s = countAlike(s, o, p.Now)
-	s.Last, s.Code, s.Wait = "", 0, journal.Wait{}
-	pause := journal.Wait{Until: p.Now + int64(Pause(s.Tries, o.Jitter))}
+	s.Last, s.Code = "", 0
+	pause := p.Now + int64(Pause(s.Tries, o.Jitter))
 	provesNothing := known.Of(s.Type).MayFreeNothing || known.IPAMOf(s.Config).MayFreeNothing
 	switch byPod := known.IPAMOf(s.Config).FreesByPod; {
 	case o.Failed:
-		if s.Last, s.Code, s.Wait = o.Words, max(1, o.Code), pause; o.Killed {
+		s.Last, s.Code = o.Words, max(1, o.Code)
+		if s.Next = (journal.Next{Why: journal.ForBackoff, At: pause}); o.Killed {
 			s = Killed(s, p.Now, p.GracePeriod)
 		}
 		if o.LateKilled {
 			s.LateKills++
 		}
 		left := o.NotInChain && s.Tries >= maxMistaken
-		return s, !MayHaveTaken(&s) && (left || tookNothing(&s, o, p.Now))
+		return s, s.ADD == journal.AddFailed && (left || tookNothing(&s, o, p.Now))
 	case o.Withheld && !known.Of(s.Type).ByContainer:
-		s.Wait = journal.Wait{Until: pause.Until, For: journal.ForOwner}
+		s.Next = journal.Next{Why: journal.ForOwner, At: pause}
 		return s, false
 	case s.Again == 0 && provesNothing && !p.Reassigned(&s):
 		s.Again = p.Now + int64(p.GracePeriod)
@@ -66,8 +67,8 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	case byPod, s.ADD == journal.AddKilled && !p.SameBoot:
 		s.Again = 0
 	}
-	s.Wait = journal.Wait{Until: s.Again, For: journal.ForRepeat}
-	return s, Left(s.Wait, p) == 0
+	s.Next = journal.Next{Why: journal.ForRepeat, At: s.Again}
+	return s, Left(s.Next, p) == 0
 }
 
 // countAlike counts a try if it failed with the error of the ADD. A time after now is from an
@@ -118,11 +119,10 @@ const (
 )
 
 // TryPresent decides whether a DEL that failed with a code runs with the present configuration. It
-// does if the ADD failed too, or if the plugin rejects the recorded configuration (for example
-// after an upgrade). After another error, success would not prove that the ADD's resources are
-// free. The reference plugins reject a configuration with the code 999, so after that code
-// host-local's files are the proof. With another configuration, portmap may look for its rules in
-// the wrong place.
+// does if the ADD failed too, or if the plugin rejects the recorded one (for example after an
+// upgrade). After another error, success would not prove that the ADD's resources are free: portmap
+// may look for its rules in the wrong place. The reference plugins reject a configuration with the
+// code 999, so after that code host-local's files are the proof.
 func TryPresent(s *journal.Step, code uint) Present {
 	switch {
 	case s.ADD != journal.AddPassed:
@@ -138,8 +138,7 @@ func TryPresent(s *journal.Step, code uint) Present {
 }
 
 // rejections are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5
-// "Error"): its version, a field, content that cannot be decoded, or any other fault. internal is
-// the code of libcni's skel for an error without a code.
+// "Error"). internal is the code of libcni's skel for an error without a code.
 var rejections = []uint{1, 2, 6, 7}
 
 const internal = 999
@@ -150,9 +149,9 @@ func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {
 	return s
 }
 
-// Share returns the time for one step's DEL, given the time that is left for the remaining steps of
-// a pass. A delegate may be slow, or wait for the lock of the firewall rules, as long as the others
-// do not need the time. A delegate that was killed before gets only an equal share.
+// Share returns the time for one step's DEL, given the time that is left for the remaining steps. A
+// delegate may be slow as long as the others do not need the time. One that was killed before gets
+// only an equal share.
 func Share(s *journal.Step, left time.Duration, steps int, least time.Duration) time.Duration {
 	limit := max(left-time.Duration(steps-1)*least, left/2)
 	if s.ADD == journal.AddKilled {

@@ -80,7 +80,7 @@ func TestAfter(t *testing.T) {
 	again := now + int64(grace)
 	failed := Outcome{Failed: true, Code: 11, Words: "no", Jitter: 1}
 	with := func(o Outcome, change func(*Outcome)) Outcome { change(&o); return o }
-	wait := func(cause journal.Cause, until int64) journal.Wait { return journal.Wait{For: cause, Until: until} }
+	wait := func(why journal.Why, until int64) journal.Next { return journal.Next{Why: why, At: until} }
 	for _, tt := range []struct {
 		name    string
 		step    journal.Step
@@ -89,52 +89,52 @@ func TestAfter(t *testing.T) {
 		want    journal.Step
 		done    bool
 	}{
-		{"it failed", journal.Step{}, failed, nil, journal.Step{Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
-		{"it failed again", journal.Step{Tries: 2}, failed, nil, journal.Step{Tries: 3, Last: "no", Code: 11, Wait: wait("", now+int64(4*time.Second))}, false},
-		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Last: "no", Code: 1, Wait: wait("", now)}, false},
+		{"it failed", journal.Step{}, failed, nil, journal.Step{Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
+		{"it failed again", journal.Step{Tries: 2}, failed, nil, journal.Step{Tries: 3, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(4*time.Second))}, false},
+		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Last: "no", Code: 1, Next: wait(journal.ForBackoff, now)}, false},
 		{"it was killed", journal.Step{}, with(failed, func(o *Outcome) { o.Killed = true }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
+			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
 		{"it was late, and killed", journal.Step{LateKills: 1}, with(failed, func(o *Outcome) { o.Killed, o.LateKilled = true, true }), nil,
-			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Last: "no", Code: 11, Wait: wait("", now)}, false},
+			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
 		{"a failed ADD's, 20 times", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, true},
+			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, true},
 		{"19 times", journal.Step{ADD: journal.AddFailed, Tries: 18}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 19, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
+			journal.Step{ADD: journal.AddFailed, Tries: 19, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
 		{"20 times, in the chain", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.Jitter = 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
+			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
 		{"20 times, its ADD passed", journal.Step{Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
+			journal.Step{Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
 		{"20 times, its ADD passed, now it was killed", journal.Step{Tries: 19},
 			with(failed, func(o *Outcome) { o.Killed, o.NotInChain, o.Jitter = true, true, 0 }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
+			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
 		{"20 times, it was killed before", journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 19},
 			with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 20, Last: "no", Code: 11, Wait: wait("", now+int64(15*time.Second))}, false},
+			journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
 
 		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true}, nil,
-			journal.Step{Tries: 1, Wait: wait(journal.ForOwner, now)}, false},
+			journal.Step{Tries: 1, Next: wait(journal.ForOwner, now)}, false},
 		{"an address was withheld, by container", journal.Step{Type: "portmap"}, Outcome{Withheld: true}, nil, journal.Step{Type: "portmap", Tries: 1}, true},
 
-		{"it passed", journal.Step{Wait: wait(journal.ForOwner, soon)}, Outcome{}, nil, journal.Step{Tries: 1}, true},
+		{"it passed", journal.Step{Next: wait(journal.ForOwner, soon)}, Outcome{}, nil, journal.Step{Tries: 1}, true},
 		{"it passed, by pod", journal.Step{Config: withIPAM("spiderpool")}, Outcome{}, nil, journal.Step{Config: withIPAM("spiderpool"), Tries: 1}, true},
 		{"it passed after a kill, by pod", journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: again}, Outcome{}, nil,
 			journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Tries: 1}, true},
 		{"it passed, which proves nothing", journal.Step{Type: "aws-cni"}, Outcome{}, nil,
-			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Wait: wait(journal.ForRepeat, again)}, false},
+			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
 		{"its IPAM plugin's proves nothing", journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, nil,
-			journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Again: again, Wait: wait(journal.ForRepeat, again)}, false},
+			journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
 		{"it passed again", journal.Step{Type: "aws-cni", Tries: 1, Again: now}, Outcome{}, nil,
-			journal.Step{Type: "aws-cni", Tries: 2, Again: now, Wait: wait(journal.ForRepeat, now)}, true},
+			journal.Step{Type: "aws-cni", Tries: 2, Again: now, Next: wait(journal.ForRepeat, now)}, true},
 		{"it passed after a kill", journal.Step{ADD: journal.AddKilled, Again: soon}, Outcome{}, nil,
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: soon, Wait: wait(journal.ForRepeat, soon)}, false},
+			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: soon, Next: wait(journal.ForRepeat, soon)}, false},
 		{"it passed long after a kill", journal.Step{ADD: journal.AddKilled, Again: now}, Outcome{}, nil,
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: now, Wait: wait(journal.ForRepeat, now)}, true},
+			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: now, Next: wait(journal.ForRepeat, now)}, true},
 		{"it passed in the boot after a kill", journal.Step{ADD: journal.AddKilled, Again: soon}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Wait: wait(journal.ForRepeat, 0)}, true},
+			journal.Step{ADD: journal.AddKilled, Tries: 1, Next: wait(journal.ForRepeat, 0)}, true},
 		{"it proves nothing, in another boot", journal.Step{Type: "aws-cni"}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Wait: wait(journal.ForRepeat, again)}, false},
+			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
 		{"it proved nothing, in another boot", journal.Step{Type: "aws-cni", Again: soon}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{Type: "aws-cni", Tries: 1, Again: soon, Wait: wait(journal.ForRepeat, soon)}, false},
+			journal.Step{Type: "aws-cni", Tries: 1, Again: soon, Next: wait(journal.ForRepeat, soon)}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := pass()
@@ -143,7 +143,7 @@ func TestAfter(t *testing.T) {
 			}
 			got, done := After(tt.step, tt.outcome, p)
 			if done && !tt.outcome.Failed { // of a step that goes nobody reads the wait
-				got.Wait, tt.want.Wait = journal.Wait{}, journal.Wait{}
+				got.Next, tt.want.Next = journal.Next{}, journal.Next{}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" || done != tt.done {
 				t.Errorf("done %t, want %t (-want +got):\n%s", done, tt.done, diff)

@@ -73,11 +73,11 @@ func Undecided(text, doubt string) Verdict {
 	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
 }
 
-// Decide returns the verdict on an attachment, according to the table "Who is dead" in README.md.
-// The attachment is dead only if evidence proves it, and no later ADD without a journal entry added
-// it again. Otherwise the DELs of the earlier ADD would remove resources of the later one.
+// Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead only if
+// no later ADD without a journal entry added it again: the DELs of the earlier ADD would remove
+// resources of the later one.
 func Decide(ev Evidence) Verdict {
-	v := DecideRecorded(ev)
+	v := decideRecorded(ev)
 	switch {
 	case v.Fate == Dead && Yes(ev.AddedUnseen):
 		v = live("it was added again by an ADD that the journal did not record; the runtime's DEL " +
@@ -90,8 +90,8 @@ func Decide(ev Evidence) Verdict {
 	return v
 }
 
-// DecideRecorded returns the verdict on the ADD in the journal.
-func DecideRecorded(ev Evidence) Verdict {
+// decideRecorded returns the verdict on the ADD in the journal.
+func decideRecorded(ev Evidence) Verdict {
 	switch {
 	case Yes(ev.Locked):
 		return Locked
@@ -162,11 +162,9 @@ type Orphan struct {
 	InUse           Fact // an interface in some network namespace uses the address
 }
 
-// DecideOrphan returns the verdict on a reservation whose owner is not in the journal. The owner is
-// a pod that started before unwind was installed or, if the journal was lost, any pod
-// (antrea#8239). The reservation is dead only if all evidence agrees. No list of pods covers a
-// nerdctl or podman container. Such a container is live if one of its processes is running or an
-// interface uses the address; otherwise it is unknown.
+// DecideOrphan returns the verdict on a reservation whose owner is not in the journal: a pod that
+// started before unwind was installed or, if the journal was lost, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees.
 func DecideOrphan(o Orphan) Verdict {
 	switch {
 	case !Yes(o.SameNamespaces):
@@ -234,9 +232,8 @@ func DropsAddress(s *journal.Step, recorded bool) bool {
 }
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in
-// the journal and in metrics. Programs may rely only on Code. Text is for people. It may add
-// details to the code's text below. Code is "" for most reasons to keep an attachment, which are
-// never written to the journal.
+// the journal and in metrics; it is "" for most reasons to keep an attachment. Text is for people,
+// and may add details to the code's text below.
 type Reason struct {
 	Code string
 	Text string
@@ -269,8 +266,7 @@ var (
 	OtherMachine = Reason{"other-machine", "it was added on another machine, and this disk is a copy"}
 )
 
-// Recorded returns an entry's reason, given its code and text. The text may contain more details
-// than the code's text above.
+// Recorded returns an entry's reason, given its code and text.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }
@@ -279,3 +275,35 @@ func Recorded(code, text string) Reason {
 // may be older than the attachment.
 var WithinGrace = Reason{"within-grace",
 	"the runtime does not list it, but the grace period has not expired"}
+
+// Fact is yes, no or unknown. nil is unknown. Package facts determines a fact when it is first
+// needed, and only once. A tristate.Value is a fact that is already determined.
+type Fact interface {
+	// Ask returns the fact. If it is unknown, why explains that to people.
+	Ask() (v tristate.Value, why string)
+}
+
+func ask(f Fact) (v tristate.Value, why string) {
+	if f == nil {
+		return tristate.Unknown, ""
+	}
+	return f.Ask()
+}
+
+// Yes reports whether a fact is known to be true.
+func Yes(f Fact) bool { v, _ := ask(f); return v == tristate.Yes }
+
+// No reports whether a fact is known to be false.
+func No(f Fact) bool { v, _ := ask(f); return v == tristate.No }
+
+func unknown(f Fact) bool { v, _ := ask(f); return v == tristate.Unknown }
+
+// why returns the reason why the first unknown fact is unknown, or "".
+func why(facts ...Fact) string {
+	for _, f := range facts {
+		if _, why := ask(f); why != "" {
+			return why
+		}
+	}
+	return ""
+}

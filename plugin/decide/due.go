@@ -20,9 +20,8 @@ const (
 )
 
 // Pause returns how long a sweep waits before it retries a DEL that was tried that many times. It
-// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately. Then
-// it is 2 s, 4 s, 8 s and so on. jitter, from 0 to 1, spreads a node's attachments over the upper
-// half of each pause.
+// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately.
+// jitter, from 0 to 1, spreads a node's attachments over the upper half of each pause.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -63,30 +62,27 @@ type Pass struct {
 	PortsInvented bool
 }
 
-// Due decides when a step's pending DEL runs. If the result is zero, the DEL runs now. Otherwise
-// the result says what the DEL waits for, and until when at most, if there is a limit. All code
-// that runs or reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in
-// README.md.
-func Due(s *journal.Step, p Pass) journal.Wait {
+// Due decides when a step's pending DEL runs: now, or what it waits for. All code that runs or
+// reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in README.md. A
+// wait for an owner, or for a repetition, is in the step itself, so no other wait replaces it.
+func Due(s *journal.Step, p Pass) journal.Next {
 	untilRuntime := p.Since + int64(p.GracePeriod)
 	switch ipam := known.IPAMOf(s.Config); {
-	case p.NewerLives:
-		return journal.Wait{For: journal.ForNewer}
-	case ipam.FreesByPod && p.PodLives(), freesByContainer(s) && p.ContainerLives():
-		return journal.Wait{For: journal.ForContainer}
-	case p.NoNetNS && !p.Asked && p.SameBoot && known.Of(s.Type).SkipsUnnamed && p.Now < untilRuntime:
-		return journal.Wait{Until: untilRuntime, For: journal.ForRuntime}
-	case p.awaitsPort(s):
-		return journal.Wait{For: journal.ForPort}
-	case s.Wait.For == journal.ForOwner && (!p.IgnorePause && Left(s.Wait, p) > 0 || p.Withheld(s)):
-		return s.Wait
-	case s.Wait.For == journal.ForRepeat && Left(s.Wait, p) > 0 &&
+	case s.Next.Why == journal.ForOwner && (!p.IgnorePause && Left(s.Next, p) > 0 || p.Withheld(s)):
+		return s.Next
+	case s.Next.Why == journal.ForRepeat && Left(s.Next, p) > 0 &&
 		(p.SameBoot || s.ADD != journal.AddKilled): // a reboot ends the agent behind the delegate
-		return s.Wait
-	case s.Wait.For == journal.ForTime && !p.IgnorePause && Left(s.Wait, p) > 0:
-		return s.Wait
+		return s.Next
+	case p.NewerLives, ipam.FreesByPod && p.PodLives(), freesByContainer(s) && p.ContainerLives():
+		return journal.Next{Why: journal.ForContainer}
+	case p.NoNetNS && !p.Asked && p.SameBoot && known.Of(s.Type).SkipsUnnamed && p.Now < untilRuntime:
+		return journal.Next{Why: journal.ForRuntime, At: untilRuntime}
+	case p.awaitsPort(s):
+		return journal.Next{Why: journal.ForPort}
+	case s.Next.Why == journal.ForBackoff && !p.IgnorePause && Left(s.Next, p) > 0:
+		return s.Next
 	}
-	return journal.Wait{}
+	return journal.Next{}
 }
 
 // Repeats reports whether a step's DEL has succeeded, and runs once more only because it may have
@@ -99,8 +95,8 @@ func NeedsNoRepeat(s *journal.Step, p Pass) bool { return Repeats(s) && p.Reassi
 
 // Left returns the time until a wait is over. If that is longer than any wait can be, the wait was
 // set in another boot. Its clock means nothing now, so Left returns 0.
-func Left(w journal.Wait, p Pass) time.Duration {
-	left := time.Duration(w.Until - p.Now)
+func Left(n journal.Next, p Pass) time.Duration {
+	left := time.Duration(n.At - p.Now)
 	if left > max(longPause, p.GracePeriod) {
 		return 0
 	}
@@ -116,7 +112,7 @@ func PortPending(index int, p Pass) bool {
 		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
 }
 
-func mayForward(s *journal.Step) bool { return MayHaveTaken(s) && HasPorts(s) }
+func mayForward(s *journal.Step) bool { return s.ADD != journal.AddFailed && HasPorts(s) }
 
 // HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
 // the delegate declares the capability, and the runtime sent some.
@@ -135,10 +131,6 @@ func (p Pass) awaitsPort(s *journal.Step) bool {
 	return slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) &&
 		PortPending(s.Index, p)
 }
-
-// MayHaveTaken reports whether a delegate's ADD may have taken something. It may, unless it is
-// known to have failed.
-func MayHaveTaken(s *journal.Step) bool { return s.ADD != journal.AddFailed }
 
 // freesByContainer reports whether a second DEL of a step could free an address of another
 // attachment of the same container, because the first DEL succeeded or may have succeeded. For
@@ -187,17 +179,9 @@ func Order(p Pass) (order []int) {
 // Words describes the state of a step's DEL in a few words. It returns "" for a DEL that was never
 // tried.
 func Words(s *journal.Step) string {
-	waits := map[journal.Cause]string{
-		journal.ForOwner:     "waiting: its address has a new owner",
-		journal.ForContainer: "waiting: it could release resources of another sandbox",
-		journal.ForPort:      "waiting: a host port may forward to its address",
-		journal.ForNewer:     "waiting: the container was added again",
-		journal.ForRuntime:   "waiting for the runtime's own DEL",
-		journal.ForRepeat:    "succeeded; runs once more",
-	}
-	switch words := waits[s.Wait.For]; {
-	case words != "":
-		return words
+	switch {
+	case s.Next.Why.Blocked():
+		return waits[s.Next.Why]
 	case s.Code != 0:
 		return fmt.Sprintf("code %d", s.Code)
 	case s.Last != "":
@@ -208,5 +192,13 @@ func Words(s *journal.Step) string {
 	return ""
 }
 
-// Failing reports whether a step's last DEL failed, and the next one only waits for time to pass.
-func Failing(s *journal.Step) bool { return s.Last != "" && s.Wait.For == journal.ForTime }
+var waits = map[journal.Why]string{
+	journal.ForOwner:     "waiting: its address has a new owner",
+	journal.ForContainer: "waiting: it could release resources of another ADD",
+	journal.ForPort:      "waiting: a host port may forward to its address",
+	journal.ForRuntime:   "waiting for the runtime's own DEL",
+	journal.ForRepeat:    "succeeded; runs once more",
+}
+
+// Failing reports whether a step's last DEL failed, and nothing else keeps the next one waiting.
+func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }

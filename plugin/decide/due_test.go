@@ -56,72 +56,78 @@ func TestDue(t *testing.T) {
 	withConfig := func(config string) func(*Pass) {
 		return portStep(func(s *journal.Step) { s.Config = json.RawMessage(config) })
 	}
-	wait := func(cause journal.Cause, until int64) journal.Wait { return journal.Wait{For: cause, Until: until} }
+	wait := func(why journal.Why, until int64) journal.Next { return journal.Next{Why: why, At: until} }
 	for _, tt := range []struct {
 		name string
 		step journal.Step
 		pass func(*Pass)
-		want journal.Wait
+		want journal.Next
 	}{
-		{"nothing was tried", journal.Step{}, nil, journal.Wait{}},
-		{"a newer ADD lives", journal.Step{}, func(p *Pass) { p.NewerLives, p.Asked, p.IgnorePause = true, true, true }, wait(journal.ForNewer, 0)},
+		{"nothing was tried", journal.Step{}, nil, journal.Next{}},
+		{"a newer ADD lives", journal.Step{}, func(p *Pass) { p.NewerLives, p.Asked, p.IgnorePause = true, true, true }, wait(journal.ForContainer, 0)},
 
 		{"by pod, another sandbox lives", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = yes }, wait(journal.ForContainer, 0)},
-		{"by pod, none lives", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Wait{}},
-		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = yes }, journal.Wait{}},
+		{"by pod, none lives", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Next{}},
+		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = yes }, journal.Next{}},
 		{"by container, it passed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
-		{"by container, it passed, none lives", journal.Step{Config: withIPAM("whereabouts"), Tries: 1}, nil, journal.Wait{}},
+		{"by container, it passed, none lives", journal.Step{Config: withIPAM("whereabouts"), Tries: 1}, nil, journal.Next{}},
 		{"by container, it may have passed", journal.Step{Config: withIPAM("whereabouts"), MayHaveRun: true}, func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
 		{"by container, it was killed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5, ADD: journal.AddKilled},
 			func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForContainer, 0)},
-		{"by container, it failed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
-		{"by container, it was not tried", journal.Step{Config: withIPAM("whereabouts")}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
-		{"not by container", journal.Step{Config: withIPAM("host-local"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, journal.Wait{}},
+		{"by container, it failed", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Code: 5}, func(p *Pass) { p.ContainerLives = yes }, journal.Next{}},
+		{"by container, it was not tried", journal.Step{Config: withIPAM("whereabouts")}, func(p *Pass) { p.ContainerLives = yes }, journal.Next{}},
+		{"not by container", journal.Step{Config: withIPAM("host-local"), Tries: 1}, func(p *Pass) { p.ContainerLives = yes }, journal.Next{}},
 
 		{"the runtime may bring the path", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS = true }, wait(journal.ForRuntime, now+int64(grace))},
-		{"the runtime asks", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Asked = true, true }, journal.Wait{}},
-		{"there is a namespace", journal.Step{Type: "kube-ovn"}, nil, journal.Wait{}},
-		{"of an earlier boot", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.SameBoot = true, false }, journal.Wait{}},
-		{"past the grace period", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace) }, journal.Wait{}},
+		{"the runtime asks", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Asked = true, true }, journal.Next{}},
+		{"there is a namespace", journal.Step{Type: "kube-ovn"}, nil, journal.Next{}},
+		{"of an earlier boot", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.SameBoot = true, false }, journal.Next{}},
+		{"past the grace period", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace) }, journal.Next{}},
 		{"just within it", journal.Step{Type: "kube-ovn"}, func(p *Pass) { p.NoNetNS, p.Since = true, now-int64(grace)+1 }, wait(journal.ForRuntime, now+1)},
-		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Wait{}},
+		{"a plugin that needs no path", journal.Step{Type: "bridge"}, func(p *Pass) { p.NoNetNS = true }, journal.Next{}},
 
 		{"a host port's DEL is pending", journal.Step{}, port(), wait(journal.ForPort, 0)},
-		{"it is pending, and a pause is over", journal.Step{Wait: wait(journal.ForTime, now)}, port(), wait(journal.ForPort, 0)},
-		{"it is pending, asked", journal.Step{Wait: wait(journal.ForPort, 0)},
+		{"it is pending, and a pause is over", journal.Step{Next: wait(journal.ForBackoff, now)}, port(), wait(journal.ForPort, 0)},
+		{"it is pending, asked", journal.Step{Next: wait(journal.ForPort, 0)},
 			port(func(p *Pass) { p.Asked, p.IgnorePause = true, true }), wait(journal.ForPort, 0)},
 		{"it was killed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddKilled }), wait(journal.ForPort, 0)},
 		{"it is unknown how its ADD ended", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddUnknown }), wait(journal.ForPort, 0)},
-		{"its ADD failed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Wait{}},
-		{"its DEL is done", journal.Step{Wait: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.Steps = slices.Delete(p.Steps, 2, 3) }), journal.Wait{}},
-		{"it got no mapping", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": []}}`), journal.Wait{}},
-		{"it got another capability", journal.Step{}, withConfig(`{"runtimeConfig": {"bandwidth": {"ingressRate": 1}}}`), journal.Wait{}},
-		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Wait{}},
-		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Wait{}},
-		{"an earlier boot's", journal.Step{Wait: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Wait{}},
-		{"its mappings are invented", journal.Step{}, port(func(p *Pass) { p.PortsInvented = true }), journal.Wait{}},
-		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Wait{}},
-		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Wait{}},
-		{"a step after it", journal.Step{Index: 4}, port(), journal.Wait{}},
+		{"its ADD failed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Next{}},
+		{"its DEL is done", journal.Step{Next: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.Steps = slices.Delete(p.Steps, 2, 3) }), journal.Next{}},
+		{"it got no mapping", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": []}}`), journal.Next{}},
+		{"it got another capability", journal.Step{}, withConfig(`{"runtimeConfig": {"bandwidth": {"ingressRate": 1}}}`), journal.Next{}},
+		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Next{}},
+		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Next{}},
+		{"an earlier boot's", journal.Step{Next: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Next{}},
+		{"its mappings are invented", journal.Step{}, port(func(p *Pass) { p.PortsInvented = true }), journal.Next{}},
+		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Next{}},
+		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Next{}},
+		{"a step after it", journal.Step{Index: 4}, port(), journal.Next{}},
 
-		{"it has another owner", journal.Step{Wait: wait(journal.ForOwner, 0)}, func(p *Pass) { p.Withheld = held }, wait(journal.ForOwner, 0)},
-		{"it has another owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)},
+		{"it has another owner", journal.Step{Next: wait(journal.ForOwner, 0)}, func(p *Pass) { p.Withheld = held }, wait(journal.ForOwner, 0)},
+		{"it has another owner, asked", journal.Step{Next: wait(journal.ForOwner, soon)},
 			func(p *Pass) { p.IgnorePause, p.Withheld = true, held }, wait(journal.ForOwner, soon)},
-		{"no other owner, not its time", journal.Step{Wait: wait(journal.ForOwner, soon)}, nil, wait(journal.ForOwner, soon)},
-		{"no other owner, asked", journal.Step{Wait: wait(journal.ForOwner, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Wait{}},
-		{"no other owner", journal.Step{Wait: wait(journal.ForOwner, now)}, nil, journal.Wait{}},
-		{"an owner that it does not wait for", journal.Step{}, func(p *Pass) { p.Withheld = held }, journal.Wait{}},
+		{"it has another owner, and a newer ADD lives", journal.Step{Next: wait(journal.ForOwner, 0)},
+			func(p *Pass) { p.NewerLives, p.Withheld = true, held }, wait(journal.ForOwner, 0)},
+		{"no other owner, and a newer ADD lives", journal.Step{Next: wait(journal.ForOwner, now)},
+			func(p *Pass) { p.NewerLives = true }, wait(journal.ForContainer, 0)},
+		{"no other owner, not its time", journal.Step{Next: wait(journal.ForOwner, soon)}, nil, wait(journal.ForOwner, soon)},
+		{"no other owner, asked", journal.Step{Next: wait(journal.ForOwner, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Next{}},
+		{"no other owner", journal.Step{Next: wait(journal.ForOwner, now)}, nil, journal.Next{}},
+		{"an owner that it does not wait for", journal.Step{}, func(p *Pass) { p.Withheld = held }, journal.Next{}},
 
-		{"to be repeated", journal.Step{Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.IgnorePause = true }, wait(journal.ForRepeat, soon)},
-		{"to be repeated now", journal.Step{Wait: wait(journal.ForRepeat, now)}, nil, journal.Wait{}},
-		{"killed, to be repeated", journal.Step{ADD: journal.AddKilled, Wait: wait(journal.ForRepeat, soon)}, nil, wait(journal.ForRepeat, soon)},
-		{"killed before the boot", journal.Step{ADD: journal.AddKilled, Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, journal.Wait{}},
-		{"a success before the boot", journal.Step{Wait: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, wait(journal.ForRepeat, soon)},
+		{"to be repeated", journal.Step{Next: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.IgnorePause = true }, wait(journal.ForRepeat, soon)},
+		{"to be repeated, and another sandbox lives", journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Next: wait(journal.ForRepeat, soon)},
+			func(p *Pass) { p.ContainerLives = yes }, wait(journal.ForRepeat, soon)},
+		{"to be repeated now", journal.Step{Next: wait(journal.ForRepeat, now)}, nil, journal.Next{}},
+		{"killed, to be repeated", journal.Step{ADD: journal.AddKilled, Next: wait(journal.ForRepeat, soon)}, nil, wait(journal.ForRepeat, soon)},
+		{"killed before the boot", journal.Step{ADD: journal.AddKilled, Next: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, journal.Next{}},
+		{"a success before the boot", journal.Step{Next: wait(journal.ForRepeat, soon)}, func(p *Pass) { p.SameBoot = false }, wait(journal.ForRepeat, soon)},
 
-		{"a pause", journal.Step{Wait: wait(journal.ForTime, soon)}, nil, wait(journal.ForTime, soon)},
-		{"a pause, asked", journal.Step{Wait: wait(journal.ForTime, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Wait{}},
-		{"a pause that is over", journal.Step{Wait: wait(journal.ForTime, now)}, nil, journal.Wait{}},
-		{"a pause of another boot", journal.Step{Wait: wait(journal.ForTime, now+int64(grace)+1)}, nil, journal.Wait{}},
+		{"a pause", journal.Step{Next: wait(journal.ForBackoff, soon)}, nil, wait(journal.ForBackoff, soon)},
+		{"a pause, asked", journal.Step{Next: wait(journal.ForBackoff, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Next{}},
+		{"a pause that is over", journal.Step{Next: wait(journal.ForBackoff, now)}, nil, journal.Next{}},
+		{"a pause of another boot", journal.Step{Next: wait(journal.ForBackoff, now+int64(grace)+1)}, nil, journal.Next{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := pass()
@@ -150,13 +156,13 @@ func TestLeft(t *testing.T) {
 	for until, want := range map[int64]time.Duration{
 		0: 0, now - 1: 0, now: 0, now + 1: 1, now + int64(grace): grace, now + int64(grace) + 1: 0,
 	} {
-		if got := Left(journal.Wait{Until: until}, pass()); got != want {
+		if got := Left(journal.Next{At: until}, pass()); got != want {
 			t.Errorf("until %d: %s, want %s", until, got, want)
 		}
 	}
 	p := pass()
 	p.GracePeriod = 0
-	if got := Left(journal.Wait{Until: now + int64(longPause)}, p); got != longPause {
+	if got := Left(journal.Next{At: now + int64(longPause)}, p); got != longPause {
 		t.Errorf("without a grace period: %s", got)
 	}
 }
@@ -176,14 +182,10 @@ func TestFactsOfSteps(t *testing.T) {
 		{"it was late, and killed", DropsAddress(&journal.Step{LateKills: 1}, true), false},
 		{"it was late, and killed twice", DropsAddress(&journal.Step{LateKills: 2}, true), true},
 		{"its record is not in the journal", DropsAddress(&journal.Step{}, false), true},
-		{"its ADD passed", MayHaveTaken(&journal.Step{}), true},
-		{"its ADD was killed", MayHaveTaken(&journal.Step{ADD: journal.AddKilled}), true},
-		{"its ADD failed", MayHaveTaken(&journal.Step{ADD: journal.AddFailed}), false},
-		{"its ADD is unknown", MayHaveTaken(&journal.Step{ADD: journal.AddUnknown}), true},
 		{"adding", KeepsContainer(journal.Adding), true}, {"live", KeepsContainer(journal.Live), true},
 		{"rolling-back", KeepsContainer(journal.RollingBack), false}, {"deleting", KeepsContainer(journal.Deleting), false},
 		{"failing", Failing(&journal.Step{Last: "x"}), true}, {"not tried", Failing(&journal.Step{}), false},
-		{"waiting for an owner", Failing(&journal.Step{Last: "x", Wait: journal.Wait{For: journal.ForOwner}}), false},
+		{"waiting for an owner", Failing(&journal.Step{Last: "x", Next: journal.Next{Why: journal.ForOwner}}), false},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%s: %t", tt.what, tt.got)
@@ -191,12 +193,11 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 	words := map[string]journal.Step{
 		"": {}, "code 5": {Code: 5, Last: "x"}, "x": {Last: "x", ADD: journal.AddKilled}, "was killed": {ADD: journal.AddKilled},
-		"succeeded; runs once more":                              {Code: 5, Wait: journal.Wait{For: journal.ForRepeat}},
-		"waiting: its address has a new owner":                   {Wait: journal.Wait{For: journal.ForOwner}},
-		"waiting: it could release resources of another sandbox": {Wait: journal.Wait{For: journal.ForContainer}},
-		"waiting: a host port may forward to its address":        {Wait: journal.Wait{For: journal.ForPort}},
-		"waiting: the container was added again":                 {Wait: journal.Wait{For: journal.ForNewer}},
-		"waiting for the runtime's own DEL":                      {Wait: journal.Wait{For: journal.ForRuntime}},
+		"succeeded; runs once more":                          {Code: 5, Next: journal.Next{Why: journal.ForRepeat}},
+		"waiting: its address has a new owner":               {Next: journal.Next{Why: journal.ForOwner}},
+		"waiting: it could release resources of another ADD": {Next: journal.Next{Why: journal.ForContainer}},
+		"waiting: a host port may forward to its address":    {Next: journal.Next{Why: journal.ForPort}},
+		"waiting for the runtime's own DEL":                  {Next: journal.Next{Why: journal.ForRuntime}},
 	}
 	for want, s := range words {
 		if got := Words(&s); got != want {
@@ -224,9 +225,9 @@ func TestPortFirst(t *testing.T) {
 }
 
 func TestNeedsNoRepeat(t *testing.T) {
-	passed := journal.Step{Again: soon, Wait: journal.Wait{Until: soon, For: journal.ForRepeat}}
+	passed := journal.Step{Again: soon, Next: journal.Next{At: soon, Why: journal.ForRepeat}}
 	failed, killed := passed, passed
-	failed.Code, failed.Wait, killed.ADD = 5, journal.Wait{Until: soon}, journal.AddKilled
+	failed.Code, failed.Next, killed.ADD = 5, journal.Next{Why: journal.ForBackoff, At: soon}, journal.AddKilled
 	for _, tt := range []struct {
 		name       string
 		step       journal.Step

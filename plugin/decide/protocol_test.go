@@ -520,7 +520,7 @@ func (m *protocol) journalled(r *record, step int8) journal.Step {
 		j.ADD, j.Again = journal.AddKilled, 2
 	}
 	if r.passed {
-		j.Again, j.Wait = 2, journal.Wait{Until: 2, For: journal.ForRepeat}
+		j.Again, j.Next = 2, journal.Next{At: 2, Why: journal.ForRepeat}
 	}
 	return j
 }
@@ -531,7 +531,7 @@ func (m *protocol) due(s *state, p int, r *record, step int8) bool {
 	if step == 0 && m.pod {
 		j.Config = spiderpool
 	}
-	return Due(&j, m.pass(s, p, r)) == journal.Wait{}
+	return Due(&j, m.pass(s, p, r)) == journal.Next{}
 }
 
 // isLate asks IsLate about firewall's DEL. The address of an IPAM plugin of which nothing is known counts

@@ -18,20 +18,20 @@ func no() bool { return false }
 // of the first takes away what made the row before it wait, so the order of the rows is proven too.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
-	s := journal.Step{Type: "sriov", Tries: 1, Config: withIPAM("spiderpool")}
+	s := journal.Step{Type: "sriov", Tries: 1, Config: withIPAM("spiderpool"), Next: journal.Next{Why: journal.ForOwner}}
 	p := pass()
 	p.NewerLives, p.PodLives, p.ContainerLives, p.NoNetNS = true, yes, yes, true
 	p.Withheld = func(*journal.Step) bool { return true }
 	cell := func(p Pass) string {
 		switch w := Due(&s, p); {
-		case w == journal.Wait{}:
+		case w.Why == journal.RunNow:
 			return "now"
-		case w.For == journal.ForTime:
+		case w.Why == journal.ForBackoff:
 			return "after the pause"
-		case w.Until > now+minute:
-			return fmt.Sprintf("waits until `gracePeriod` is over (`%s`)", w.For)
+		case w.At > now+minute:
+			return fmt.Sprintf("waits until `gracePeriod` is over (`%s`)", w.Why)
 		default:
-			return fmt.Sprintf("waits (`%s`)", w.For)
+			return fmt.Sprintf("waits (`%s`)", w.Why)
 		}
 	}
 	table := "| state of the pending DEL | at STATUS, and in the agent | at GC, and in `unwindctl sweep` | at the runtime's DEL |\n|---|---|---|---|\n"
@@ -41,24 +41,24 @@ func TestDueTable(t *testing.T) {
 		sweep.IgnorePause, asked.IgnorePause, asked.Asked = true, true, true
 		table += fmt.Sprintf("| %s | %s | %s | %s |\n", words, cell(p), cell(sweep), cell(asked))
 	}
-	row("a newer ADD of the attachment is live", func() {})
+	row("the last try ran without the DEL's address, because another owner has that address", func() {})
+	row("the DEL succeeded, and must run once more", func() {
+		s.Next = journal.Next{Why: journal.ForRepeat, At: now + 5*minute}
+	})
+	row("a newer ADD of the attachment is live", func() { s.Next = journal.Next{} })
 	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
 	row("the DEL may have succeeded, the plugin releases addresses by container ID (whereabouts), and another live attachment has the same container ID", func() {
 		p.PodLives, s.Config = no, withIPAM("whereabouts")
 	})
 	row("the plugin does nothing without CNI_NETNS (kube-ovn, sriov), the namespace is gone, and the machine has not booted since the ADD", func() { p.ContainerLives = no })
 	row("a host port may forward to the address that the DEL releases, until the DEL of another plugin (portmap) succeeds", func() {
-		p.NoNetNS, s.Wait.For = false, journal.ForOwner
+		p.NoNetNS = false
 		p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{Index: 1, Config: withPorts}}
 	})
-	row("the last try ran without the DEL's address, because another owner has that address", func() {
-		p.Steps = nil
+	row("the DEL failed", func() {
+		p.Steps, s.Next = nil, journal.Next{Why: journal.ForBackoff, At: now + minute}
 	})
-	row("the DEL succeeded, and must run once more", func() {
-		s.Wait = journal.Wait{Until: now + 5*minute, For: journal.ForRepeat}
-	})
-	row("the DEL failed", func() { s.Wait = journal.Wait{Until: now + minute} })
-	row("the DEL was never tried, or the reason for its wait is over", func() { s.Wait = journal.Wait{} })
+	row("the DEL was never tried, or the reason for its wait is over", func() { s.Next = journal.Next{} })
 	document.Table(t, readme, "due", table)
 
 	table = "| outcome of the try | what follows |\n|---|---|\n"
@@ -68,10 +68,10 @@ func TestDueTable(t *testing.T) {
 		switch {
 		case done:
 			words = "the DEL is done"
-		case after.Wait.For != journal.ForTime:
-			words = fmt.Sprintf("the DEL waits (`%s`)", after.Wait.For)
+		case after.Next.Why.Blocked():
+			words = fmt.Sprintf("the DEL waits (`%s`)", after.Next.Why)
 		}
-		if after.Wait.For == journal.ForRepeat && !done {
+		if after.Next.Why == journal.ForRepeat && !done {
 			words = "unwind runs the DEL once more after `gracePeriod` (`repeat`)"
 		}
 		table += fmt.Sprintf("| %s | %s |\n", tt.name, words)

@@ -34,40 +34,28 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS the DEL of a step gets. The first case that applies decides:
-//
-//   - The namespace exists, but not the interface by which the delegate finds resources: scratch.
-//   - The namespace exists, and the delegate of a sweep opens it itself: pinned.
-//   - The namespace exists: path.
-//   - The delegate finds resources by the interface: scratch.
-//   - The delegate frees nothing without a namespace: empty.
-//   - The DEL runs in a sweep: none.
-//   - The delegate must not get another container's device: none.
-//   - The runtime's path leads to another attachment, or to the runtime's own namespace: nowhere.
-//   - The runtime sent the DEL: sent, as without unwind.
-//
-// Some delegates free nothing without a path (SkipsUnnamed), and ovs-cni finds its port by the
-// path. In a sweep they get no path. Otherwise an agent that identifies the container by its pod or
-// by a device could release resources of the next sandbox.
+// Show decides which CNI_NETNS the DEL of a step gets. Some delegates free nothing without a path
+// (SkipsUnnamed), and ovs-cni finds its port by the path. In a sweep they get none: an agent that
+// identifies the container by its pod or by a device could release resources of the next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {
 	case n.Found && facts.NetNS == known.Scratch && n.Interface == tristate.No:
-		return ShowScratch
+		return ShowScratch // the delegate finds its resources by an interface that is gone
 	case n.Found && !n.Sent && facts.Pinned:
-		return ShowPinned
+		return ShowPinned // it opens the namespace itself
 	case n.Found:
 		return ShowPath
 	case facts.NetNS == known.Scratch:
 		return ShowScratch
 	case getsEmpty(s):
 		return ShowEmpty
-	case !n.Sent, facts.NetNS == known.None:
+	case !n.Sent, facts.NetNS == known.None: // or it could take another container's device
 		return ShowNone
 	case n.Anothers:
 		return ShowNowhere
 	}
-	return ShowSent
+	return ShowSent // as without unwind
 }
 
 // getsEmpty reports whether a step's DEL gets an empty network namespace instead of the

@@ -155,13 +155,9 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
 		return false, err
 	}
-	known := false
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		all, err := tx.Records(e.Key)
-		known = slices.ContainsFunc(all,
-			func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
-		return journal.IgnoreDamaged(err)
-	})
+	all, _ := n.Journal.Snapshot(ctx).Records(e.Key) // a damaged record names no namespace
+	known := slices.ContainsFunc(all,
+		func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
 	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
 }
 

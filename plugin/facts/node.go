@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
@@ -249,16 +248,11 @@ func resolved(path string) string {
 }
 
 // Anothers reports whether another attachment in the journal, with the same interface name, uses a
-// network namespace.
-func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) (is bool) {
-	// if the journal cannot be read, no other attachment counts
-	n.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		return tx.All(func(other *journal.Entry, damaged error) error {
-			is = is || damaged == nil && decide.KeepsContainer(other.Undo.State) && other.Key != key &&
-				other.IfName == key.IfName && n.SameBoot(other) == tristate.Yes &&
-				other.Added.NetNS.Same(netns)
-			return nil // a damaged record does not count
-		})
+// network namespace. A damaged record does not count.
+func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
+	living, _ := n.Journal.Snapshot(ctx).Living()
+	return slices.ContainsFunc(living, func(o *journal.Entry) bool {
+		return o.Key != key && o.IfName == key.IfName && n.SameBoot(o) == tristate.Yes &&
+			o.Added.NetNS.Same(netns)
 	})
-	return is
 }

@@ -13,16 +13,12 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Snapshot, if set, is what Read reads instead of the journal.
-	Snapshot *journal.Tx
-	// Unreadable is set if the journal could not be opened, so that the verb does not wait for it
-	// again.
-	Unreadable bool
 	// Unwritable is set if the verb continues without writing; the attachment's entry stays as it is.
 	Unwritable bool
 	// counted is set after the verb was counted as degraded.
 	counted bool
 	events  []journal.Event // recorded after the next transaction
+	last    *Snapshot       // the last reading, or nil
 }
 
 // Fork returns a new recorder of the same journal for another goroutine. It has its own pending
@@ -78,29 +74,6 @@ func (r *Recorder) Degraded(verb string, err error) {
 	if !r.counted {
 		r.counted = true
 		r.Count(CountDegraded, verb, trouble(err))
-	}
-}
-
-// Read runs a read-only transaction. If no journal exists, fn sees an empty one. If the journal
-// cannot be opened, Read logs a warning and does not run fn.
-func (r *Recorder) Read(ctx context.Context, fn func(*journal.Tx) error) {
-	if r.Unreadable {
-		return
-	}
-	reached := false
-	read := func(tx *journal.Tx) error {
-		reached = true
-		return fn(tx)
-	}
-	var err error
-	if r.Snapshot != nil {
-		err = read(r.Snapshot)
-	} else {
-		err = r.Store.View(ctx, read)
-	}
-	if err != nil {
-		r.Store.Logger.Warn("cannot read the journal", "err", err)
-		r.Unreadable = !reached
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -73,12 +74,9 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
 	}
-	inJournal, err := s.containers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, inJournal: inJournal,
-		booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
+	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, noChain: map[string][]string{},
+		inJournal: s.w.Journal.Snapshot(ctx).Containers(),
+		booted:    time.Now().Add(-time.Duration(journal.BootNanos()))}
 	for _, p := range s.Pools {
 		g.addPool(p)
 	}
@@ -88,8 +86,8 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	}
 	if s.Cache {
 		g.errs = append(g.errs, cacheErr)
-		for _, e := range g.noChain {
-			g.errs = append(g.errs, e.named())
+		for _, why := range slices.Sorted(maps.Keys(g.noChain)) {
+			g.errs = append(g.errs, fmt.Errorf("%s: %s", andMore(g.noChain[why]), why))
 		}
 	}
 	for _, o := range g.all {
@@ -106,8 +104,10 @@ type gathering struct {
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	booted    time.Time
-	noChain   []chainError // one for each error
-	errs      []error
+	// noChain has the files of libcni's cache whose chain cannot be used, by the error: if a chainFile
+	// is gone, all files of its network have the same.
+	noChain map[string][]string
+	errs    []error
 }
 
 // add returns the owner with a key, and adds it if it is new.
@@ -161,7 +161,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 	chain, conf, through, err := c.Chain()
 	switch {
 	case err != nil:
-		g.failChain(c.Path, err)
+		g.noChain[err.Error()] = append(g.noChain[err.Error()], c.Path)
 		return
 	case o == nil && (through || !g.Cache ||
 		len(netconf.AddressesOf(c.Result)) == 0):
@@ -172,30 +172,16 @@ func (g *gathering) addCached(c *facts.Cached) {
 	g.addHeld(o)
 }
 
-// failChain notes that the chain of a file in libcni's cache cannot be used.
-func (g *gathering) failChain(path string, err error) {
-	i := slices.IndexFunc(g.noChain, func(is chainError) bool { return is.err.Error() == err.Error() })
-	if i < 0 {
-		g.noChain = append(g.noChain, chainError{err, path, 0})
-	} else {
-		g.noChain[i].more++
+// andMore names the first of several files, and counts the others.
+func andMore(files []string) string {
+	switch more := len(files) - 1; more {
+	case 0:
+		return files[0]
+	case 1:
+		return files[0] + " and 1 more file"
+	default:
+		return fmt.Sprintf("%s and %d more files", files[0], more)
 	}
-}
-
-// chainError is an error in the chain of a file in libcni's cache. If a chainFile is gone, all
-// files of its network have the same error.
-type chainError struct {
-	err  error
-	path string // of the first file
-	more int    // number of other files
-}
-
-func (e chainError) named() error {
-	files := map[bool]string{true: "file", false: "files"}[e.more == 1]
-	if e.more == 0 {
-		return fmt.Errorf("%s: %w", e.path, e.err)
-	}
-	return fmt.Errorf("%s and %d more %s: %w", e.path, e.more, files, e.err)
 }
 
 // addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
@@ -252,16 +238,4 @@ func (s *Sweep) graceOf(o *owner) time.Duration {
 		}
 	}
 	return s.w.Node.GracePeriod
-}
-
-// containers returns the container IDs in the journal, for all networks.
-func (s *Sweep) containers(ctx context.Context) (map[string]bool, error) {
-	known := map[string]bool{}
-	err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) error {
-		return tx.Outlines(func(outline journal.Outline, _ error) error {
-			known[outline.ContainerID] = true
-			return nil
-		})
-	})
-	return known, err
 }

@@ -3,14 +3,20 @@ package sweep
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
@@ -48,28 +54,21 @@ func (f *Finding) Elsewhere() bool {
 }
 
 // Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
-// It reads the journal once, and changes nothing. If enough is not nil and returns true for a
-// finding, Plan returns immediately.
-func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
-	if s.w.Journal.Snapshot == nil {
-		err := s.w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-			s.w.Journal.Snapshot, err = tx.Snapshot()
-			return err
-		})
-		if err != nil {
-			s.w.Journal.Snapshot = nil
-			return nil, err
-		}
-		defer func() { s.w.Journal.Snapshot = nil }()
-	}
-	tx := s.w.Journal.Snapshot
-	findings, keys, err := s.skipLive(tx)
-	if err != nil {
+// It changes nothing.
+func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
+	if err := s.w.Journal.Renew(ctx); err != nil {
 		return nil, err
 	}
+	return s.plan(ctx, func(*Finding) bool { return false })
+}
+
+// plan does the work of Plan by the snapshot. It ends at a finding for which enough returns true.
+func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
+	records := s.w.Journal.Snapshot(ctx)
+	findings, keys := s.skipLive(records)
 	entries := make([]*journal.Entry, 0, len(keys))
 	for _, k := range keys {
-		e, err := tx.Get(k)
+		e, err := records.Get(k)
 		switch {
 		case err != nil:
 			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
@@ -81,7 +80,7 @@ func (s *Sweep) Plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 	sortByAge(entries, journal.BootNanos())
 	for _, e := range entries {
 		f := s.finding(ctx, e)
-		if findings = append(findings, f); enough != nil && enough(&f) {
+		if findings = append(findings, f); enough(&f) {
 			return findings, nil
 		}
 	}
@@ -105,10 +104,12 @@ func sortByAge(entries []*journal.Entry, now int64) {
 // network namespace at its path, and not missing from the runtime's list. It returns the keys of
 // the others. skipLive identifies a namespace by its inode. A new namespace may have the path and
 // inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
-func (s *Sweep) skipLive(tx *journal.Tx) (findings []Finding, look []journal.Key, err error) {
+func (s *Sweep) skipLive(
+	records *record.Snapshot,
+) (findings []Finding, look []journal.Key) {
 	var outlines []journal.Outline
-	// a damaged outline has neither a state nor a boot ID
-	err = tx.Outlines(func(o journal.Outline, _ error) error {
+	// a damaged outline has neither a state nor a boot ID; fn never fails
+	_ = records.Outlines(func(o journal.Outline, _ error) error {
 		if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 			outlines[n-1] = o // only the newest ADD of an attachment counts
 		} else if s.covers(o.Key) {
@@ -129,7 +130,7 @@ func (s *Sweep) skipLive(tx *journal.Tx) (findings []Finding, look []journal.Key
 		findings = append(findings,
 			Finding{Key: o.Key, State: o.State, Verdict: decide.NetNSThere, thisBoot: true})
 	}
-	return findings, look, err
+	return findings, look
 }
 
 // finding judges an attachment.
@@ -169,4 +170,104 @@ func (s *Sweep) orphaned(e *journal.Entry) bool {
 	}
 	lock, err := s.w.Journal.Store.LookAtLock(e.Key)
 	return lock.Owner == 0 && err == nil
+}
+
+// MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
+// are too many: more than 10, and more than 30 % of the live attachments of this boot. A wrong
+// verdict is likelier than so many pods of a node dying at the same time.
+type MassReleaseError struct{ Dead, Live int }
+
+func (e *MassReleaseError) Error() string {
+	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
+		"many; they are kept. If they really are dead, run unwindctl sweep --force", e.Dead, e.Live)
+}
+
+// guarded reports whether the mass-release guard counts an attachment: one of this boot in state
+// Live.
+func (f *Finding) guarded() bool { return f.State == journal.Live && f.thisBoot }
+
+// guardMassRelease keeps the guarded attachments if too many of them seem dead.
+func (s *Sweep) guardMassRelease(findings []Finding) error {
+	live, dead := 0, []*Finding{}
+	for i := range findings {
+		f := &findings[i]
+		if !f.guarded() {
+			continue
+		}
+		live++
+		if f.Fate == decide.Dead {
+			dead = append(dead, f)
+		}
+	}
+	if s.Force || len(dead) <= 10 || len(dead)*10 <= live*3 {
+		return nil
+	}
+	err := &MassReleaseError{len(dead), live}
+	for _, f := range dead {
+		f.Err = err
+	}
+	return err
+}
+
+// Pool is a directory in which host-local keeps the addresses of a network.
+type Pool struct {
+	Network string
+	Dir     string
+	Config  json.RawMessage // the configuration of the delegate that calls host-local
+	// Plain is set if a runtime runs the chain itself, without unwind.
+	Plain bool
+
+	chain *netconf.Chain
+	conf  *netconf.Conf
+}
+
+// PoolsOf returns the pools of a chain.
+func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
+	for i := range ch.Delegates {
+		p := PoolOf(ch.Config(i, c), ch, c)
+		if p.Dir != "" && !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
+			pools = append(pools, p)
+		}
+	}
+	return pools
+}
+
+// PoolOf returns the pool of a chain's delegate, given the delegate's configuration. Dir is "" if
+// the delegate does not call host-local.
+func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
+	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config, chain: ch,
+		conf: c}
+}
+
+// freeEmpty releases the addresses in a pool for which host-local died before it wrote an owner.
+func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
+	plan, err := s.findEmpty(ctx, pool)
+	var released []ipam.Reservation
+	if !s.DryRun {
+		var applyErr error
+		released, applyErr = ipam.Apply(ctx, pool.Dir, plan)
+		err = errors.Join(err, applyErr)
+	}
+	for _, r := range plan {
+		f := Finding{Key: journal.Key{Network: pool.Network}, Addresses: []netip.Addr{r.Address},
+			Verdict: decide.Verdict{Fate: decide.Dead, Reason: decide.Reason{Text: ipam.WhyEmpty}}}
+		if f.Released = slices.Contains(released, r); f.Released {
+			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
+				Addresses: f.Addresses, Reason: ipam.WhyEmpty})
+			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address, "reason",
+				ipam.WhyEmpty)
+		}
+		findings = append(findings, f)
+	}
+	return findings, err
+}
+
+// findEmpty returns the reservations of a pool that have no owner. If a record of the journal
+// claims an address whose file is empty, something else emptied the file. Then the address stays
+// until that record is gone.
+func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
+	found, err := ipam.Scan(pool.Dir)
+	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {
+		return !r.Empty() || s.w.Journal.Snapshot(ctx).Claims(r.Pool, r.Address)
+	}), err
 }

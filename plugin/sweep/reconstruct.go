@@ -26,7 +26,7 @@ import (
 // addresses, and only a DEL removes them. For an attachment that is not in the journal, undoOwner
 // reconstructs the missing record and undoes it like any other:
 //
-//  1. Take the lock of the attachment, and judge it again.
+//  1. Judge it again, under the lock of the attachment.
 //  2. Reconstruct the record, unless a file of the attachment is from before this boot.
 //  3. Run the chain's DELs in reverse order.
 //  4. Release the addresses that host-local still reserves for it, even if DELs failed. But keep
@@ -36,26 +36,20 @@ import (
 //
 // After SIGKILL, the next sweep runs the same steps for the files that are left. No step creates a
 // journal.
-func (s *Sweep) undoOwner(ctx context.Context, w *undo.Worker, f *Finding) error {
+func (s *Sweep) undoOwner(
+	ctx context.Context, w *undo.Worker, f *Finding, lock *journal.Lock,
+) error {
+	defer func() { _ = lock.Remove() }() // there may be no record
 	o := f.owner
-	unlock, err := lockAttachment(w.Journal.Store, o.Key)
-	if errors.Is(err, journal.ErrBusy) {
-		f.Verdict, f.Busy = decide.Locked, true
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // the runtime's DEL has just run
 		f.Released, f.Pending = true, nil
 		return nil
 	}
-	inJournal, err := s.containers(ctx)
-	if err != nil {
+	if err := w.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	if f.Verdict = s.judge(o); f.Fate != decide.Dead || inJournal[o.ContainerID] {
+	if f.Verdict = s.judge(o); f.Fate != decide.Dead ||
+		w.Journal.Snapshot(ctx).Containers()[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)
@@ -82,18 +76,13 @@ func (s *Sweep) undoRecord(
 ) error {
 	var failures []*delegate.Failure
 	invented := f.owner.cached == nil
-	f.Pending = nil
-	if e != nil {
-		failures, _ = w.Run(ctx, undo.Job{Entry: e, Unrecorded: true, PortsInvented: invented})
+	if f.Pending = nil; e != nil {
+		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed,
+			PortsInvented: invented})
 		f.Pending = undo.PendingSteps(e)
-	}
-	for _, failure := range failures {
-		if failure.Unstarted && failure.Code == types.ErrTryAgainLater {
-			return failure
+		if err := whyReserved(e, invented, failures); err != nil {
+			return err
 		}
-	}
-	if err := keptForPort(e, invented, failures); err != nil {
-		return err
 	}
 	if err := freeHeld(ctx, f.owner); err != nil {
 		return err
@@ -104,10 +93,9 @@ func (s *Sweep) undoRecord(
 				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
 				f.owner.cached.Path)
 		}
-		// A DEL to be repeated later counts as successful, because nothing records when to repeat
-		// it.
+		// A DEL to be repeated later counts as successful: nothing records when to repeat it.
 		if e == nil || slices.ContainsFunc(e.Undo.Steps,
-			func(s journal.Step) bool { return s.Wait.For != journal.ForRepeat }) {
+			func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat }) {
 			return nil
 		}
 		if err := os.Remove(f.owner.cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -118,19 +106,21 @@ func (s *Sweep) undoRecord(
 	return nil
 }
 
-// keptForPort returns an error if a host port may still forward to the addresses of a record.
-func keptForPort(e *journal.Entry, invented bool, failures []*delegate.Failure) error {
-	if e == nil {
-		return nil
+// whyReserved returns an error if the addresses of a record must stay reserved: there was no time
+// for a DEL, or a host port may still forward to them.
+func whyReserved(e *journal.Entry, invented bool, failures []*delegate.Failure) (err error) {
+	for _, f := range failures {
+		if f.Unstarted && f.Code == types.ErrTryAgainLater {
+			return f
+		}
 	}
 	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps, PortsInvented: invented}
-	if !slices.ContainsFunc(e.Got.Claims,
+	if slices.ContainsFunc(e.Got.Claims,
 		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
-		return nil
-	}
-	err := errors.New("its addresses stay reserved, because a host port may still forward to them")
-	if len(failures) > 0 {
-		err = fmt.Errorf("%w; %w", failures[0], err)
+		err = errors.New("its addresses stay reserved, because a host port may still forward to them")
+		if len(failures) > 0 {
+			err = fmt.Errorf("%w; %w", failures[0], err)
+		}
 	}
 	return err
 }
@@ -207,19 +197,6 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 		claims = append(claims, claim)
 	}
 	return claims
-}
-
-// lockAttachment takes an attachment's lock if that is free. The attachment need not be in the
-// journal, so unlock removes the lock file.
-func lockAttachment(store *journal.Store, key journal.Key) (unlock func(), err error) {
-	lock, err := store.TryAcquire(key)
-	if err != nil {
-		return nil, err
-	}
-	return func() {
-		_ = lock.Remove()
-		lock.Release()
-	}, nil
 }
 
 // hasJournal reports whether a journal exists. A sweep does not create one.

@@ -5,7 +5,9 @@ package sweep
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"cni-unwind/ipam"
@@ -56,12 +58,11 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a fork of w. If w has a snapshot of the journal, the sweep
-// plans by it.
+// New returns a sweep that works with a fork of w.
 func New(w *undo.Worker, job Job) *Sweep {
-	snapshot := w.Journal.Snapshot
+	own := w
 	w = w.Fork()
-	w.Journal.Snapshot = snapshot
+	own.Journal.Share(w.Journal)
 	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
@@ -89,7 +90,7 @@ func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) 
 // cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
 // in other namespaces than this process, with the verdict Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
-	findings, err := s.Plan(ctx, nil)
+	findings, err := s.Plan(ctx)
 	var guarded *MassReleaseError
 	if err != nil && !errors.As(err, &guarded) {
 		return findings, err
@@ -102,6 +103,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
+		s.w.Journal.Forget()
 		if s.Network == "" {
 			add(nil, s.w.Journal.Store.RemoveFreeLocks())
 		}
@@ -118,10 +120,11 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// Due reports whether a sweep would release something now. It releases nothing. If nothing is due,
+// Due reports, by the worker's snapshot, whether a sweep would release something now. It releases
+// nothing. If nothing is due,
 // it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
-	findings, err := s.Plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
+	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
 	due = slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })
 	for _, pool := range s.Pools {
 		if due || err != nil {
@@ -151,4 +154,127 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	if err := s.w.Journal.Store.NoteSweep(); err != nil {
 		s.w.Log.Debug("cannot record the time of the sweep", "err", err)
 	}
+}
+
+// Apply releases the dead attachments that are ready to retry. Then it releases those whose plugins
+// work again, as this sweep has shown.
+func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
+	if s.Periodic {
+		deferFailing(findings)
+	}
+	works := s.releaseEach(ctx, findings, func(f *Finding) bool { return !f.Deferred })
+	s.releaseEach(ctx, findings, func(f *Finding) bool {
+		return f.Deferred &&
+			slices.ContainsFunc(f.failing, func(plugin string) bool { return works[plugin] })
+	})
+}
+
+// probes is the number of attachments that a sweep tries for each plugin whose DELs fail.
+const probes = 3
+
+// deferFailing defers most attachments whose pending DELs have all failed before. For each plugin
+// with such a DEL, it leaves a few of these attachments to this sweep (see probes). It chooses
+// those that were untried for longest, so each gets its turn.
+func deferFailing(findings []Finding) {
+	tries := map[string]int{}
+	for i := range findings {
+		f := &findings[i]
+		if !f.Releasable() || f.Deferred || f.Err != nil || len(f.failing) == 0 {
+			continue
+		}
+		f.Deferred = !slices.ContainsFunc(f.failing,
+			func(plugin string) bool { return tries[plugin] < probes })
+		for _, plugin := range f.failing {
+			if !f.Deferred {
+				tries[plugin]++
+			}
+		}
+	}
+}
+
+// releaseEach releases the dead attachments that match, in parallel. It returns the plugins with a
+// DEL that failed before and has succeeded now.
+func (s *Sweep) releaseEach(
+	ctx context.Context, findings []Finding, matches func(*Finding) bool,
+) (works map[string]bool) {
+	var ready []*Finding
+	for i := range findings {
+		f := &findings[i]
+		if f.Releasable() && !f.Released && f.Err == nil && matches(f) {
+			f.Deferred = false
+			ready = append(ready, f)
+		}
+	}
+	works = map[string]bool{}
+	work := make(chan *Finding)
+	var workers sync.WaitGroup
+	var mu sync.Mutex
+	tried := 0
+	for range min(8, 2*runtime.NumCPU(), len(ready)) {
+		w := s.w.Fork()
+		workers.Go(func() {
+			for f := range work {
+				before := f.failing
+				if err := w.Safely(func() error { return s.release(ctx, w, f) }); err != nil {
+					f.Err = err
+				}
+				mu.Lock()
+				for _, plugin := range before {
+					works[plugin] = works[plugin] || !slices.Contains(f.failing, plugin)
+				}
+				if s.Progress != nil && !errors.Is(f.Err, ErrNotTried) {
+					tried++
+					s.Progress(tried, len(ready))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, f := range ready {
+		work <- f
+	}
+	close(work)
+	workers.Wait()
+	return works
+}
+
+// release releases one attachment if its lock is free and time is left. If only orphaned delegates
+// hold the lock, it kills them first. Unless s.Stops, a signal does not interrupt it, because a
+// killed DEL would stay pending.
+func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
+	if ctx.Err() != nil {
+		return ErrNotTried
+	}
+	end := time.Now().Add(w.Budgets.Undo)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	if !s.Stops {
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	var killed []string
+	lock, err := w.Journal.Store.TryAcquire(f.Key)
+	if f.orphaned && errors.Is(err, journal.ErrBusy) {
+		lock, killed, err = w.Lock(ctx, f.Key, undo.Skip)
+	}
+	switch {
+	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
+		f.Verdict, f.Busy = decide.Locked, true
+		return nil
+	case err != nil:
+		return err
+	}
+	defer lock.Release()
+	if f.owner != nil {
+		return s.undoOwner(ctx, w, f, lock)
+	}
+	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
+	if e := out.Entry; e != nil {
+		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
+		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
+	}
+	f.Released = out.Released
+	return out.Err
 }

@@ -8,11 +8,13 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 )
 
@@ -29,7 +31,7 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key)
+	lock, killed, err := w.Lock(ctx, key, Wait)
 	if err != nil {
 		return err
 	}
@@ -52,16 +54,18 @@ func (w *Worker) ReleaseLocked(
 	assigned ...netip.Addr,
 ) (out Outcome) {
 	var records []*journal.Entry
-	out.Err = w.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-		records, err = tx.Pending(key)
-		return err
-	})
+	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
+		records, out.Err = w.Journal.Snapshot(ctx).Pending(key)
+	}
 	switch {
 	case out.Err != nil:
 		return out
 	case len(records) == 0:
 		out.Released, out.Err = true, lock.Remove()
 		return out
+	}
+	for i, e := range records {
+		records[i] = e.Clone()
 	}
 	out.Entry = records[0]
 	out.State, out.Verdict = out.Entry.Undo.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
@@ -106,7 +110,7 @@ func (w *Worker) Undo(
 		}
 		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, v.Reason.Code, v.Reason.Text
 	} else {
-		if err := w.Begin(ctx, e, v.Reason); err != nil {
+		if err := w.Begin(ctx, e, job.Mode, v.Reason); err != nil {
 			return nil, err
 		}
 		drop = w.Journal.Undoable() // Begin has flushed the earlier events
@@ -115,7 +119,7 @@ func (w *Worker) Undo(
 	event := record.EventOf(journal.Swept, e)
 	event.Reason = v.Reason.Text
 	switch {
-	case job.Superseded && v.Fate != decide.Foreign:
+	case job.Mode == Superseding && v.Fate != decide.Foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
 		w.Journal.Event(event)
 	case len(e.Undo.Steps) == 0:
@@ -139,10 +143,134 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	}
 	delete(pools, "")
 	for _, pool := range slices.Sorted(maps.Keys(pools)) {
-		owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
-		if _, err := ipam.Release(ctx, pool, owner); err != nil {
+		if _, err := ipam.Release(ctx, pool, ownerOf(e.Key)); err != nil {
 			return fmt.Errorf("pool %s: %w", pool, err)
 		}
 	}
 	return nil
+}
+
+// Begin writes to the journal that a pass over the record's steps begins, and why.
+func (w *Worker) Begin(
+	ctx context.Context, e *journal.Entry, mode Mode, reason decide.Reason,
+) error {
+	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
+		// not earlier: if the write fails, an ADD may continue, and needs the unchanged record
+		w.Mark(e, mode, reason)
+		return tx.Put(e)
+	})
+}
+
+// Mark updates a record for the start of a pass over its steps, with the reason. It reports whether
+// it added claims that are not in the journal. Those must be written before the first DEL.
+func (w *Worker) Mark(e *journal.Entry, mode Mode, reason decide.Reason) (found bool) {
+	found = w.ClaimHeld(e)
+	switch e.Undo.State {
+	case journal.Adding:
+		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+		Interrupted(e.Undo.Steps)
+	case journal.Live:
+		e.Undo.State = journal.Deleting
+		// unwind may have been killed after it recorded the first result
+		if mode == Requested && w.Verb.Conf.NeverAdded() {
+			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
+		}
+	}
+	// a recorded text for the same reason stays, because it may contain more details
+	if e.Undo.Reason == "" || !decide.Recorded(e.Undo.Cause, e.Undo.Reason).Is(reason) {
+		e.Undo.Reason = reason.Text
+	}
+	e.Undo.Cause = reason.Code
+	for i := range e.Undo.Steps {
+		s := &e.Undo.Steps[i]
+		// without unwind, the runtime's DEL would run too
+		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
+	}
+	e.Undo.Begun = true
+	return found
+}
+
+// Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
+// pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
+// undone record (see journal.Undone).
+func (w *Worker) Finish(ctx context.Context, job Job) error {
+	e := job.Entry
+	if w.Journal.Unwritable {
+		return nil
+	}
+	last := false // the attachment has no other record
+	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
+		left, err := tx.Pending(e.Key)
+		if err := journal.IgnoreDamaged(err); err != nil {
+			return err
+		}
+		last = !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
+		switch {
+		case len(e.Undo.Steps) > 0:
+			last, err = false, tx.Put(e)
+		case !last, job.Mode != Requested: // the runtime's DEL may still come
+			err = tx.Put(Buried(e))
+		default:
+			err = tx.Delete(e)
+		}
+		return err
+	})
+	w.Journal.Forget() // the record is not what it was
+	if err == nil && last && job.Mode != Superseding {
+		err = job.Lock.Remove()
+	}
+	return err
+}
+
+// Buried returns the undone record that replaces a record. It keeps the ADD's namespace, but no
+// DELs.
+func Buried(e *journal.Entry) *journal.Entry {
+	b := e.Clone()
+	b.Bury()
+	return b
+}
+
+// MarkKilled marks the steps whose delegates unwind killed: those with the named programs. If none
+// matches, for example because a delegate's child was killed, it marks all steps. It reports
+// whether any program was killed.
+func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
+	if len(programs) == 0 {
+		return false
+	}
+	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
+	some := slices.ContainsFunc(e.Undo.Steps, named)
+	for i := range e.Undo.Steps {
+		if !some || named(e.Undo.Steps[i]) {
+			e.Undo.Steps[i] = w.killed(e, e.Undo.Steps[i])
+		}
+	}
+	return true
+}
+
+func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
+	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
+}
+
+// Failed marks a step whose delegate's ADD failed.
+func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
+	if f.Killed {
+		*s = w.killed(e, *s)
+		return
+	}
+	s.ADD = journal.AddFailed
+	s.Refusal = journal.Refusal{Code: max(1, f.Code), Words: wordsOf(f)}
+}
+
+// wordsOf returns a delegate's message as a step stores it.
+func wordsOf(f *delegate.Failure) string {
+	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
+}
+
+// Interrupted marks steps whose ADDs may not have succeeded, because unwind was killed.
+func Interrupted(steps []journal.Step) {
+	for i := range steps {
+		if steps[i].ADD == journal.AddPassed {
+			steps[i].ADD = journal.AddUnknown
+		}
+	}
 }

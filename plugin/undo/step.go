@@ -33,19 +33,16 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if decide.NeedsNoRepeat(s, p) {
 		return true, nil
 	}
-	if wait := decide.Due(s, p); wait != (journal.Wait{}) {
-		if wait.For == journal.ForPort && s.Wait.For != journal.ForPort {
+	before := *s
+	if s.Next = decide.Due(s, p); s.Next.Why != journal.RunNow {
+		if s.Next.Why == journal.ForPort && before.Next.Why != journal.ForPort {
 			const why = "a host port may forward to its address until the DEL of a later plugin succeeds"
 			u.Log.Warn("the DEL waits: "+why, "plugin", s.Type)
 			u.record(journal.Waiting, s, why)
 		}
-		if s.Wait.For == journal.ForTime || wait.For == journal.ForPort {
-			s.Wait = wait
-		}
 		return false, nil
 	}
 	bounded, cancel := u.late(ctx, s)
-	before := *s
 	marked := u.markSlow(ctx, s)
 	f = u.del(bounded, s)
 	timedOut := errors.Is(context.Cause(bounded), errLate)
@@ -68,7 +65,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 func (u *undoing) outcome(s *journal.Step, f *delegate.Failure) (o decide.Outcome) {
 	if f != nil {
 		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
-			NotInChain: !u.inChain(s, nil), NetNSGone: u.gone, Reserved: u.reserved(s)}
+			NotInChain: !u.inChain(s, nil), NetNSGone: u.state == gone, Reserved: u.reserved(s)}
 	} else {
 		o.Withheld = u.withheldFrom(s).IsValid()
 	}
@@ -99,13 +96,13 @@ func (u *undoing) report(
 		u.Log.Info("the pending DEL was dropped", "plugin", after.Type, "why", why, "tries", after.Tries,
 			"err", after.Last)
 		u.record(journal.Untaken, after, why+": "+after.Last)
-	case f != nil && (before.Code != after.Code || before.Wait.For != journal.ForTime):
+	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
-		if u.Unrecorded {
+		if u.Mode == Reconstructed {
 			msg = "DEL failed; the addresses are released anyway"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
-	case after.Wait.For == journal.ForOwner && before.Wait.For != journal.ForOwner:
+	case after.Next.Why == journal.ForOwner && before.Next.Why != journal.ForOwner:
 		address := u.withheldFrom(after)
 		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
 			"address", address)
@@ -216,7 +213,7 @@ func (u *undoing) delWith(
 			f.Killed = again.Killed
 		}
 	}
-	if to := decide.LeftTo(s, decide.NetNS{Gone: u.gone}); f != nil && !f.Killed && to != "" {
+	if to := decide.LeftTo(s, decide.NetNS{Gone: u.state == gone}); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
@@ -306,15 +303,15 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Undo.Since.Boot,
-		GracePeriod: u.Node.GraceOf(e), Asked: u.asked(), IgnorePause: ignorePause,
+		GracePeriod: u.Node.GraceOf(e), Asked: u.Mode.ofVerb(), IgnorePause: ignorePause,
 		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
 		ContainerLives: func() bool {
-			return u.anyLives(ctx, func(o *journal.Entry) bool {
+			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				return o.Key != e.Key && o.ContainerID == e.ContainerID
 			})
 		},
 		PodLives: func() bool {
-			return u.anyLives(ctx, func(o *journal.Entry) bool {
+			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
 				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
 					pod.Namespace == own.Namespace
@@ -329,18 +326,4 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 		Reassigned: u.reassigned,
 		Steps:      e.Undo.Steps, Claims: e.Got.Claims, PortsInvented: u.PortsInvented,
 	}
-}
-
-// anyLives reports whether another attachment is live or being added. It returns true if the
-// journal cannot be read, and counts a damaged record as live because its state is unknown.
-func (u *undoing) anyLives(ctx context.Context, is func(*journal.Entry) bool) bool {
-	lives := true
-	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		lives = false
-		return tx.All(func(o *journal.Entry, damaged error) error {
-			lives = lives || damaged != nil || is(o) && decide.KeepsContainer(o.Undo.State)
-			return nil //nolint:nilerr // it counts as live
-		})
-	})
-	return lives
 }

@@ -20,10 +20,8 @@ import (
 // Job is a record with pending DELs.
 type Job struct {
 	Entry *journal.Entry
+	Mode  Mode
 	Lock  *journal.Lock // the attachment's lock; nil without a journal
-	// Others are the records of other attachments that claim the record's addresses. If Others is
-	// nil, Run reads these records.
-	Others []*journal.Entry
 	// Assigned are addresses that a running ADD has just got and that this record also claims, which
 	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
 	// these addresses cannot remove rules of the ADD.
@@ -32,14 +30,26 @@ type Job struct {
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
-	// Superseded is set if an ADD of the same attachment follows. That ADD keeps the lock and its
-	// file.
-	Superseded bool
-	// Unrecorded is set if the ADD is not in the journal, so the record was reconstructed. The
-	// caller removes the remaining reservations. PortsInvented is set if nothing says which port
-	// mappings that ADD had, so the record has invented ones.
-	Unrecorded, PortsInvented bool
+	// PortsInvented is set if nothing says which port mappings a reconstructed ADD had, so the record
+	// has invented ones.
+	PortsInvented bool
 }
+
+// Mode says why a record is undone.
+type Mode int
+
+// The modes.
+const (
+	Sweep         Mode = iota // it is dead; the runtime's own DEL may still come
+	Requested                 // the runtime sent the DEL of the attachment
+	Rollback                  // it is the record of the verb's own ADD, which failed
+	Superseding               // an ADD of the attachment follows; it keeps the lock and its file
+	Reconstructed             // as Sweep, but the journal lacks the ADD; the caller frees addresses
+)
+
+// ofVerb reports whether the runtime's verb names the attachment. Its DELs then get the environment
+// and the path that the runtime sent.
+func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
 
 // undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
 type undoing struct {
@@ -49,7 +59,7 @@ type undoing struct {
 	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
 	place    facts.Place
-	gone     bool         // the namespace is proven gone
+	state    located
 	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
 	dropped  []netip.Addr // free addresses that the current DEL does not get (see late)
 	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
@@ -60,7 +70,7 @@ type undoing struct {
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
 // returns the failures, and how many delegates ran. A step that remains without a failure waits
-// (see journal.Wait). The caller holds the attachment's lock and writes the record.
+// (see journal.Next). The caller holds the attachment's lock and writes the record.
 //
 //  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it; find the addresses with another owner.
@@ -75,10 +85,10 @@ type undoing struct {
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Entry.Key.String())}
 	w.ClaimHeld(u.Entry)
-	u.place, u.gone = u.find(ctx)
+	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
-	if !u.asked() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
+	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
 		facts.SearchPathsThere(u.Entry.Added.Env) {
 		u.env = u.Entry.Added.Env
 	}
@@ -108,14 +118,11 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		}
 		u.At("undone")
 	}
-	if u.Entry.Undo.Begun = false; !u.Unrecorded {
+	if u.Entry.Undo.Begun = false; u.Mode != Reconstructed {
 		u.releaseHeld(ctx)
 	}
 	return failures, u.ran
 }
-
-// asked reports whether the pass is over the attachment that the verb itself names.
-func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
 // the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may
@@ -123,13 +130,17 @@ func (u *undoing) asked() bool { return u.Entry.Key == u.Verb.Key }
 // fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
 // attachment claims, or to which a host port may forward.
 func (u *undoing) releaseHeld(ctx context.Context) {
-	p := u.pass(ctx, true)
+	p, own := u.pass(ctx, true), ownerOf(u.Entry.Key)
 	for _, c := range u.Entry.Got.Claims {
-		if c.Pool == "" || !u.Entry.Freed(c) && !u.gone || !u.hasFile(c) ||
-			u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
+		if c.Pool == "" || !u.Entry.Freed(c) && u.state != gone {
 			continue
 		}
-		released, err := ipam.Release(ctx, c.Pool, u.owner(), c.Address)
+		// the file may be cut off by a power loss
+		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
+		if err != nil || !left || u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
+			continue
+		}
+		released, err := ipam.Release(ctx, c.Pool, own, c.Address)
 		if err != nil {
 			u.Log.Warn("cannot release an address that the DEL left behind", "address", c.Address,
 				"err", err)
@@ -140,35 +151,13 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 	}
 }
 
-func (u *undoing) owner() ipam.Owner {
-	return ipam.Owner{ContainerID: u.Entry.ContainerID, IfName: u.Entry.IfName}
-}
-
-// holds reports whether host-local's file assigns a claimed address to the attachment.
-func (u *undoing) holds(c journal.Claim) bool {
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err == nil && given && owner.Is(u.Entry.ContainerID, u.Entry.IfName)
-}
-
-// hasFile reports whether host-local's file of a claimed address is the attachment's, even if a
-// power loss has cut it off.
-func (u *undoing) hasFile(c journal.Claim) bool {
-	has, err := ipam.HasFileOf(c.Pool, u.owner(), c.Address)
-	return err == nil && has
-}
-
 // claimedAgain reports whether another ADD of the attachment got the same address. One that is live
 // or running may have got it although its commit failed.
-func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) (is bool) {
-	u.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		records, err := tx.Pending(u.Entry.Key)
-		is = err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
-			return e.Number != u.Entry.Number &&
-				(e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State))
-		})
-		return err
+func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
+	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Entry)
+	return err != nil || slices.ContainsFunc(others, func(e *journal.Entry) bool {
+		return e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State)
 	})
-	return is
 }
 
 // ClaimHeld adds claims on addresses that host-local's files assign to the attachment, for
@@ -200,26 +189,19 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
 	u := &undoing{Worker: w, Job: Job{Entry: e}, Log: w.Log}
 	p := u.pass(ctx, ignorePause)
-	p.NewerLives = w.newerLives(ctx, e)
-	return slices.ContainsFunc(e.Undo.Steps,
-		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Wait{} })
-}
-
-// newerLives reports whether a newer ADD of the attachment is live or running.
-func (w *Worker) newerLives(ctx context.Context, e *journal.Entry) (lives bool) {
-	w.Journal.Read(context.WithoutCancel(ctx), func(tx *journal.Tx) error {
-		newest, err := tx.Get(e.Key)
-		lives = newest != nil && newest.Number > e.Number && decide.KeepsContainer(newest.Undo.State)
-		return err
+	others, _ := w.Journal.Snapshot(ctx).AddedAgain(e)
+	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Entry) bool {
+		return o.Number > e.Number && decide.KeepsContainer(o.Undo.State)
 	})
-	return lives
+	return slices.ContainsFunc(e.Undo.Steps,
+		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Next{} })
 }
 
 // FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
 // another pending DEL, unless that waits for one of these (see decide.PortPending).
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for i := range e.Undo.Steps {
-		if e.Undo.Steps[i].Wait.For == journal.ForPort {
+		if e.Undo.Steps[i].Next.Why == journal.ForPort {
 			continue
 		}
 		if !decide.Failing(&e.Undo.Steps[i]) {

@@ -108,7 +108,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 		if time.Since(a.Since) <= pendingLong {
 			continue
 		}
-		if a.HasStep(journal.ForTime) {
+		if a.HasStep(journal.RunNow, journal.ForBackoff) {
 			long = append(long, a.Key.String())
 			for _, step := range a.Steps {
 				if _, err := netconf.FindPlugin(step.Plugin, e.binPath); err != nil {

@@ -38,14 +38,12 @@ type Attachment struct {
 // chain.
 type Step struct {
 	Plugin string `json:"plugin"`
-	Tries  int    `json:"tries"` // the number of times that its DEL has run
-	// Last is the error of the last try, or the reason why its success does not count.
-	Last string `json:"lastError,omitempty"`
-	Code uint   `json:"code,omitempty"` // the error's code
-	// WaitsFor is the cause for which the DEL waits: owner, container, queue, runtime, port, repeat or
-	// newer.
-	WaitsFor journal.Cause `json:"waitsFor,omitempty"`
-	Killed   bool          `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
+	Tries  int    `json:"tries"`               // the number of times that its DEL has run
+	Last   string `json:"lastError,omitempty"` // the error of the last try
+	Code   uint   `json:"code,omitempty"`      // the error's code
+	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the next pass runs it.
+	WaitsFor journal.Why `json:"waitsFor,omitempty"`
+	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
 	of journal.Step // see decide.Due
 }
@@ -73,10 +71,10 @@ func Sort(attachments []Attachment) {
 	slices.SortStableFunc(attachments, func(a, b Attachment) int { return order(&a) - order(&b) })
 }
 
-// HasStep reports whether the DEL of any step waits for the given cause. ForTime means that the DEL
-// fails or has not run yet.
-func (a *Attachment) HasStep(waitsFor journal.Cause) bool {
-	return slices.ContainsFunc(a.Steps, func(s Step) bool { return s.WaitsFor == waitsFor })
+// HasStep reports whether the DEL of any step waits for one of the given reasons.
+func (a *Attachment) HasStep(reasons ...journal.Why) bool {
+	return slices.ContainsFunc(a.Steps,
+		func(s Step) bool { return slices.Contains(reasons, s.WaitsFor) })
 }
 
 // podName returns a pod's name as NAMESPACE/NAME, or "-" if it has none.
@@ -110,7 +108,7 @@ func describe(e *journal.Entry) Attachment {
 	}
 	for _, s := range e.Undo.Steps {
 		a.Steps = append(a.Steps, Step{
-			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Wait.For,
+			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Next.Why,
 			Killed: s.ADD == journal.AddKilled, of: s,
 		})
 	}
@@ -172,7 +170,7 @@ func pending(a Attachment) string {
 		for _, s := range a.Steps {
 			why := fmt.Sprintf("tried %d×", s.Tries)
 			switch {
-			case s.WaitsFor != journal.ForTime:
+			case s.WaitsFor.Blocked():
 				why = s.words()
 			case s.Last != "":
 				why += ", " + s.words()

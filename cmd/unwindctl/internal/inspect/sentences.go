@@ -92,13 +92,10 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		wait := decide.Due(&s.of, by)
 		in := term.Roughly(decide.Left(wait, by))
 		waits := "The DEL of " + s.Plugin + " waits, "
-		switch wait.For {
+		switch wait.Why {
 		case journal.ForContainer:
-			lines = append(lines, waits+"because it could release resources of another sandbox. It runs "+
-				"once that sandbox is gone.")
-		case journal.ForNewer:
-			lines = append(lines, waits+"because the container was added again. It runs once that ADD "+
-				"is undone.")
+			lines = append(lines, waits+"because it could release resources of another ADD of its "+
+				"container or pod. It runs once that ADD is undone.")
 		case journal.ForRuntime:
 			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
 				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
@@ -111,14 +108,14 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 		case journal.ForRepeat:
 			lines = append(lines, fmt.Sprintf("%s. unwind will run the DEL again in %s.",
 				s.whyOnceMore(), in))
-		case journal.ForTime:
+		case journal.RunNow, journal.ForBackoff:
 			next := "The next sweep retries it."
-			if wait.Until != 0 {
+			if wait.Why == journal.ForBackoff {
 				next = fmt.Sprintf("unwind will retry it in %s.", in)
 			}
 			ready = true
 			switch {
-			case s.of.Wait.For == journal.ForRepeat:
+			case s.of.Next.Why == journal.ForRepeat:
 				lines = append(lines, s.whyOnceMore()+". The next sweep runs the DEL again.")
 			case s.Code != 0:
 				failed = true

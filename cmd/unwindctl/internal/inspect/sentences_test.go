@@ -18,17 +18,17 @@ func TestSentences(t *testing.T) {
 	t.Parallel()
 	in := func(d time.Duration) int64 { return journal.BootNanos() + int64(d) }
 	entry := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, Undo: journal.Undo{State: journal.Deleting, Since: journal.Now(), Steps: []journal.Step{
-		{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Wait: journal.Wait{Until: in(150 * time.Second)}},
-		{Type: "often", Tries: 21, Last: "no.", Code: 11, Wait: journal.Wait{Until: in(270 * time.Second)}},
-		{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Wait: journal.Wait{Until: in(2 * time.Hour)}},
-		{Type: "killed", Tries: 1, ADD: journal.AddKilled, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
-		{Type: "lies", Tries: 1, Wait: journal.Wait{Until: in(630 * time.Second), For: journal.ForRepeat}},
-		{Type: "lied", Tries: 1, Wait: journal.Wait{Until: in(-time.Second), For: journal.ForRepeat}},
-		{Type: "gone", Tries: 1, Wait: journal.Wait{For: journal.ForOwner}},
+		{Type: "calico", Tries: 1, Last: "no route.", Code: 11, Next: journal.Next{Why: journal.ForBackoff, At: in(150 * time.Second)}},
+		{Type: "often", Tries: 21, Last: "no.", Code: 11, Next: journal.Next{Why: journal.ForBackoff, At: in(270 * time.Second)}},
+		{Type: "old", Tries: 2, Last: "of another boot", Code: 11, Next: journal.Next{Why: journal.ForBackoff, At: in(2 * time.Hour)}},
+		{Type: "killed", Tries: 1, ADD: journal.AddKilled, Next: journal.Next{At: in(630 * time.Second), Why: journal.ForRepeat}},
+		{Type: "lies", Tries: 1, Next: journal.Next{At: in(630 * time.Second), Why: journal.ForRepeat}},
+		{Type: "lied", Tries: 1, Next: journal.Next{At: in(-time.Second), Why: journal.ForRepeat}},
+		{Type: "gone", Tries: 1, Next: journal.Next{Why: journal.ForOwner}},
 		{Type: "bridged", Index: 1},
 		{Type: "ports", Index: 2, Config: json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`), Tries: 1, Last: "no.", Code: 7},
 		{Type: "sriov"},
-		{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Wait: journal.Wait{Until: in(0), For: journal.ForRepeat}},
+		{Type: "macvlan", Config: json.RawMessage(`{"ipam": {"type": "whereabouts"}}`), Tries: 1, Next: journal.Next{At: in(0), Why: journal.ForRepeat}},
 	}}, Added: journal.Added{GracePeriod: time.Hour}, Got: journal.Got{Claims: []journal.Claim{{Step: 1}}}}
 	described := describe(entry)
 	a := &described
@@ -48,7 +48,7 @@ func TestSentences(t *testing.T) {
 		for _, want := range []string{
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. unwind will retry it in 2m.",
 			"The DEL of often has failed 21 times, the last time with code 11: no. unwind will retry it in 4m.",
-			"The DEL of macvlan waits, because it could release resources of another sandbox. It runs once that sandbox is gone.",
+			"The DEL of macvlan waits, because it could release resources of another ADD of its container or pod. It runs once that ADD is undone.",
 			"The DEL of old has failed 2 times, the last time with code 11: of another boot. The next sweep retries it.",
 			"The DEL of lies succeeds even if it frees nothing. unwind will run the DEL again in 10m.",
 			"The DEL of lied succeeds even if it frees nothing. The next sweep runs the DEL again.",

@@ -141,7 +141,7 @@ func (c *collection) collectJournal(ctx context.Context) error {
 		}
 		pending := false
 		for _, step := range a.Steps {
-			if step.WaitsFor != journal.ForTime {
+			if step.WaitsFor.Blocked() {
 				counts[count{"waiting_deletes", a.Network, step.Plugin, string(step.WaitsFor)}]++
 				continue
 			}

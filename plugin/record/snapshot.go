@@ -1,0 +1,114 @@
+package record
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
+)
+
+// Snapshot is a copy of the records in the journal, from one reading. A verb asks it all its
+// questions. It returns the same record each time, so a caller that changes one clones it first.
+type Snapshot struct {
+	*journal.Tx
+	// Err says why the journal could not be read. Then there are no records. Whoever undoes a dead
+	// ADD keeps it; the DELs of the runtime's own DEL, and of a rollback, have no other owners.
+	Err error
+}
+
+// Look makes the records of a transaction the recorder's snapshot.
+func (r *Recorder) Look(tx *journal.Tx) error {
+	records, err := tx.Snapshot()
+	if err == nil {
+		r.last = &Snapshot{Tx: records}
+	}
+	return err
+}
+
+// Renew reads the journal again: under a lock that was taken since, and before each late DEL.
+func (r *Recorder) Renew(ctx context.Context) error {
+	err := r.Store.View(ctx, r.Look)
+	if err != nil {
+		r.last = &Snapshot{&journal.Tx{}, err}
+	}
+	return err
+}
+
+// Share gives another recorder this one's snapshot, for the same goroutine.
+func (r *Recorder) Share(with *Recorder) { with.last = r.last }
+
+// Forget ends the snapshot: the next question reads the journal again.
+func (r *Recorder) Forget() { r.last = nil }
+
+// Snapshot returns the last reading of the journal. It reads the journal if there is none.
+func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
+	if r.last == nil && r.Renew(context.WithoutCancel(ctx)) != nil {
+		r.Store.Logger.Warn("cannot read the journal", "err", r.last.Err)
+	}
+	return r.last
+}
+
+// Living returns the records of all attachments that are live or being added. damaged is set if a
+// record cannot be read.
+func (s *Snapshot) Living() (living []*journal.Entry, damaged bool) {
+	_ = s.All(func(e *journal.Entry, err error) error { // fn never fails
+		if damaged = damaged || err != nil; err == nil && decide.KeepsContainer(e.Undo.State) {
+			living = append(living, e)
+		}
+		return nil
+	})
+	return living, damaged
+}
+
+// AnyLives reports whether a record matches that is live or being added. A damaged one counts.
+func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) bool {
+	living, damaged := s.Living()
+	return damaged || slices.ContainsFunc(living, is)
+}
+
+// AddedAgain returns the records of an attachment that belong to other ADDs than a record does.
+func (s *Snapshot) AddedAgain(e *journal.Entry) ([]*journal.Entry, error) {
+	records, err := s.Pending(e.Key)
+	return slices.DeleteFunc(records,
+		func(o *journal.Entry) bool { return o.Number == e.Number }), err
+}
+
+// Others returns the records of other attachments that claim one of the addresses.
+func (s *Snapshot) Others(
+	key journal.Key, addresses []netip.Addr,
+) (others []*journal.Entry, err error) {
+	for _, address := range addresses {
+		entries, err := s.ByAddress(address)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			known := func(o *journal.Entry) bool { return o.Key == e.Key && o.Number == e.Number }
+			if e.Key != key && !slices.ContainsFunc(others, known) {
+				others = append(others, e)
+			}
+		}
+	}
+	return others, nil
+}
+
+// Claims reports whether a record claims an address of a pool. It does if the journal is unknown.
+func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
+	records, err := s.ByAddress(address)
+	return s.Err != nil || err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return slices.ContainsFunc(e.Got.Claims,
+			func(c journal.Claim) bool { return c.Pool == pool && c.Address == address })
+	})
+}
+
+// Containers returns the container IDs of all attachments.
+func (s *Snapshot) Containers() map[string]bool {
+	known := map[string]bool{}
+	_ = s.Outlines(func(o journal.Outline, _ error) error { // fn never fails
+		known[o.ContainerID] = true
+		return nil
+	})
+	return known
+}

@@ -1,0 +1,66 @@
+package record
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cni-unwind/journal"
+)
+
+// TestSnapshot: a recorder reads the journal once, until it is told to read again. If the journal cannot be
+// read, there are no other attachments, but any address may be claimed.
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
+	r := &Recorder{Store: store}
+	address := netip.MustParseAddr("10.1.0.2")
+	put := func(id string) *journal.Entry {
+		t.Helper()
+		e := &journal.Entry{Key: journal.Key{Network: "n", ContainerID: id, IfName: "eth0"}, Undo: journal.Undo{State: journal.Adding},
+			Got: journal.Got{Claims: []journal.Claim{{Address: address, Pool: id}}}}
+		if err := r.Save(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	want := func(when string, a, b bool) {
+		t.Helper()
+		s := r.Snapshot(t.Context())
+		others, err := s.Others(journal.Key{}, []netip.Addr{address, address})
+		lives := s.AnyLives(func(e *journal.Entry) bool { return e.ContainerID == "b" })
+		if known := s.Containers(); known["a"] != a || known["b"] != b || lives != b || len(others) != len(known) || err != nil {
+			t.Errorf("%s: %v, b lives %t, %d others (%v)", when, known, lives, len(others), err)
+		}
+	}
+	want("without a journal", false, false)
+	put("a")
+	want("before it reads again", false, false)
+	r.Forget()
+	want("after it read again", true, false)
+	first := put("b")
+	if r.Fork().Snapshot(t.Context()).Claims("b", address) != true || r.Snapshot(t.Context()).Claims("b", address) {
+		t.Error("a fork shares the reading")
+	}
+	if err := r.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want("after it was told to", true, true)
+	put("b")
+	r.Forget()
+	if again, err := r.Snapshot(t.Context()).AddedAgain(first); len(again) != 1 || again[0].Number <= first.Number || err != nil {
+		t.Errorf("another ADD of b: %v (%v)", again, err)
+	}
+	if err := os.Rename(store.Path(), store.Path()+"-old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(store.Path(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Renew(t.Context()); err == nil || r.Snapshot(t.Context()).Err != err || !r.Snapshot(t.Context()).Claims("c", address) {
+		t.Errorf("a journal that cannot be read: %v", err)
+	}
+	want("a journal that cannot be read", false, false)
+}
