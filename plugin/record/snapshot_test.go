@@ -1,6 +1,7 @@
 package record
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -59,7 +60,7 @@ func TestSnapshot(t *testing.T) {
 	if err := os.Mkdir(store.Path(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Renew(t.Context()); err == nil || r.Snapshot(t.Context()).Err != err || !r.Snapshot(t.Context()).Claims("c", address) {
+	if err := r.Renew(t.Context()); err == nil || !errors.Is(r.Snapshot(t.Context()).Err, err) || !r.Snapshot(t.Context()).Claims("c", address) {
 		t.Errorf("a journal that cannot be read: %v", err)
 	}
 	want("a journal that cannot be read", false, false)
