@@ -58,6 +58,9 @@ func (o *op) del(ctx context.Context) error {
 		return err
 	}
 	failures, durable := d.undo(ctx)
+	if d.Journal.Unwritable {
+		_ = d.lock.Remove() // Finish did not; no entry needs the file
+	}
 	return d.report(failures, durable)
 }
 
