@@ -148,7 +148,7 @@ func perform(t *testing.T, dir string) *process {
 
 // shortWait takes the place of maxWait in stories. A slow machine needs a part of it for what takes no
 // time.
-const shortWait = 6 * time.Second
+const shortWait = 15 * time.Second
 
 // helpAct acts in another process.
 func helpAct(s *Store, _ []string) error {
