@@ -1,12 +1,14 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // AwaitWaiters waits until so many threads wait for an flock on a file: those of one process, or all
@@ -26,16 +28,21 @@ func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 // /proc/locks has a line twice if it changes while it is read.
 func waiters(t testing.TB, pid int, path string) (n int) {
 	t.Helper()
-	var st syscall.Stat_t
+	var st unix.Stat_t
+	var fs unix.Statfs_t
 	locks, err := os.ReadFile("/proc/locks")
-	if errStat := syscall.Stat(path, &st); err != nil || errStat != nil {
-		t.Fatal(err, errStat)
+	if err := errors.Join(err, unix.Stat(path, &st), unix.Statfs(path, &fs)); err != nil {
+		t.Fatal(err)
+	}
+	file := fmt.Sprintf(":%d", st.Ino)
+	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // there, stat returns another device
+		file = fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	}
 	for line := range strings.Lines(string(locks)) {
 		// 7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF
 		f := strings.Fields(line)
 		if len(f) > 6 && f[1] == "->" && (pid == 0 || f[5] == fmt.Sprint(pid)) &&
-			strings.HasSuffix(f[6], fmt.Sprintf(":%d", st.Ino)) {
+			strings.HasSuffix(f[6], file) {
 			n++
 		}
 	}
