@@ -190,8 +190,8 @@ test: deps tools build ## run all tests on real plugins and namespaces, then tho
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
 	CGO_ENABLED=0 $(GO_TEST) $$(go list ./... | grep -v '/plugin$$'); others=$$?; \
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
-	@echo "Again with the race detector:"
-	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 $(GO_TEST) -race -run '^$(RACES)$$' \
+	@echo "Again with the race detector; these tests wait more than they compute:"
+	UNWIND_TEST_SOAK=100 CGO_ENABLED=1 $(GO_TEST) -p 6 -race -run '^$(RACES)$$' \
 		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
