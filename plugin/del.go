@@ -58,8 +58,9 @@ func (o *op) del(ctx context.Context) error {
 		return err
 	}
 	failures, durable := d.undo(ctx)
-	if d.Journal.Unwritable {
-		_ = d.lock.Remove() // Finish did not; no entry needs the file
+	if d.Journal.Unwritable && !slices.ContainsFunc(d.records,
+		func(e *journal.Entry) bool { return len(e.Undo.Steps) > 0 }) {
+		_ = d.lock.Remove() // Finish did not, and nothing is pending
 	}
 	return d.report(failures, durable)
 }

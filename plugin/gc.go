@@ -111,7 +111,7 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 		kept = nil
 		return tx.Outlines(func(e journal.Outline, _ error) error { // a damaged record is kept too
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
-			if e.Network == o.Conf.Name && e.State != journal.Undone && !slices.Contains(o.Conf.Valid, a) {
+			if e.Network == o.Conf.Name && !slices.Contains(o.Conf.Valid, a) {
 				kept = append(kept, netconf.Marshal(a))
 			}
 			return nil

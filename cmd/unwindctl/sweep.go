@@ -105,8 +105,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	flags.Force = s.Force
 	list, listErr := flags.List(ctx, cmd.InOrStdin())
 	if flags.CRI == "auto" && errors.Is(listErr, node.ErrNoRuntime) { // as on a node of Nomad
-		fmt.Fprintln(cmd.ErrOrStderr(), "found no CRI runtime, so attachments are judged without a "+
-			"list of pods; if the node has a runtime, set its socket with --cri")
+		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
 		listErr = nil
 	}
 	var wrong term.UsageError

@@ -16,9 +16,7 @@ const CrioSocket = "/run/crio/crio.sock"
 // Crio is CRI-O on a node.
 type Crio struct {
 	*Daemon
-	// Version is CRI-O's: "1.36.3".
-	Version string
-	podman  *Podman
+	podman *Podman
 }
 
 // crioConf has CRI-O run without systemd, on cgroups v1. An infra container would need
@@ -98,7 +96,7 @@ func (n *Node) StartCrio(network CrioNetwork) *Crio {
 			n.Fatal(err)
 		}
 	}
-	c := &Crio{n.newDaemon("CRI-O "+version, CrioSocket, []string{program, "--log-level=info"}, env...), version, podman}
+	c := &Crio{n.newDaemon("CRI-O "+version, CrioSocket, []string{program, "--log-level=info"}, env...), podman}
 	c.Start()
 	return c
 }

@@ -12,9 +12,6 @@ type Nerdctl struct {
 	rt   *Containerd
 }
 
-// NerdctlImage is the image of its containers.
-const NerdctlImage = PauseImage
-
 // NewNerdctl gives a node with containerd nerdctl, and the image for its containers.
 func (c *Containerd) NewNerdctl() *Nerdctl {
 	c.node.Helper()
@@ -51,5 +48,5 @@ func (n *Nerdctl) Run(args ...string) string {
 func (n *Nerdctl) Start(name, network string) (id string, err error) {
 	n.node.Helper()
 	return n.Try("run", "--detach", "--pull=never", "--name="+name, "--network="+network, "--cgroup-parent="+n.node.Cgroup(),
-		"--security-opt=apparmor=unconfined", NerdctlImage)
+		"--security-opt=apparmor=unconfined", PauseImage)
 }

@@ -34,8 +34,7 @@ func (s *sweeper) list(ctx context.Context) *facts.List {
 	if ctx.Err() == nil {
 		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
 		if s.log.changed("no runtime", none) && none != "" {
-			s.log.Info("found no CRI runtime, so attachments are judged without a list of pods; if the " +
-				"node has a runtime, set its socket with --cri")
+			s.log.Info(node.WithoutRuntime)
 		}
 	}
 	return list

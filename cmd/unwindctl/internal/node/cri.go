@@ -41,6 +41,10 @@ var CRISockets = []string{
 	"/run/cri-dockerd.sock",
 }
 
+// WithoutRuntime says what a sweep does on a node on which no runtime listens.
+const WithoutRuntime = "found no CRI runtime, so attachments are judged without a list of pods; " +
+	"if the node has a runtime, set its socket with --cri"
+
 // ErrNoRuntime means that no runtime listens. A caller that needs no runtime can ignore it.
 var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
 	"SOCKET, or pass a list with --valid-attachments FILE --network NAME")
