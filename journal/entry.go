@@ -108,7 +108,7 @@ type Got struct {
 	HostLinks []HostLink      `json:"hostLinks,omitempty"`
 }
 
-// Undo is the stage of the attachment, and what is left to undo.
+// Undo is the state of the attachment, and what is left to undo.
 type Undo struct {
 	State  State  `json:"state"`
 	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
@@ -122,7 +122,7 @@ type Undo struct {
 	Abandoned bool `json:"abandoned,omitempty"`
 }
 
-// Clone returns a copy of the record with its own claims and steps.
+// Clone returns a copy with its own claims and steps.
 func (e *Entry) Clone() *Entry {
 	c := *e
 	c.Got.Claims, c.Undo.Steps = slices.Clone(e.Got.Claims), slices.Clone(e.Undo.Steps)
@@ -162,8 +162,7 @@ func (e *Entry) Bury() {
 	}
 }
 
-// Step is one delegate that may have allocated or created something, and whose DEL is still
-// pending.
+// Step is a delegate that may have allocated or created something, and whose DEL is pending.
 type Step struct {
 	Index int    `json:"index"` // position in the chain, from 0
 	Type  string `json:"type"`
@@ -172,24 +171,19 @@ type Step struct {
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
 	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the last tries of its DEL
-	// that failed in a row with the same error, the first of them at AlikeSince (CLOCK_BOOTTIME,
-	// nanoseconds).
+	// that failed in a row with the same error, the first of them at AlikeSince.
 	Refusal    Refusal `json:"refusal,omitzero"`
 	Alike      int     `json:"alike,omitempty"`
-	AlikeSince int64   `json:"alikeSince,omitempty"`
-	Tries      int     `json:"tries,omitempty"` // tries of its DEL
-	// Last and Code are the delegate's error if the last try failed. Code is then never 0.
-	Last string `json:"last,omitempty"`
-	Code uint   `json:"code,omitempty"`
-	Next Next   `json:"next,omitzero"`
-	// Again is a time (CLOCK_BOOTTIME, nanoseconds), or 0 if any success counts. Until that time, a
-	// successful DEL does not count: either the delegate was killed and its agent may still be
-	// working on the request, or a success proves nothing.
-	Again int64 `json:"again,omitempty"`
-	// LateKills counts the tries in which the DEL was late and reached its time limit (see undo.late).
-	LateKills int `json:"lateKills,omitempty"`
-	// MayHaveRun is set if the pass that started the step's first DEL was interrupted.
-	MayHaveRun bool `json:"mayHaveRun,omitempty"`
+	AlikeSince int64   `json:"alikeSince,omitempty"` // CLOCK_BOOTTIME, nanoseconds
+	Tries      int     `json:"tries,omitempty"`      // tries of its DEL
+	Last       string  `json:"last,omitempty"`       // the error, if the last try failed
+	Code       uint    `json:"code,omitempty"`       // the code of Last; then never 0
+	Next       Next    `json:"next,omitzero"`
+	// Until Again (CLOCK_BOOTTIME, nanoseconds; 0 for none), a successful DEL does not count: either
+	// the delegate was killed and its agent may still work on the request, or it proves nothing.
+	Again      int64 `json:"again,omitempty"`
+	LateKills  int   `json:"lateKills,omitempty"`  // late tries that reached their limit (undo.late)
+	MayHaveRun bool  `json:"mayHaveRun,omitempty"` // the pass of its first DEL was interrupted
 }
 
 // Refusal is an error that a delegate returned by itself.
@@ -232,9 +226,8 @@ const (
 	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
 )
 
-// Claim is an address that a delegate added to the result. That delegate's IPAM plugin stores the
-// address under the container ID. The delegates after it know the address only from prevResult, so
-// they make their rules for that address.
+// Claim is an address that a delegate added to the result. The delegates after it know the address
+// only from prevResult, and make their rules for it.
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // Index of that step
@@ -247,35 +240,31 @@ type Claim struct {
 // prevResult.
 func (c Claim) Receives(index int) bool { return index > c.Step }
 
-// Pod is an attachment's pod, from CNI_ARGS. It is empty outside Kubernetes.
+// Pod is from CNI_ARGS. It is empty outside Kubernetes.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
 }
 
-// NetNS identifies a network namespace, and records the path at which the runtime mounted it. All
-// numbers are zero if ADD could not open it. The kernel may reuse an inode number, but no cookie
-// within a boot. Cookie is zero on kernels before 5.14.
+// NetNS identifies a network namespace, at the path where the runtime mounted it. All numbers are
+// zero if the ADD could not open it. The kernel may reuse an inode, but no cookie within a boot.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
 	Ino    uint64 `json:"ino,omitempty"`
-	Cookie uint64 `json:"cookie,omitempty"`
+	Cookie uint64 `json:"cookie,omitempty"` // 0 on kernels before 5.14
 }
 
-// Known reports whether ADD identified the namespace.
+// Known reports whether the ADD identified the namespace.
 func (n NetNS) Known() bool { return n.Ino != 0 }
 
-// Same reports whether both are the same network namespace. It returns false if either is unknown.
+// Same reports whether both are known, and the same network namespace.
 func (n NetNS) Same(o NetNS) bool {
-	if !n.Known() || !o.Known() {
-		return false
-	}
-	if n.Cookie != 0 && o.Cookie != 0 {
+	if n.Known() && n.Cookie != 0 && o.Cookie != 0 {
 		return n.Cookie == o.Cookie
 	}
-	return n.Dev == o.Dev && n.Ino == o.Ino
+	return n.Known() && n.Dev == o.Dev && n.Ino == o.Ino
 }
 
 // HostLink is the host end of a container's interface.
