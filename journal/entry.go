@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Key names an attachment: one interface of one container in one network.
+// Key is the name of an attachment: one interface of one container in one network.
 type Key struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// String returns network/containerID/ifname, for people to read. None of the three may contain a
-// slash (SPEC 1.1 §2 "Parameters").
+// String returns network/containerID/ifname. None may contain a slash (SPEC 1.1 §2 "Parameters").
 func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
 
 // shorten cuts a text to at most 200 bytes, because a longer key may be damaged.
@@ -48,9 +47,9 @@ const (
 	Undone      State = "undone"       // already released; the runtime's own DEL will succeed
 )
 
-// edges lists every legal change of state. Gone changes to Deleting at the runtime's DEL of an
-// attachment without a record, to Live or RollingBack if the journal lost the record of a running
-// ADD, and to Undone if an operator forgets a damaged record.
+// edges lists every legal change of state. Gone changes to Deleting at a DEL without a record, to
+// Live or RollingBack if the journal lost the record of a running ADD, and to Undone if an operator
+// forgets a damaged one.
 var edges = map[State][]State{
 	Gone:        {Adding, Live, RollingBack, Deleting, Undone},
 	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
@@ -69,9 +68,8 @@ func CheckEdge(from, to State) error {
 	return nil
 }
 
-// Entry is the record of one ADD of an attachment, with everything that its DELs need. If a runtime
-// reuses a container ID before it has sent the DEL (nerdctl, podman and Nomad do), the attachment
-// has two records, which differ in Number.
+// Entry is the record of one ADD, with everything that its DELs need. If a runtime reuses a
+// container ID before it sends the DEL (nerdctl, podman and Nomad do), the attachment has two.
 type Entry struct {
 	Key
 	Number  uint64 `json:"number"` // grows with every ADD in this journal
@@ -88,9 +86,8 @@ type Added struct {
 	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path       string `json:"path,omitempty"`       // CNI_PATH
 	CNIVersion string `json:"cniVersion,omitempty"` // the chain's version
-	// Env contains the variables of the ADD's process in which plugins look for programs and
-	// libraries: PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR. A value contains only the absolute
-	// directories that existed, and is "" without any. Env is nil if it is unknown.
+	// Env contains PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR of the ADD's process, each with only the
+	// absolute directories that existed. It is nil if it is unknown.
 	Env           map[string]string `json:"env,omitempty"`
 	RuntimeConfig json.RawMessage   `json:"runtimeConfig,omitempty"`
 	Host          Host              `json:"host"`
@@ -116,8 +113,7 @@ type Undo struct {
 	Since  Time   `json:"since"`            // when the record entered this state
 	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
-	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
-	Begun bool `json:"begun,omitempty"`
+	Begun  bool   `json:"begun,omitempty"`  // a pass over the steps runs, or was interrupted
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool `json:"abandoned,omitempty"`
 }
@@ -150,7 +146,7 @@ func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Bury makes the record Undone. Such a record exists only so that the runtime's later DEL succeeds.
+// Bury makes the record Undone, so that it only lets the runtime's later DEL succeed.
 func (e *Entry) Bury() {
 	added, undo := e.Added, e.Undo
 	*e = Entry{
