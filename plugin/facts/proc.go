@@ -29,19 +29,17 @@ type View struct {
 	addresses seen[map[netip.Addr]bool] // in all network namespaces
 }
 
-// seen is a cached fact. err says why something may be missing from it.
+// seen is a cached fact.
 type seen[T any] struct {
 	sync.Mutex
 	looked time.Time
 	found  T
-	err    error
+	err    error // why something may be missing from it
 }
 
-// viewAge is how long a cached fact stays current.
-const viewAge = time.Second
+const viewAge = time.Second // how long a cached fact stays current
 
-// get returns the cached fact. It calls look if the fact is older than viewAge, or if the caller
-// needs a new one.
+// get returns the cached fact. It calls look if the fact is older than viewAge, or anew is set.
 func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 	s.Lock()
 	defer s.Unlock()
@@ -52,10 +50,9 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 	return s.found, s.err
 }
 
-// OpenByProcess opens a network namespace through a process in it. If there is no such process, it
-// returns an empty Place. An error means that there may be one, because some process cannot be
-// inspected. If rescan is set, OpenByProcess ignores cached facts, which may lack a new process.
-// Callers set it for an attachment without other evidence.
+// OpenByProcess opens a network namespace through a process in it, or returns an empty Place. An
+// error means that some process cannot be inspected. Callers set rescan for an attachment without
+// other evidence, because cached facts may lack a new process.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
@@ -74,8 +71,7 @@ func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to each network namespace that contains a process. The keys are the
-// namespaces' link texts (see LinkOf).
+// lookAtMembers returns paths to each network namespace with a process, by its link text.
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
@@ -102,8 +98,8 @@ func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 }
 
 // lookAtAddresses returns the addresses in all network namespaces that contain a process or are
-// mounted at a reachable path. While it runs, a namespace may disappear, or a process may exit. So
-// it starts again, up to twice, if it could not inspect a namespace.
+// mounted at a reachable path. A namespace may disappear meanwhile, so it starts again, up to
+// twice, if it could not inspect one.
 func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
@@ -129,8 +125,8 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	return all, err
 }
 
-// addressesIn returns the addresses of all interfaces in a network namespace, given its link text
-// and paths to it. If no path leads there any more, the error is errElsewhere.
+// addressesIn returns the addresses in a network namespace, given its link text and paths to it. If
+// no path leads there any more, the error is errElsewhere.
 func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	err = errElsewhere
 	for _, path := range paths {
@@ -152,8 +148,8 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	return all, err
 }
 
-// ContainerRuns reports whether a process runs in a container, according to its cgroup (see
-// namesContainer). An error means that some cgroups could not be read.
+// ContainerRuns reports whether a process runs in a container, by its cgroup. An error means that
+// some cgroups could not be read.
 func (v *View) ContainerRuns(id string) (bool, error) {
 	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {
@@ -178,9 +174,8 @@ func lookAtCgroups() (map[string]bool, error) {
 	return all, cmp.Or(err, checkAllShown())
 }
 
-// namesContainer reports whether a directory in a cgroup path belongs to a container. With
-// cgroupfs, the directory's name is the container ID. With systemd, it has a prefix that the
-// runtime chooses:
+// namesContainer reports whether a directory in a cgroup path belongs to a container. Its name is
+// the container ID or, with systemd, has a prefix that the runtime chooses:
 //
 //	/kubepods/burstable/pod1234/ID
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
@@ -195,9 +190,8 @@ func namesContainer(path, id string) bool {
 	})
 }
 
-// memberOf returns a path to the network namespace of a process, and its link text. The text is ""
-// if the process has ended. A process's first thread may end before the others, so memberOf tries
-// all threads.
+// memberOf returns a path to the network namespace of a process, and its link text, which is "" if
+// the process has ended. It tries all threads, because the first may end before the others.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
 	if link, err = readNS(path); link == "" && err == nil {
@@ -211,11 +205,10 @@ func memberOf(pid int) (path, link string, err error) {
 	return path, link, err
 }
 
-// readNS returns the text of a link in a thread's ns directory. It returns "" if the thread has
-// ended, or is about to end and has left its namespaces. The kernel returns EACCES both for a
-// thread that is reaped during the read, and for one that the caller may not inspect
-// (proc_ns_readlink in fs/proc/namespaces.c). So readNS reads twice: the second read does not find
-// a reaped thread.
+// readNS returns the text of a link in a thread's ns directory, or "" if the thread has ended, or
+// has left its namespaces. The kernel returns EACCES both for a thread that is reaped during the
+// read and for one that the caller may not inspect (proc_ns_readlink in fs/proc/namespaces.c). A
+// second read does not find a reaped thread.
 func readNS(path string) (link string, err error) {
 	link, err = os.Readlink(path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -227,8 +220,8 @@ func readNS(path string) (link string, err error) {
 	return link, err
 }
 
-// checkAllShown returns an error if this process is not permitted to inspect all others. In that
-// case, /proc may also hide some processes (proc(5), hidepid).
+// checkAllShown returns an error if this process may not inspect all others. /proc may then hide
+// some (proc(5), hidepid).
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -259,15 +252,11 @@ func Processes() (pids []int, err error) {
 
 func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// ProgramsOf returns the names of a process's program, and of its script if the program is an
-// interpreter. It returns none if the process has exited.
+// ProgramsOf returns the names of a process's program and, after an interpreter, of its script. It
+// returns none if the process has exited.
 func ProgramsOf(pid int) (names []string) {
-	proc := procOf(pid)
-	if path, err := os.Readlink(proc + "/exe"); err == nil {
-		names = append(names, filepath.Base(path))
-	}
-	cmdline, _ := os.ReadFile(proc + "/cmdline")
-	for i, arg := range strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00") {
+	cmdline, _ := os.ReadFile(procOf(pid) + "/cmdline")
+	for i, arg := range strings.SplitN(string(cmdline), "\x00", 3) {
 		if i < 2 && arg != "" {
 			names = append(names, filepath.Base(arg))
 		}
@@ -276,17 +265,16 @@ func ProgramsOf(pid int) (names []string) {
 }
 
 // SplitDaemons splits processes that inherited a lock into daemons and delegates. A delegate leads
-// a process group in the runtime's session. A daemon has created its own session, so the session's
-// ID is the group ID of one of the processes.
+// a process group in the runtime's session. A daemon has created its own session, whose ID is the
+// group ID of one of the processes. (An ID is 0 in another PID namespace.)
 func SplitDaemons(pids []int) (daemons, delegates []int) {
 	groups := map[int]bool{}
 	for _, pid := range pids {
-		if group, err := unix.Getpgid(pid); err == nil && group != 0 { // 0: of another PID namespace
-			groups[group] = true
-		}
+		group, _ := unix.Getpgid(pid)
+		groups[group] = true
 	}
 	for _, pid := range pids {
-		if session, err := unix.Getsid(pid); err == nil && groups[session] {
+		if session, err := unix.Getsid(pid); err == nil && session != 0 && groups[session] {
 			daemons = append(daemons, pid)
 		} else if err == nil {
 			delegates = append(delegates, pid)
@@ -326,7 +314,7 @@ func Environ(pid int, name string) string {
 }
 
 // HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
-// delegates do. It omits an unwind process that has the file open but only waits for the lock.
+// delegates do, but not those that have the file open and wait for the lock.
 func HoldersOf(path string, descriptor int) (pids []int, err error) {
 	want, err := os.Stat(path)
 	if err != nil {
