@@ -72,8 +72,8 @@ func Look(path, ifname string) (Interface, error) {
 	return place.Seen, err
 }
 
-// IsNoNetNS reports whether an error means that no network namespace is at the path.
-func IsNoNetNS(err error) bool {
+// isNoNetNS reports whether an error means that no network namespace is at the path.
+func isNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
@@ -107,7 +107,7 @@ func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	}
 	return search(id, ifname, func(bool) ([]string, error) {
 		mounts, err := lookAtMounts()
-		return mounts[LinkOf(id)], err
+		return mounts[linkOf(id)], err
 	})
 }
 
@@ -135,8 +135,8 @@ func search(
 	return Place{}, err
 }
 
-// LinkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
-func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
+// linkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
+func linkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
 // lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
 // namespace, by its link text.

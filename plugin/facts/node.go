@@ -174,7 +174,7 @@ func (n *Node) seesAsRuntime() (bool, error) {
 
 // IsHost reports whether a network namespace is the one of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
-	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
+	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
 // Named is what a path to a network namespace leads to. Interface has only the path if that leads

@@ -56,7 +56,7 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
-		return all[LinkOf(id)], err
+		return all[linkOf(id)], err
 	})
 	if place.There() { // the process may exit, and its ID may be reused
 		place.Path = place.Pinned()
@@ -84,9 +84,9 @@ func lookAtMembers() (map[string][]string, error) {
 	return all, cmp.Or(checkAllShown(), err)
 }
 
-// Uses reports whether an interface in any network namespace has one of the addresses. An error
+// uses reports whether an interface in any network namespace has one of the addresses. An error
 // means that some namespace could not be inspected.
-func (v *View) Uses(addresses []netip.Addr) (bool, error) {
+func (v *View) uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
 	}
@@ -131,14 +131,14 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	err = errElsewhere
 	for _, path := range paths {
 		place, openErr := Open(path, "")
-		here := openErr == nil && LinkOf(place.Seen.Netns) == link
+		here := openErr == nil && linkOf(place.Seen.Netns) == link
 		if here {
 			err = In(place.held, func() error {
 				found, err := net.InterfaceAddrs()
 				all = addressesOf(found)
 				return err
 			})
-		} else if openErr != nil && !IsNoNetNS(openErr) {
+		} else if openErr != nil && !isNoNetNS(openErr) {
 			err = fmt.Errorf("network namespace %s: %w", path, openErr)
 		}
 		if place.Close(); here {
@@ -148,9 +148,9 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	return all, err
 }
 
-// ContainerRuns reports whether a process runs in a container, by its cgroup. An error means that
+// containerRuns reports whether a process runs in a container, by its cgroup. An error means that
 // some cgroups could not be read.
-func (v *View) ContainerRuns(id string) (bool, error) {
+func (v *View) containerRuns(id string) (bool, error) {
 	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {
 		if namesContainer(path, id) {
@@ -283,34 +283,27 @@ func SplitDaemons(pids []int) (daemons, delegates []int) {
 	return daemons, delegates
 }
 
-// Older reports whether a process certainly started before another one. The kernel records start
-// times in steps of 10 ms.
+// Older reports whether a process certainly started before another one.
 func Older(pid, than int) bool {
 	older, newer := startOf(pid), startOf(than)
 	return older != 0 && older < newer
 }
 
-// startOf returns the time since boot at which a process started, in clock ticks, or 0 if that is
-// unknown.
+// startOf returns when a process started, in ticks of 10 ms since the boot, or 0 if unknown.
 func startOf(pid int) uint64 {
 	stat, _ := os.ReadFile(procOf(pid) + "/stat")
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return 0
 	}
-	start, _ := strconv.ParseUint(fields[19], 10, 64) // the 22nd field, see proc_pid_stat(5)
+	start, _ := strconv.ParseUint(fields[19], 10, 64) // field 22 in proc_pid_stat(5)
 	return start
 }
 
-// Environ returns a variable of a process's environment, or "".
-func Environ(pid int, name string) string {
+// Environ returns the environment of a process, or none.
+func Environ(pid int) []string {
 	environ, _ := os.ReadFile(procOf(pid) + "/environ")
-	for _, kv := range strings.Split(string(environ), "\x00") {
-		if value, is := strings.CutPrefix(kv, name+"="); is {
-			return value
-		}
-	}
-	return ""
+	return strings.Split(string(environ), "\x00")
 }
 
 // HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
