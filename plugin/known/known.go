@@ -6,10 +6,8 @@ import "encoding/json"
 
 // Plugin lists the facts about a plugin. The zero value is safe for an unknown plugin.
 type Plugin struct {
-	Name string
-	// Source names the repositories that were read, with their versions. Comments in the rows name
-	// the files.
-	Source string
+	Name   string
+	Source string // the repository that was read, with its version; comments in a row name the files
 
 	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names, so
 	// that no ADD succeeds without that binary. Nil means unknown: the plugin, or its daemon, may
@@ -19,8 +17,8 @@ type Plugin struct {
 	// only if this plugin's entry also contains "ipam".
 	HidesIPAM bool
 
-	// Pinned is set if the plugin's DEL opens CNI_NETNS itself, and uses the path for nothing else.
-	// Such a DEL may get any path of the namespace, such as /proc/PID/fd/N.
+	// Pinned is set if the plugin's DEL only opens CNI_NETNS, so that any path of the namespace will
+	// do, such as /proc/PID/fd/N.
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
@@ -30,12 +28,10 @@ type Plugin struct {
 	// it as done, because the program LeftTo cleans up.
 	ByInterface []string
 	LeftTo      string
-	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and changes nothing on
-	// the node.
+	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and leaves the node alone.
 	SkipsUnnamed bool
 
-	// FreesByPod is set if the plugin's DEL frees the pod's resources, whichever sandbox of the pod
-	// is deleted.
+	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
 	FreesByPod bool
 	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
 	// container ID only, so a second DEL cannot free another container's address.
@@ -46,8 +42,7 @@ type Plugin struct {
 	// rules that the address's next owner created. Such a plugin allocates addresses itself.
 	RemovesByAddress bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
-	// container's namespace, so it removes nothing of another container, whatever addresses are in
-	// prevResult.
+	// container's namespace, so it removes nothing of another container.
 	ByContainer bool
 }
 
@@ -57,9 +52,8 @@ type Object = map[string]json.RawMessage
 // NetNS is the CNI_NETNS of a DEL that must not get the container's namespace.
 type NetNS string
 
-// The values of NetNS.
+// The values of NetNS. Without one, the runtime's own DEL gets the same as without unwind.
 const (
-	AsPlain NetNS = ""        // in the runtime's own DEL, the same as without unwind
 	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
 	Empty   NetNS = "empty"   // a namespace without an interface
 	None    NetNS = "none"    // no CNI_NETNS
@@ -75,9 +69,7 @@ func Of(name string) *Plugin {
 	return &Plugin{Name: name}
 }
 
-// IPAMOf returns the facts about the IPAM plugin that a delegate calls, given the delegate's
-// configuration. It returns the zero Plugin if the configuration names no IPAM plugin or cannot be
-// read.
+// IPAMOf returns the facts about the IPAM plugin that a delegate's configuration names, if any.
 func IPAMOf(config json.RawMessage) *Plugin {
 	var conf struct {
 		IPAM struct {

@@ -2,32 +2,25 @@ package known
 
 const reference = "containernetworking/plugins 1.10.0"
 
-// table has one row for each plugin. The compiler lays it out in memory, so the program does not
-// spend time on it at each pod start.
+// table is laid out by the compiler, so it takes no time at a pod start.
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
 	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
-	// do not read it. Of all plugins here, only firewall removes rules by address alone, in cmdDel.
+	// do not read it. Only firewall, which has no row, removes rules by address alone, in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. macspoofchk creates rules too.
-	{
-		Name: "bridge", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
-		ByContainer: true,
-	},
-	{
-		Name: "ptp", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
-		ByContainer: true,
-	},
+	{Name: "bridge", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
+	{Name: "ptp", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
-	{
-		// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS
-		// does not exist. In another namespace, it would take that namespace's device.
-		Name: "host-device", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: None,
-		ByContainer: true,
-	},
+	// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS does
+	// not exist. In another namespace, it would take that namespace's device.
+	{Name: "host-device", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // sets lo up and down
@@ -80,19 +73,15 @@ var table = []Plugin{
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 		ByContainer: true,
 	},
-	{ // pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
-		Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always,
-	},
+	// pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
+	{Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always},
 	{ // pkg/cnicommands/cni.go, CmdAdd and CmdDel: without CNI_NETNS, a DEL only calls the IPAM plugin
 		Name: "sriov", Source: "k8snetworkplumbingwg/sriov-cni 2.10.0, 023eb832",
 		ExecutesIPAM: always, SkipsUnnamed: true,
 	},
-	{
-		// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
-		// cni_linux.go, getCmdArgs).
-		Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty,
-		ByContainer: true,
-	},
+	// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
+	// cni_linux.go, getCmdArgs).
+	{Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty, ByContainer: true},
 
 	// IPAM plugins.
 	{
