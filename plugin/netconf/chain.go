@@ -33,8 +33,7 @@ type Delegate struct {
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
-// maxDelegates limits the length of a chain, because a journal entry contains every delegate. The
-// longest chains in use have six.
+// maxDelegates limits a chain, which a journal entry contains. The longest in use have six.
 const maxDelegates = 500
 
 // ErrNoChain is the error for a configuration that neither contains nor names a chain.
@@ -43,27 +42,26 @@ var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 
 // LoadChain returns the chain that the configuration contains or names.
 func (c *Conf) LoadChain() (chain *Chain, err error) {
-	where := `key "chain"`
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
 		return nil, errors.New(`"chain" and "chainFile" are both set; keep one`)
 	case c.Chain != nil:
-		chain, err = c.ParseChain(c.Chain, c.CNIVersion)
+		if chain, err = c.ParseChain(c.Chain, c.CNIVersion); err != nil {
+			err = fmt.Errorf(`key "chain": %w`, err)
+		}
 	case c.ChainFile != "":
-		where = "chainFile " + c.ChainFile
-		chain, err = c.readChainFile()
+		if chain, err = c.readChainFile(); err != nil {
+			err = fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
+		}
 	default:
-		return nil, ErrNoChain
+		err = ErrNoChain
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", where, err)
-	}
-	return chain, nil
+	return chain, err
 }
 
 // ParseChain reads a conflist, or the configuration of a single plugin. Like libcni, it adds the
-// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set. If
-// cniVersion is absent, ParseChain uses defaultVersion.
+// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set.
+// defaultVersion is for a conflist without cniVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -81,12 +79,12 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		}
 		list.Plugins = append(list.Plugins, more...)
 	}
-	if len(list.Plugins) == 0 {
+	switch n := len(list.Plugins); {
+	case n == 0:
 		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
-	}
-	if len(list.Plugins) > maxDelegates {
-		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`,
-			len(list.Plugins), maxDelegates)
+	case n > maxDelegates:
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`, n,
+			maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion)
@@ -103,8 +101,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	return chain, nil
 }
 
-// highest returns the version that libcni would choose: the highest listed one that this release
-// supports.
+// highest returns the version that libcni would choose: the highest one that it supports.
 func highest(one string, listed []string, absent string) (string, error) {
 	candidates := listed
 	if one != "" {
@@ -159,9 +156,8 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	return d, nil
 }
 
-// Config returns the stdin of the delegate at index i, without prevResult. It is the delegate's own
-// object, with the keys that libcni would inject into it, and the keys that a runtime injected into
-// unwind's entry.
+// Config returns the stdin of the delegate at index i, without prevResult: its own object, the keys
+// that libcni would inject, and those that a runtime injected into unwind's entry.
 func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	d := ch.Delegates[i]
 	object := maps.Clone(d.object)
@@ -195,8 +191,7 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	return steps
 }
 
-// Only returns the index of the only delegate of a type. It returns -1 if the chain contains none,
-// or several that cannot be distinguished.
+// Only returns the index of the only delegate of a type, or -1 if there is none, or several.
 func (ch *Chain) Only(plugin string) int {
 	is := func(d Delegate) bool { return d.Type == plugin }
 	first := slices.IndexFunc(ch.Delegates, is)
@@ -206,8 +201,7 @@ func (ch *Chain) Only(plugin string) int {
 	return first
 }
 
-// mergeArgs adds injected args to a delegate's args, as multus does. Injected keys win, both in
-// args and in args.cni.
+// mergeArgs adds injected args to a delegate's, as multus does. They win, in args and in args.cni.
 func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 	merged := ObjectOf(own)
 	for key, value := range ObjectOf(injected) {
@@ -223,7 +217,7 @@ func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 
 // ObjectOf decodes a JSON object; for anything else it returns an empty one.
 func ObjectOf(raw json.RawMessage) map[string]json.RawMessage {
-	object := map[string]json.RawMessage{}
+	var object map[string]json.RawMessage
 	if json.Unmarshal(raw, &object) != nil || object == nil {
 		return map[string]json.RawMessage{}
 	}
@@ -239,8 +233,7 @@ func Marshal(v any) json.RawMessage {
 	return data
 }
 
-// WithPrevResult returns a delegate's configuration with prevResult set. The configuration is an
-// object that unwind encoded, or any bytes if the journal is damaged.
+// WithPrevResult returns a delegate's configuration, which unwind encoded, with prevResult set.
 func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(prevResult) == 0 || len(config) < 2 {
 		return config
@@ -252,15 +245,14 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return slices.Concat(config[:len(config)-1], []byte(key), prevResult, []byte("}"))
 }
 
-// ExecutesIPAM reports whether the delegate is known to execute the binary that its ipam.type
-// names. Without that binary, no ADD can succeed.
+// ExecutesIPAM reports whether the delegate is known to execute the binary that ipam.type names.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 
 // Missing returns the plugins that every ADD of the chain needs but no directory of the path list
-// contains. An ADD needs the delegates, and the IPAM plugins that delegates execute (ExecutesIPAM).
+// contains: delegates, and the IPAM plugins that delegates execute.
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
 	for _, d := range ch.Delegates {
@@ -300,8 +292,7 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 }
 
 // EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
-// delegates, and "ips" with them. podman replaces the capabilities of an entry that does not
-// declare "ips" (see AdoptIPs), so port mappings would be lost.
+// delegates, and "ips", because podman replaces the capabilities of an entry without it.
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {
@@ -310,9 +301,8 @@ func (ch *Chain) EntryCapabilities() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not.
-// libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
-// arguments.
+// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not:
+// libcni does not pass on their arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
 	lost := ch.capabilities()
 	maps.DeleteFunc(lost, func(name string, _ bool) bool { return c.Capabilities[name] })
