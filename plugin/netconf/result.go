@@ -25,7 +25,7 @@ type Result struct {
 	IPs []struct {
 		Address string `json:"address"`
 	} `json:"ips"`
-	IP4, IP6 *oldIP // in a result before CNI 0.3.0
+	IP4, IP6 oldIP // in a result before CNI 0.3.0
 }
 
 // oldIP is an address of a result before CNI 0.3.0, with its prefix length.
@@ -47,17 +47,13 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
 func (r *Result) Prefixes() (all []netip.Prefix) {
-	add := func(text string) {
+	texts := []string{r.IP4.IP, r.IP6.IP}
+	for _, ip := range r.IPs {
+		texts = append(texts, ip.Address)
+	}
+	for _, text := range texts {
 		if p, err := netip.ParsePrefix(text); err == nil {
 			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
-		}
-	}
-	for _, ip := range r.IPs {
-		add(ip.Address)
-	}
-	for _, ip := range []*oldIP{r.IP4, r.IP6} {
-		if ip != nil {
-			add(ip.IP)
 		}
 	}
 	return all
