@@ -220,20 +220,6 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseLooksAgain: an address that has another owner by the time Release has the lock stays.
-func TestReleaseLooksAgain(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})
-	unlock := holdLock(t, pool)
-	released := releaseBeside(t.Context(), pool)
-	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1)
-	files{"10.1.0.2": "b\r\neth0"}.Fill(t, pool)
-	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
-	unlock()
-	check(t, <-released)
-	wantFiles(t, pool, "left", files{"lock": "", "10.1.0.2": "b\r\neth0"})
-}
-
 // TestReleaseOne releases one address of an attachment, if its file is the attachment's, or was cut off.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
