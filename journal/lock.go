@@ -51,12 +51,11 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 // old one, until RemoveFreeLocks removes it.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	l, err := take(s.LockPath(k), true)
-	if err != nil {
-		return nil, lockError(k, err)
-	}
-	free := end()
-	if err = setLock(l.held, heldByte); errors.Is(err, ErrBusy) && free {
-		err = l.replace()
+	if err == nil {
+		free := end()
+		if err = setLock(l.held, heldByte); errors.Is(err, ErrBusy) && free {
+			err = l.replace()
+		}
 	}
 	if err != nil {
 		l.Release()

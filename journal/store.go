@@ -19,9 +19,7 @@ import (
 )
 
 // Store is a node's journal: a directory with the journal file, the queue file and a lock file for
-// each attachment. Only Dir must be set. A Store keeps no file open.
-//
-// The steps of a transaction:
+// each attachment. Only Dir must be set. A Store keeps no file open. The steps of a transaction:
 //
 //  1. Take the flock of the queue file. Readers take it too, because they could starve a writer.
 //  2. A writer creates the journal file if it is missing (see replace). Open it and take its flock,

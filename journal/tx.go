@@ -32,8 +32,8 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 	})
 }
 
-// scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
-// bbolt may return the same keys for ever; scan then returns ErrDamaged.
+// scan calls fn for every record whose key begins with a prefix, in key order, or returns
+// ErrDamaged: in a damaged file, bbolt may return the same keys for ever.
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
@@ -114,9 +114,8 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 
 // Put writes a record. It rejects an illegal change of state. With an intent (a record in state
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
-// of its size: one for the result, and one for the DELs that a failed ADD leaves. To a record of a
-// new ADD, which has no number, Put assigns the next one. It then deletes the attachment's undone
-// and damaged records, which belong to earlier ADDs.
+// of its size: for the result, and for the DELs that a failed ADD leaves. To a record of a new ADD,
+// Put assigns a number. It then deletes the attachment's undone and damaged records.
 func (tx *Tx) Put(e *Entry) error {
 	from, err := tx.checkChange(e, e.Undo.State)
 	if err != nil {

@@ -77,7 +77,6 @@ func isNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
-// errElsewhere means that a path leads to another network namespace.
 var errElsewhere = errors.New("another network namespace is at this path")
 
 // openSame opens one particular network namespace (see Open). If another one is at the path, the
@@ -100,8 +99,7 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 // means that the namespace may still exist, for example under another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		// an error is ignored here, because search reports it for a mount
-		if place, _ := openSame(path, id, ifname); place.There() {
+		if place, _ := openSame(path, id, ifname); place.There() { // search reports an error
 			return place, nil
 		}
 	}
@@ -135,7 +133,7 @@ func search(
 	return Place{}, err
 }
 
-// linkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
+// linkOf returns a network namespace's link text, as in /proc/PID/ns/net.
 func linkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
 // lookAtMounts returns the paths at which each network namespace is mounted in this process's mount

@@ -110,8 +110,8 @@ func (n *Node) SameBoot(e *journal.Entry) tristate.Value {
 	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
 }
 
-// otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
-// identified by its DMI UUID and the other by its machine-id.
+// otherHost reports whether an ADD ran on another machine: unknown if one machine is identified by
+// its DMI UUID and the other by its machine-id.
 func (n *Node) otherHost(e *journal.Entry) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
@@ -132,7 +132,7 @@ func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
 }
 
 // inNamespaces reports whether this process runs in the given namespaces. A runtime starts every
-// verb in the same namespaces, so a process that a runtime started needs no check.
+// verb in the same ones.
 func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
 	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
 	switch ours := n.Host; {
@@ -147,8 +147,7 @@ func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
 	return tristate.Yes
 }
 
-// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
+// firstPIDNS is the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
 // seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
@@ -202,8 +201,8 @@ func (n *Node) Names(e *journal.Entry, at Named) bool {
 	}
 }
 
-// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies, an
-// inode may have been reused, so the paths must be the same, too.
+// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
+// the paths must be the same, too, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
 	return n.SameBoot(e) != tristate.No && e.Added.NetNS.Same(at) &&

@@ -21,8 +21,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// View caches facts about the whole node for one second. The workers of a verb share it, so a sweep
-// of many attachments inspects the node only once.
+// View caches facts about the whole node, for the workers of a verb: a sweep inspects it once.
 type View struct {
 	members   seen[map[string][]string] // see lookAtMembers
 	cgroups   seen[map[string]bool]
@@ -160,8 +159,7 @@ func (v *View) containerRuns(id string) (bool, error) {
 	return false, err
 }
 
-// lookAtCgroups returns the cgroup lines of all processes, such as
-// "0::/system.slice/containerd.service".
+// lookAtCgroups returns the cgroup lines of all processes ("0::/system.slice/containerd.service").
 func lookAtCgroups() (map[string]bool, error) {
 	all := map[string]bool{}
 	pids, err := Processes()
@@ -194,12 +192,13 @@ func namesContainer(path, id string) bool {
 // the process has ended. It tries all threads, because the first may end before the others.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
-	if link, err = readNS(path); link == "" && err == nil {
-		others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
-		for _, path = range others {
-			if link, err = readNS(path); link != "" || err != nil {
-				break
-			}
+	if link, err = readNS(path); link != "" || err != nil {
+		return path, link, err
+	}
+	others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
+	for _, path = range others {
+		if link, err = readNS(path); link != "" || err != nil {
+			break
 		}
 	}
 	return path, link, err
@@ -274,9 +273,11 @@ func SplitDaemons(pids []int) (daemons, delegates []int) {
 		groups[group] = true
 	}
 	for _, pid := range pids {
-		if session, err := unix.Getsid(pid); err == nil && session != 0 && groups[session] {
+		switch session, err := unix.Getsid(pid); {
+		case err != nil: // it has ended
+		case session != 0 && groups[session]:
 			daemons = append(daemons, pid)
-		} else if err == nil {
+		default:
 			delegates = append(delegates, pid)
 		}
 	}
