@@ -9,9 +9,8 @@ type Plugin struct {
 	Name   string
 	Source string // the repository that was read, with its version; comments in a row name the files
 
-	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names, so
-	// that no ADD succeeds without that binary. Nil means unknown: the plugin, or its daemon, may
-	// implement ipam.type itself.
+	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. Nil
+	// means unknown: the plugin, or its daemon, may implement ipam.type itself.
 	ExecutesIPAM func(ipam string, config Object) bool
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
 	// only if this plugin's entry also contains "ipam".
@@ -38,8 +37,8 @@ type Plugin struct {
 	MayFreeNothing bool
 	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
-	// RemovesByAddress is set if the plugin's DEL, given an address in prevResult, also removes
-	// rules that the address's next owner created. Such a plugin allocates addresses itself.
+	// RemovesByAddress is set if the plugin, which allocates addresses itself, removes in its DEL
+	// also rules that the next owner of the address in prevResult created.
 	RemovesByAddress bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
@@ -143,12 +142,12 @@ var table = []Plugin{
 	// pkg/daemon/handler.go, handleDel
 	{Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true},
 	{
-		// A DEL fails unless CNI_NETNS names an existing namespace, but any one will do
+		// A DEL fails unless CNI_NETNS names an existing namespace; any one will do
 		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). The key deviceID names a
-		// device, and netAttachDefName names a secondary network. With either key, the DEL removes
-		// the device from the pod's annotation before it fails (cni.go, cmdDel). ovnkube-node cleans
-		// up every minute: it removes ports without an interface, and ports of devices whose pod is
-		// gone (controllermanager/node_controller_manager.go, checkForStaleOVS…).
+		// device, and netAttachDefName a secondary network. With either, the DEL removes the device
+		// from the pod's annotation before it fails (cni.go, cmdDel). Every minute, ovnkube-node
+		// removes ports without an interface, and ports of devices whose pod is gone
+		// (controllermanager/node_controller_manager.go, checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 		ByContainer: true,

@@ -169,12 +169,9 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	}
 	object["name"] = Marshal(c.Name)
 	object["cniVersion"] = Marshal(ch.CNIVersion)
-	runtimeConfig := map[string]json.RawMessage{}
-	for capability := range d.Capabilities {
-		if value, ok := c.RuntimeConfig[capability]; ok {
-			runtimeConfig[capability] = value
-		}
-	}
+	runtimeConfig := maps.Clone(c.RuntimeConfig)
+	maps.DeleteFunc(runtimeConfig,
+		func(capability string, _ json.RawMessage) bool { return !d.Capabilities[capability] })
 	if len(runtimeConfig) > 0 {
 		object["runtimeConfig"] = Marshal(runtimeConfig)
 	}
@@ -281,8 +278,8 @@ func (ch *Chain) capabilities() map[string]bool {
 }
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
-// has. For a container with static addresses, podman adds this capability to the first plugin of
-// the list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// has. podman adds it to the first plugin of the list of a container with static addresses, unless
+// that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}

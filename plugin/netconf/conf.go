@@ -147,7 +147,6 @@ func DefaultConf() *Conf {
 // attachments either.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
-// Warn adds a warning for the log.
 func (c *Conf) Warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }

@@ -142,8 +142,7 @@ func jsonError(err error) error {
 	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
-// readDelay is the timeout for reading a chainFile. A disk under load may take seconds.
-const readDelay = 10 * time.Second
+const readDelay = 10 * time.Second // for a chainFile: a disk under load may take seconds
 
 // readChainFile reads the chain in chainFile. It abandons a read that hangs, for example because a
 // mount's server is gone, after readDelay; that occupies a thread.
@@ -250,12 +249,8 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 
 // InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
 // names. libcni appends those in the directory with the network's name, next to a conflist, to it.
-func InlineDirectory(dir string) ([]json.RawMessage, error) {
+func InlineDirectory(dir string) (plugins []json.RawMessage, err error) {
 	paths, err := filesIn(dir, ".conf")
-	if err != nil {
-		return nil, err
-	}
-	var plugins []json.RawMessage
 	for _, path := range paths {
 		data, err := ReadFile(path)
 		if err != nil {
@@ -263,7 +258,7 @@ func InlineDirectory(dir string) ([]json.RawMessage, error) {
 		}
 		plugins = append(plugins, data)
 	}
-	return plugins, nil
+	return plugins, err
 }
 
 // FindPlugin returns the path of a plugin's binary in the first directory of a path list with it.
