@@ -59,13 +59,12 @@ var edges = map[State][]State{
 	Undone:      {Undone, Gone},
 }
 
-// CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
-	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: illegal change of state from %q to %q; please report "+
-			"this bug in unwind", from, to)
+	if slices.Contains(edges[from], to) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("journal: illegal change of state from %q to %q; please report this bug in "+
+		"unwind", from, to)
 }
 
 // Entry is the record of one ADD, with everything that its DELs need. If a runtime reuses a
@@ -125,7 +124,7 @@ func (e *Entry) Clone() *Entry {
 	return &c
 }
 
-// Addresses returns every address that the record claims, without duplicates, sorted.
+// Addresses returns every address that the record claims, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, c := range e.Got.Claims {
@@ -197,7 +196,6 @@ type Next struct {
 // Why is the word for what a DEL waits for, in the journal, in unwindctl's output and in metrics.
 type Why string
 
-// The words.
 const (
 	RunNow       Why = ""          // nothing: the next pass runs it
 	ForBackoff   Why = "backoff"   // the pause after a failed try
@@ -211,10 +209,8 @@ const (
 // Blocked reports whether a DEL waits for more than its turn and the end of a pause.
 func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
 
-// Outcome is how the ADD of a delegate ended.
 type Outcome string
 
-// The outcomes.
 const (
 	AddPassed  Outcome = ""        // it succeeded, or has not run yet
 	AddUnknown Outcome = "unknown" // unwind died while it ran, or just before
@@ -286,7 +282,6 @@ type Time struct {
 	Wall time.Time `json:"wall"`
 }
 
-// Now returns the current time.
 func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }

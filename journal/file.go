@@ -50,8 +50,8 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	return nil
 }
 
-// syncFolders syncs the directory and its parents on the same file system, so that the file can be
-// found after a power loss. Some may be new, and their creator may have been killed.
+// syncFolders syncs the directory and its parents on the same file system. Some may be new, and
+// their creator may have been killed.
 func (s *Store) syncFolders() error {
 	var own, above unix.Stat_t
 	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
@@ -93,7 +93,7 @@ func checkFormat(value []byte) error {
 	return nil
 }
 
-// fill writes an empty journal to a new file.
+// fill writes an empty journal.
 func fill(path string) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{PageSize: pageSize, NoStatistics: true})
 	if err != nil {
@@ -159,7 +159,6 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// syncPath fsyncs a file or a directory.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err == nil {
@@ -305,7 +304,6 @@ func (s *Store) busy() error {
 	return ErrQueued
 }
 
-// samePath reports whether an open file is the file at the path.
 func samePath(path string, f *os.File) bool {
 	there, err := os.Lstat(path)
 	opened, openedErr := f.Stat()

@@ -79,7 +79,7 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one entry that cannot be read. The attachment's next ADD or DEL removes it.
+// DamagedError is about one entry that cannot be read, until the next ADD or DEL removes it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -121,13 +121,11 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 	return o, err
 }
 
-func decodeEntry(key, value []byte) (*Entry, error) {
-	e := &Entry{}
-	k, number, err := decodeLine(key, value, 1, e)
-	if err != nil {
+func decodeEntry(key, value []byte) (e *Entry, err error) {
+	e = &Entry{}
+	if e.Key, e.Number, err = decodeLine(key, value, 1, e); err != nil {
 		return nil, err
 	}
-	e.Key, e.Number = k, number
 	return e, nil
 }
 
@@ -178,7 +176,6 @@ var (
 
 type meta struct{ root, freelist, pages, transaction uint64 }
 
-// newestMeta returns the valid meta page with the latest transaction.
 func newestMeta(data []byte) (newest meta, ok bool) {
 	for page := range 2 {
 		b := data[min(len(data), page*pageSize+pageHeader):]
@@ -225,7 +222,6 @@ func checkStructure(data []byte) error {
 	return nil
 }
 
-// use marks a page as used.
 func (p *pages) use(id uint64) error {
 	if n := len(p.used); id >= uint64(n) {
 		return fmt.Errorf("page %d is outside the file of %d pages", id, n)

@@ -16,10 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EventKind is the kind of an event.
 type EventKind string
 
-// The kinds of events.
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
 	Swept      EventKind = "swept"       // released without the runtime's DEL
@@ -82,7 +80,6 @@ func (s *Store) Record(events ...Event) error {
 	return err
 }
 
-// History returns the events that are still in the history, oldest first.
 func (s *Store) History() ([]Event, error) { return (&Tail{Store: s}).Next() }
 
 // Tail reads the history, and follows it as it grows.

@@ -117,7 +117,6 @@ func setLock(f *os.File, at int64) error {
 	return err
 }
 
-// isLocked reports whether a byte of a file is locked.
 func isLocked(f *os.File, at int64) (bool, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock)
@@ -146,7 +145,6 @@ type LockState struct {
 	Owner int
 }
 
-// LookAtLock returns the state of an attachment's lock. It changes nothing.
 func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	f, err := openFile(s.LockPath(k), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -55,7 +55,6 @@ var ErrDamaged = errors.New("journal: journal.db is damaged")
 
 var errAgain = errors.New("journal: journal.db was replaced while it was being opened; try again")
 
-// Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
 // Update runs fn in one read-write transaction. Once Update returns nil, all that fn wrote survives

@@ -40,7 +40,6 @@ type Cached struct {
 	Written time.Time `json:"-"` // the file's modification time
 }
 
-// CNIArgs returns the ADD's CNI_ARGS.
 func (c Cached) CNIArgs() string {
 	var args []string
 	for _, a := range c.Args {

@@ -124,7 +124,6 @@ func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }
 
-// List is a runtime's list of attachments.
 type List struct {
 	Network string                      // the network that it covers; "" for all
 	Pods    bool                        // it covers pods only
@@ -135,7 +134,6 @@ type List struct {
 	Runtimes []int
 }
 
-// NewList returns a list of a network's attachments.
 func NewList(network string, valid []netconf.Attachment) *List {
 	l := &List{Network: network, Valid: map[netconf.Attachment]bool{}, Named: map[string]journal.Pod{}}
 	for _, a := range valid {

@@ -29,7 +29,6 @@ type Place struct {
 	held ns.NetNS
 }
 
-// There reports whether the place contains a namespace.
 func (p Place) There() bool { return p.held != nil }
 
 // Pinned returns a path that always leads to this namespace, until the place is closed.
@@ -42,7 +41,6 @@ func (p Place) IsAt(path string) bool {
 		its.Dev == p.Seen.Netns.Dev && its.Ino == p.Seen.Netns.Ino
 }
 
-// Close closes the namespace.
 func (p Place) Close() {
 	if p.There() {
 		_ = p.held.Close()
@@ -164,7 +162,6 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-// In runs fn in a network namespace.
 func In(netns ns.NetNS, fn func() error) (err error) {
 	OnThread(func() {
 		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -194,7 +191,6 @@ func OnThread(fn func()) {
 	<-done
 }
 
-// Interface is an interface in a network namespace.
 type Interface struct {
 	Netns     journal.NetNS
 	Addresses []netip.Addr
@@ -202,7 +198,6 @@ type Interface struct {
 	index     int    // 0: the namespace has no interface of that name
 }
 
-// There reports whether the namespace contains the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
 // Occupant returns journal.Added.Occupant. It is "" for a loopback, which every namespace has.
@@ -281,7 +276,6 @@ func HostLinks(r *netconf.Result) []journal.HostLink {
 	return links
 }
 
-// LinkThere reports whether one of the links exists on this host.
 func LinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)

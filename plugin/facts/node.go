@@ -104,7 +104,6 @@ func present(list string) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// SameBoot reports whether an ADD ran in the current boot.
 func (n *Node) SameBoot(e *journal.Entry) tristate.Value {
 	theirs, ours := e.Added.Host.BootID, n.Host.BootID
 	return tristate.Equal(theirs != "" && ours != "", theirs == ours)

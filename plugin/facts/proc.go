@@ -28,7 +28,6 @@ type View struct {
 	addresses seen[map[netip.Addr]bool] // in all network namespaces
 }
 
-// seen is a cached fact.
 type seen[T any] struct {
 	sync.Mutex
 	looked time.Time
@@ -63,7 +62,7 @@ func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Plac
 	return place, err
 }
 
-// ProcessIn reports whether a process is in the network namespace (see OpenByProcess).
+// ProcessIn reports whether a process is in a network namespace (see OpenByProcess).
 func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	place, err := v.OpenByProcess(id, "", rescan)
 	place.Close()
@@ -235,7 +234,6 @@ func checkAllShown() error {
 	return err
 }
 
-// Processes returns the IDs of all processes.
 func Processes() (pids []int, err error) {
 	files, err := os.ReadDir("/proc")
 	for _, f := range files {
@@ -301,7 +299,6 @@ func startOf(pid int) uint64 {
 	return start
 }
 
-// Environ returns the environment of a process, or none.
 func Environ(pid int) []string {
 	environ, _ := os.ReadFile(procOf(pid) + "/environ")
 	return strings.Split(string(environ), "\x00")

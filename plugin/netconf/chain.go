@@ -25,7 +25,6 @@ type Chain struct {
 	Warning      string // for the log, if this is not the chain that the configuration names
 }
 
-// Delegate is one plugin of the chain.
 type Delegate struct {
 	Type         string
 	IPAM         string                     // ipam.type, or ""
@@ -40,7 +39,6 @@ const maxDelegates = 500
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`put the plugins to run into "chain": {"plugins": [...]}`)
 
-// LoadChain returns the chain that the configuration contains or names.
 func (c *Conf) LoadChain() (chain *Chain, err error) {
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
@@ -268,7 +266,6 @@ func (ch *Chain) Missing(path string) []string {
 
 const ips = "ips" // the capability for static addresses
 
-// capabilities returns those that delegates declare.
 func (ch *Chain) capabilities() map[string]bool {
 	all := map[string]bool{}
 	for _, d := range ch.Delegates {

@@ -132,7 +132,6 @@ func ParseConf(data []byte) (*Conf, error) {
 	return c, errors.Join(errs...)
 }
 
-// DefaultConf returns a configuration with the default value of every key.
 func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,

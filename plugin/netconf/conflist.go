@@ -218,7 +218,6 @@ func ReadFile(path string) ([]byte, error) {
 	return ReadAll(f)
 }
 
-// ReadAll reads a configuration of at most MaxConfig bytes.
 func ReadAll(r io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
 	if err == nil && len(data) > MaxConfig {

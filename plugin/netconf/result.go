@@ -128,7 +128,6 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 // SameVersion reports whether two CNI versions are the same. An absent version means 0.1.0.
 func SameVersion(a, b string) bool { return cmp.Or(a, "0.1.0") == cmp.Or(b, "0.1.0") }
 
-// WithoutAddresses returns a result without the given addresses.
 func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err != nil {
