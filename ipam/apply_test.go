@@ -86,9 +86,9 @@ func TestNoPool(t *testing.T) {
 // TestScanOfOthers: a file that host-local cannot have written is an error, and the others are found.
 func TestScanOfOthers(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0"})
+	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0", "10.1.0.4": strings.Repeat("x", maxOwner)})
 	found, err := Scan(pool)
-	if len(found) != 1 || found[0].Owner.ContainerID != "a" || err == nil || !strings.Contains(err.Error(), filepath.Join(pool, "10.1.0.2")) {
+	if len(found) != 2 || found[0].Owner.ContainerID != "a" || err == nil || !strings.Contains(err.Error(), filepath.Join(pool, "10.1.0.2")) {
 		t.Errorf("%+v, %v", found, err)
 	}
 }
