@@ -220,31 +220,37 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseLooksAgain: an address that has another owner by the time Release has the lock stays.
-func TestReleaseLooksAgain(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, files{"10.1.0.2": "a\r\neth0", "10.1.0.3": "a\r\neth0", "10.1.0.4": "a\r\neth0"})
-	unlock := holdLock(t, pool)
-	released := releaseBeside(t.Context(), pool)
-	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1)
-	files{"10.1.0.2": "b\r\neth0"}.Fill(t, pool)
-	check(t, os.Remove(filepath.Join(pool, "10.1.0.3")))
-	unlock()
-	check(t, <-released)
-	wantFiles(t, pool, "left", files{"lock": "", "10.1.0.2": "b\r\neth0"})
-}
-
 // TestReleaseOne releases one address of an attachment, if its file is the attachment's, or was cut off.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,
 		"": true, "\x00\x00\x00": true, "a\r": true, "a\r\neth": true, "a\r\neth\x00": true, "ab": false, "a\r\nnet": false, "a\r\neth0\x00": true} {
 		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
+		has, hasErr := HasFileOf(pool, attachment, address2)
+		others, othersErr := OwnedByOther(pool, address2, attachment)
+		if has != want || others == want || errors.Join(hasErr, othersErr) != nil {
+			t.Errorf("%q: has its file %t, another's %t; %v, %v", content, has, others, hasErr, othersErr)
+		}
 		released, err := Release(t.Context(), pool, attachment, address2)
 		_, statErr := os.Stat(filepath.Join(pool, "10.1.0.2"))
 		_, otherErr := os.Stat(filepath.Join(pool, "10.1.0.3"))
 		if (len(released) == 1) != want || err != nil || os.IsNotExist(statErr) != want || otherErr != nil {
 			t.Errorf("%q: released %+v, %v; %v, %v", content, released, err, statErr, otherErr)
+		}
+	}
+}
+
+// TestNoFile: an address without a file is nobody's. Nothing is released without a whole owner.
+func TestNoFile(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, files{})
+	has, hasErr := HasFileOf(pool, attachment, address2)
+	if others, err := OwnedByOther(pool, address2, attachment); has || others || errors.Join(hasErr, err) != nil {
+		t.Errorf("has its file %t, another's %t; %v, %v", has, others, hasErr, err)
+	}
+	for _, owner := range []Owner{{"", "eth0"}, {"a", ""}} {
+		if _, err := Release(t.Context(), pool, owner); err == nil {
+			t.Errorf("%+v is released", owner)
 		}
 	}
 }

@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Key names an attachment: one interface of one container in one network.
+// Key is the name of an attachment: one interface of one container in one network.
 type Key struct {
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifname"`
 }
 
-// String returns network/containerID/ifname, for people to read. None of the three may contain a
-// slash (SPEC 1.1 §2 "Parameters").
+// String returns network/containerID/ifname. None may contain a slash (SPEC 1.1 §2 "Parameters").
 func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
 
 // shorten cuts a text to at most 200 bytes, because a longer key may be damaged.
@@ -48,9 +47,9 @@ const (
 	Undone      State = "undone"       // already released; the runtime's own DEL will succeed
 )
 
-// edges lists every legal change of state. Gone changes to Deleting at the runtime's DEL of an
-// attachment without a record, to Live or RollingBack if the journal lost the record of a running
-// ADD, and to Undone if an operator forgets a damaged record.
+// edges lists every legal change of state. Gone changes to Deleting at a DEL without a record, to
+// Live or RollingBack if the journal lost the record of a running ADD, and to Undone if an operator
+// forgets a damaged one.
 var edges = map[State][]State{
 	Gone:        {Adding, Live, RollingBack, Deleting, Undone},
 	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
@@ -60,18 +59,16 @@ var edges = map[State][]State{
 	Undone:      {Undone, Gone},
 }
 
-// CheckEdge returns an error for an illegal change of state.
 func CheckEdge(from, to State) error {
-	if !slices.Contains(edges[from], to) {
-		return fmt.Errorf("journal: illegal change of state from %q to %q; please report "+
-			"this bug in unwind", from, to)
+	if slices.Contains(edges[from], to) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("journal: illegal change of state from %q to %q; please report this bug in "+
+		"unwind", from, to)
 }
 
-// Entry is the record of one ADD of an attachment, with everything that its DELs need. If a runtime
-// reuses a container ID before it has sent the DEL (nerdctl, podman and Nomad do), the attachment
-// has two records, which differ in Number.
+// Entry is the record of one ADD, with everything that its DELs need. If a runtime reuses a
+// container ID before it sends the DEL (nerdctl, podman and Nomad do), the attachment has two.
 type Entry struct {
 	Key
 	Number  uint64 `json:"number"` // grows with every ADD in this journal
@@ -88,9 +85,8 @@ type Added struct {
 	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path       string `json:"path,omitempty"`       // CNI_PATH
 	CNIVersion string `json:"cniVersion,omitempty"` // the chain's version
-	// Env contains the variables of the ADD's process in which plugins look for programs and
-	// libraries: PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR. A value contains only the absolute
-	// directories that existed, and is "" without any. Env is nil if it is unknown.
+	// Env contains PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR of the ADD's process, each with only the
+	// absolute directories that existed. It is nil if it is unknown.
 	Env           map[string]string `json:"env,omitempty"`
 	RuntimeConfig json.RawMessage   `json:"runtimeConfig,omitempty"`
 	Host          Host              `json:"host"`
@@ -108,7 +104,7 @@ type Got struct {
 	HostLinks []HostLink      `json:"hostLinks,omitempty"`
 }
 
-// Undo is the stage of the attachment, and what is left to undo.
+// Undo is the state of the attachment, and what is left to undo.
 type Undo struct {
 	State  State  `json:"state"`
 	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
@@ -116,20 +112,19 @@ type Undo struct {
 	Since  Time   `json:"since"`            // when the record entered this state
 	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
-	// Begun is set while a pass over the steps runs, and stays set if the pass is interrupted.
-	Begun bool `json:"begun,omitempty"`
+	Begun  bool   `json:"begun,omitempty"`  // a pass over the steps runs, or was interrupted
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool `json:"abandoned,omitempty"`
 }
 
-// Clone returns a copy of the record with its own claims and steps.
+// Clone returns a copy with its own claims and steps.
 func (e *Entry) Clone() *Entry {
 	c := *e
 	c.Got.Claims, c.Undo.Steps = slices.Clone(e.Got.Claims), slices.Clone(e.Undo.Steps)
 	return &c
 }
 
-// Addresses returns every address that the record claims, without duplicates, sorted.
+// Addresses returns every address that the record claims, sorted.
 func (e *Entry) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, c := range e.Got.Claims {
@@ -150,7 +145,7 @@ func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Bury makes the record Undone. Such a record exists only so that the runtime's later DEL succeeds.
+// Bury makes the record Undone, so that it only lets the runtime's later DEL succeed.
 func (e *Entry) Bury() {
 	added, undo := e.Added, e.Undo
 	*e = Entry{
@@ -162,35 +157,106 @@ func (e *Entry) Bury() {
 	}
 }
 
-// Pod is an attachment's pod, from CNI_ARGS. It is empty outside Kubernetes.
+// Step is a delegate that may have allocated or created something, and whose DEL is pending.
+type Step struct {
+	Index int    `json:"index"` // position in the chain, from 0
+	Type  string `json:"type"`
+	// Config is the delegate's stdin, without prevResult. It is from the ADD, or from the chain at
+	// the time of the runtime's DEL if unwind did not see the ADD.
+	Config json.RawMessage `json:"config"`
+	ADD    Outcome         `json:"add,omitempty"`
+	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the last tries of its DEL
+	// that failed in a row with the same error, the first of them at AlikeSince.
+	Refusal    Refusal `json:"refusal,omitzero"`
+	Alike      int     `json:"alike,omitempty"`
+	AlikeSince int64   `json:"alikeSince,omitempty"` // CLOCK_BOOTTIME, nanoseconds
+	Tries      int     `json:"tries,omitempty"`      // tries of its DEL
+	Last       string  `json:"last,omitempty"`       // the error, if the last try failed
+	Code       uint    `json:"code,omitempty"`       // the code of Last; then never 0
+	Next       Next    `json:"next,omitzero"`
+	// Until Again (CLOCK_BOOTTIME, nanoseconds; 0 for none), a successful DEL does not count: either
+	// the delegate was killed and its agent may still work on the request, or it proves nothing.
+	Again      int64 `json:"again,omitempty"`
+	LateKills  int   `json:"lateKills,omitempty"`  // late tries that reached their limit (undo.late)
+	MayHaveRun bool  `json:"mayHaveRun,omitempty"` // the pass of its first DEL was interrupted
+}
+
+// Refusal is an error that a delegate returned by itself.
+type Refusal struct {
+	Code  uint   `json:"code"` // the CNI error code; never 0
+	Words string `json:"words"`
+}
+
+// Next says what the next try of a step's DEL waits for. The zero value is RunNow.
+type Next struct {
+	Why Why   `json:"why,omitempty"`
+	At  int64 `json:"at,omitempty"` // when the wait is over, if it has an end (CLOCK_BOOTTIME, ns)
+}
+
+// Why is the word for what a DEL waits for, in the journal, in unwindctl's output and in metrics.
+type Why string
+
+const (
+	RunNow       Why = ""          // nothing: the next pass runs it
+	ForBackoff   Why = "backoff"   // the pause after a failed try
+	ForOwner     Why = "owner"     // its address has another owner
+	ForContainer Why = "container" // it would free what another ADD of the container or pod uses
+	ForPort      Why = "port"      // a host port may forward to its address
+	ForRuntime   Why = "runtime"   // it is left to the runtime's own DEL
+	ForRepeat    Why = "repeat"    // it succeeded, and runs once more
+)
+
+// Blocked reports whether a DEL waits for more than its turn and the end of a pause.
+func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
+
+type Outcome string
+
+const (
+	AddPassed  Outcome = ""        // it succeeded, or has not run yet
+	AddUnknown Outcome = "unknown" // unwind died while it ran, or just before
+	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
+	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
+)
+
+// Claim is an address that a delegate added to the result. The delegates after it know the address
+// only from prevResult, and make their rules for it.
+type Claim struct {
+	Address netip.Addr `json:"address"`
+	Step    int        `json:"step"` // Index of that step
+	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
+	// Two attachments with the same address are an error only if they share a pool.
+	Pool string `json:"pool,omitempty"`
+}
+
+// Receives reports whether the delegate at this index of the chain got the address in its
+// prevResult.
+func (c Claim) Receives(index int) bool { return index > c.Step }
+
+// Pod is from CNI_ARGS. It is empty outside Kubernetes.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
 }
 
-// NetNS identifies a network namespace, and records the path at which the runtime mounted it. All
-// numbers are zero if ADD could not open it. The kernel may reuse an inode number, but no cookie
-// within a boot. Cookie is zero on kernels before 5.14.
+// NetNS identifies a network namespace, at the path where the runtime mounted it. All numbers are
+// zero if the ADD could not open it. The kernel may reuse an inode, but no cookie within a boot.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
 	Ino    uint64 `json:"ino,omitempty"`
-	Cookie uint64 `json:"cookie,omitempty"`
+	Cookie uint64 `json:"cookie,omitempty"` // 0 on kernels before 5.14
 }
 
-// Known reports whether ADD identified the namespace.
+// Known reports whether the ADD identified the namespace.
 func (n NetNS) Known() bool { return n.Ino != 0 }
 
-// Same reports whether both are the same network namespace. It returns false if either is unknown.
+// Same reports whether both are known, and the same network namespace.
 func (n NetNS) Same(o NetNS) bool {
-	if !n.Known() || !o.Known() {
-		return false
-	}
-	if n.Cookie != 0 && o.Cookie != 0 {
+	if n.Known() && n.Cookie != 0 && o.Cookie != 0 {
 		return n.Cookie == o.Cookie
 	}
-	return n.Dev == o.Dev && n.Ino == o.Ino
+	return n.Known() && n.Dev == o.Dev && n.Ino == o.Ino
 }
 
 // HostLink is the host end of a container's interface.
@@ -216,7 +282,6 @@ type Time struct {
 	Wall time.Time `json:"wall"`
 }
 
-// Now returns the current time.
 func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }

@@ -83,14 +83,6 @@ func TestRoundTrip(t *testing.T) {
 		}
 	}
 	want(t, "entry read back", get(t, s, whole.Key), whole)
-	view(t, s, func(tx *Tx) error {
-		return tx.All(func(e *Entry, err error) error {
-			if e.Key == whole.Key {
-				want(t, "entry in All", e, whole)
-			}
-			return err
-		})
-	})
 }
 
 func TestSameNetNS(t *testing.T) {

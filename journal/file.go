@@ -20,8 +20,8 @@ import (
 )
 
 // replace creates the journal, or replaces it, with a file that write writes. The caller has locked
-// the queue file. A crash leaves the old journal (or none, if none existed) or the new one. It may
-// also leave a file journal.db.new, which the next call removes.
+// the queue file. A crash leaves the old journal, if any, or the new one. It may also leave
+// journal.db.new, which the next call removes.
 //
 //	pwrite   journal.lock: a commit began
 //	unlink   journal.db.new
@@ -50,8 +50,8 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	return nil
 }
 
-// syncFolders syncs the directory and its parents on the same file system, so that the file can be
-// found after a power loss. Some may be new, and their creator may have been killed.
+// syncFolders syncs the directory and its parents on the same file system. Some may be new, and
+// their creator may have been killed.
 func (s *Store) syncFolders() error {
 	var own, above unix.Stat_t
 	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
@@ -71,8 +71,7 @@ const Version = 3
 
 // format says which releases can read the file: writer is the Version of the release that created
 // it, and oldestReader the lowest Version that a reader needs. A release that changes the format
-// raises writer. Only the release after it raises oldestReader, so users can go back by one
-// release. The format keeps its layout in all releases.
+// raises writer, and only the next one raises oldestReader, so users can go back by one release.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
@@ -94,7 +93,7 @@ func checkFormat(value []byte) error {
 	return nil
 }
 
-// fill writes an empty journal to a new file.
+// fill writes an empty journal.
 func fill(path string) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{PageSize: pageSize, NoStatistics: true})
 	if err != nil {
@@ -111,17 +110,15 @@ func fill(path string) error {
 	return errors.Join(err, db.Close())
 }
 
-// setAside renames a damaged journal file, so that a new journal can be created. The caller has
-// locked the queue file.
+// setAside renames a damaged journal file. The caller has locked the queue file.
 func (s *Store) setAside(cause error) error {
 	aside := fmt.Sprintf("%s.damaged-%s", s.Path(),
 		time.Now().UTC().Format("20060102T150405.000000000Z"))
 	if err := os.Rename(s.Path(), aside); err != nil {
 		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
-	log := cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
-	log.Error("the damaged journal was set aside, and a new one is started; "+
-		"DELs of earlier attachments use the configuration that the runtime sends",
+	cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Error("the damaged journal was set aside, and a "+
+		"new one is started; DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	if err := syncPath(s.Dir); err != nil {
 		return fmt.Errorf("journal: %w", err)
@@ -129,8 +126,8 @@ func (s *Store) setAside(cause error) error {
 	return nil
 }
 
-// makeDir creates the state directory and its directory of lock files (mode 0700) if they are
-// missing. It checks each directory before it creates anything in it.
+// makeDir creates the state directory and its directory of lock files (mode 0700). It checks each
+// one before it creates anything in it.
 func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)
@@ -143,9 +140,8 @@ func (s *Store) makeDir() error {
 	return nil
 }
 
-// checkDir rejects a path that is not a directory, such as a symbolic link. It also rejects a
-// directory that anyone except this user and root owns or can write to, because that user could
-// make root run any DEL.
+// checkDir rejects a path that is not a directory, such as a symbolic link, and a directory that a
+// user other than this one and root can change: that user could make root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -163,7 +159,6 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// syncPath fsyncs a file or a directory.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err == nil {
@@ -175,12 +170,11 @@ func syncPath(path string) error {
 // ErrQueued is the ErrBusy of a caller whose turn has not come while other processes write.
 var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
 
-// maxWait limits a wait for a lock of the journal. A caller stops waiting if no process has written
-// for maxWait, which it checks every maxWait, and after three times maxWait in all.
+// maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has
+// written for maxWait, which it checks every maxWait, and after three times maxWait in all.
 const maxWait = 10 * time.Second
 
-// queue opens the queue file and takes its flock. A reader creates no file: queue returns nil if
-// the file is missing.
+// queue opens the queue file and takes its flock. It creates no file for a reader, and returns nil.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
@@ -204,8 +198,8 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	}
 }
 
-// The states of the last commit. The queue file contains one of the first two, followed by the boot
-// ID. It is not synced, because after a reboot the page cache counts no more.
+// The states of the last commit. The queue file contains one of the first two, and the boot ID. It
+// is not synced, because after a reboot the page cache counts no more.
 const (
 	began     = 'b' // it failed, or its process died; or a reader found damage
 	succeeded = 's'
@@ -239,14 +233,13 @@ var bootID = sync.OnceValue(func() string {
 	return string(bytes.TrimSpace(data))
 })
 
-// openFile opens a file of the journal. It rejects a symbolic link, and it rejects a pipe without
-// waiting for a writer.
+// openFile opens a regular file of the journal. It follows no link, and waits for no pipe's writer.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
-	if errors.Is(err, syscall.ELOOP) {
+	switch {
+	case errors.Is(err, syscall.ELOOP):
 		return nil, fmt.Errorf("%s is a symbolic link; remove it", path)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
@@ -260,9 +253,9 @@ func openFile(path string, flag int) (*os.File, error) {
 // gets the lock, and releases it if its caller has given up.
 var waiters = make(chan struct{}, 64)
 
-// flock takes the flock of an open file (LOCK_SH or LOCK_EX). The kernel grants it in the order of
-// the requests. flock returns ErrBusy if no process has written to the queue file for maxWait, and
-// ErrQueued if ctx ends before that.
+// flock takes the flock of an open file, which the kernel grants in the order of the requests. how
+// is LOCK_SH or LOCK_EX. flock returns ErrBusy if no process has written to the queue file for
+// maxWait, and ErrQueued if ctx ends before that.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if !errors.Is(err, unix.EWOULDBLOCK) {
@@ -311,14 +304,8 @@ func (s *Store) busy() error {
 	return ErrQueued
 }
 
-// samePath reports whether all of these open files are the file at the path.
-func samePath(path string, files ...*os.File) bool {
+func samePath(path string, f *os.File) bool {
 	there, err := os.Lstat(path)
-	for _, f := range files {
-		opened, statErr := f.Stat()
-		if err != nil || statErr != nil || !os.SameFile(opened, there) {
-			return false
-		}
-	}
-	return true
+	opened, openedErr := f.Stat()
+	return err == nil && openedErr == nil && os.SameFile(opened, there)
 }

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -37,12 +38,12 @@ func sum(key, data []byte) uint32 {
 	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, data)
 }
 
-// Seal returns the value that is stored for data under a key: a checksum, then the data.
+// Seal returns the value that is stored under a key: a checksum, then the data.
 func Seal(key, data []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, sum(key, data)), data...)
 }
 
-// unseal returns the data in a value, or an error if the key or the value is not what Seal got.
+// unseal returns the data in a value, or an error if Seal got another key or other data.
 func unseal(key, value []byte) ([]byte, error) {
 	if len(value) < sumSize || binary.BigEndian.Uint32(value) != sum(key, value[sumSize:]) {
 		return nil, errors.New("wrong checksum")
@@ -69,7 +70,7 @@ func decodeKey(b []byte) (k Key, number uint64, err error) {
 	return Key{part[0], part[1], part[2]}, binary.BigEndian.Uint64(b[n:]), nil
 }
 
-// Outline is the part of a record that can be read without decoding the rest.
+// Outline is the part of a record that is stored before the rest, and can be read alone.
 type Outline struct {
 	Key    `json:"-"`
 	Number uint64 `json:"-"`
@@ -78,8 +79,7 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one entry that cannot be read. The entry stays in the file until the
-// attachment's next ADD or DEL removes it.
+// DamagedError is about one entry that cannot be read, until the next ADD or DEL removes it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -97,11 +97,10 @@ func encodeEntry(e *Entry) (key, value []byte, err error) {
 	outline, err := json.Marshal(Outline{State: e.Undo.State, BootID: e.Added.Host.BootID,
 		NetNS: e.Added.NetNS})
 	data, entryErr := json.Marshal(e)
-	lines := slices.Concat(outline, []byte("\n"), data)
-	return key, Seal(key, lines), errors.Join(err, entryErr)
+	return key, Seal(key, slices.Concat(outline, []byte("\n"), data)), errors.Join(err, entryErr)
 }
 
-// decodeLine decodes one of the two lines of a value into an Outline or an Entry.
+// decodeLine decodes a line of a value: the first into an Outline, or the second into an Entry.
 func decodeLine(key, value []byte, line int, to any) (k Key, number uint64, err error) {
 	if k, number, err = decodeKey(key); err != nil {
 		return k, number, err
@@ -122,23 +121,21 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 	return o, err
 }
 
-func decodeEntry(key, value []byte) (*Entry, error) {
-	e := &Entry{}
-	k, number, err := decodeLine(key, value, 1, e)
-	if err != nil {
+func decodeEntry(key, value []byte) (e *Entry, err error) {
+	e = &Entry{}
+	if e.Key, e.Number, err = decodeLine(key, value, 1, e); err != nil {
 		return nil, err
 	}
-	e.Key, e.Number = k, number
 	return e, nil
 }
 
-// isUndone reports whether an encoded entry is undone. Most may be, so it decodes nothing.
+// isUndone reports whether an encoded entry is undone. It decodes nothing, because most may be.
 func isUndone(value []byte) bool {
 	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
 }
 
-// verify reads a journal file, checks its structure and returns its content. It returns ErrDamaged
-// for damage, and any other error if the file cannot be read. bbolt's own check may crash.
+// verify returns the content of a journal file, ErrDamaged if its structure is wrong, or another
+// error if it cannot be read. bbolt's own check may crash.
 func verify(path string) (data []byte, err error) {
 	if data, err = os.ReadFile(path); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
@@ -179,7 +176,6 @@ var (
 
 type meta struct{ root, freelist, pages, transaction uint64 }
 
-// newestMeta returns the valid meta page with the latest transaction.
 func newestMeta(data []byte) (newest meta, ok bool) {
 	for page := range 2 {
 		b := data[min(len(data), page*pageSize+pageHeader):]
@@ -206,7 +202,7 @@ type pages struct {
 // checkStructure checks, as of the newest transaction, that each page is used once or is free, that
 // keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is
 // the first key of its child page (bbolt relies on that when it writes). If no meta page is valid,
-// it returns nil, because bbolt then reports the reason.
+// it returns nil, because bbolt reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok {
@@ -217,10 +213,7 @@ func checkStructure(data []byte) error {
 	}
 	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true
-	if err := p.walk(m.root, nil, new([]byte)); err != nil {
-		return err
-	}
-	if err := p.free(m.freelist); err != nil {
+	if err := cmp.Or(p.walk(m.root, nil, new([]byte)), p.free(m.freelist)); err != nil {
 		return err
 	}
 	if id := slices.Index(p.used, false); id >= 0 {
@@ -229,7 +222,6 @@ func checkStructure(data []byte) error {
 	return nil
 }
 
-// use marks a page as used.
 func (p *pages) use(id uint64) error {
 	if n := len(p.used); id >= uint64(n) {
 		return fmt.Errorf("page %d is outside the file of %d pages", id, n)
@@ -260,7 +252,7 @@ func (p *pages) take(id uint64) ([]byte, error) {
 }
 
 // walk checks a page and the pages below it. The first key must equal first, unless first is nil,
-// and all keys must be greater than last. walk sets last to the greatest key.
+// and all keys must be greater than last, which walk sets to the greatest key.
 func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 	page, err := p.take(id)
 	if err == nil {
@@ -329,18 +321,18 @@ func (p *pages) bucket(value []byte) error {
 func (p *pages) free(id uint64) error {
 	page, err := p.take(id)
 	if err != nil {
-		return fmt.Errorf("page %d: %w", id, err)
+		return err
 	}
 	ids, count := page[pageHeader:], uint64(u16(page[10:]))
 	if count == 0xFFFF {
 		ids, count = ids[8:], u64(ids)
 	}
 	if u16(page[8:]) != kindFreelist || count > uint64(len(ids))/8 {
-		return fmt.Errorf("page %d: invalid freelist: %d pages, kind %#x", id, count, u16(page[8:]))
+		return fmt.Errorf("invalid freelist: %d pages, kind %#x", count, u16(page[8:]))
 	}
 	for i := range count {
 		if err := p.use(u64(ids[8*i:])); err != nil {
-			return fmt.Errorf("page %d: %w", id, err)
+			return err
 		}
 	}
 	return nil

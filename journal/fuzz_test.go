@@ -163,8 +163,9 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 		}
 		return
 	}
-	if back := tx.stored(recordKey(k, e.Number)); back == nil || back.Undo.State != Adding {
-		t.Errorf("%+v", back)
+	key := recordKey(k, e.Number)
+	if back, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key)); err != nil || back.Undo.State != Adding {
+		t.Errorf("%+v, %v", back, err)
 	}
 	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
 		t.Errorf("by address: %d, %v", len(found), err)

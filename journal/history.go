@@ -16,10 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EventKind is the kind of an event.
 type EventKind string
 
-// The kinds of events.
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
 	Swept      EventKind = "swept"       // released without the runtime's DEL
@@ -47,14 +45,12 @@ type Event struct {
 
 const (
 	historyName = "history.jsonl"
-	// maxHistory is the size in bytes from which the file is renamed to historyName.1. The last 500
-	// to 2,000 events are kept.
-	maxHistory = 256 << 10
-	sweptName  = "last-sweep"
+	maxHistory  = 256 << 10 // bytes, about 500 events; a larger file is renamed to historyName.1
+	sweptName   = "last-sweep"
 )
 
-// Record appends events to the history, in one write that is not synced. A power loss or a full
-// disk can lose events, but no decision depends on them.
+// Record appends events to the history, in one write that is not synced. No decision depends on
+// them, so a power loss may lose them.
 func (s *Store) Record(events ...Event) error {
 	var lines bytes.Buffer
 	for _, e := range events {
@@ -84,7 +80,6 @@ func (s *Store) Record(events ...Event) error {
 	return err
 }
 
-// History returns the events that are still in the history, oldest first.
 func (s *Store) History() ([]Event, error) { return (&Tail{Store: s}).Next() }
 
 // Tail reads the history, and follows it as it grows.
@@ -93,7 +88,7 @@ type Tail struct {
 	last  []byte // the last line that Next has read
 }
 
-// Next returns the events since the last call, oldest first; the first call returns the whole
+// Next returns the events since the last call, oldest first, and at the first call the whole
 // history. It skips lines that cannot be read.
 func (t *Tail) Next() (events []Event, err error) {
 	data, err := t.Store.readHistory()
@@ -113,36 +108,34 @@ func (t *Tail) Next() (events []Event, err error) {
 	return events, nil
 }
 
-// readHistory returns the content of both history files. It opens the newer one first. If a writer
-// renames that file meanwhile, both paths lead to it.
-func (s *Store) readHistory() (data []byte, err error) {
+// readHistory returns the content of both history files. It reads the newer one first. If a writer
+// renames that file meanwhile, the older one begins with its content.
+func (s *Store) readHistory() ([]byte, error) {
 	path := filepath.Join(s.Dir, historyName)
-	var newer *os.File
-	for _, path := range []string{path, path + ".1"} {
-		f, err := openFile(path, os.O_RDONLY)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		if newer != nil && samePath(path, newer) {
-			break
-		}
-		content, err := io.ReadAll(f)
-		if err != nil {
-			return nil, err
-		}
-		data, newer = append(content, data...), f
+	newer, err := readFile(path)
+	older, olderErr := readFile(path + ".1")
+	if bytes.HasPrefix(older, newer) {
+		newer = nil
 	}
-	return data, nil
+	return append(older, newer...), cmp.Or(err, olderErr)
+}
+
+// readFile returns the content of a file, or nothing if it is missing.
+func readFile(path string) ([]byte, error) {
+	f, err := openFile(path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
 }
 
 // NoteSweep records that a sweep of all networks has just ended, as the time of a file.
 func (s *Store) NoteSweep() error {
-	now := fmt.Appendln(nil, time.Now().UTC().Format(time.RFC3339))
-	return os.WriteFile(filepath.Join(s.Dir, sweptName), now, 0o600)
+	return os.WriteFile(filepath.Join(s.Dir, sweptName), []byte("\n"), 0o600)
 }
 
 // LastSweep returns when the last sweep of all networks ended, or the zero time if none has.

@@ -148,18 +148,3 @@ func TestTail(t *testing.T) {
 	next("another file, and something was added to the one before", "4", "5")
 	want(t, "all", history(t, s), []string{"3", "4", "5"})
 }
-
-// TestLastSweep: the time of a sweep is that of a file, which a reader does not make.
-func TestLastSweep(t *testing.T) {
-	s := newStore(t)
-	if at := s.LastSweep(); !at.IsZero() {
-		t.Errorf("%v", at)
-	}
-	put(t, s)
-	check(t, s.NoteSweep())
-	first := s.LastSweep()
-	check(t, s.NoteSweep())
-	if again := s.LastSweep(); first.IsZero() || again.Before(first) {
-		t.Errorf("%v, then %v", first, again)
-	}
-}

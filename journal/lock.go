@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,8 +21,8 @@ var ErrBusy = errors.New("in use by another process")
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both locks belong to an open file (F_OFD_SETLK), so they also exclude the workers of one process
-// from each other. The file contains the owner's process ID. The methods of a nil Lock do nothing.
+// Both belong to an open file (F_OFD_SETLK), so they exclude the workers of one process, too. The
+// file contains the owner's process ID. The methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -34,12 +32,10 @@ type Lock struct {
 const (
 	heldByte = iota
 	ownedByte
-
-	pidSize = 10 // bytes
 )
 
-// TryAcquire takes the lock of an attachment if it is free, and otherwise returns ErrBusy
-// immediately. It creates the lock file if it is missing.
+// TryAcquire takes the lock of an attachment without waiting, or returns ErrBusy. It creates the
+// lock file if it is missing.
 func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
@@ -48,19 +44,18 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return l, lockError(k, err)
 }
 
-// TakeOver takes an attachment's lock if the lock's owner is dead, but processes that inherited the
-// lock still hold it. It first locks the owned byte, then calls end, which ends these processes,
-// and then locks the held byte. end reports whether only daemons are left. Daemons would hold the
-// lock as long as they live, so TakeOver then replaces the lock file with one that it has locked. A
-// crash may also leave the new file next to the old one, until RemoveFreeLocks removes it.
+// TakeOver takes an attachment's lock from processes that inherited it from a dead owner. It locks
+// the owned byte, calls end, which ends these processes, and locks the held byte. end reports
+// whether only daemons are left. They would hold the lock as long as they live, so TakeOver then
+// replaces the lock file with one that it has locked. A crash may leave the new file next to the
+// old one, until RemoveFreeLocks removes it.
 func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 	l, err := take(s.LockPath(k), true)
-	if err != nil {
-		return nil, lockError(k, err)
-	}
-	free := end()
-	if err = setLock(l.held, heldByte); errors.Is(err, ErrBusy) && free {
-		err = l.replace()
+	if err == nil {
+		free := end()
+		if err = setLock(l.held, heldByte); errors.Is(err, ErrBusy) && free {
+			err = l.replace()
+		}
 	}
 	if err != nil {
 		l.Release()
@@ -84,7 +79,7 @@ func (l *Lock) replace() error {
 }
 
 // take locks the file at a path without waiting, or returns ErrBusy. It creates a missing file. If
-// over is set, take locks only the owned byte, because other processes may still hold the lock.
+// over is set, it locks only the owned byte.
 func take(path string, over bool) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
@@ -103,7 +98,7 @@ func take(path string, over bool) (*Lock, error) {
 		}
 		if err == nil && l.inPlace() {
 			// this fails on a full disk; the process ID then stays unknown
-			_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-*d\n", pidSize, os.Getpid()), 0)
+			_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 			return l, nil
 		}
 		if l.close(); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -122,7 +117,6 @@ func setLock(f *os.File, at int64) error {
 	return err
 }
 
-// isLocked reports whether a byte of a file is locked.
 func isLocked(f *os.File, at int64) (bool, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock)
@@ -136,22 +130,21 @@ func lockError(k Key, err error) error {
 	return fmt.Errorf("journal: lock of %s: %w", k, err)
 }
 
-// LockPath returns the path of an attachment's lock file. Its name is a hash, because container IDs
-// may have any length.
+// LockPath returns the path of an attachment's lock file. A container ID may be longer than a file
+// name, so the name is a hash.
 func (s *Store) LockPath(k Key) string {
 	sum := sha256.Sum256(encodeKey(k))
 	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
 }
 
-// LockState is the state of an attachment's lock.
+// LockState is the state of an attachment's lock. Owner is the process ID of its living owner, as
+// that process itself sees it, or 1 if the ID is unknown. If it is 0, the lock is free, or only
+// orphaned delegates hold it.
 type LockState struct {
-	Held bool
-	// Owner is the process ID of the lock's living owner, as that process itself sees it, or 1 if the
-	// ID is unknown. If Owner is 0, the lock is free, or only orphaned delegates hold it.
+	Held  bool
 	Owner int
 }
 
-// LookAtLock returns the state of an attachment's lock. It changes nothing.
 func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	f, err := openFile(s.LockPath(k), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -164,16 +157,15 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	state.Held, err = isLocked(f, heldByte)
 	owned, ownErr := isLocked(f, ownedByte)
 	if owned {
-		number := make([]byte, pidSize)
-		_, _ = f.ReadAt(number, 0)
-		pid, _ := strconv.Atoi(string(bytes.TrimSpace(number)))
+		var pid int // stays 0 if the owner could not write it
+		_, _ = fmt.Fscan(f, &pid)
 		state.Owner = max(1, pid)
 	}
 	return state, lockError(k, errors.Join(err, ownErr))
 }
 
-// inPlace reports whether the locked file is still at its path. If not, others lock another file.
-func (l *Lock) inPlace() bool { return samePath(l.path, l.held, l.own) }
+// inPlace reports whether the locked file is still at its path, where others lock it.
+func (l *Lock) inPlace() bool { return samePath(l.path, l.held) && samePath(l.path, l.own) }
 
 // File returns the locked file, which delegates inherit.
 func (l *Lock) File() *os.File {
@@ -191,8 +183,8 @@ func (l *Lock) Remove() error {
 	return os.Remove(l.path)
 }
 
-// Release releases the lock, even if a daemon that a delegate left behind has inherited the
-// descriptor. It unlocks the owned byte first, so that the next holder finds that byte free.
+// Release releases the lock, even if a daemon has inherited the descriptor. It unlocks the owned
+// byte first, so that the next holder finds that byte free.
 func (l *Lock) Release() {
 	if l == nil {
 		return
@@ -209,8 +201,8 @@ func (l *Lock) close() {
 	l.own, l.held = nil, nil
 }
 
-// RemoveFreeLocks removes the files of all locks that are free, of live attachments, too. Whoever
-// takes such a lock later creates its file again.
+// RemoveFreeLocks removes the files of all free locks. Whoever takes such a lock creates its file
+// again.
 func (s *Store) RemoveFreeLocks() error {
 	dir := filepath.Join(s.Dir, locksName)
 	files, err := os.ReadDir(dir)
@@ -231,13 +223,12 @@ func (s *Store) RemoveFreeLocks() error {
 
 const (
 	sweepName = "sweep.lock"
-	// sweepTime is how long a running sweep keeps others from starting.
-	sweepTime = 5 * time.Minute
+	sweepTime = 5 * time.Minute // how long a running sweep keeps others from starting
 )
 
-// LockSweep takes the lock of the sweep behind a STATUS, so that one such sweep runs at a time. It
-// returns ErrBusy if another one has it. If that one has run for sweepTime, it may hang: LockSweep
-// returns nil, because attachments have locks of their own, and sweepTime begins again.
+// LockSweep takes the lock of the sweep behind a STATUS, or returns ErrBusy if another such sweep
+// has it. If that one has run for sweepTime, it may hang: LockSweep returns nil, because
+// attachments have locks of their own, and sweepTime begins again.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err

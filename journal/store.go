@@ -19,32 +19,26 @@ import (
 )
 
 // Store is a node's journal: a directory with the journal file, the queue file and a lock file for
-// each attachment. Only Dir must be set. A Store keeps no file open.
+// each attachment. Only Dir must be set. A Store keeps no file open. The steps of a transaction:
 //
-// The steps of a transaction:
-//
-//  1. Take the flock of the queue file. Readers take it too. Otherwise they could starve a writer,
-//     because bbolt only polls its own lock.
-//  2. Create the journal file if it is missing (see replace). Open it and take its flock, which
-//     readers share. Verify it (see trust). A writer may have to copy it. If another file is at the
-//     path of one of these files by now, begin again.
-//  3. A reader unlocks the queue file, so that other readers can start. A writer that waits for
-//     readers keeps that lock, so no other reader can start.
+//  1. Take the flock of the queue file. Readers take it too, because they could starve a writer.
+//  2. A writer creates the journal file if it is missing (see replace). Open it and take its flock,
+//     which readers share. Verify it (see trust). A writer may have to copy it. If another file is
+//     at the path of one of these files by now, begin again.
+//  3. A reader unlocks the queue file. A writer keeps it locked, so that no other reader starts.
 //  4. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
 //  5. Close the journal file and unlock the queue file.
 //
-// A panic or a SIGBUS in bbolt becomes an error. If the file then proves to be damaged, a writer
-// sets it aside, starts a new one and runs the transaction again. So a function passed to Update
-// may run twice. A reader records the damage in the queue file, so that the next writer verifies
-// the file.
+// A panic or a SIGBUS in bbolt becomes an error. If the file proves to be damaged, a writer sets it
+// aside, and runs the transaction again in a new one: a function passed to Update may run twice. A
+// reader records the damage in the queue file, so that the next writer verifies the file.
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
 	// Trusting is set by the plugin, which runs for every pod (see trust).
 	Trusting bool
-	// Point is called where a crash would leave a different state on the disk. Tests set it.
-	Point func(name string)
+	Point    func(name string) // called where tests can crash: the disk is in another state
 
 	wait time.Duration // replaces maxWait in tests
 	boot string        // replaces bootID in tests
@@ -61,12 +55,11 @@ var ErrDamaged = errors.New("journal: journal.db is damaged")
 
 var errAgain = errors.New("journal: journal.db was replaced while it was being opened; try again")
 
-// Path returns the path of the bbolt file.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
 
-// Update runs fn in one read-write transaction. Once Update returns nil, everything that fn wrote
-// survives a crash and a power loss. If fn wrote nothing or returns an error, Update commits
-// nothing. If the commit fails, the file contains either all of fn's changes or none.
+// Update runs fn in one read-write transaction. Once Update returns nil, all that fn wrote survives
+// a crash and a power loss. If fn wrote nothing or returns an error, Update commits nothing. If the
+// commit fails, the file contains either all of fn's changes or none.
 func (s *Store) Update(ctx context.Context, fn func(*Tx) error) error {
 	if err := s.makeDir(); err != nil {
 		return err
@@ -125,8 +118,7 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = errors.Join(fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r), cause)
-			// the state of bbolt's own locks is unknown, so the file stays mapped, which would keep
-			// its flock
+			// bbolt's own locks may be held, so the file stays mapped, which would keep its flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -184,8 +176,8 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 	return f, err
 }
 
-// trust verifies the journal file, unless the store is trusting and the last commit succeeded. A
-// writer then replaces the file with a copy if the last commit did not succeed.
+// trust verifies the journal file, unless the store is trusting and the last commit succeeded. If
+// that commit failed, a writer replaces the file with a copy.
 func (s *Store) trust(queue *os.File, write bool) error {
 	last := s.lastCommit(queue)
 	if last == succeeded && s.Trusting {
@@ -228,9 +220,9 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	return err
 }
 
-// blame decides whether an error from opening the file means that the file is damaged. An error
-// from the kernel does not, because a disk that recovers from EIO loses nothing. bbolt also reports
-// damage if the kernel cannot read a meta page, so blame reads the whole file itself.
+// blame decides whether bbolt's error means that the file is damaged. An error from the kernel does
+// not, because a disk that recovers from EIO loses nothing. bbolt also reports damage if the kernel
+// cannot read a meta page, so blame reads the whole file itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -243,7 +235,6 @@ func (s *Store) blame(err error) error {
 	return cmp.Or(cause, fmt.Errorf("%w: %w", ErrDamaged, err))
 }
 
-// at marks a place where tests can crash.
 func (s *Store) at(point string) {
 	if s.Point != nil {
 		s.Point(point)
@@ -254,11 +245,10 @@ func (s *Store) at(point string) {
 const chunk = 64 << 10
 
 // makeRoom allocates disk space at the end of the file, behind the pages in use, so that neither
-// this commit nor those that follow an intent can fail because the disk is full. bbolt itself only
-// sets the file's size. After a commit that fails, the next writer must copy the file (see trust),
-// for which a full disk has no space either. makeRoom does nothing on a file system that cannot
-// allocate space in advance. One that copies a page on each write (btrfs, ZFS) may be full
-// nevertheless.
+// this commit nor those that follow an intent can fail because the disk is full: bbolt only sets
+// the file's size, and the copy after a failed commit (see trust) needs space, too. makeRoom does
+// nothing on a file system that cannot allocate in advance. One that copies a page on each write
+// (btrfs, ZFS) may be full nevertheless.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
@@ -287,8 +277,8 @@ func (tx *Tx) makeRoom(file *os.File) error {
 // pages returns the most pages that a commit of this size writes. bbolt writes each changed page,
 // and the pages above it, to another place. It splits a leaf of large records at the fifth; those
 // of one network have about the same size. 12 pages are for the rest: two leaves that are split or
-// merged, the branches, the list of buckets, and the page that bbolt leaves free at the end. bbolt
-// writes the whole list of the free pages, 8 bytes for each.
+// merged, the branches, the list of buckets, and the page that bbolt leaves free at the end. The
+// whole list of the free pages takes 8 bytes for each.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

@@ -13,19 +13,16 @@ import (
 
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
-	btx *bolt.Tx // nil: a snapshot, or no journal exists yet
-	// size is the number of bytes that the transaction puts or deletes. If it is 0, the transaction
-	// has nothing to commit.
-	size int
-	// begins is set if the transaction puts an intent: two more transactions of its size follow it.
-	begins bool
+	btx    *bolt.Tx // nil: a snapshot, or no journal exists yet
+	size   int      // the bytes that it puts or deletes; 0: there is nothing to commit
+	begins bool     // it puts an intent, which two more transactions of its size follow
 
 	copied  [][2][]byte       // a snapshot's keys and values, in key order
 	decoded map[string]*Entry // its records that were decoded, by key
 }
 
-// Snapshot returns a copy of the records, to be read after the transaction has ended, by one
-// goroutine at a time. The caller must not change the records that it returns.
+// Snapshot returns a copy of the records, for one goroutine, to be read after the transaction. The
+// caller must not change the records that the copy returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
 	s := &Tx{decoded: map[string]*Entry{}}
 	return s, tx.scan(nil, func(k, v []byte) error {
@@ -35,8 +32,8 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 	})
 }
 
-// scan calls fn for every record whose key begins with a prefix, in key order. In a damaged file,
-// bbolt may return the same keys for ever; scan then returns ErrDamaged.
+// scan calls fn for every record whose key begins with a prefix, in key order, or returns
+// ErrDamaged: in a damaged file, bbolt may return the same keys for ever.
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
@@ -65,8 +62,7 @@ func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	return nil
 }
 
-// Get returns the record of the newest ADD of an attachment, or nil if the attachment has no
-// record. It skips undone records.
+// Get returns the record of an attachment's newest ADD, or nil. It skips undone records.
 func (tx *Tx) Get(k Key) (*Entry, error) {
 	all, err := tx.Pending(k)
 	if len(all) == 0 || err != nil {
@@ -75,7 +71,7 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 	return all[0], nil
 }
 
-// Pending returns all records of an attachment except undone ones, newest first.
+// Pending returns an attachment's records except undone ones, newest first.
 func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 	all, err := tx.Records(k)
 	return slices.DeleteFunc(all, func(e *Entry) bool { return e.Undo.State == Undone }), err
@@ -85,8 +81,7 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 // damaged records; the error names them.
 func (tx *Tx) Records(k Key) ([]*Entry, error) { return tx.records(encodeKey(k)) }
 
-// Check decodes every record, and returns an error that names the damaged ones. Whoever opens the
-// file has verified it (see Store.Trusting).
+// Check decodes every record, and returns an error that names the damaged ones.
 func (tx *Tx) Check() error {
 	_, err := tx.records(nil)
 	return err
@@ -105,12 +100,6 @@ func (tx *Tx) records(prefix []byte) (all []*Entry, err error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// stored returns a record, or nil if it is missing or cannot be read.
-func (tx *Tx) stored(key []byte) *Entry {
-	e, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key))
-	return e
-}
-
 // decode decodes a record. A snapshot decodes each record once.
 func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 	if e := tx.decoded[string(key)]; e != nil {
@@ -125,18 +114,14 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 
 // Put writes a record. It rejects an illegal change of state. With an intent (a record in state
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
-// of its size: one for the result, and one for the DELs that a failed ADD leaves. A record without
-// a number belongs to a new ADD. Put assigns the next number to it, and deletes the attachment's
-// undone and damaged records, because they belong to earlier ADDs.
-func (tx *Tx) Put(e *Entry) (err error) {
-	b, from := tx.btx.Bucket(bucketEntries), Gone
-	if old := tx.stored(recordKey(e.Key, e.Number)); old != nil {
-		from = old.Undo.State
+// of its size: for the result, and for the DELs that a failed ADD leaves. To a record of a new ADD,
+// Put assigns a number. It then deletes the attachment's undone and damaged records.
+func (tx *Tx) Put(e *Entry) error {
+	from, err := tx.checkChange(e, e.Undo.State)
+	if err != nil {
+		return err
 	}
-	if err := CheckEdge(from, e.Undo.State); err != nil {
-		return fmt.Errorf("%w (%s)", err, e.Key)
-	}
-	switch {
+	switch b := tx.btx.Bucket(bucketEntries); {
 	case e.Number == 0:
 		if err = tx.dropAnswered(e.Key); err == nil {
 			e.Number, err = b.NextSequence()
@@ -156,22 +141,31 @@ func (tx *Tx) Put(e *Entry) (err error) {
 	}
 	tx.size += len(key) + len(value)
 	tx.begins = tx.begins || e.Undo.State == Adding
-	if err := b.Put(key, value); err != nil || e.Undo.State != Undone || from == Undone {
+	err = tx.btx.Bucket(bucketEntries).Put(key, value)
+	if err != nil || e.Undo.State != Undone || from == Undone {
 		return err
 	}
 	return tx.prune()
 }
 
-// Delete removes the record of an ADD. It also removes the attachment's undone and damaged records.
-// A missing record is not an error.
+// Delete removes a record, which may be missing, and the attachment's undone and damaged records.
 func (tx *Tx) Delete(e *Entry) error {
-	key := recordKey(e.Key, e.Number)
-	if old := tx.stored(key); old != nil {
-		if err := CheckEdge(old.Undo.State, Gone); err != nil {
-			return fmt.Errorf("%w (%s)", err, e.Key)
-		}
+	if from, err := tx.checkChange(e, Gone); from != Gone && err != nil {
+		return err
 	}
-	return errors.Join(tx.drop(key), tx.dropAnswered(e.Key))
+	return errors.Join(tx.drop(recordKey(e.Key, e.Number)), tx.dropAnswered(e.Key))
+}
+
+// checkChange returns the state of the stored record, and an error if it may not change to another.
+func (tx *Tx) checkChange(e *Entry, to State) (from State, err error) {
+	key := recordKey(e.Key, e.Number)
+	if old, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key)); old != nil {
+		from = old.Undo.State
+	}
+	if err = CheckEdge(from, to); err != nil {
+		err = fmt.Errorf("%w (%s)", err, e.Key)
+	}
+	return from, err
 }
 
 // dropAnswered removes the undone and the damaged records of an attachment.
@@ -220,8 +214,7 @@ func (tx *Tx) drop(keys ...[]byte) error {
 	return nil
 }
 
-// IgnoreDamaged returns nil if an error is only about damaged records, because the attachment's
-// next ADD removes them. It returns any other error.
+// IgnoreDamaged returns an error, unless it is only about damaged records.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
 	if errors.As(err, &damaged) && !errors.Is(err, ErrDamaged) {
@@ -230,7 +223,7 @@ func IgnoreDamaged(err error) error {
 	return err
 }
 
-// ByPod returns the records of a pod, by namespace and name, in all networks, except undone and
+// ByPod returns the pending records of a pod, by namespace and name, in all networks. It omits
 // damaged ones.
 func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 	name, _ := json.Marshal(p.Name) // as in the record
@@ -239,16 +232,14 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 	})
 }
 
-// ByAddress returns the records that claim an address, in all networks, except undone and damaged
-// ones.
+// ByAddress returns the records that claim an address, like ByPod.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
 	a = a.Unmap()
 	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool { return e.ClaimsAddress(a) })
 }
 
 // matching returns the pending records that match. It decodes only those that contain a text. An
-// index would save 40 µs with 110 records, but a changed byte in an index hides a record without an
-// error.
+// index would save 40 µs with 110 records, but a changed byte in it would hide a record.
 func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {

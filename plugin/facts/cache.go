@@ -20,8 +20,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// cacheDir is the default directory of libcni's cache of results. containerd, CRI-O, podman,
-// nerdctl and cnitool use it.
+// cacheDir is the directory of libcni's cache with containerd, CRI-O, podman, nerdctl and cnitool.
 const cacheDir = "/var/lib/cni/results"
 
 // Cached is libcni's record of a successful ADD. libcni keeps it until the DEL has succeeded
@@ -34,14 +33,13 @@ type Cached struct {
 	Args        [][2]string     `json:"cniArgs"`
 	Config      []byte          `json:"config"` // the conflist
 	Result      json.RawMessage `json:"result"`
-	// RuntimeConfig is the runtime's arguments for plugins with capabilities.
+
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
-	Path    string    `json:"-"` // the path of this file
+	Path    string    `json:"-"` // of this file
 	Written time.Time `json:"-"` // the file's modification time
 }
 
-// CNIArgs returns the ADD's CNI_ARGS.
 func (c Cached) CNIArgs() string {
 	var args []string
 	for _, a := range c.Args {
@@ -53,8 +51,8 @@ func (c Cached) CNIArgs() string {
 // Pod returns the ADD's pod. It is zero outside Kubernetes.
 func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
 
-// Chain returns the chain that the runtime ran, and unwind's configuration for it. through reports
-// whether the chain ran through unwind. If it did not, the configuration is the default.
+// Chain returns the chain that the runtime ran, and unwind's configuration for it: the default one,
+// unless the chain ran through unwind.
 func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool, err error) {
 	list, err := netconf.ParseConflist(c.Config)
 	if err != nil {
@@ -78,7 +76,7 @@ func (c Cached) Key() journal.Key {
 // Cache returns all attachments in libcni's cache. The error names the files that cannot be read.
 func (n *Node) Cache() ([]Cached, error) { return n.readCache("") }
 
-// readCache returns the attachments in libcni's cache whose file names begin with a prefix.
+// readCache is Cache for the files whose names begin with a prefix.
 func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,14 +95,13 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	return all, errors.Join(errs...)
 }
 
-// fileName returns the name of an attachment's file in libcni's cache.
 func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// readCached reads a file of libcni's cache. It returns nil if there is none. A file that is not
-// the record of an ADD with that name proves nothing, so it counts as none: libcni writes in place,
-// so the file may be incomplete after a power loss, or while an ADD ends.
+// readCached reads a file of libcni's cache, or returns nil if there is none. A file that is not
+// the record of an ADD with that name counts as none: libcni writes in place, so the file may be
+// incomplete after a power loss, or while an ADD ends.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
@@ -125,9 +122,8 @@ func (n *Node) readCached(name string) (*Cached, error) {
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
 // CachedOwner reports whether an attachment in libcni's cache owns an address, and its network
-// namespace exists or cannot be checked. If an IPAM plugin does not record owners, the cache is the
-// only source. CachedOwner skips files that it cannot read, and attachments for which skip returns
-// true.
+// namespace may exist. If an IPAM plugin does not record owners, the cache is the only source.
+// CachedOwner skips files that it cannot read, and attachments for which skip returns true.
 func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
 	all, err := n.Cache()
 	if err != nil {
@@ -139,17 +135,15 @@ func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
 	})
 }
 
-// netNSThere reports whether the ADD's network namespace exists. It returns true if that is
-// unknown.
+// netNSThere reports whether the ADD's network namespace exists, or may exist.
 func (c Cached) netNSThere() bool {
-	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
+	return c.NetNS == "" || !isNoNetNS(ns.IsNSorErr(c.NetNS))
 }
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
-// unwind was off or the journal could not be written. In that case, unwind must not undo the old
-// ADD: its DELs go by container ID and interface, and would release the later ADD's resources. The
-// runtime's DEL undoes both. The evidence is an interface (see CachedInterface) in a namespace that
-// is neither a record's nor the host's.
+// unwind was off or the journal could not be written. The DELs of the old ADD go by container ID,
+// and would release the later ADD's resources; the runtime's DEL undoes both. The evidence is an
+// interface (see CachedInterface) in a namespace that is neither a record's nor the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
@@ -161,19 +155,18 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
 	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
 }
 
-// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
-// none if the cache has no such ADD, its network namespace is gone, or the interface in it has no
-// address of the cached result. An error means that this is unknown.
+// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache, or none if
+// there is none in the ADD's network namespace, or it has no address of the cached result.
 func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	c, err := n.readCached(fileName(key))
 	if c == nil || err != nil {
 		return Interface{}, err
 	}
 	seen, err := Look(c.NetNS, key.IfName)
-	if IsNoNetNS(err) {
+	switch {
+	case isNoNetNS(err):
 		return Interface{}, nil
-	}
-	if err != nil || !seen.Is(netconf.AddressesOf(c.Result)) {
+	case err != nil || !seen.Is(netconf.AddressesOf(c.Result)):
 		return Interface{}, err
 	}
 	return seen, nil

@@ -98,7 +98,7 @@ func TestLaterBesideRecords(t *testing.T) {
 		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, tristate.Yes},
 		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.Undo.State = "b", journal.Deleting }, tristate.Yes},
 		{"the runtime's", func(n *Node, other *journal.Entry) {
-			n.Host.NetNS, other.Added.NetNS.Ino, other.Added.NetNS.Cookie = LinkOf(seen.Netns), 1, 1
+			n.Host.NetNS, other.Added.NetNS.Ino, other.Added.NetNS.Cookie = linkOf(seen.Netns), 1, 1
 		}, tristate.No},
 	} {
 		n := nodeAt(t)

@@ -14,13 +14,12 @@ import (
 	"cni-unwind/plugin/tristate"
 )
 
-// Judge returns the verdict on an attachment whose lock the caller does not hold.
+// Judge returns the verdict on an attachment, without its lock.
 func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
 
-// Gather returns the evidence on an attachment. ours is the attachment's lock if the caller holds
-// it, and nil otherwise.
+// Gather returns the evidence on an attachment. ours is its lock if the caller holds it, or nil.
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
@@ -49,8 +48,8 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
-// fact is a decide.Fact that costs a look at the node. It looks when it is first needed, and only
-// once. It is unknown if look returns an error. Only one goroutine may use it.
+// fact is a decide.Fact that costs a look at the node, for one goroutine. It looks once, when it is
+// first needed. It is unknown if look returns an error.
 type fact struct {
 	look   func() (bool, error)
 	value  tristate.Value
@@ -58,8 +57,7 @@ type fact struct {
 	looked bool
 }
 
-// Ask returns the fact. why is the first of several joined errors, short enough for a verdict's
-// reason.
+// Ask returns the fact. why is the first of several joined errors, shortened for a reason.
 func (f *fact) Ask() (v tristate.Value, why string) {
 	if !f.looked {
 		is, err := f.look()
@@ -82,8 +80,8 @@ func Known(f decide.Fact) (v tristate.Value, looked bool) {
 	return tristate.Unknown, false
 }
 
-// GraceOf returns an attachment's grace period. For the network whose configuration this process
-// has read, it is the configured one. For any other network, it is the one that the ADD recorded.
+// GraceOf returns an attachment's grace period: the configured one for the network whose
+// configuration this process has read, and otherwise the recorded one.
 func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
@@ -91,62 +89,51 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 	return n.GracePeriod
 }
 
-// GraceLeft returns how much of an attachment's grace period is left. It is negative once a list
+// GraceLeft returns how much of an attachment's grace period is left. Once it is negative, a list
 // can prove the attachment dead.
 func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }
 
-// Owner is a container that is not in the journal. Its fields help to prove it live or dead.
+// Owner is a container that is not in the journal.
 type Owner struct {
 	Network, ContainerID string
 	Addresses            []netip.Addr
-	Made                 time.Time // wall-clock time of its youngest file; zero if unknown
+	Made                 time.Time // wall-clock time of its youngest file
 	Grace                time.Duration
 }
 
 // JudgeOwner returns the verdict on a container that is not in the journal.
 func (n *Node) JudgeOwner(o Owner) decide.Verdict {
-	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
-	seen := decide.Orphan{
+	cache, err := n.readCache(o.Network + "-" + o.ContainerID + "-")
+	cached := slices.ContainsFunc(cache, Cached.netNSThere)
+	return decide.DecideOrphan(decide.Orphan{
 		SameNamespaces: &fact{look: n.seesAsRuntime},
 		Listed:         n.List.hasContainer(o, cache),
-		Cached: &fact{look: func() (bool, error) {
-			if slices.ContainsFunc(cache, Cached.netNSThere) {
-				return true, nil
-			}
-			return false, cacheErr
-		}},
-		Runs:  &fact{look: func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }},
-		InUse: &fact{look: func() (bool, error) { return n.View.Uses(o.Addresses) }},
-	}
-	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
-		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
-	}
-	return decide.DecideOrphan(seen)
+		PastGracePeriod: tristate.Equal(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS,
+			n.OwnerGraceLeft(o) < 0),
+		Cached: tristate.Equal(cached || err == nil, cached),
+		Runs:   &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
+		InUse:  &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
+	})
 }
 
-// OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
-// journal (see GraceLeft).
+// OwnerGraceLeft is GraceLeft for a container that is not in the journal. The wall clock may have
+// been set since Made, so the age is capped at the time since boot.
 func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	// The wall clock may have been set since Made, so the age is capped at the time since boot.
 	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 }
 
-// List is a runtime's list of attachments.
 type List struct {
-	Network string // the network that it covers; "" for all
-	Pods    bool   // it covers pods only
-	// Valid contains the attachments, by container ID and interface. The interface "" stands for
-	// all interfaces of a container.
-	Valid map[netconf.Attachment]bool
-	Named map[string]journal.Pod // the pods by container ID, if the list names them
-	// Runtimes are the process IDs of the runtimes that returned the list. 0 stands for a runtime
-	// that this process cannot see. It is empty for a list from another source.
+	Network string                      // the network that it covers; "" for all
+	Pods    bool                        // it covers pods only
+	Valid   map[netconf.Attachment]bool // the interface "" stands for all of a container
+	Named   map[string]journal.Pod      // the pods by container ID, if the list names them
+	// Runtimes are the process IDs of the runtimes that returned the list, if they did. 0 stands for
+	// one that this process cannot see.
 	Runtimes []int
 }
 
-// NewList returns a list of a network's attachments.
 func NewList(network string, valid []netconf.Attachment) *List {
 	l := &List{Network: network, Valid: map[netconf.Attachment]bool{}, Named: map[string]journal.Pod{}}
 	for _, a := range valid {
@@ -155,16 +142,14 @@ func NewList(network string, valid []netconf.Attachment) *List {
 	return l
 }
 
-// has reports whether an attachment is on the list. It returns nil if there is no list, and unknown
-// if the list does not cover the attachment.
+// has reports whether an attachment is on the list: unknown if the list does not cover it, and nil
+// if there is no list.
 func (l *List) has(e *journal.Entry) decide.Fact {
 	if l == nil {
 		return nil
 	}
-	if l.Network != "" && l.Network != e.Network || l.Pods && !isPod(e.Added.Pod) {
-		return tristate.Unknown
-	}
-	return tristate.Of(l.Names(e.Key), nil)
+	covered := (l.Network == "" || l.Network == e.Network) && (!l.Pods || isPod(e.Added.Pod))
+	return tristate.Equal(covered, l.Names(e.Key))
 }
 
 // isPod reports whether an attachment belongs to a Kubernetes pod. A podman container has a pod's
@@ -178,8 +163,7 @@ func (l *List) Names(k journal.Key) bool {
 }
 
 // hasContainer reports whether the list contains a container, with any interface. A list of pods
-// does not cover a container outside Kubernetes. libcni's cache shows whether the container belongs
-// to a pod.
+// does not cover one that libcni's cache shows to be no pod's.
 func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != o.Network {
 		return tristate.Unknown
@@ -189,8 +173,6 @@ func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
 			return tristate.Yes
 		}
 	}
-	if l.Pods && slices.ContainsFunc(cache, func(c Cached) bool { return !isPod(c.Pod()) }) {
-		return tristate.Unknown
-	}
-	return tristate.No
+	noPods := slices.ContainsFunc(cache, func(c Cached) bool { return !isPod(c.Pod()) })
+	return tristate.Equal(!l.Pods || !noPods, false)
 }

@@ -21,38 +21,34 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Place is a network namespace that this process holds open. It stays the same until it is closed,
-// even if another namespace is mounted at its path. The zero value contains no namespace.
+// Place is a network namespace that this process holds open, so it stays the same even if another
+// one is mounted at its path. The zero value contains none.
 type Place struct {
 	Path string // where it was found; "" for the zero value
 	Seen Interface
 	held ns.NetNS
 }
 
-// There reports whether the place contains a namespace.
 func (p Place) There() bool { return p.held != nil }
 
 // Pinned returns a path that always leads to this namespace, until the place is closed.
 func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.held.Fd()) }
 
-// IsAt reports whether the namespace is at a path. It is held open, so no other namespace can have
-// its inode.
+// IsAt reports whether the namespace is at a path. It is held open, so no other has its inode.
 func (p Place) IsAt(path string) bool {
 	var its unix.Stat_t
 	return p.There() && unix.Stat(path, &its) == nil &&
 		its.Dev == p.Seen.Netns.Dev && its.Ino == p.Seen.Netns.Ino
 }
 
-// Close closes the namespace.
 func (p Place) Close() {
 	if p.There() {
 		_ = p.held.Close()
 	}
 }
 
-// Open opens the network namespace at a path, identifies it, and inspects an interface in it,
-// unless ifname is "". A missing interface is not an error. After an error, the place contains only
-// the path.
+// Open opens the network namespace at a path, and inspects an interface in it, which may be
+// missing, unless ifname is "". After an error, the place contains only the path.
 func Open(path, ifname string) (none Place, err error) {
 	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)
@@ -67,25 +63,23 @@ func Open(path, ifname string) (none Place, err error) {
 	return p, nil
 }
 
-// Look inspects an interface in the network namespace at a path (see Open). It does not keep the
-// namespace open.
+// Look is like Open, but does not keep the namespace open.
 func Look(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
 	return place.Seen, err
 }
 
-// IsNoNetNS reports whether an error means that no network namespace is at the path.
-func IsNoNetNS(err error) bool {
+// isNoNetNS reports whether an error means that no network namespace is at the path.
+func isNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
-// errElsewhere means that a path leads to another network namespace.
 var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame opens one particular network namespace (see Open). If another namespace is at the path,
-// the error is errElsewhere. But if that namespace has reused the inode, the wanted one is gone,
-// and openSame returns no error and an empty place.
+// openSame opens one particular network namespace (see Open). If another one is at the path, the
+// error is errElsewhere. But if that has reused the inode, the wanted one is gone, and openSame
+// returns an empty place without an error.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -98,26 +92,23 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	return Place{}, err
 }
 
-// Find opens a network namespace and inspects an interface in it. It tries the given paths, the
-// path that the ADD recorded, and the namespace's mounts in this process's mount namespace. If it
-// finds none, the place is empty. An error means that the namespace may still exist, for example
-// under another mount.
+// Find opens a network namespace (see Open): at the given paths, at the path that the ADD recorded,
+// or at a mount in this process's mount namespace. The place is empty if none leads there. An error
+// means that the namespace may still exist, for example under another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		// an error is ignored here, because search reports it for a mount
-		if place, _ := openSame(path, id, ifname); place.There() {
+		if place, _ := openSame(path, id, ifname); place.There() { // search reports an error
 			return place, nil
 		}
 	}
 	return search(id, ifname, func(bool) ([]string, error) {
 		mounts, err := lookAtMounts()
-		return mounts[LinkOf(id)], err
+		return mounts[linkOf(id)], err
 	})
 }
 
-// search opens a network namespace at one of the paths that look returns. A path may lead to
-// another namespace by the time it is opened, so search calls look up to three times. An error
-// means that the namespace may still exist.
+// search opens a network namespace at one of the paths that look returns. These may lead elsewhere
+// by now, so it calls look up to three times. An error means that the namespace may still exist.
 func search(
 	id journal.NetNS, ifname string, look func(again bool) ([]string, error),
 ) (place Place, err error) {
@@ -140,11 +131,11 @@ func search(
 	return Place{}, err
 }
 
-// LinkOf returns the link text of a network namespace, as in /proc/PID/ns/net.
-func LinkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
+// linkOf returns a network namespace's link text, as in /proc/PID/ns/net.
+func linkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
 // lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
-// namespace. The keys are the namespaces' link texts (see LinkOf).
+// namespace, by its link text.
 func lookAtMounts() (map[string][]string, error) {
 	all := map[string][]string{}
 	f, err := os.Open("/proc/self/mountinfo")
@@ -171,7 +162,6 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-// In runs fn in a network namespace.
 func In(netns ns.NetNS, fn func() error) (err error) {
 	OnThread(func() {
 		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -184,8 +174,8 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 }
 
 // OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
-// another network namespace. It never uses the main thread, because /proc shows that thread's
-// namespace as the namespace of the process.
+// another network namespace. It never uses the main thread, whose namespace /proc shows as that of
+// the process.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -201,7 +191,6 @@ func OnThread(fn func()) {
 	<-done
 }
 
-// Interface is an interface in a network namespace.
 type Interface struct {
 	Netns     journal.NetNS
 	Addresses []netip.Addr
@@ -209,11 +198,9 @@ type Interface struct {
 	index     int    // 0: the namespace has no interface of that name
 }
 
-// There reports whether the namespace contains the interface.
 func (s Interface) There() bool { return s.index != 0 }
 
-// Occupant returns the value for journal.Entry.Occupant. It is "" for a loopback, because every
-// namespace has one.
+// Occupant returns journal.Added.Occupant. It is "" for a loopback, which every namespace has.
 func (s Interface) Occupant() string {
 	if s.mac == "" {
 		return ""
@@ -221,15 +208,13 @@ func (s Interface) Occupant() string {
 	return fmt.Sprintf("%d %s", s.index, s.mac)
 }
 
-// Is reports whether the interface exists, and has one of the addresses of a result, if that has
-// any.
+// Is reports whether the interface exists, and has one of a result's addresses, if there are any.
 func (s Interface) Is(addresses []netip.Addr) bool {
 	return s.There() && (len(addresses) == 0 || slices.ContainsFunc(addresses,
 		func(a netip.Addr) bool { return slices.Contains(s.Addresses, a) }))
 }
 
-// inspect identifies the network namespace of this thread, and inspects an interface in it unless
-// the name is "".
+// inspect identifies the network namespace of this thread, and inspects an interface in it.
 func (s *Interface) inspect(netns ns.NetNS, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(netns.Fd()), &st); err != nil {
@@ -269,20 +254,15 @@ func addressesOf(found []net.Addr) (all []netip.Addr) {
 	return all
 }
 
-// IsOwnNetNS reports whether a path leads to the network namespace of this process. It returns
-// false if nothing exists at the path.
+// IsOwnNetNS reports whether a path leads to the network namespace of this process.
 func IsOwnNetNS(path string) (bool, error) {
-	its, err := os.Stat(path)
-	if err != nil {
-		return false, nil //nolint:nilerr // nothing exists at the path
-	}
+	its, itsErr := os.Stat(path)
 	own, err := os.Stat("/proc/self/ns/net")
-	return err == nil && os.SameFile(its, own), err
+	return itsErr == nil && err == nil && os.SameFile(its, own), err
 }
 
-// HostLinks returns the host ends of the container's interfaces in a result: those interfaces
-// without a sandbox that are veths. The others, such as a bridge or a macvlan's master, outlive the
-// container.
+// HostLinks returns the host ends of the container's interfaces in a result: the veths without a
+// sandbox. Others, such as a bridge or a macvlan's master, outlive the container.
 func HostLinks(r *netconf.Result) []journal.HostLink {
 	var links []journal.HostLink
 	for _, i := range r.Interfaces {
@@ -296,8 +276,6 @@ func HostLinks(r *netconf.Result) []journal.HostLink {
 	return links
 }
 
-// LinkThere reports whether one of the links exists on this host. An error means that this is
-// unknown.
 func LinkThere(links []journal.HostLink) (bool, error) {
 	for _, l := range links {
 		link, err := netlink.LinkByName(l.Name)

@@ -4,6 +4,7 @@
 package facts
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -20,23 +21,16 @@ import (
 // Node is the node as one process sees it, with that process's input from the runtime. Its methods
 // only read: from the kernel, libcni's cache, and the journal.
 type Node struct {
-	Journal *record.Recorder
-	Log     *slog.Logger
-	Host    journal.Host
-	// Invoked is set if a runtime started this process (see SameNamespaces).
-	Invoked bool
-	// List is the runtime's list of attachments, or nil.
-	List *List
-	// Network is the network whose configuration this process has read. GracePeriod comes from it.
-	Network     string
-	GracePeriod time.Duration
-	// ListGrace, if not 0, replaces every grace period that a list needs before it proves something
-	// dead.
-	ListGrace time.Duration
-	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
-	// use.
-	CacheDir string
-	View     *View // shared by all workers of a process
+	Journal     *record.Recorder
+	Log         *slog.Logger
+	Host        journal.Host
+	Invoked     bool          // a runtime started this process (see SameNamespaces)
+	List        *List         // the runtime's list of attachments, or nil
+	Network     string        // the network whose configuration this process has read
+	GracePeriod time.Duration // from that configuration
+	ListGrace   time.Duration // if not 0, replaces every grace period
+	CacheDir    string        // the directory of libcni's cache, or "" for the default
+	View        *View         // shared by all workers of a process
 }
 
 // Fork returns a copy of the node for another goroutine, with a recorder of its own.
@@ -46,8 +40,7 @@ func (n *Node) Fork() *Node {
 	return &fork
 }
 
-// This returns the machine, the boot and the namespaces of this process. A field that cannot be
-// read is "".
+// This returns the host of this process. A field that cannot be read is "".
 func This() journal.Host {
 	h := namespacesOf("/proc/self")
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
@@ -55,8 +48,8 @@ func This() journal.Host {
 	return h
 }
 
-// machineOf returns the name of a machine: its DMI UUID, or its machine-id if the UUID is not
-// valid. The UUID comes first because a machine-id may change at each boot.
+// machineOf names a machine by its DMI UUID or, if that is not valid, by its machine-id, which may
+// change at each boot.
 func machineOf(uuid, id string) string {
 	uuid = strings.ToLower(uuid)
 	switch {
@@ -83,8 +76,7 @@ func firstLine(path string) string {
 	return strings.TrimSpace(line)
 }
 
-// SearchPaths returns the variables of this process in which plugins look for iptables and its
-// extensions, as a record stores them.
+// SearchPaths returns the search paths of this process, as a record stores them.
 func SearchPaths() map[string]string {
 	env := map[string]string{}
 	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "XTABLES_LIBDIR"} {
@@ -93,8 +85,7 @@ func SearchPaths() map[string]string {
 	return env
 }
 
-// SearchPathsThere reports whether all directories of recorded search paths exist. It is false if
-// none are recorded.
+// SearchPathsThere reports whether search paths are recorded, and all their directories exist.
 func SearchPathsThere(env map[string]string) bool {
 	for _, dirs := range env {
 		if present(dirs) != dirs {
@@ -113,14 +104,13 @@ func present(list string) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-// SameBoot reports whether an ADD ran in the current boot.
 func (n *Node) SameBoot(e *journal.Entry) tristate.Value {
 	theirs, ours := e.Added.Host.BootID, n.Host.BootID
 	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
 }
 
-// otherHost reports whether an ADD ran on another machine. The result is unknown if one machine is
-// identified by its DMI UUID and the other by its machine-id.
+// otherHost reports whether an ADD ran on another machine: unknown if one machine is identified by
+// its DMI UUID and the other by its machine-id.
 func (n *Node) otherHost(e *journal.Entry) tristate.Value {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
@@ -128,10 +118,9 @@ func (n *Node) otherHost(e *journal.Entry) tristate.Value {
 }
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
-// namespace or process that it cannot see really gone. In a container with the state directory
-// mounted, every network namespace looks gone and empty. The number of a namespace means nothing in
-// another boot. The only exception is the initial PID namespace; its process 1 runs in the other
-// initial namespaces.
+// namespace or process that it cannot see really gone: in a container with the state directory
+// mounted, every network namespace looks gone. After a reboot, numbers of namespaces mean nothing,
+// except that of the initial PID namespace; its process 1 runs in the other initial namespaces.
 func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
 	theirs := e.Added.Host
 	if n.SameBoot(e) == tristate.No {
@@ -142,7 +131,7 @@ func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
 }
 
 // inNamespaces reports whether this process runs in the given namespaces. A runtime starts every
-// verb in the same namespaces, so a process that a runtime started needs no check.
+// verb in the same ones.
 func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
 	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
 	switch ours := n.Host; {
@@ -157,20 +146,19 @@ func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
 	return tristate.Yes
 }
 
-// firstPIDNS is the number of the kernel's first PID namespace (PROC_PID_INIT_INO in
-// include/linux/proc_ns.h).
+// firstPIDNS is the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// seesAsRuntime reports whether this process runs in the runtime's namespaces, if there is no
-// recorded ADD to compare with. Either of two facts proves it. This process is in the namespaces of
-// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or this
-// process is in the initial PID namespace and in the other namespaces of process 1. (A container
-// has its own process 1, but not the initial PID namespace.)
+// seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
+// ADD to compare with. Either of two facts proves it. This process is in the namespaces of each
+// runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or it is in the
+// initial PID namespace, which no container has, and in the other namespaces of process 1.
 func (n *Node) seesAsRuntime() (bool, error) {
+	elsewhere := func(pid int) bool {
+		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
+	}
 	if n.List != nil && len(n.List.Runtimes) > 0 &&
-		!slices.ContainsFunc(n.List.Runtimes, func(pid int) bool {
-			return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
-		}) {
+		!slices.ContainsFunc(n.List.Runtimes, elsewhere) {
 		return true, nil
 	}
 	first := namespacesOf("/proc/1")
@@ -184,22 +172,21 @@ func (n *Node) seesAsRuntime() (bool, error) {
 
 // IsHost reports whether a network namespace is the one of this process.
 func (n *Node) IsHost(netns journal.NetNS) bool {
-	return n.Host.NetNS != "" && LinkOf(netns) == n.Host.NetNS
+	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// Named is what a path to a network namespace leads to.
+// Named is what a path to a network namespace leads to. Interface has only the path if that leads
+// nowhere, to another attachment in the journal, or to the runtime's own namespace. Again is set if
+// an ADD certainly put the interface there: it has an address of the result.
 type Named struct {
-	// Interface has only the path if that leads nowhere, to another attachment in the journal, or to
-	// the runtime's own namespace.
 	Interface
-	// Again is set if an ADD certainly put the interface there: it has an address of the result.
 	Again bool
 }
 
 // Names reports whether a path names the network namespace of a record's ADD, by which alone an ADD
-// is known: the path leads to that namespace, or is the ADD's path. The ADD's path doesn't count if
-// it leads to another namespace, unless the ADD's own one is gone and no ADD that the journal
-// doesn't have uses the other one. Any path names the namespace of a record that has no path.
+// is known: it leads to that namespace, or is the ADD's path. The ADD's path doesn't count if it
+// leads to another namespace, unless the ADD's own one is gone and no ADD without a record uses the
+// other one. Any path names the namespace of a record that has no path.
 func (n *Node) Names(e *journal.Entry, at Named) bool {
 	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
 	case e.Added.NetNS.Path == "":
@@ -213,8 +200,8 @@ func (n *Node) Names(e *journal.Entry, at Named) bool {
 	}
 }
 
-// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies, an
-// inode may have been reused, so the paths must be the same, too.
+// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
+// the paths must be the same, too, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
 	return n.SameBoot(e) != tristate.No && e.Added.NetNS.Same(at) &&
@@ -228,15 +215,12 @@ func (n *Node) isGone(e *journal.Entry) bool {
 	}
 	place, err := Find(e.Added.NetNS, "")
 	place.Close()
-	if place.There() || err != nil {
-		return false
-	}
-	inside, err := n.View.ProcessIn(e.Added.NetNS, true)
-	return !inside && err == nil
+	inside, processErr := n.View.ProcessIn(e.Added.NetNS, true)
+	return !place.There() && !inside && cmp.Or(err, processErr) == nil
 }
 
-// SamePath reports whether two paths are the same, after the links in their directories, such as
-// /var/run, have been resolved.
+// SamePath reports whether two paths are the same, once the links in their directories, such as
+// /var/run, are resolved.
 func SamePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
 
 func resolved(path string) string {

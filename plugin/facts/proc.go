@@ -21,27 +21,23 @@ import (
 	"cni-unwind/journal"
 )
 
-// View caches facts about the whole node for one second. The workers of a verb share it, so a sweep
-// of many attachments inspects the node only once.
+// View caches facts about the whole node, for the workers of a verb: a sweep inspects it once.
 type View struct {
 	members   seen[map[string][]string] // see lookAtMembers
 	cgroups   seen[map[string]bool]
 	addresses seen[map[netip.Addr]bool] // in all network namespaces
 }
 
-// seen is a cached fact. err says why something may be missing from it.
 type seen[T any] struct {
 	sync.Mutex
 	looked time.Time
 	found  T
-	err    error
+	err    error // why something may be missing from it
 }
 
-// viewAge is how long a cached fact stays current.
-const viewAge = time.Second
+const viewAge = time.Second // how long a cached fact stays current
 
-// get returns the cached fact. It calls look if the fact is older than viewAge, or if the caller
-// needs a new one.
+// get returns the cached fact. It calls look if the fact is older than viewAge, or anew is set.
 func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 	s.Lock()
 	defer s.Unlock()
@@ -52,14 +48,13 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 	return s.found, s.err
 }
 
-// OpenByProcess opens a network namespace through a process in it. If there is no such process, it
-// returns an empty Place. An error means that there may be one, because some process cannot be
-// inspected. If rescan is set, OpenByProcess ignores cached facts, which may lack a new process.
-// Callers set it for an attachment without other evidence.
+// OpenByProcess opens a network namespace through a process in it, or returns an empty Place. An
+// error means that some process cannot be inspected. Callers set rescan for an attachment without
+// other evidence, because cached facts may lack a new process.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
-		return all[LinkOf(id)], err
+		return all[linkOf(id)], err
 	})
 	if place.There() { // the process may exit, and its ID may be reused
 		place.Path = place.Pinned()
@@ -67,15 +62,14 @@ func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Plac
 	return place, err
 }
 
-// ProcessIn reports whether a process is in the network namespace (see OpenByProcess).
+// ProcessIn reports whether a process is in a network namespace (see OpenByProcess).
 func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	place, err := v.OpenByProcess(id, "", rescan)
 	place.Close()
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to each network namespace that contains a process. The keys are the
-// namespaces' link texts (see LinkOf).
+// lookAtMembers returns paths to each network namespace with a process, by its link text.
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
@@ -88,9 +82,9 @@ func lookAtMembers() (map[string][]string, error) {
 	return all, cmp.Or(checkAllShown(), err)
 }
 
-// Uses reports whether an interface in any network namespace has one of the addresses. An error
+// uses reports whether an interface in any network namespace has one of the addresses. An error
 // means that some namespace could not be inspected.
-func (v *View) Uses(addresses []netip.Addr) (bool, error) {
+func (v *View) uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
 	}
@@ -102,8 +96,8 @@ func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 }
 
 // lookAtAddresses returns the addresses in all network namespaces that contain a process or are
-// mounted at a reachable path. While it runs, a namespace may disappear, or a process may exit. So
-// it starts again, up to twice, if it could not inspect a namespace.
+// mounted at a reachable path. A namespace may disappear meanwhile, so it starts again, up to
+// twice, if it could not inspect one.
 func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
@@ -129,20 +123,20 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	return all, err
 }
 
-// addressesIn returns the addresses of all interfaces in a network namespace, given its link text
-// and paths to it. If no path leads there any more, the error is errElsewhere.
+// addressesIn returns the addresses in a network namespace, given its link text and paths to it. If
+// no path leads there any more, the error is errElsewhere.
 func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	err = errElsewhere
 	for _, path := range paths {
 		place, openErr := Open(path, "")
-		here := openErr == nil && LinkOf(place.Seen.Netns) == link
+		here := openErr == nil && linkOf(place.Seen.Netns) == link
 		if here {
 			err = In(place.held, func() error {
 				found, err := net.InterfaceAddrs()
 				all = addressesOf(found)
 				return err
 			})
-		} else if openErr != nil && !IsNoNetNS(openErr) {
+		} else if openErr != nil && !isNoNetNS(openErr) {
 			err = fmt.Errorf("network namespace %s: %w", path, openErr)
 		}
 		if place.Close(); here {
@@ -152,9 +146,9 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	return all, err
 }
 
-// ContainerRuns reports whether a process runs in a container, according to its cgroup (see
-// namesContainer). An error means that some cgroups could not be read.
-func (v *View) ContainerRuns(id string) (bool, error) {
+// containerRuns reports whether a process runs in a container, by its cgroup. An error means that
+// some cgroups could not be read.
+func (v *View) containerRuns(id string) (bool, error) {
 	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {
 		if namesContainer(path, id) {
@@ -164,8 +158,7 @@ func (v *View) ContainerRuns(id string) (bool, error) {
 	return false, err
 }
 
-// lookAtCgroups returns the cgroup lines of all processes, such as
-// "0::/system.slice/containerd.service".
+// lookAtCgroups returns the cgroup lines of all processes ("0::/system.slice/containerd.service").
 func lookAtCgroups() (map[string]bool, error) {
 	all := map[string]bool{}
 	pids, err := Processes()
@@ -178,9 +171,8 @@ func lookAtCgroups() (map[string]bool, error) {
 	return all, cmp.Or(err, checkAllShown())
 }
 
-// namesContainer reports whether a directory in a cgroup path belongs to a container. With
-// cgroupfs, the directory's name is the container ID. With systemd, it has a prefix that the
-// runtime chooses:
+// namesContainer reports whether a directory in a cgroup path belongs to a container. Its name is
+// the container ID or, with systemd, has a prefix that the runtime chooses:
 //
 //	/kubepods/burstable/pod1234/ID
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope
@@ -195,27 +187,26 @@ func namesContainer(path, id string) bool {
 	})
 }
 
-// memberOf returns a path to the network namespace of a process, and its link text. The text is ""
-// if the process has ended. A process's first thread may end before the others, so memberOf tries
-// all threads.
+// memberOf returns a path to the network namespace of a process, and its link text, which is "" if
+// the process has ended. It tries all threads, because the first may end before the others.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
-	if link, err = readNS(path); link == "" && err == nil {
-		others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
-		for _, path = range others {
-			if link, err = readNS(path); link != "" || err != nil {
-				break
-			}
+	if link, err = readNS(path); link != "" || err != nil {
+		return path, link, err
+	}
+	others, _ := filepath.Glob(procOf(pid) + "/task/*/ns/net")
+	for _, path = range others {
+		if link, err = readNS(path); link != "" || err != nil {
+			break
 		}
 	}
 	return path, link, err
 }
 
-// readNS returns the text of a link in a thread's ns directory. It returns "" if the thread has
-// ended, or is about to end and has left its namespaces. The kernel returns EACCES both for a
-// thread that is reaped during the read, and for one that the caller may not inspect
-// (proc_ns_readlink in fs/proc/namespaces.c). So readNS reads twice: the second read does not find
-// a reaped thread.
+// readNS returns the text of a link in a thread's ns directory, or "" if the thread has ended, or
+// has left its namespaces. The kernel returns EACCES both for a thread that is reaped during the
+// read and for one that the caller may not inspect (proc_ns_readlink in fs/proc/namespaces.c). A
+// second read does not find a reaped thread.
 func readNS(path string) (link string, err error) {
 	link, err = os.Readlink(path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -227,8 +218,8 @@ func readNS(path string) (link string, err error) {
 	return link, err
 }
 
-// checkAllShown returns an error if this process is not permitted to inspect all others. In that
-// case, /proc may also hide some processes (proc(5), hidepid).
+// checkAllShown returns an error if this process may not inspect all others. /proc may then hide
+// some (proc(5), hidepid).
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -243,7 +234,6 @@ func checkAllShown() error {
 	return err
 }
 
-// Processes returns the IDs of all processes.
 func Processes() (pids []int, err error) {
 	files, err := os.ReadDir("/proc")
 	for _, f := range files {
@@ -259,15 +249,11 @@ func Processes() (pids []int, err error) {
 
 func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
 
-// ProgramsOf returns the names of a process's program, and of its script if the program is an
-// interpreter. It returns none if the process has exited.
+// ProgramsOf returns the names of a process's program and, after an interpreter, of its script. It
+// returns none if the process has exited.
 func ProgramsOf(pid int) (names []string) {
-	proc := procOf(pid)
-	if path, err := os.Readlink(proc + "/exe"); err == nil {
-		names = append(names, filepath.Base(path))
-	}
-	cmdline, _ := os.ReadFile(proc + "/cmdline")
-	for i, arg := range strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00") {
+	cmdline, _ := os.ReadFile(procOf(pid) + "/cmdline")
+	for i, arg := range strings.SplitN(string(cmdline), "\x00", 3) {
 		if i < 2 && arg != "" {
 			names = append(names, filepath.Base(arg))
 		}
@@ -276,57 +262,50 @@ func ProgramsOf(pid int) (names []string) {
 }
 
 // SplitDaemons splits processes that inherited a lock into daemons and delegates. A delegate leads
-// a process group in the runtime's session. A daemon has created its own session, so the session's
-// ID is the group ID of one of the processes.
+// a process group in the runtime's session. A daemon has created its own session, whose ID is the
+// group ID of one of the processes. (An ID is 0 in another PID namespace.)
 func SplitDaemons(pids []int) (daemons, delegates []int) {
 	groups := map[int]bool{}
 	for _, pid := range pids {
-		if group, err := unix.Getpgid(pid); err == nil && group != 0 { // 0: of another PID namespace
-			groups[group] = true
-		}
+		group, _ := unix.Getpgid(pid)
+		groups[group] = true
 	}
 	for _, pid := range pids {
-		if session, err := unix.Getsid(pid); err == nil && groups[session] {
+		switch session, err := unix.Getsid(pid); {
+		case err != nil: // it has ended
+		case session != 0 && groups[session]:
 			daemons = append(daemons, pid)
-		} else if err == nil {
+		default:
 			delegates = append(delegates, pid)
 		}
 	}
 	return daemons, delegates
 }
 
-// Older reports whether a process certainly started before another one. The kernel records start
-// times in steps of 10 ms.
+// Older reports whether a process certainly started before another one.
 func Older(pid, than int) bool {
 	older, newer := startOf(pid), startOf(than)
 	return older != 0 && older < newer
 }
 
-// startOf returns the time since boot at which a process started, in clock ticks, or 0 if that is
-// unknown.
+// startOf returns when a process started, in ticks of 10 ms since the boot, or 0 if unknown.
 func startOf(pid int) uint64 {
 	stat, _ := os.ReadFile(procOf(pid) + "/stat")
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return 0
 	}
-	start, _ := strconv.ParseUint(fields[19], 10, 64) // the 22nd field, see proc_pid_stat(5)
+	start, _ := strconv.ParseUint(fields[19], 10, 64) // field 22 in proc_pid_stat(5)
 	return start
 }
 
-// Environ returns a variable of a process's environment, or "".
-func Environ(pid int, name string) string {
+func Environ(pid int) []string {
 	environ, _ := os.ReadFile(procOf(pid) + "/environ")
-	for _, kv := range strings.Split(string(environ), "\x00") {
-		if value, is := strings.CutPrefix(kv, name+"="); is {
-			return value
-		}
-	}
-	return ""
+	return strings.Split(string(environ), "\x00")
 }
 
 // HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
-// delegates do. It omits an unwind process that has the file open but only waits for the lock.
+// delegates do, but not those that have the file open and wait for the lock.
 func HoldersOf(path string, descriptor int) (pids []int, err error) {
 	want, err := os.Stat(path)
 	if err != nil {

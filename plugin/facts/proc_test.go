@@ -67,7 +67,7 @@ func TestOneLookAtProcesses(t *testing.T) {
 	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
 	for end := time.Now().Add(sandbox.Patience); ; time.Sleep(10 * time.Millisecond) {
 		link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", inside.Process.Pid))
-		if err == nil && link == LinkOf(empty.Netns) {
+		if err == nil && link == linkOf(empty.Netns) {
 			break
 		}
 		if time.Now().After(end) {
@@ -129,7 +129,7 @@ func TestContainerRuns(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = process.Process.Kill(); _ = process.Wait() })
 	runs := func() bool {
-		is, err := (&View{}).ContainerRuns(sandboxID)
+		is, err := (&View{}).containerRuns(sandboxID)
 		if err != nil {
 			t.Fatal(err)
 		}

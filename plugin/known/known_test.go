@@ -25,7 +25,7 @@ func TestRows(t *testing.T) {
 			"has no source with a version": !source.MatchString(p.Source),
 			"has no fact":                  reflect.ValueOf(facts).IsZero(),
 			"goes by an interface and is not kept from it": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
-			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != AsPlain,
+			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != "",
 			"frees by pod and by container":                p.FreesByPod && p.MayFreeNothing,
 			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
 			"removes by address and by container":          p.RemovesByAddress && p.ByContainer,

@@ -1,33 +1,105 @@
+// Package known is a table of facts about CNI plugins, taken from their source code. It has a row
+// for each plugin, including IPAM plugins, and a field for each fact. The package does no I/O.
 package known
+
+import "encoding/json"
+
+// Plugin lists the facts about a plugin. The zero value is safe for an unknown plugin.
+type Plugin struct {
+	Name   string
+	Source string // the repository that was read, with its version; comments in a row name the files
+
+	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. Nil
+	// means unknown: the plugin, or its daemon, may implement ipam.type itself.
+	ExecutesIPAM func(ipam string, config Object) bool
+	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
+	// only if this plugin's entry also contains "ipam".
+	HidesIPAM bool
+
+	// Pinned is set if the plugin's DEL only opens CNI_NETNS, so that any path of the namespace will
+	// do, such as /proc/PID/fd/N.
+	Pinned bool
+	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
+	NetNS NetNS
+	// ByInterface lists configuration keys with which the plugin's DEL uses the container's own
+	// interface, or a device that may have moved to another container since. Such a DEL does not get
+	// an empty namespace. It always fails once the container's namespace is gone, and unwind counts
+	// it as done, because the program LeftTo cleans up.
+	ByInterface []string
+	LeftTo      string
+	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and leaves the node alone.
+	SkipsUnnamed bool
+
+	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
+	FreesByPod bool
+	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
+	// container ID only, so a second DEL cannot free another container's address.
+	MayFreeNothing bool
+	// Elsewhere is set if the plugin stores its addresses outside the node.
+	Elsewhere bool
+	// RemovesByAddress is set if the plugin, which allocates addresses itself, removes in its DEL
+	// also rules that the next owner of the address in prevResult created.
+	RemovesByAddress bool
+	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
+	// container's namespace, so it removes nothing of another container.
+	ByContainer bool
+}
+
+// Object is a plugin's configuration, by key.
+type Object = map[string]json.RawMessage
+
+// NetNS is the CNI_NETNS of a DEL that must not get the container's namespace.
+type NetNS string
+
+// The values of NetNS. Without one, the runtime's own DEL gets the same as without unwind.
+const (
+	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
+	Empty   NetNS = "empty"   // a namespace without an interface
+	None    NetNS = "none"    // no CNI_NETNS
+)
+
+// Of returns the facts about a plugin. Callers must not change them.
+func Of(name string) *Plugin {
+	for i := range table {
+		if table[i].Name == name {
+			return &table[i]
+		}
+	}
+	return &Plugin{Name: name}
+}
+
+// IPAMOf returns the facts about the IPAM plugin that a delegate's configuration names, if any.
+func IPAMOf(config json.RawMessage) *Plugin {
+	var conf struct {
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	_ = json.Unmarshal(config, &conf) // an error leaves the type empty
+	return Of(conf.IPAM.Type)
+}
 
 const reference = "containernetworking/plugins 1.10.0"
 
-// table has one row for each plugin. The compiler lays it out in memory, so the program does not
-// spend time on it at each pod start.
+// table is laid out by the compiler, so it takes no time at a pod start.
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
 	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
-	// do not read it. Of all plugins here, only firewall removes rules by address alone, in cmdDel.
+	// do not read it. Only firewall, which has no row, removes rules by address alone, in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. macspoofchk creates rules too.
-	{
-		Name: "bridge", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
-		ByContainer: true,
-	},
-	{
-		Name: "ptp", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: Scratch,
-		ByContainer: true,
-	},
+	{Name: "bridge", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
+	{Name: "ptp", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
-	{
-		// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS
-		// does not exist. In another namespace, it would take that namespace's device.
-		Name: "host-device", Source: reference, ExecutesIPAM: always, Pinned: true, NetNS: None,
-		ByContainer: true,
-	},
+	// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS does
+	// not exist. In another namespace, it would take that namespace's device.
+	{Name: "host-device", Source: reference,
+		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // sets lo up and down
@@ -70,29 +142,25 @@ var table = []Plugin{
 	// pkg/daemon/handler.go, handleDel
 	{Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true},
 	{
-		// A DEL fails unless CNI_NETNS names an existing namespace, but any one will do
+		// A DEL fails unless CNI_NETNS names an existing namespace; any one will do
 		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). The key deviceID names a
-		// device, and netAttachDefName names a secondary network. With either key, the DEL removes
-		// the device from the pod's annotation before it fails (cni.go, cmdDel). ovnkube-node cleans
-		// up every minute: it removes ports without an interface, and ports of devices whose pod is
-		// gone (controllermanager/node_controller_manager.go, checkForStaleOVS…).
+		// device, and netAttachDefName a secondary network. With either, the DEL removes the device
+		// from the pod's annotation before it fails (cni.go, cmdDel). Every minute, ovnkube-node
+		// removes ports without an interface, and ports of devices whose pod is gone
+		// (controllermanager/node_controller_manager.go, checkForStaleOVS…).
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
 		ByContainer: true,
 	},
-	{ // pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
-		Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always,
-	},
+	// pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
+	{Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always},
 	{ // pkg/cnicommands/cni.go, CmdAdd and CmdDel: without CNI_NETNS, a DEL only calls the IPAM plugin
 		Name: "sriov", Source: "k8snetworkplumbingwg/sriov-cni 2.10.0, 023eb832",
 		ExecutesIPAM: always, SkipsUnnamed: true,
 	},
-	{
-		// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
-		// cni_linux.go, getCmdArgs).
-		Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty,
-		ByContainer: true,
-	},
+	// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
+	// cni_linux.go, getCmdArgs).
+	{Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty, ByContainer: true},
 
 	// IPAM plugins.
 	{

@@ -25,7 +25,6 @@ type Chain struct {
 	Warning      string // for the log, if this is not the chain that the configuration names
 }
 
-// Delegate is one plugin of the chain.
 type Delegate struct {
 	Type         string
 	IPAM         string                     // ipam.type, or ""
@@ -33,37 +32,34 @@ type Delegate struct {
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
-// maxDelegates limits the length of a chain, because a journal entry contains every delegate. The
-// longest chains in use have six.
+// maxDelegates limits a chain, which a journal entry contains. The longest in use have six.
 const maxDelegates = 500
 
 // ErrNoChain is the error for a configuration that neither contains nor names a chain.
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
 	`put the plugins to run into "chain": {"plugins": [...]}`)
 
-// LoadChain returns the chain that the configuration contains or names.
 func (c *Conf) LoadChain() (chain *Chain, err error) {
-	where := `key "chain"`
 	switch {
 	case c.Chain != nil && c.ChainFile != "":
 		return nil, errors.New(`"chain" and "chainFile" are both set; keep one`)
 	case c.Chain != nil:
-		chain, err = c.ParseChain(c.Chain, c.CNIVersion)
+		if chain, err = c.ParseChain(c.Chain, c.CNIVersion); err != nil {
+			err = fmt.Errorf(`key "chain": %w`, err)
+		}
 	case c.ChainFile != "":
-		where = "chainFile " + c.ChainFile
-		chain, err = c.readChainFile()
+		if chain, err = c.readChainFile(); err != nil {
+			err = fmt.Errorf("chainFile %s: %w", c.ChainFile, err)
+		}
 	default:
-		return nil, ErrNoChain
+		err = ErrNoChain
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", where, err)
-	}
-	return chain, nil
+	return chain, err
 }
 
 // ParseChain reads a conflist, or the configuration of a single plugin. Like libcni, it adds the
-// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set. If
-// cniVersion is absent, ParseChain uses defaultVersion.
+// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set.
+// defaultVersion is for a conflist without cniVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -81,12 +77,12 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		}
 		list.Plugins = append(list.Plugins, more...)
 	}
-	if len(list.Plugins) == 0 {
+	switch n := len(list.Plugins); {
+	case n == 0:
 		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
-	}
-	if len(list.Plugins) > maxDelegates {
-		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`,
-			len(list.Plugins), maxDelegates)
+	case n > maxDelegates:
+		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`, n,
+			maxDelegates)
 	}
 	chain := &Chain{DisableCheck: bool(list.DisableCheck), DisableGC: bool(list.DisableGC)}
 	chain.CNIVersion, err = highest(list.CNIVersion, list.CNIVersions, defaultVersion)
@@ -103,8 +99,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	return chain, nil
 }
 
-// highest returns the version that libcni would choose: the highest listed one that this release
-// supports.
+// highest returns the version that libcni would choose: the highest one that it supports.
 func highest(one string, listed []string, absent string) (string, error) {
 	candidates := listed
 	if one != "" {
@@ -159,9 +154,8 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	return d, nil
 }
 
-// Config returns the stdin of the delegate at index i, without prevResult. It is the delegate's own
-// object, with the keys that libcni would inject into it, and the keys that a runtime injected into
-// unwind's entry.
+// Config returns the stdin of the delegate at index i, without prevResult: its own object, the keys
+// that libcni would inject, and those that a runtime injected into unwind's entry.
 func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	d := ch.Delegates[i]
 	object := maps.Clone(d.object)
@@ -173,12 +167,9 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	}
 	object["name"] = Marshal(c.Name)
 	object["cniVersion"] = Marshal(ch.CNIVersion)
-	runtimeConfig := map[string]json.RawMessage{}
-	for capability := range d.Capabilities {
-		if value, ok := c.RuntimeConfig[capability]; ok {
-			runtimeConfig[capability] = value
-		}
-	}
+	runtimeConfig := maps.Clone(c.RuntimeConfig)
+	maps.DeleteFunc(runtimeConfig,
+		func(capability string, _ json.RawMessage) bool { return !d.Capabilities[capability] })
 	if len(runtimeConfig) > 0 {
 		object["runtimeConfig"] = Marshal(runtimeConfig)
 	}
@@ -195,8 +186,7 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	return steps
 }
 
-// Only returns the index of the only delegate of a type. It returns -1 if the chain contains none,
-// or several that cannot be distinguished.
+// Only returns the index of the only delegate of a type, or -1 if there is none, or several.
 func (ch *Chain) Only(plugin string) int {
 	is := func(d Delegate) bool { return d.Type == plugin }
 	first := slices.IndexFunc(ch.Delegates, is)
@@ -206,8 +196,7 @@ func (ch *Chain) Only(plugin string) int {
 	return first
 }
 
-// mergeArgs adds injected args to a delegate's args, as multus does. Injected keys win, both in
-// args and in args.cni.
+// mergeArgs adds injected args to a delegate's, as multus does. They win, in args and in args.cni.
 func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 	merged := ObjectOf(own)
 	for key, value := range ObjectOf(injected) {
@@ -223,7 +212,7 @@ func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 
 // ObjectOf decodes a JSON object; for anything else it returns an empty one.
 func ObjectOf(raw json.RawMessage) map[string]json.RawMessage {
-	object := map[string]json.RawMessage{}
+	var object map[string]json.RawMessage
 	if json.Unmarshal(raw, &object) != nil || object == nil {
 		return map[string]json.RawMessage{}
 	}
@@ -239,8 +228,7 @@ func Marshal(v any) json.RawMessage {
 	return data
 }
 
-// WithPrevResult returns a delegate's configuration with prevResult set. The configuration is an
-// object that unwind encoded, or any bytes if the journal is damaged.
+// WithPrevResult returns a delegate's configuration, which unwind encoded, with prevResult set.
 func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(prevResult) == 0 || len(config) < 2 {
 		return config
@@ -252,15 +240,14 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return slices.Concat(config[:len(config)-1], []byte(key), prevResult, []byte("}"))
 }
 
-// ExecutesIPAM reports whether the delegate is known to execute the binary that its ipam.type
-// names. Without that binary, no ADD can succeed.
+// ExecutesIPAM reports whether the delegate is known to execute the binary that ipam.type names.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 
 // Missing returns the plugins that every ADD of the chain needs but no directory of the path list
-// contains. An ADD needs the delegates, and the IPAM plugins that delegates execute (ExecutesIPAM).
+// contains: delegates, and the IPAM plugins that delegates execute.
 func (ch *Chain) Missing(path string) []string {
 	var missing []string
 	for _, d := range ch.Delegates {
@@ -279,7 +266,6 @@ func (ch *Chain) Missing(path string) []string {
 
 const ips = "ips" // the capability for static addresses
 
-// capabilities returns those that delegates declare.
 func (ch *Chain) capabilities() map[string]bool {
 	all := map[string]bool{}
 	for _, d := range ch.Delegates {
@@ -289,8 +275,8 @@ func (ch *Chain) capabilities() map[string]bool {
 }
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
-// has. For a container with static addresses, podman adds this capability to the first plugin of
-// the list, unless that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// has. podman adds it to the first plugin of the list of a container with static addresses, unless
+// that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}
@@ -300,8 +286,7 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 }
 
 // EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
-// delegates, and "ips" with them. podman replaces the capabilities of an entry that does not
-// declare "ips" (see AdoptIPs), so port mappings would be lost.
+// delegates, and "ips", because podman replaces the capabilities of an entry without it.
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {
@@ -310,9 +295,8 @@ func (ch *Chain) EntryCapabilities() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not.
-// libcni passes on only the capabilities in unwind's entry, so these delegates do not get their
-// arguments.
+// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not:
+// libcni does not pass on their arguments.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
 	lost := ch.capabilities()
 	maps.DeleteFunc(lost, func(name string, _ bool) bool { return c.Capabilities[name] })

@@ -341,6 +341,12 @@ func TestLostCapabilities(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
+	for declared, want := range map[string]string{`{}`: "[]", `{"mac": true}`: "[ips mac]"} {
+		chain, _ := load(t, fmt.Sprintf(`"chain": {"plugins": [{"type": "a", "capabilities": %s}]}`, declared))
+		if got := fmt.Sprint(chain.EntryCapabilities()); got != want {
+			t.Errorf("%s: the entry should declare %s, want %s", declared, got, want)
+		}
+	}
 }
 
 func TestMissing(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package netconf parses unwind's configuration and its chain, the runtime's conflists, and CNI
-// results. It does not run plugins. It uses only the types of package journal.
+// results.
 package netconf
 
 import (
@@ -24,8 +24,7 @@ const Name = "unwind"
 // DefaultStateDir is the directory of a node's journal and locks.
 const DefaultStateDir = "/var/lib/cni/unwind"
 
-// MaxConfig limits the size of a network configuration, in bytes. The largest in use have a few
-// KiB.
+// MaxConfig limits a network configuration, in bytes. The largest in use have a few KiB.
 const MaxConfig = 4 << 20
 
 // Conf is unwind's entry in a conflist, as the runtime passes it on stdin.
@@ -62,17 +61,16 @@ var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 // ignoredKeys are libcni's own keys, which unwind knows and ignores.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins"}
 
-// emptyKeys are keys that have no effect if their value is empty. libcni's PluginConf adds them
-// when it encodes a configuration, as multus up to 4.3 does for its cluster network.
+// emptyKeys are ignored if their value is empty. libcni's PluginConf adds them when it encodes a
+// configuration, as multus up to 4.3 does for its cluster network.
 var emptyKeys = []string{"dns", "ipam"}
 
-// ValidKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
+// validKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
 // second is an error in SPEC 1.1, and libcni writes it too (cni#1101).
-var ValidKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
+var validKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
 // ParseConf reads unwind's configuration. An invalid key keeps its default value, and the error
-// names the key. The Conf is usable even with an error, so that an invalid configuration does not
-// block a pod's DEL.
+// names it. The Conf is usable even with an error, so that it does not block a pod's DEL.
 func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
@@ -114,7 +112,7 @@ func ParseConf(data []byte) (*Conf, error) {
 		switch {
 		case field != nil:
 			err = field(value)
-		case slices.Contains(ValidKeys, key):
+		case slices.Contains(validKeys, key):
 			err = c.takeValid(key, value)
 		case slices.Contains(InjectedKeys, key):
 			if string(value) != "null" {
@@ -134,7 +132,6 @@ func ParseConf(data []byte) (*Conf, error) {
 	return c, errors.Join(errs...)
 }
 
-// DefaultConf returns a configuration with the default value of every key.
 func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,
@@ -145,18 +142,16 @@ func DefaultConf() *Conf {
 	}
 }
 
-// Observes reports whether unwind only observes and never sweeps, as in a trial. It then also skips
-// work that only helps other attachments.
+// Observes reports whether unwind never sweeps, as in a trial. Then it does nothing else for other
+// attachments either.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
-// Warn adds a warning for the log.
 func (c *Conf) Warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }
 
 // field returns a function that decodes a value into *to. If the value has another type, or convert
-// rejects it, the function returns an error and leaves *to unchanged. As in libcni, null is the
-// same as absent.
+// rejects it, that function returns an error and leaves *to. As in libcni, null means absent.
 func field[J, T any](
 	to *T, want string, convert func(J) (T, bool),
 ) func(json.RawMessage) error {
@@ -194,8 +189,7 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 	return nil
 }
 
-// ParseValid reads a list of attachments in the format of a runtime's GC: [{"containerID": "…",
-// "ifname": "…"}, …]. It returns an empty list as a non-nil slice.
+// ParseValid reads a list of attachments in the format of a runtime's GC. An empty list is not nil.
 func ParseValid(data []byte) ([]Attachment, error) {
 	const want = `expected a JSON list of {"containerID": "…", "ifname": "…"}`
 	valid, data := []Attachment{}, bytes.TrimSpace(data)
@@ -240,8 +234,8 @@ func level(s string) (slog.Level, bool) {
 	return l, ok
 }
 
-// excerpt describes a value in an error message. It returns a short scalar unchanged. For any other
-// value it returns only the kind, because the value may contain secrets.
+// excerpt describes a value in an error message: a short scalar unchanged, and any other value,
+// which may contain secrets, by its kind.
 func excerpt(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
@@ -262,8 +256,8 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded reports whether the runtime sent no prevResult with its DEL, so it has no ADD result.
-// It is false before CNI 0.4.0, because a runtime never sends one in those versions.
+// NeverAdded reports whether the runtime has no ADD result, because it sent no prevResult with its
+// DEL. It is false before CNI 0.4.0, where no runtime sends one.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

@@ -54,7 +54,7 @@ func TestParseConf(t *testing.T) {
 			"cni.dev/valid-attachments": [], "cni.dev/attachments": null`,
 			func(c *Conf) {
 				c.DisableGC, c.Valid = true, []Attachment{}
-				c.ValidRaw[ValidKeys[0]] = json.RawMessage(`[]`)
+				c.ValidRaw[validKeys[0]] = json.RawMessage(`[]`)
 			}},
 		{"keys of multus", `"args": {"cni": {"ips": "10.0.0.1"}}, "deviceID": "0000:01:02.3", "pciBusID": null`,
 			func(c *Conf) {

@@ -29,8 +29,7 @@ type Conflist struct {
 	Unwind     *Conf    // unwind's entry, or nil
 }
 
-// ReadConflist reads the configuration in a file (see ParseConflist). Its errors do not contain the
-// path.
+// ReadConflist reads the configuration in a file. Its errors do not contain the path.
 func ReadConflist(path string) (*Conflist, error) {
 	data, err := ReadFile(path)
 	if err != nil {
@@ -70,9 +69,8 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Chain returns the chain that unwind runs for a configuration, and unwind's entry. If the
-// configuration does not contain unwind, the runtime itself runs the chain; the Conf is then what
-// unwind would use for it.
+// Chain returns the chain that unwind runs for a configuration, and unwind's entry. In one without
+// unwind, the runtime runs the chain, and the Conf is what unwind would use for it.
 func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
 	if conf = c.Unwind; conf != nil {
 		conf.Name = c.Name
@@ -88,8 +86,7 @@ func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
 	return chain, conf, err
 }
 
-// list is a list of plugins as libcni reads it. The configuration of a single plugin becomes a list
-// of one.
+// list is a list of plugins as libcni reads it: of one, if it is a single plugin's configuration.
 type list struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -145,12 +142,10 @@ func jsonError(err error) error {
 	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
-// readDelay is the timeout for reading a chainFile. A disk under load may take seconds.
-const readDelay = 10 * time.Second
+const readDelay = 10 * time.Second // for a chainFile: a disk under load may take seconds
 
-// readChainFile reads the chain in chainFile at each call, because the file's owner may rewrite it
-// at any time. It abandons a read that hangs, for example because a mount's server is gone, after
-// readDelay. The abandoned read occupies a thread.
+// readChainFile reads the chain in chainFile. It abandons a read that hangs, for example because a
+// mount's server is gone, after readDelay; that occupies a thread.
 func (c *Conf) readChainFile() (*Chain, error) {
 	var chain *Chain
 	read := make(chan error, 1)
@@ -172,11 +167,9 @@ func (c *Conf) readChainFile() (*Chain, error) {
 	}
 }
 
-// readRenamed finds the chain if the chainFile is gone. A provider may have renamed its file, and a
-// runtime without unwind would read the new one. readRenamed returns the first configuration in the
-// directory, in the runtime's order, that has the same network name and does not contain unwind. It
-// never returns another network, because that would give pods other addresses under this name. If
-// it finds no file, it returns an error.
+// readRenamed finds the chain if the chainFile is gone, because its provider may have renamed it:
+// the first configuration in the directory, in the runtime's order, that has the same network name
+// and does not contain unwind. Another network would give pods other addresses under this name.
 func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	paths, err := Conflists(filepath.Dir(c.ChainFile))
 	if err != nil {
@@ -203,8 +196,8 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	return nil, cmp.Or(other, gone)
 }
 
-// ReadFile reads a configuration. It does not follow a link in a directory that others can write
-// to, and rejects anything but a regular file.
+// ReadFile reads a configuration from a regular file. It follows no link in a directory that others
+// can write to.
 func ReadFile(path string) ([]byte, error) {
 	flags := os.O_RDONLY | syscall.O_NONBLOCK
 	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {
@@ -225,7 +218,6 @@ func ReadFile(path string) ([]byte, error) {
 	return ReadAll(f)
 }
 
-// ReadAll reads a configuration of at most MaxConfig bytes.
 func ReadAll(r io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxConfig+1))
 	if err == nil && len(data) > MaxConfig {
@@ -234,9 +226,8 @@ func ReadAll(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// Conflists returns the paths of the configurations in a directory (/etc/cni/net.d), in the order
-// in which a runtime reads them. The first is the node's network. For a missing directory,
-// Conflists returns no paths.
+// Conflists returns the paths of the configurations in a directory, which may be missing, in the
+// order in which a runtime reads them. The first is the node's network.
 func Conflists(dir string) ([]string, error) {
 	return filesIn(dir, ".conflist", ".conf", ".json") // the extensions that libcni reads
 }
@@ -256,14 +247,9 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 }
 
 // InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
-// names. libcni appends the configurations in the directory with the network's name, next to a
-// conflist, to the conflist's own plugins.
-func InlineDirectory(dir string) ([]json.RawMessage, error) {
+// names. libcni appends those in the directory with the network's name, next to a conflist, to it.
+func InlineDirectory(dir string) (plugins []json.RawMessage, err error) {
 	paths, err := filesIn(dir, ".conf")
-	if err != nil {
-		return nil, err
-	}
-	var plugins []json.RawMessage
 	for _, path := range paths {
 		data, err := ReadFile(path)
 		if err != nil {
@@ -271,11 +257,10 @@ func InlineDirectory(dir string) ([]json.RawMessage, error) {
 		}
 		plugins = append(plugins, data)
 	}
-	return plugins, nil
+	return plugins, err
 }
 
-// FindPlugin returns the path of a plugin's binary, in the first directory of a path list that
-// contains it.
+// FindPlugin returns the path of a plugin's binary in the first directory of a path list with it.
 func FindPlugin(plugin, path string) (string, error) {
 	dirs := filepath.SplitList(path)
 	for _, dir := range dirs {

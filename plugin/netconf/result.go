@@ -15,8 +15,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// Result is the part of a CNI result that unwind uses. unwind stores the bytes that ReadResult
-// returns, and passes those on.
+// Result is the part of a CNI result that unwind uses. It stores, and passes on, the bytes.
 type Result struct {
 	Interfaces []struct {
 		Name    string `json:"name"`
@@ -26,7 +25,7 @@ type Result struct {
 	IPs []struct {
 		Address string `json:"address"`
 	} `json:"ips"`
-	IP4, IP6 *oldIP // in a result before CNI 0.3.0
+	IP4, IP6 oldIP // in a result before CNI 0.3.0
 }
 
 // oldIP is an address of a result before CNI 0.3.0, with its prefix length.
@@ -34,8 +33,7 @@ type oldIP struct {
 	IP string `json:"ip"`
 }
 
-// ParseResult reads a result. If there are no bytes, or if it returns an error, the Result is
-// empty.
+// ParseResult reads a result. Without bytes, and with an error, the Result is empty.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
@@ -49,24 +47,19 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
 func (r *Result) Prefixes() (all []netip.Prefix) {
-	add := func(text string) {
+	texts := []string{r.IP4.IP, r.IP6.IP}
+	for _, ip := range r.IPs {
+		texts = append(texts, ip.Address)
+	}
+	for _, text := range texts {
 		if p, err := netip.ParsePrefix(text); err == nil {
 			all = append(all, netip.PrefixFrom(p.Addr().Unmap(), p.Bits()))
-		}
-	}
-	for _, ip := range r.IPs {
-		add(ip.Address)
-	}
-	for _, ip := range []*oldIP{r.IP4, r.IP6} {
-		if ip != nil {
-			add(ip.IP)
 		}
 	}
 	return all
 }
 
-// Addresses returns the addresses that identify the container. It omits loopback, link-local,
-// multicast and unspecified addresses.
+// Addresses returns the addresses that identify the container: the global unicast ones.
 func (r *Result) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, p := range r.Prefixes() {
@@ -78,9 +71,8 @@ func (r *Result) Addresses() []netip.Addr {
 }
 
 // ReadResult returns the result that libcni would pass on, given a delegate's output on ADD (cni
-// pkg/invoke, ExecPluginWithResult). It decodes the output into libcni's types and encodes it
-// again, without unknown fields. If the output has no version, ReadResult sets the version of the
-// configuration (cni#895). Like libcni, it rejects a result that it cannot decode.
+// pkg/invoke, ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown
+// fields. An output without a version gets that of the configuration (cni#895).
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
@@ -107,9 +99,8 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	return create.Create(says, stdout)
 }
 
-// ConvertResult returns a result in another version of the specification. It returns the same bytes
-// if they already have that version, and nil if raw is empty. libcni's converters panic on a null
-// element; ConvertResult returns an error.
+// ConvertResult returns a result in another version of the specification, the same bytes if they
+// have that version, and nil if raw is empty. libcni's converters panic on a null element.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -137,7 +128,6 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 // SameVersion reports whether two CNI versions are the same. An absent version means 0.1.0.
 func SameVersion(a, b string) bool { return cmp.Or(a, "0.1.0") == cmp.Or(b, "0.1.0") }
 
-// WithoutAddresses returns a result without the given addresses.
 func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err != nil {
@@ -170,12 +160,10 @@ func WithoutAddresses(raw json.RawMessage, drop []netip.Addr) (json.RawMessage, 
 	return Marshal(object), nil
 }
 
-// maxPodName limits a pod's namespace and name together, in bytes. Kubernetes allows less (63 and
-// 253), and a key of the journal may be longer.
+// maxPodName limits a pod's namespace and name together, in bytes. Kubernetes allows 63 and 253.
 const maxPodName = 1000
 
-// PodOf reads the pod from CNI_ARGS (K8S_POD_NAMESPACE=…;K8S_POD_NAME=…;K8S_POD_UID=…), as
-// Kubernetes runtimes set them.
+// PodOf reads the pod from CNI_ARGS, as Kubernetes runtimes set them.
 func PodOf(args string) journal.Pod {
 	var p journal.Pod
 	fields := map[string]*string{

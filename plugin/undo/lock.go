@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -135,9 +136,10 @@ func (w *Worker) signal(key journal.Key, owner int, sig syscall.Signal) (sent bo
 	}
 	defer func() { _ = p.Release() }()
 	again, err := w.Journal.Store.LookAtLock(key)
-	if err != nil || again.Owner != owner || facts.Environ(owner, "CNI_COMMAND") != "ADD" ||
-		facts.Environ(owner, "CNI_CONTAINERID") != key.ContainerID ||
-		facts.Environ(owner, "CNI_IFNAME") != key.IfName || !facts.Older(owner, os.Getpid()) {
+	env := facts.Environ(owner)
+	if err != nil || again.Owner != owner || !slices.Contains(env, "CNI_COMMAND=ADD") ||
+		!slices.Contains(env, "CNI_CONTAINERID="+key.ContainerID) ||
+		!slices.Contains(env, "CNI_IFNAME="+key.IfName) || !facts.Older(owner, os.Getpid()) {
 		return false
 	}
 	w.Log.Warn("stopping an ADD that is still running, because the runtime sent the DEL of its "+
