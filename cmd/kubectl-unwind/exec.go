@@ -65,10 +65,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s:%s\n", nodes[i].name, indent(done.text))
 		}
 	}
-	if len(failed) == 0 || err != nil {
-		return err
-	}
-	return summarize(ctx, failed, code, len(nodes))
+	return errors.Join(err, summarize(ctx, failed, code, len(nodes)))
 }
 
 // ask returns nil if the user confirms a command on the terminal.
@@ -142,8 +139,7 @@ func (o *options) runUnwindctl(ctx context.Context, pod string, args []string) o
 	out := &bounded{}
 	err := o.kubectl(ctx, out, out, slices.Concat(
 		[]string{"exec", "pod/" + pod, "--container=agent", "--", "/unwindctl", "--host"}, args)...)
-	text, _, _ := strings.Cut(out.text.String(), "command terminated with exit code ") // kubectl's line
-	done := outcome{text: strings.TrimRight(text, "\n")}
+	done := outcome{text: out.text.String()}
 	var exited *exec.ExitError
 	switch {
 	case out.full:
@@ -151,9 +147,11 @@ func (o *options) runUnwindctl(ctx context.Context, pod string, args []string) o
 	case errors.As(err, &exited) && exited.ExitCode() > 0:
 		done.code = exited.ExitCode()
 		done.reason = fmt.Sprintf("exit code %d", done.code)
+		done.text = strings.TrimSuffix(done.text, "command terminated with "+done.reason+"\n")
 	case err != nil:
 		done.reason, done.code = err.Error(), term.ExitError
 	}
+	done.text = strings.TrimRight(done.text, "\n")
 	return done
 }
 
@@ -172,7 +170,7 @@ func indent(text string) string {
 	return " " + text
 }
 
-// summarize returns an error with a line for each reason why nodes failed.
+// summarize returns an error with a line for each reason why nodes failed, or nil if none failed.
 func summarize(ctx context.Context, failed map[string][]string, code, nodes int) error {
 	var lines []string
 	for _, reason := range slices.Sorted(maps.Keys(failed)) {
@@ -182,6 +180,8 @@ func summarize(ctx context.Context, failed map[string][]string, code, nodes int)
 	}
 	text := strings.Join(lines, "\n")
 	switch {
+	case len(failed) == 0:
+		return nil
 	case ctx.Err() != nil:
 		return errors.New(text + "\ninterrupted")
 	case failed[notRun] != nil:

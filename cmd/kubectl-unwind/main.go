@@ -46,10 +46,10 @@ func rootCommand() *cobra.Command {
 	root := term.Program(&cobra.Command{
 		Use:   "kubectl-unwind",
 		Short: "Run unwindctl on all nodes",
-		Long: "Run unwindctl on all nodes, with kubectl exec in the agent's pod on each node, 20 nodes\n" +
-			"at a time. The outputs are printed in the order of the nodes' names. At the end, error\n" +
-			"lines name the nodes that failed, the nodes without an agent (if you may list nodes),\n" +
-			"and the nodes on which nothing was run.\n\n" +
+		Long: "Run unwindctl on all nodes, with kubectl exec in the agent's pod on each node, 20\n" +
+			"nodes at a time. The outputs are printed in the order of the nodes' names. At the end,\n" +
+			"error lines name the nodes that failed, the nodes without an agent (if you may list\n" +
+			"nodes), and the nodes on which nothing was run.\n\n" +
 			"You need these permissions:\n" +
 			"  in the agents' namespace: list and get pods, get and create pods/exec\n" +
 			"  in the cluster: list nodes, to see the nodes without an agent\n" +
@@ -103,8 +103,8 @@ func execCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec -- COMMAND",
 		Short: "Run a command of unwindctl on all nodes",
-		Long: "Run a command of unwindctl, with its arguments, on all nodes, or on those that --nodes or\n" +
-			"-l selects. unwindctl --help lists the commands.\n\n" +
+		Long: "Run a command of unwindctl, with its arguments, on all nodes, or on those that --nodes\n" +
+			"or -l selects. unwindctl --help lists the commands.\n\n" +
 			"off and uninstall take unwind out of use. On more than one node, kubectl unwind asks\n" +
 			"before it runs them, runs them on 10 nodes at a time, and stops at the first failure.\n\n" +
 			"If a node does not answer in time, the command may still finish on it.",
