@@ -101,8 +101,10 @@ func rootCommand() *cobra.Command {
 
 func execCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "exec -- COMMAND",
+		Use:   "exec [flags] -- COMMAND",
 		Short: "Run a command of unwindctl on all nodes",
+
+		DisableFlagsInUseLine: true,
 		Long: "Run a command of unwindctl, with its arguments, on all nodes, or on those that --nodes\n" +
 			"or -l selects. unwindctl --help lists the commands.\n\n" +
 			"off and uninstall take unwind out of use. On more than one node, kubectl unwind asks\n" +
