@@ -4,199 +4,204 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/url"
+	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
-	"syscall"
-	"time"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"unicode"
+
+	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
 )
 
-// gate is a kubectl proxy that allows only exec into pods. It needs one process and one login for
-// all nodes, whereas kubectl exec needs one of each per node. Its socket is in a private directory.
-type gate struct {
-	kubectl *kubectl
-	client  *http.Client
+const (
+	mostAtOnce        = 20
+	mostAtOnceCareful = 10
+	mostOutput        = 64 << 20 // bytes from a node, which controls them
+)
+
+// careful are the commands of unwindctl that take unwind out of use.
+var careful = []string{"off", "uninstall"}
+
+// outcome is what a command printed on a node. If it failed, it has a reason and an exit code.
+type outcome struct {
+	text, reason string
+	code         int
 }
 
-// openGate starts a kubectl proxy; shut stops it. The gate is nil if kubectl proxy cannot listen,
-// or if the kubeconfig or the environment sets an HTTP proxy for the API server: kubectl proxy does
-// not use that HTTP proxy for exec (kubernetes#120318).
-func (k *kubectl) openGate(ctx context.Context) (g *gate, shut func()) {
-	named, err := k.run(ctx, "config", "view", "--minify",
-		"-o", "jsonpath={.clusters[*].cluster.proxy-url}")
-	named = append(named, os.Getenv("HTTPS_PROXY")+os.Getenv("https_proxy")...)
-	if err != nil || len(named) > 0 {
-		return nil, func() {}
-	}
-	dir, err := os.MkdirTemp("", "kubectl-unwind-")
+// exec runs a command of unwindctl on the selected nodes, and prints the outputs in their order. It
+// asks before a careful command, and starts it on no further node after a failure.
+func (o *options) exec(cmd *cobra.Command, args []string) error {
+	ctx := cmd.Context()
+	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())
 	if err != nil {
-		return nil, func() {}
+		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	socket := filepath.Join(dir, "socket")
-	cmd := exec.CommandContext(ctx, "kubectl", k.args("proxy", "--unix-socket="+socket,
-		"--reject-paths=^$", "--accept-paths=^/api/v1/namespaces/[^/]+/pods/[^/]+/exec$")...)
-	cmd.WaitDelay, cmd.SysProcAttr = time.Second, endsWithUs
-	shut = func() {
-		cancel()
-		_ = cmd.Wait()
-		_ = os.RemoveAll(dir)
+	atOnce, stops := mostAtOnce, false
+	i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(careful, arg) })
+	if i >= 0 && !slices.Contains(args, "--dry-run") {
+		if len(nodes) > 1 && !o.yes {
+			if err := ask(ctx, cmd.ErrOrStderr(), args[i], nodes); err != nil {
+				return err
+			}
+		}
+		atOnce, stops = mostAtOnceCareful, !o.keepGoing
+		args = slices.Insert(args, i+1, "--by=kubectl unwind as "+operator()) // the user's --by wins
 	}
-	late := time.AfterFunc(k.timeout, cancel)
-	defer late.Stop()
-	said, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
+	failed, code := map[string][]string{}, 0
+	for i, running := range o.start(ctx, nodes, args, atOnce, stops) {
+		done := <-running
+		if done.reason != "" {
+			failed[done.reason] = append(failed[done.reason], nodes[i].name)
+			code = max(code, done.code)
+		}
+		if done.reason == "" || done.text != "" {
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s:%s\n", nodes[i].name, indent(done.text))
+		}
 	}
-	if err == nil { // kubectl proxy prints a line once it listens
-		_, err = bufio.NewReader(said).ReadString('\n')
-	}
-	if err != nil {
-		shut()
-		return nil, func() {}
-	}
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}
-	return &gate{k, &http.Client{Transport: &http.Transport{DialContext: dial}}}, shut
+	return errors.Join(err, summarize(ctx, failed, code, len(nodes)))
 }
 
-// endsWithUs makes the kernel kill kubectl proxy if this process is killed. It is nil on operating
-// systems that cannot do so.
-var endsWithUs *syscall.SysProcAttr
-
-// errClosed means that something between kubectl proxy and the API server blocks WebSockets, or
-// that the user lacks the permission to get pods/exec. An exec over WebSockets needs that
-// permission in addition to create.
-var errClosed = errors.New("kubectl proxy cannot exec into pods")
-
-// status is the outcome of a request, as the API server reports it.
-type status struct {
-	Status, Reason, Message string
-	Details                 struct {
-		Causes []struct{ Reason, Message string }
+// ask returns nil if the user confirms a command on the terminal.
+func ask(ctx context.Context, stderr io.Writer, command string, nodes []node) error {
+	const hint = "to run it without being asked, add --yes"
+	if _, terminal := term.OnTerminal(os.Stdin); !terminal {
+		return term.WithHint(hint, "%w", term.Usage("%s on %d nodes requires a confirmation, and stdin "+
+			"is not a terminal", command, len(nodes)))
+	}
+	fmt.Fprintf(stderr, "%s takes unwind out of use on %d nodes: %s to %s.\nContinue? [y/N] ",
+		command, len(nodes), nodes[0].name, nodes[len(nodes)-1].name)
+	answer := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case <-ctx.Done():
+		return errors.New("interrupted")
+	case line := <-answer:
+		if line != "y" && line != "yes" {
+			return term.WithHint(hint, "%w", term.Usage("not confirmed; nothing was done"))
+		}
+		return nil
 	}
 }
 
-// run runs a command in the agent's container with the WebSocket protocol of exec, and returns its
-// output as kubectl.run does. The first byte of each message is the number of its stream: 1 for
-// stdout, 2 for stderr, 3 for the final status (k8s.io/apimachinery v0.36.3,
-// pkg/util/remotecommand).
-func (g *gate) run(ctx context.Context, pod string, command []string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, g.kubectl.timeout)
-	defer cancel()
-	out := &bounded{left: mostOutput, full: cancel}
-	said := &bounded{left: mostErrors, full: func() {}}
-	end := &bounded{left: mostErrors, full: func() {}}
-	err := g.exec(ctx, pod, command, []io.Writer{io.Discard, out, said, end})
-	var ended status
+// operator returns the user who runs this program. unwind records who switched it off.
+func operator() string {
+	host, _ := os.Hostname()
+	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")
+}
+
+// start starts a command on all nodes, and returns a channel for the outcome on each. Once a
+// command has failed, it is started on no further node if stops is true.
+func (o *options) start(ctx context.Context, nodes []node, args []string, atOnce int,
+	stops bool) []chan outcome {
+	outcomes := make([]chan outcome, len(nodes))
+	for i := range outcomes {
+		outcomes[i] = make(chan outcome, 1)
+	}
+	slots := make(chan struct{}, atOnce)
+	var failed atomic.Bool
+	go func() {
+		for i, n := range nodes {
+			slots <- struct{}{}
+			go func() {
+				switch {
+				case n.pod == "":
+					outcomes[i] <- outcome{reason: "no agent", code: term.ExitError}
+				case ctx.Err() != nil, stops && failed.Load():
+					outcomes[i] <- outcome{reason: notRun, code: term.ExitError}
+				default:
+					done := o.runUnwindctl(ctx, n.pod, args)
+					if done.reason != "" {
+						failed.Store(true)
+					}
+					outcomes[i] <- done
+				}
+				<-slots
+			}()
+		}
+	}()
+	return outcomes
+}
+
+const notRun = "not run"
+
+// runUnwindctl runs unwindctl in the agent's pod of a node.
+func (o *options) runUnwindctl(ctx context.Context, pod string, args []string) outcome {
+	out := &bounded{}
+	err := o.kubectl(ctx, out, out, slices.Concat(
+		[]string{"exec", "pod/" + pod, "--container=agent", "--", "/unwindctl", "--host"}, args)...)
+	done := outcome{text: out.text.String()}
+	var exited *exec.ExitError
 	switch {
-	case out.isFull:
-		return nil, fmt.Errorf("unwindctl printed more than %d MiB", mostOutput>>20)
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil, fmt.Errorf("no answer within %s (--timeout)", g.kubectl.timeout)
-	case err != nil && end.buf.Len() == 0: // the final status has not arrived
-		return nil, fmt.Errorf("exec: %w", err)
+	case out.full:
+		done.reason, done.code = errFull.Error(), term.ExitError
+	case errors.As(err, &exited) && exited.ExitCode() > 0:
+		done.code = exited.ExitCode()
+		done.reason = fmt.Sprintf("exit code %d", done.code)
+		done.text = strings.TrimSuffix(done.text, "command terminated with "+done.reason+"\n")
+	case err != nil:
+		done.reason, done.code = err.Error(), term.ExitError
 	}
-	if err := json.Unmarshal(end.buf.Bytes(), &ended); err != nil {
-		return out.buf.Bytes(), fmt.Errorf("exec: invalid status: %w", err)
-	}
-	if ended.Status == "Success" {
-		return out.buf.Bytes(), nil
-	}
-	code := 0
-	for _, c := range ended.Details.Causes {
-		if c.Reason == "ExitCode" {
-			code, _ = strconv.Atoi(c.Message)
-		}
-	}
-	return out.buf.Bytes(), &refused{code, term.Printable(words(said.buf.String(),
-		errors.New(cmp.Or(ended.Message, "exec failed without a reason"))))}
+	done.text = strings.TrimRight(done.text, "\n")
+	return done
 }
 
-// exec runs a command in the pod and copies stream i of its output to streams[i], until the command
-// ends.
-func (g *gate) exec(ctx context.Context, pod string, command []string, streams []io.Writer) error {
-	query := url.Values{"container": {container}, "command": command, "stdout": {"true"},
-		"stderr": {"true"}}
-	at := url.URL{Scheme: "http", Host: "localhost", RawQuery: query.Encode(),
-		Path: "/api/v1/namespaces/" + g.kubectl.namespace + "/pods/" + pod + "/exec"}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
-	if err != nil {
-		return err
-	}
-	request.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
-		"Sec-Websocket-Version":  {"13"},
-		"Sec-Websocket-Key":      {"dW53aW5kdW53aW5kdW53aQ=="}, // matters only to caches
-		"Sec-Websocket-Protocol": {"v5.channel.k8s.io, v4.channel.k8s.io"}}
-	answer, err := g.client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode != http.StatusSwitchingProtocols {
-		body, err := io.ReadAll(io.LimitReader(answer.Body, mostErrors))
-		if err != nil {
-			return err
+// indent returns a text to print after a node's name: one line on the same line, more lines below
+// it. It replaces control characters.
+func indent(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
 		}
-		var s status
-		if json.Unmarshal(body, &s) != nil || answer.StatusCode < 500 || s.Message == "" {
-			return errClosed
-		}
-		return errors.New(s.Message) // such as a kubelet that does not respond
+		return '?'
+	}, cmp.Or(text, "no output"))
+	if strings.Contains(text, "\n") {
+		return "\n  " + strings.ReplaceAll(text, "\n", "\n  ")
 	}
-	defer context.AfterFunc(ctx, func() { _ = answer.Body.Close() })()
-	return frames(bufio.NewReader(answer.Body), streams)
+	return " " + text
 }
 
-// frames copies the contents of a WebSocket server's unmasked frames to streams until the closing
-// frame (RFC 6455 §5.2). It does not reply to pings, because the API server sends none
-// (k8s.io/apiserver v0.37.0, pkg/util/proxy/websocket.go).
-func frames(in *bufio.Reader, streams []io.Writer) error {
-	var stream byte
-	for {
-		var head [2]byte
-		if _, err := io.ReadFull(in, head[:]); err != nil {
-			return err
-		}
-		size := int64(head[1] & 0x7f)
-		if size >= 126 {
-			long := make([]byte, 8)
-			if _, err := io.ReadFull(in, long[map[int64]int{126: 6, 127: 0}[size]:]); err != nil {
-				return err
-			}
-			size = int64(binary.BigEndian.Uint64(long))
-		}
-		to, opcode := io.Discard, head[0]&0xf
-		switch {
-		case opcode == 8:
-			return nil
-		case opcode == 1 || opcode == 2: // 0 continues a message
-			if size == 0 {
-				continue
-			}
-			var err error
-			if stream, err = in.ReadByte(); err != nil {
-				return err
-			}
-			size--
-		}
-		if opcode < 8 && int(stream) < len(streams) {
-			to = streams[stream]
-		}
-		if _, err := io.CopyN(to, in, size); err != nil {
-			return err
-		}
+// summarize returns an error with a line for each reason why nodes failed, or nil if none failed.
+func summarize(ctx context.Context, failed map[string][]string, code, nodes int) error {
+	var lines []string
+	for _, reason := range slices.Sorted(maps.Keys(failed)) {
+		names := failed[reason]
+		lines = append(lines, fmt.Sprintf("%s on %d of %s: %s", reason, len(names),
+			term.Plural(nodes, "node", "nodes"), strings.Join(names, ", ")))
 	}
+	text := strings.Join(lines, "\n")
+	switch {
+	case len(failed) == 0:
+		return nil
+	case ctx.Err() != nil:
+		return errors.New(text + "\ninterrupted")
+	case failed[notRun] != nil:
+		return term.WithHint("select the other nodes with --nodes, or add --keep-going", "%w",
+			term.Coded{Code: code, Text: text})
+	}
+	return term.Coded{Code: code, Text: text}
+}
+
+// bounded keeps what is written to it, up to mostOutput.
+type bounded struct {
+	text strings.Builder
+	full bool
+}
+
+var errFull = fmt.Errorf("more than %d MiB of output", mostOutput>>20)
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.full = b.full || b.text.Len()+len(p) > mostOutput; b.full {
+		return 0, errFull
+	}
+	return b.text.Write(p)
 }

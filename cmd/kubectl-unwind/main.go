@@ -1,19 +1,10 @@
-// Command kubectl-unwind is a kubectl plugin: kubectl unwind runs unwindctl on all nodes in
-// parallel and shows the results in one table.
+// Command kubectl-unwind is a kubectl plugin: kubectl unwind exec runs unwindctl on all nodes.
 //
 // It runs on the operator's machine, on any operating system, so it shares only package term with
-// unwindctl. It runs the user's kubectl with the user's kubeconfig and permissions: kubectl get for
-// the pods, and one kubectl proxy to run unwindctl in the agent's pod on each node. 500 runs of
-// kubectl exec would take 500 logins and 28 s of CPU time.
+// unwindctl. It runs the user's kubectl, with the user's kubeconfig and permissions.
 //
-//	kubectl.go  runs kubectl with limits
-//	agents.go   finds the nodes, and the agent's pod on each
-//	exec.go     runs a command in an agent's pod through kubectl proxy
-//	ask.go      runs a command on all nodes, and shows the progress on a terminal
-//	view.go     prints a table of the results, the worst first
-//	item.go     converts a list that unwindctl prints to rows
-//
-// doctor.go and ipam.go contain the commands with their own kinds of rows, commands.go all others.
+//	nodes.go  finds the nodes, and the agent's pod on each
+//	exec.go   runs unwindctl in these pods, and prints the outputs
 package main
 
 import (
@@ -21,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cni-unwind/cmd/internal/term"
 )
@@ -31,43 +23,42 @@ var version = "dev"
 func main() { os.Exit(term.Main(rootCommand(), term.HintOf)) }
 
 type options struct {
-	kubectl
-	agents   string   // the labels of the agents' pods
-	selector string   // only nodes with these labels
-	nodes    []string // only these nodes; empty for all
-	output   term.Output
+	flags     *pflag.FlagSet // including kubectlFlags
+	namespace string
+	agents    string   // the labels of the agents' pods
+	selector  string   // only nodes with these labels
+	nodes     []string // only these nodes; empty for all
+	timeout   time.Duration
+	yes       bool // do not ask
+	keepGoing bool // do not stop at a failure
+}
+
+// kubectlFlags are the names and help texts of the flags that are passed to kubectl.
+var kubectlFlags = [][2]string{
+	{"context", "use the kubeconfig context `NAME`"},
+	{"kubeconfig", "use the kubeconfig `FILE`"},
+	{"as", "impersonate `USER`"},
+	{"as-group", "impersonate `GROUP`; may be repeated"},
 }
 
 func rootCommand() *cobra.Command {
-	o := &options{kubectl: kubectl{turns: make(chan struct{}, mostKubectls)}}
+	o := &options{}
 	root := term.Program(&cobra.Command{
 		Use:   "kubectl-unwind",
-		Short: "Inspect the CNI plugin unwind on all nodes, and switch it on or off",
-		Long: "Inspect the CNI plugin unwind on all nodes, and switch it on or off. kubectl unwind\n" +
-			"runs unwindctl in the agent's pod on each node, and prints a table of the results, the\n" +
-			"worst first. off, on, uninstall and sweep --yes change nodes; all other commands are\n" +
-			"read-only.\n\n" +
-			"Unreachable nodes come first in the table, with the reason. They include nodes\n" +
-			"without an agent, if you have permission to list nodes.\n\n" +
+		Short: "Run unwindctl on all nodes",
+		Long: "Run unwindctl on all nodes, with kubectl exec in the agent's pod on each node, 20\n" +
+			"nodes at a time. The outputs are printed in the order of the nodes' names. At the end,\n" +
+			"error lines name the nodes that failed, the nodes without an agent (if you may list\n" +
+			"nodes), and the nodes on which nothing was run.\n\n" +
 			"You need these permissions:\n" +
 			"  in the agents' namespace: list and get pods, get and create pods/exec\n" +
 			"  in the cluster: list nodes, to see the nodes without an agent\n" +
 			"Permission to exec into an agent's pod amounts to root on its node.\n\n" +
-			"kubectl unwind queries up to 512 nodes at a time through one kubectl proxy. Without\n" +
-			"permission to get pods/exec, or if an HTTP proxy is set, it runs one kubectl exec per\n" +
-			"node instead, 16 at a time.\n\n" +
-			"The exit codes:\n" +
-			"  0    success\n" +
-			"  1    a node is unreachable or its results are incomplete; show: no such attachment;\n" +
-			"       sweep: unwindctl sweep exited 1 on a node\n" +
-			"  2    usage error; nothing was done\n" +
-			"  3    doctor: all nodes answered, and the worst problem is a warning\n" +
-			"  4    doctor: the worst problem is an error, even if some nodes are unreachable\n" +
-			"  130  interrupted",
+			"The exit code is the highest exit code of unwindctl on any node. It is 1 if all other\n" +
+			"nodes succeeded and a node has no agent or did not answer, 2 after a usage error, and\n" +
+			"130 after an interrupt.",
 		Example: "  kubectl unwind doctor\n" +
-			"  kubectl unwind ipam --nodes worker-1,worker-2\n" +
-			"  kubectl unwind sweep --yes -l pool=batch\n" +
-			"  kubectl unwind list -o wide --context production",
+			"  kubectl unwind exec -- history --since 2h",
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl unwind"},
 		Version:           version,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -81,26 +72,59 @@ func rootCommand() *cobra.Command {
 			return nil
 		},
 	})
-	flags := root.PersistentFlags()
-	o.flags = flags
-	kubectlFlags.addTo(flags)
-	flags.StringVarP(&o.namespace, "namespace", "n", "kube-system", "find the agents in `NAMESPACE`")
-	flags.StringVar(&o.agents, "agent-selector", "app.kubernetes.io/name=unwind",
-		"find the agents' pods by these `LABELS`")
-	flags.StringVarP(&o.selector, "selector", "l", "", "only nodes with these `LABELS`")
-	flags.StringSliceVar(&o.nodes, "nodes", nil,
-		"only these `NODES`, comma-separated; may be repeated")
-	flags.DurationVar(&o.timeout, "timeout", 20*time.Second,
-		"wait at most this `DURATION` for each node, and for the list of pods")
-	o.output.AddFlags(root, flags, "build, nodes", term.Plain, term.Wide, term.JSON)
-	root.AddCommand(doctorCommand(o), listCommand(o), showCommand(o), historyCommand(o),
-		ipamCommand(o), sweepCommand(o), switchCommand(o, "off"), switchCommand(o, "on"),
-		switchCommand(o, "uninstall"), versionCommand(o), completionCommand())
-	for _, cmd := range root.Commands() {
-		if cmd.Args == nil {
-			cmd.Args = term.NoArgs
-		}
-		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	o.flags = root.PersistentFlags()
+	for _, f := range kubectlFlags {
+		o.flags.StringArray(f[0], nil, f[1])
 	}
+	o.flags.StringVarP(&o.namespace, "namespace", "n", "kube-system",
+		"find the agents in `NAMESPACE`")
+	o.flags.StringVar(&o.agents, "agent-selector", "app.kubernetes.io/name=unwind",
+		"find the agents' pods by these `LABELS`")
+	o.flags.StringVarP(&o.selector, "selector", "l", "", "only nodes with these `LABELS`")
+	o.flags.StringSliceVar(&o.nodes, "nodes", nil,
+		"only these `NODES`, comma-separated; may be repeated")
+	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
+		"wait at most this `DURATION` for each node, and for the list of pods")
+	root.AddCommand(execCommand(o), &cobra.Command{
+		Use:   "doctor",
+		Short: "Print the worst problem of each node in one line",
+		Long: "Print the worst problem of each node in one line: the same as\n" +
+			"kubectl unwind exec -- doctor -o line.",
+		Example: "  kubectl unwind doctor\n  kubectl unwind doctor -l pool=batch",
+		Args:    term.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.exec(cmd, []string{"doctor", "-o", "line"})
+		},
+	})
 	return root
+}
+
+func execCommand(o *options) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec [flags] -- COMMAND",
+		Short: "Run a command of unwindctl on all nodes",
+
+		DisableFlagsInUseLine: true,
+		Long: "Run a command of unwindctl, with its arguments, on all nodes, or on those that --nodes\n" +
+			"or -l selects. unwindctl --help lists the commands.\n\n" +
+			"off and uninstall take unwind out of use. On more than one node, kubectl unwind asks\n" +
+			"before it runs them, runs them on 10 nodes at a time, and stops at the first failure.\n\n" +
+			"If a node does not answer in time, the command may still finish on it.",
+		Example: "  kubectl unwind exec -- list -o wide\n" +
+			"  kubectl unwind exec --timeout 10m -l pool=batch -- sweep\n" +
+			"  kubectl unwind exec --nodes worker-1,worker-2 -- off\n" +
+			"  kubectl unwind exec --yes --keep-going -- off",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return term.Usage("kubectl unwind exec requires a command of unwindctl after --")
+			}
+			return nil
+		},
+		RunE: o.exec,
+	}
+	cmd.Flags().SetInterspersed(false) // flags after the first argument are unwindctl's
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask before off and uninstall")
+	cmd.Flags().BoolVar(&o.keepGoing, "keep-going", false,
+		"do not stop off and uninstall at a failure")
+	return cmd
 }

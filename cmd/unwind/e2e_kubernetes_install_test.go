@@ -52,17 +52,17 @@ func TestKubernetesInstall(t *testing.T) {
 	i.roll("helm upgrade to the next build, by its digest", next, "upgrade", "unwind", nextChart(t))
 	i.roll("helm rollback, which the plugin follows", now, "rollback", "unwind", "1")
 	i.each("a pod from before the install is deleted", func(w *e2e.Worker) string { return i.deleted(w, "before-0") })
-	i.whilePodsComeAndGo("bridge: kubectl unwind off; kindnet: rm 00-unwind.json", i.switchOff)
+	i.whilePodsComeAndGo("bridge: kubectl unwind exec -- off; kindnet: rm 00-unwind.json", i.switchOff)
 	i.restart()
 	i.pods("off")
 	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
 	i.each("kubectl drain, uncordon", i.drain)
 	i.each("reboot", i.reboot)
-	i.whilePodsComeAndGo("kubectl unwind on", i.switchOn)
+	i.whilePodsComeAndGo("kubectl unwind exec -- on", i.switchOn)
 	i.pods("again")
 	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
 	i.each("kubectl drain, uncordon", i.drain)
-	i.whilePodsComeAndGo("kubectl unwind uninstall", i.uninstall)
+	i.whilePodsComeAndGo("kubectl unwind exec -- uninstall", i.uninstall)
 	i.pods("after")
 	i.remove()
 	i.each("all pods are deleted; left", i.empty)
@@ -205,33 +205,30 @@ func (i *installed) install() {
 	})
 }
 
-// allNodes runs kubectl unwind, which names both workers, has an answer of each, and sees the pods.
+// allNodes runs unwindctl on all nodes, has an output of each, and sees the pods.
 func (i *installed) allNodes() {
 	i.Helper()
-	began, cells := time.Now(), []any{"kubectl unwind doctor, list, ipam, sweep --dry-run"}
-	for _, args := range []string{"doctor", "list", "ipam", "sweep --dry-run"} {
-		table, stderr, err := i.cluster.KubectlUnwind(strings.Fields(args)...)
+	began, cells := time.Now(), []any{"kubectl unwind exec: doctor, list, ipam, sweep --dry-run"}
+	for _, args := range []string{"doctor", "ipam", "sweep --dry-run", "list -o wide"} {
+		out, stderr, err := i.cluster.KubectlUnwind(append([]string{"exec", "--"}, strings.Fields(args)...)...)
+		i.Logf("kubectl unwind exec -- %s\n%s%s", args, out, stderr)
 		var ended *exec.ExitError
 		if warns := errors.As(err, &ended) && ended.ExitCode() == 3 && args == "doctor"; err != nil && !warns {
-			i.Errorf("kubectl unwind %s: %v", args, err)
-		}
-		i.Logf("kubectl unwind %s\n%s%s", args, table, stderr)
-		if strings.Contains(table, "unreachable") || strings.Contains(table, "partial") || stderr != "" {
-			i.Errorf("kubectl unwind %s: not all nodes answered", args)
+			i.Errorf("kubectl unwind exec -- %s: %v", args, err)
 		}
 		for _, w := range i.workers {
-			if !strings.Contains(table, "\n"+w.NodeName+" ") {
-				i.Errorf("kubectl unwind %s: nothing of %s", args, w.NodeName)
+			if !strings.Contains("\n"+out, "\n"+w.NodeName+":") {
+				i.Errorf("kubectl unwind exec -- %s: nothing of %s", args, w.NodeName)
 			}
+			n := strings.Count(out, w.Namespace()+"/through-")
+			switch {
+			case args != "list -o wide":
+				continue
+			case n != 2:
+				i.Errorf("kubectl unwind exec -- list: %d of 2 pods of %s", n, w.NodeName)
+			}
+			cells = append(cells, fmt.Sprintf("reached, %d attachments", n))
 		}
-	}
-	wide, _, _ := i.cluster.KubectlUnwind("list", "-o", "wide")
-	for _, w := range i.workers {
-		n := strings.Count(wide, w.Namespace()+"/through-")
-		if n != 2 {
-			i.Errorf("kubectl unwind list: %d of 2 pods of %s:\n%s", n, w.NodeName, wide)
-		}
-		cells = append(cells, fmt.Sprintf("reached, %d attachments", n))
 	}
 	i.table.Row(append(cells, since(began))...)
 }
@@ -287,17 +284,17 @@ func (i *installed) reboot(w *e2e.Worker) string {
 // staysOff fails the test unless unwind is off on a worker, and who has switched it off is on record.
 func (i *installed) staysOff(w *e2e.Worker) string {
 	i.Helper()
-	by := "kubectl unwind off as "
+	by := "kubectl unwind as "
 	if w != i.workers[0] {
 		by = "rm " + ownConflist
 	}
 	if _, err := os.Lstat(w.File(ownConflist)); err == nil {
 		i.Errorf("%s: an agent has written the conflist again", w.NodeName)
 	}
-	table, _, _ := i.cluster.KubectlUnwind("doctor", "-o", "wide", "--nodes", w.NodeName)
+	doctor, _, _ := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", "doctor")
 	readyz, err := i.ask(w, "readyz")
 	marker, err2 := os.ReadFile(w.File("/var/lib/cni/unwind/off"))
-	for where, text := range map[string]string{"marker": string(marker), "doctor": table, "/readyz": readyz} {
+	for where, text := range map[string]string{"marker": string(marker), "doctor": doctor, "/readyz": readyz} {
 		if !strings.Contains(text, by) {
 			i.Errorf("%s: %s does not say that unwind is off by %q: %q (%v, %v)", w.NodeName, where, by, text, err, err2)
 		}
@@ -305,14 +302,14 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 	return "off, on record"
 }
 
-// unwind runs kubectl unwind on one node, which has to say a text.
+// unwind runs kubectl unwind exec on one node, which has to say a text.
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
-	table, stderr, err := i.cluster.KubectlUnwind(verb, "--nodes", w.NodeName)
-	if err != nil || !strings.Contains(table, want) {
-		i.Errorf("kubectl unwind %s: %v\n%s%s", verb, err, table, stderr)
+	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
+	if err != nil || !strings.Contains(out, want) {
+		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
 	}
-	return table
+	return out
 }
 
 func (i *installed) switchOn(w *e2e.Worker) string {

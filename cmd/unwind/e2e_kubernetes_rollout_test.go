@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,11 +66,9 @@ func (i *installed) runs(w *e2e.Worker, version string) {
 	if !strings.HasPrefix(about, "CNI plugin unwind "+version+":") {
 		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, version)
 	}
-	table, _, _ := i.cluster.KubectlUnwind("doctor", "--nodes", w.NodeName)
-	header, rest, _ := strings.Cut(table, "\n")
-	column := slices.Index(strings.Fields(header), "VERSION")
-	if row := strings.Fields(rest); column < 0 || len(row) <= column || row[column] != version {
-		i.Errorf("%s: no %s in the column VERSION of kubectl unwind doctor:\n%s", w.NodeName, version, table)
+	doctor, _, _ := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", "doctor", "-o", "json")
+	if !strings.Contains(doctor, fmt.Sprintf("\"plugin\": %q", version)) {
+		i.Errorf("%s: doctor does not say that the plugin has version %s:\n%s", w.NodeName, version, doctor)
 	}
 }
 

@@ -60,7 +60,7 @@ func offCommand() *cobra.Command {
 			"file cannot be written at all, the exit code is 5: pods start without unwind, but\n" +
 			"the next agent that starts installs unwind again.",
 		Example: "  unwindctl off\n" +
-			"  kubectl unwind off --nodes worker-2",
+			"  kubectl unwind exec --nodes worker-2 -- off",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			flags.StateDirFlag = cmd.Flags().Changed("state-dir")
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
@@ -93,7 +93,7 @@ func onCommand() *cobra.Command {
 			"otherwise install it as unwindctl install does, with the configuration that\n" +
 			"unwindctl off has kept.",
 		Example: "  unwindctl on\n" +
-			"  kubectl unwind on",
+			"  kubectl unwind exec -- on",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, &o)
 		},
@@ -110,7 +110,7 @@ func uninstallCommand() *cobra.Command {
 		Use:   "uninstall",
 		Short: "Remove unwind from this node",
 		Example: "  unwindctl uninstall\n" +
-			"  kubectl unwind uninstall --nodes worker-2",
+			"  kubectl unwind exec --nodes worker-2 -- uninstall",
 		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
 			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +

@@ -84,13 +84,13 @@ func (o *Output) set(f Format) error {
 // IsObject reports whether the results are for programs: PrintObject prints them.
 func (o *Output) IsObject() bool { return o.Format == JSON }
 
-// FormatVersion is the version of the object that -o json prints, under the key "version". A
+// formatVersion is the version of the object that -o json prints, under the key "version". A
 // version may gain keys, but no key is removed or changes its meaning.
-const FormatVersion = 1
+const formatVersion = 1
 
 // PrintObject prints an object of keys and values as JSON. It escapes control characters.
 func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) error {
-	object := map[string]any{"version": FormatVersion, key: value}
+	object := map[string]any{"version": formatVersion, key: value}
 	for i := 0; i+1 < len(more); i += 2 {
 		object[fmt.Sprint(more[i])] = more[i+1]
 	}

@@ -11,7 +11,6 @@ import (
 type Column struct {
 	Name     string
 	Least    int  // cells may be cut to this many characters; 0: they are never cut
-	Most     int  // on a terminal, longer cells are cut to this many characters; 0: no limit
 	Wrap     bool // cells are not cut, but continue on the next line
 	Optional bool // the column may be left out on a narrow terminal
 	Wide     bool // the column appears only in the format Wide
@@ -93,11 +92,6 @@ func (t *Table) leaveOut(unwanted func(Column) bool) {
 func (t *Table) fit(width int) {
 	for {
 		widths, total := t.widths()
-		for i, c := range t.columns {
-			if over := widths[i] - c.Most; c.Most > 0 && over > 0 {
-				widths[i], total = c.Most, total-over
-			}
-		}
 		for total > width {
 			most, at := 0, -1
 			for i, c := range t.columns {

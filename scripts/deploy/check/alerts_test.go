@@ -129,6 +129,13 @@ func TestAlerts(t *testing.T) {
 		{"metrics that say nothing of it, and of no agent", "UnwindOff", []string{node, `up{instance="a", job="textfile"} 1x120`}, nil},
 		{"an agent that does not say so before half an hour", "UnwindOff", []string{`up{instance="a", job="unwind"} 1x120`,
 			`unwind_status{instance="a", state="on"} _x30 1x89`}, []string{"15m to 29m: unwind is not in use on a"}},
+		{"without the plugin, which has an alert of its own", "UnwindOff", []string{
+			`unwind_status{instance="a", state="on"} 0x120`, `unwind_status{instance="a", state="plugin-missing"} 1x120`}, nil},
+		{"for three minutes, and for one", "UnwindPluginMissing", []string{
+			`unwind_status{instance="a", state="plugin-missing"} 0x9 1x3 0x20 1x1 0x85`, `unwind_status{instance="a", state="on"} 0x120`},
+			[]string{"12m to 13m: No pod can start on a, because unwind's plugin is missing"}},
+		{"for a quarter of an hour, and for nine minutes", "UnwindRuntimeDown", []string{`unwind_runtime_up{instance="a"} 1x9 0x14 1x20 0x9 1x65`,
+			`unwind_runtime_up{instance="b"} 1x120`}, []string{"20m to 24m: The container runtime on a does not return its list of pods"}},
 		{"an agent that is down", "UnwindOff", []string{`up{instance="a", job="unwind"} 0x120`}, nil},
 
 		{"one is down for half an hour", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x9 0x30 1x79`,
@@ -181,7 +188,7 @@ func TestAlerts(t *testing.T) {
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
 	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
-		"UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindSweepStale"}
+		"UnwindPluginMissing", "UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
 	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }
 

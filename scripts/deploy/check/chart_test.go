@@ -282,7 +282,7 @@ func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
 	must(t, err)
-	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind uninstall -n net  ", "stays in /state",
+	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state",
 		"(unwindOff: true)"} {
 		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
 			t.Errorf("no %q in\n%s", want, text["unwind/templates/NOTES.txt"])
