@@ -85,18 +85,18 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
-	if a.Journal.Unwritable {
+	if a.Journal.Lost != nil {
 		return a.refuseUnseen()
 	}
 	err = a.writeIntent(ctx, a.putFirst)
-	if err != nil || a.Journal.Unwritable || len(a.prior)+len(a.samePod) == 0 {
+	if err != nil || a.Journal.Lost != nil || len(a.prior)+len(a.samePod) == 0 {
 		return err
 	}
 	a.releaseSamePod(ctx)
-	if err := a.supersede(ctx, killed); err != nil || a.Journal.Unwritable {
+	if err := a.supersede(ctx, killed); err != nil || a.Journal.Lost != nil {
 		return err
 	}
-	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Unwritable {
+	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Lost != nil {
 		return err
 	}
 	a.awaitSamePod(ctx)
@@ -162,7 +162,7 @@ func (a *adding) journalFailed(err error) error {
 	if a.Conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
-	a.degrade("ADD", err)
+	a.Degrade("ADD", err)
 	return nil
 }
 
@@ -229,13 +229,12 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 			}
 			continue
 		}
-		v := decide.Decide(a.Gather(ctx, prior, a.lock))
-		if v.Fate != decide.Foreign {
-			v.Reason = decide.Superseded
+		reason := decide.Superseded
+		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
+			reason = v.Reason
 		}
-		a.MarkKilled(prior, killed)
-		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock}
-		if _, err := a.Undo(ctx, job, v); err != nil {
+		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock, Killed: killed}
+		if _, _, err := a.Undo(ctx, job, reason); err != nil {
 			return a.journalFailed(err)
 		}
 	}

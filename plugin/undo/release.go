@@ -14,6 +14,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 )
@@ -72,7 +73,6 @@ func (w *Worker) ReleaseLocked(
 	if !out.Verdict.Releasable() {
 		return out
 	}
-	w.MarkKilled(out.Entry, killed)
 	out.Released = true
 	for _, e := range records {
 		v := out.Verdict
@@ -84,7 +84,11 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		failures, err := w.Undo(ctx, Job{Entry: e, Lock: lock, Assigned: assigned}, v)
+		job := Job{Entry: e, Lock: lock, Assigned: assigned}
+		if e == out.Entry {
+			job.Killed = killed
+		}
+		failures, _, err := w.Undo(ctx, job, v.Reason)
 		if err == nil && len(failures) > 0 {
 			err = failures[0]
 		}
@@ -97,39 +101,56 @@ func (w *Worker) ReleaseLocked(
 	return out
 }
 
-// Undo undoes one dead ADD without the runtime's DEL. It writes the DELs that are still pending,
-// and records the event. For an ADD on another machine, it releases only the host-local
-// reservations on this disk, and drops the pending DELs.
+// Undo undoes one ADD, for a reason, and returns what Run returns:
+//
+//  1. Mark the record.
+//  2. Write it. The runtime's DEL and a rollback do so only if the next pass could not do without,
+//     and they continue after an error.
+//  3. Run the DELs that are due.
+//  4. Write the DELs that are still pending, and record the event.
+//
+// For an ADD on another machine, it releases only the host-local reservations on this disk, and
+// drops the pending DELs. After an error, or if the verb doesn't write the journal, the journal does
+// not contain the pending DELs.
 func (w *Worker) Undo(
-	ctx context.Context, job Job, v decide.Verdict,
-) (failures []*delegate.Failure, err error) {
-	e, drop := job.Entry, w.Journal.Undoable()
-	if v.Fate == decide.Foreign {
+	ctx context.Context, job Job, reason decide.Reason,
+) (failures []*delegate.Failure, ran int, err error) {
+	e, foreign := job.Entry, reason.Is(decide.OtherMachine)
+	if foreign {
 		if err := purge(ctx, e); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, v.Reason.Code, v.Reason.Text
+		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, reason.Code, reason.Text
 	} else {
-		if err := w.Begin(ctx, e, job.Mode, v.Reason); err != nil {
-			return nil, err
+		if w.mark(e, job, reason) && w.Journal.Lost == nil {
+			err = w.Journal.Save(ctx, e)
 		}
-		drop = w.Journal.Undoable() // Begin has flushed the earlier events
-		failures, _ = w.Run(ctx, job)
+		switch {
+		case err == nil:
+		case job.Mode == Requested:
+			w.Degrade("DEL", err)
+		case job.Mode != Rollback:
+			return nil, 0, err
+		}
+		failures, ran = w.Run(ctx, job)
 	}
-	event := record.EventOf(journal.Swept, e)
-	event.Reason = v.Reason.Text
-	switch {
-	case job.Mode == Superseding && v.Fate != decide.Foreign:
-		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
-		w.Journal.Event(event)
-	case len(e.Undo.Steps) == 0:
-		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
+	if w.Journal.Lost != nil {
+		return failures, ran, nil
 	}
 	if err := w.Finish(ctx, job); err != nil {
-		drop() // not undone in the journal, so the next sweep reports it
-		return nil, err
+		return failures, ran, err
 	}
-	return failures, nil
+	event := record.EventOf(journal.Swept, e)
+	event.Reason = reason.Text
+	switch {
+	case job.Mode == Superseding && !foreign:
+		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
+		w.Journal.Event(event)
+	case !job.Mode.ofVerb() && len(e.Undo.Steps) == 0 || foreign:
+		w.Journal.Event(event, record.CountSwept, reason.Label())
+	}
+	w.Journal.Flush()
+	return failures, ran, nil
 }
 
 // purge releases an ADD's host-local reservations on this disk.
@@ -150,21 +171,24 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	return nil
 }
 
-// Begin writes to the journal that a pass over the record's steps begins, and why.
-func (w *Worker) Begin(
-	ctx context.Context, e *journal.Entry, mode Mode, reason decide.Reason,
-) error {
-	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
-		// not earlier: if the write fails, an ADD may continue, and needs the unchanged record
-		w.Mark(e, mode, reason)
-		return tx.Put(e)
-	})
-}
-
-// Mark updates a record for the start of a pass over its steps, with the reason. It reports whether
-// it added claims that are not in the journal. Those must be written before the first DEL.
-func (w *Worker) Mark(e *journal.Entry, mode Mode, reason decide.Reason) (found bool) {
-	found = w.ClaimHeld(e)
+// mark updates a record for the start of a pass over its steps, with the reason. It reports whether
+// the record must be written before the first DEL:
+//
+//   - without the runtime's DEL, always: the next pass must know that this one has begun;
+//   - with new claims: once a DEL has freed an address, nothing else names it;
+//   - if the journal does not contain the record, or not that its delegates were killed;
+//   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run its
+//     DEL again (see decide.Due).
+func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
+	mode := job.Mode
+	unwritten = w.ClaimHeld(e)
+	if mode == Rollback {
+		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+	} else {
+		unwritten = w.markKilled(e, job.Killed) || unwritten || mode != Requested || e.Number == 0 ||
+			slices.ContainsFunc(e.Undo.Steps,
+				func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
+	}
 	switch e.Undo.State {
 	case journal.Adding:
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
@@ -187,17 +211,13 @@ func (w *Worker) Mark(e *journal.Entry, mode Mode, reason decide.Reason) (found 
 		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
 	}
 	e.Undo.Begun = true
-	return found
+	return unwritten
 }
 
-// Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
-// pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
-// undone record (see journal.Undone).
+// Finish writes a record after a pass. If no DEL is pending, Finish deletes the record. But if the
+// runtime's own DEL may still come, it keeps an undone record (see journal.Undone).
 func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e := job.Entry
-	if w.Journal.Unwritable {
-		return nil
-	}
 	last := false // the attachment has no other record
 	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
 		left, err := tx.Pending(e.Key)
@@ -230,10 +250,10 @@ func Buried(e *journal.Entry) *journal.Entry {
 	return b
 }
 
-// MarkKilled marks the steps whose delegates unwind killed: those with the named programs. If none
+// markKilled marks the steps whose delegates unwind killed: those with the named programs. If none
 // matches, for example because a delegate's child was killed, it marks all steps. It reports
 // whether any program was killed.
-func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
+func (w *Worker) markKilled(e *journal.Entry, programs []string) bool {
 	if len(programs) == 0 {
 		return false
 	}

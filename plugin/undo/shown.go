@@ -144,7 +144,7 @@ func (u *undoing) isFree(c journal.Claim) bool {
 
 // recorded reports whether the record is in the journal, so that others find it there.
 func (u *undoing) recorded() bool {
-	return !u.Journal.Unwritable && u.Entry.Number != 0
+	return u.Journal.Lost == nil && u.Entry.Number != 0
 }
 
 // hasADD reports whether the ADD in libcni's cache is in the journal. A record of an earlier ADD of

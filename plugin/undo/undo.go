@@ -26,7 +26,8 @@ type Job struct {
 	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
 	// these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
-	Later    int // number of steps that the caller must run after this record's
+	Later    int      // number of steps that the caller must run after this record's
+	Killed   []string // the programs of delegates that held the lock and that unwind had to kill
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
