@@ -26,7 +26,8 @@ type deleting struct {
 	undone  []*journal.Entry // ADDs that are undone, newest first
 	killed  []string         // delegates that held the lock and that unwind had to kill
 	netns   journal.NetNS    // the namespace that the DEL names; without a path if it names none
-	sandbox string           // the path of the namespace in prevResult, or ""
+	at      facts.Interface  // what names it (see nameOf)
+	sandbox facts.Interface  // the same for the namespace in prevResult
 }
 
 // del runs a DEL.
@@ -70,9 +71,9 @@ func (o *op) del(ctx context.Context) error {
 // is of this DEL's ADD. There are none if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
-	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
-	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
-	d.netns = place.Netns
+	sandbox := netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	_, d.sandbox = d.nameOf(ctx, sandbox)
+	d.netns, d.at = d.nameOf(ctx, cmp.Or(d.args.Netns, sandbox))
 	if len(d.records) == 0 {
 		if done := d.answered(); done != nil {
 			d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
@@ -110,7 +111,7 @@ func (d *deleting) isOf(e *journal.Entry) bool {
 	if d.netns.Path == "" {
 		return len(d.records) == 0 || e == d.records[0]
 	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+	return d.IsAt(e, d.netns) || d.Names(e, d.at)
 }
 
 // isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
@@ -122,19 +123,23 @@ func (d *deleting) isRecorded(e *journal.Entry) bool {
 
 // hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
 func (d *deleting) hasResultOf(e *journal.Entry) bool {
-	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
+	return d.sandbox.Netns.Path != "" && d.Names(e, d.sandbox)
 }
 
-// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
-// runtime's own one, identify no ADD of this attachment.
-func (d *deleting) nameOf(path string) facts.Named {
-	seen, _ := facts.Look(path, d.Key.IfName)
-	hosts := d.IsHost(seen.Netns) && !d.overridesNetNS()
-	if seen.Netns.Known() && (hosts || d.Anothers(context.Background(), d.Key, seen.Netns)) {
-		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
+// nameOf returns the namespace that a path leads to, and how it identifies an ADD of this
+// attachment. The namespace of another attachment in the journal, and the runtime's own one,
+// identify none.
+func (d *deleting) nameOf(
+	ctx context.Context, path string,
+) (netns journal.NetNS, at facts.Interface) {
+	at, _ = facts.Look(path, d.Key.IfName)
+	netns = at.Netns
+	hosts := d.IsHost(netns) && !d.overridesNetNS()
+	if netns.Known() && (hosts || d.Anothers(ctx, d.Key, netns)) {
+		at = facts.Interface{Netns: journal.NetNS{Path: path}}
 	}
-	again := d.Conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.Conf.PrevResult))
-	return facts.Named{Interface: seen, Again: again}
+	at.Again = d.Conf.PrevResult != nil && at.Is(netconf.AddressesOf(d.Conf.PrevResult))
+	return netns, at
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
@@ -207,9 +212,9 @@ func (d *deleting) reconstruct() (*journal.Entry, error) {
 	e := d.newEntry(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
 	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
-		e.Added.NetNS = d.nameOf(d.netns.Path).Netns
+		e.Added.NetNS = d.at.Netns
 	}
-	if facts.SamePath(d.sandbox, d.netns.Path) ||
+	if facts.SamePath(d.sandbox.Netns.Path, d.netns.Path) ||
 		!slices.ContainsFunc(slices.Concat(d.records, d.undone), d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}

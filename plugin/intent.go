@@ -49,7 +49,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
-	return a.checkNetNS()
+	return nil
 }
 
 // refuse records in the history that an ADD could not start its chain, and returns the error.
@@ -59,22 +59,6 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	return err
 }
 
-// checkNetNS validates CNI_NETNS before the ADD. skel does so when the result is already printed.
-func (a *adding) checkNetNS() error {
-	if a.overridesNetNS() {
-		return nil
-	}
-	ours, err := facts.IsOwnNetNS(a.args.Netns)
-	switch {
-	case err != nil:
-		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
-	case ours:
-		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
-			"set it to the container's")
-	}
-	return nil
-}
-
 // open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
 // takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
 // had to kill.
@@ -82,6 +66,15 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	seen, err := facts.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
+	}
+	switch { // skel checks this when the result is already printed
+	case a.overridesNetNS():
+	case a.Host.NetNS == "":
+		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
+			"mounted")
+	case a.IsHost(seen.Netns):
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
+			"set it to the container's")
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
@@ -275,6 +268,5 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	_ = a.lock.Remove() // the attachment may have no entry
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
 }

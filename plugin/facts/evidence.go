@@ -105,8 +105,9 @@ type Owner struct {
 	Grace                time.Duration
 }
 
-// JudgeOwner returns the verdict on a container that is not in the journal.
-func (n *Node) JudgeOwner(o Owner) decide.Verdict {
+// JudgeOwner returns the verdict on a container that is not in the journal, and how much of its
+// grace period is left (see GraceLeft).
+func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, left time.Duration) {
 	cache, cacheErr := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	seen := decide.Orphan{
 		SameNamespaces: &fact{look: n.seesAsRuntime},
@@ -120,17 +121,12 @@ func (n *Node) JudgeOwner(o Owner) decide.Verdict {
 		Runs:  &fact{look: func() (bool, error) { return n.View.ContainerRuns(o.ContainerID) }},
 		InUse: &fact{look: func() (bool, error) { return n.View.Uses(o.Addresses) }},
 	}
-	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
-		seen.PastGracePeriod = tristate.Of(n.OwnerGraceLeft(o) < 0, nil)
-	}
-	return decide.DecideOrphan(seen)
-}
-
-// OwnerGraceLeft returns how much of the grace period is left for a container that is not in the
-// journal (see GraceLeft).
-func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
 	// The wall clock may have been set since Made, so the age is capped at the time since boot.
-	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+	left = cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+	if !o.Made.IsZero() && n.Host.TimeNS == namespacesOf("/proc/1").TimeNS {
+		seen.PastGracePeriod = tristate.Of(left < 0, nil)
+	}
+	return decide.DecideOrphan(seen), left
 }
 
 // List is a runtime's list of attachments.

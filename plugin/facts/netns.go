@@ -207,6 +207,7 @@ type Interface struct {
 	Addresses []netip.Addr
 	mac       string // "" for an all-zero one, such as a loopback's
 	index     int    // 0: the namespace has no interface of that name
+	Again     bool   // the caller knows that an ADD put it there: it has an address of the result
 }
 
 // There reports whether the namespace contains the interface.
@@ -267,17 +268,6 @@ func addressesOf(found []net.Addr) (all []netip.Addr) {
 		}
 	}
 	return all
-}
-
-// IsOwnNetNS reports whether a path leads to the network namespace of this process. It returns
-// false if nothing exists at the path.
-func IsOwnNetNS(path string) (bool, error) {
-	its, err := os.Stat(path)
-	if err != nil {
-		return false, nil //nolint:nilerr // nothing exists at the path
-	}
-	own, err := os.Stat("/proc/self/ns/net")
-	return err == nil && os.SameFile(its, own), err
 }
 
 // HostLinks returns the host ends of the container's interfaces in a result: those interfaces

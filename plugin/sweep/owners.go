@@ -204,8 +204,8 @@ func (g *gathering) addHeld(o *owner) {
 
 // findingOn returns the verdict on an owner, with the DELs that it would get.
 func (s *Sweep) findingOn(o *owner) Finding {
-	f := Finding{Key: o.Key, Pod: o.Pod, Verdict: s.judge(o), Addresses: o.addresses(),
-		Cached: o.cached != nil, Left: s.w.Node.OwnerGraceLeft(s.factsOf(o)), owner: o}
+	f := Finding{Key: o.Key, Pod: o.Pod, Addresses: o.addresses(), Cached: o.cached != nil, owner: o}
+	f.Verdict, f.Left = s.judge(o)
 	if f.Releasable() && o.getsDELs() {
 		for _, d := range slices.Backward(o.chain.Delegates) {
 			f.Pending = append(f.Pending, d.Type)
@@ -214,20 +214,16 @@ func (s *Sweep) findingOn(o *owner) Finding {
 	return f
 }
 
-// judge returns the verdict on an owner. An empty list is more likely wrong than right, because a
-// node always runs a pod.
-func (s *Sweep) judge(o *owner) decide.Verdict {
-	v := s.w.Node.JudgeOwner(s.factsOf(o))
+// judge returns the verdict on an owner, and the rest of its grace period. An empty list is more
+// likely wrong than right, because a node always runs a pod.
+func (s *Sweep) judge(o *owner) (v decide.Verdict, left time.Duration) {
+	v, left = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
+		Addresses: o.addresses(), Made: o.made(), Grace: s.graceOf(o)})
 	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
-		return decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
+		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
 			"if this node has none, run unwindctl sweep --force", "")
 	}
-	return v
-}
-
-func (s *Sweep) factsOf(o *owner) facts.Owner {
-	return facts.Owner{Network: o.Network, ContainerID: o.ContainerID, Addresses: o.addresses(),
-		Made: o.made(), Grace: s.graceOf(o)}
+	return v, left
 }
 
 // graceOf returns the grace period of an owner's network, from its conflist, or else the default.

@@ -48,7 +48,7 @@ func (s *Sweep) undoOwner(
 	if err := w.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	if f.Verdict = s.judge(o); f.Fate != decide.Dead ||
+	if f.Verdict, _ = s.judge(o); f.Fate != decide.Dead ||
 		w.Journal.Snapshot(ctx).Containers()[o.ContainerID] {
 		return nil
 	}

@@ -153,7 +153,7 @@ func (w *Worker) hasADD(ctx context.Context, one facts.Cached) bool {
 	records, _ := w.Journal.Snapshot(ctx).Records(one.Key())
 	seen, _ := facts.Look(one.NetNS, "")
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return one.NetNS == "" || w.Names(e, facts.Named{Interface: seen})
+		return one.NetNS == "" || w.Names(e, seen)
 	})
 }
 
