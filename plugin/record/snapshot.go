@@ -103,12 +103,13 @@ func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	})
 }
 
-// Containers returns the container IDs of all attachments.
-func (s *Snapshot) Containers() map[string]bool {
-	known := map[string]bool{}
-	_ = s.Outlines(func(o journal.Outline, _ error) error { // fn never fails
-		known[o.ContainerID] = true
+// Containers returns the container IDs of all attachments. damaged is set if a record cannot be
+// read: its key may be damaged too, so it may be any container's.
+func (s *Snapshot) Containers() (known map[string]bool, damaged bool) {
+	known = map[string]bool{}
+	_ = s.Outlines(func(o journal.Outline, err error) error { // fn never fails
+		known[o.ContainerID], damaged = true, damaged || err != nil
 		return nil
 	})
-	return known
+	return known, damaged
 }

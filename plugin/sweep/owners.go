@@ -74,9 +74,9 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
 	}
+	known, damaged := s.w.Journal.Snapshot(ctx).Containers()
 	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, noChain: map[string][]string{},
-		inJournal: s.w.Journal.Snapshot(ctx).Containers(),
-		booted:    time.Now().Add(-time.Duration(journal.BootNanos()))}
+		inJournal: known, booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
 	for _, p := range s.Pools {
 		g.addPool(p)
 	}
@@ -91,7 +91,7 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 		}
 	}
 	for _, o := range g.all {
-		findings = append(findings, s.findingOn(o))
+		findings = append(findings, s.findingOn(o, damaged))
 	}
 	return findings, errors.Join(g.errs...)
 }
@@ -203,9 +203,9 @@ func (g *gathering) addHeld(o *owner) {
 }
 
 // findingOn returns the verdict on an owner, with the DELs that it would get.
-func (s *Sweep) findingOn(o *owner) Finding {
+func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 	f := Finding{Key: o.Key, Pod: o.Pod, Addresses: o.addresses(), Cached: o.cached != nil, owner: o}
-	f.Verdict, f.Left = s.judge(o)
+	f.Verdict, f.Left = s.judge(o, damaged)
 	if f.Releasable() && o.getsDELs() {
 		for _, d := range slices.Backward(o.chain.Delegates) {
 			f.Pending = append(f.Pending, d.Type)
@@ -215,11 +215,16 @@ func (s *Sweep) findingOn(o *owner) Finding {
 }
 
 // judge returns the verdict on an owner, and the rest of its grace period. An empty list is more
-// likely wrong than right, because a node always runs a pod.
-func (s *Sweep) judge(o *owner) (v decide.Verdict, left time.Duration) {
+// likely wrong than right, because a node always runs a pod. A damaged record may be the owner's.
+func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Duration) {
 	v, left = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
 		Addresses: o.addresses(), Made: o.made(), Grace: s.graceOf(o)})
-	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
+	switch {
+	case v.Fate != decide.Dead || s.Force:
+	case damaged:
+		v = decide.Undecided("an entry of the journal is damaged, and may be its own; remove that "+
+			"entry with unwindctl forget, or run unwindctl sweep --force", "")
+	case len(s.w.Node.List.Valid) == 0:
 		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
 			"if this node has none, run unwindctl sweep --force", "")
 	}

@@ -48,8 +48,8 @@ func (s *Sweep) undoOwner(
 	if err := w.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	if f.Verdict, _ = s.judge(o); f.Fate != decide.Dead ||
-		w.Journal.Snapshot(ctx).Containers()[o.ContainerID] {
+	known, damaged := w.Journal.Snapshot(ctx).Containers()
+	if f.Verdict, _ = s.judge(o, damaged); f.Fate != decide.Dead || known[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)

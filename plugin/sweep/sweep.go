@@ -30,7 +30,7 @@ type Job struct {
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
 	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
-	// empty, it releases attachments that are not in the journal.
+	// empty or an entry is damaged, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
 	Quick    bool // part of an ADD, or behind a STATUS: log no warnings that each would repeat
