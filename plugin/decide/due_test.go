@@ -99,7 +99,6 @@ func TestDue(t *testing.T) {
 		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Next{}},
 		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Next{}},
 		{"an earlier boot's", journal.Step{Next: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Next{}},
-		{"its mappings are invented", journal.Step{}, port(func(p *Pass) { p.PortsInvented = true }), journal.Next{}},
 		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Next{}},
 		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Next{}},
 		{"a step after it", journal.Step{Index: 4}, port(), journal.Next{}},

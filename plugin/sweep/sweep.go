@@ -58,12 +58,12 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a fork of w.
-func New(w *undo.Worker, job Job) *Sweep {
-	own := w
-	w = w.Fork()
-	own.Journal.Share(w.Journal)
-	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
+// New returns a sweep that works with a copy of w, and with the same recorder.
+func New(own *undo.Worker, job Job) *Sweep {
+	worker, node := *own, *own.Node
+	w := &worker
+	w.Node = &node
+	node.List, node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
 	}

@@ -155,19 +155,16 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	if f == nil || f.Killed {
 		return f
 	}
-	try := decide.TryPresent(s, f.Code)
-	if try == decide.NotPresent {
-		return f
-	}
+	try, needsProof := decide.TryPresent(s, f.Code)
 	present := u.present(s)
-	if present == nil || bytes.Equal(present, s.Config) {
+	if !try || present == nil || bytes.Equal(present, s.Config) {
 		return f
 	}
 	if again := u.delWith(ctx, s, present); again != nil {
 		f.Killed = again.Killed
 		return f
 	}
-	if try == decide.ProvesPresent && u.reserved(s) != tristate.No {
+	if needsProof && u.reserved(s) != tristate.No {
 		return f
 	}
 	u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
@@ -213,7 +210,7 @@ func (u *undoing) delWith(
 			f.Killed = again.Killed
 		}
 	}
-	if to := decide.LeftTo(s, decide.NetNS{Gone: u.state == gone}); f != nil && !f.Killed && to != "" {
+	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
@@ -324,6 +321,6 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 			return u.withheldFrom(s).IsValid()
 		},
 		Reassigned: u.reassigned,
-		Steps:      e.Undo.Steps, Claims: e.Got.Claims, PortsInvented: u.PortsInvented,
+		Steps:      e.Undo.Steps, Claims: e.Got.Claims,
 	}
 }

@@ -31,9 +31,6 @@ type Job struct {
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
-	// PortsInvented is set if nothing says which port mappings a reconstructed ADD had, so the record
-	// has invented ones.
-	PortsInvented bool
 }
 
 // Mode says why a record is undone.
