@@ -87,7 +87,8 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.Cache {
 		g.errs = append(g.errs, cacheErr)
 		for _, why := range slices.Sorted(maps.Keys(g.noChain)) {
-			g.errs = append(g.errs, fmt.Errorf("%s: %s", andMore(g.noChain[why]), why))
+			files := g.noChain[why]
+			g.errs = append(g.errs, fmt.Errorf("%s (1 of %d files): %s", files[0], len(files), why))
 		}
 	}
 	for _, o := range g.all {
@@ -170,18 +171,6 @@ func (g *gathering) addCached(c *facts.Cached) {
 	o = g.add(key)
 	o.Pod, o.cached, o.chain, o.conf = c.Pod(), c, chain, conf
 	g.addHeld(o)
-}
-
-// andMore names the first of several files, and counts the others.
-func andMore(files []string) string {
-	switch more := len(files) - 1; more {
-	case 0:
-		return files[0]
-	case 1:
-		return files[0] + " and 1 more file"
-	default:
-		return fmt.Sprintf("%s and %d more files", files[0], more)
-	}
 }
 
 // addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
