@@ -57,7 +57,7 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, undo.Wait, a.journalFailed)
+	killed, err := a.takeLock(ctx, nil, a.journalFailed)
 	if err != nil {
 		return err
 	}
@@ -155,10 +155,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	if a.Journal.Lost != nil {
 		return nil
 	}
-	var addresses []netip.Addr
-	for _, c := range claims {
-		addresses = append(addresses, c.Address)
-	}
+	addresses := (&journal.Entry{Got: journal.Got{Claims: claims}}).Addresses()
 	var others []*journal.Entry
 	write := func(tx *journal.Tx) (err error) {
 		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {

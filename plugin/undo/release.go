@@ -32,7 +32,7 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key, Wait)
+	lock, killed, err := w.Lock(ctx, key, nil)
 	if err != nil {
 		return err
 	}

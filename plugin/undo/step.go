@@ -51,26 +51,18 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
-	o := u.outcome(s, f)
-	o.LateKilled = o.Killed && timedOut
+	o := decide.Outcome{Jitter: rand.Float64(), Withheld: f == nil && u.withheldFrom(s).IsValid()}
+	if f != nil {
+		o.Failed, o.Code, o.Words, o.Killed = true, f.Code, wordsOf(f), f.Killed
+		o.LateKilled, o.NotInChain = f.Killed && timedOut, !u.inChain(s, nil)
+		o.NetNSGone, o.Reserved = u.state == gone, u.reserved(s)
+	}
 	*s, done = decide.After(*s, o, p)
 	if f != nil {
 		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
 	}
 	u.report(&before, s, f, done, o.NotInChain)
 	return done, f
-}
-
-// outcome describes the result of a DEL for decide.After.
-func (u *undoing) outcome(s *journal.Step, f *delegate.Failure) (o decide.Outcome) {
-	if f != nil {
-		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
-			NotInChain: !u.inChain(s, nil), NetNSGone: u.state == gone, Reserved: u.reserved(s)}
-	} else {
-		o.Withheld = u.withheldFrom(s).IsValid()
-	}
-	o.Jitter = rand.Float64()
-	return o
 }
 
 // reserved reports whether host-local has an address for the attachment in the pool of a step.
