@@ -23,7 +23,8 @@ import (
 // runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
 // alone, because a renamed network never gets a GC again. Then gc passes the GC to the delegates
 // that support the verb, with the list and what unwind keeps (see listKept), unless the list cannot
-// be trusted (see sweep.MassReleaseError) or a record is damaged. It runs all delegates and collects all errors.
+// be trusted (see sweep.MassReleaseError) or a record is damaged. It runs all delegates and
+// collects all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
 // valid. gc does not pass it on, because a delegate that treats an absent list as an empty one

@@ -15,8 +15,8 @@ import (
 // lockPoll is the interval at which Lock checks whether the lock is free.
 const lockPoll = 10 * time.Millisecond
 
-// Owned decides what Lock does while a live unwind holds the lock: it waits, unless skip is set. Then
-// it returns journal.ErrBusy. nil always waits.
+// Owned decides what Lock does while a live unwind holds the lock: it waits, unless skip is set;
+// then it returns journal.ErrBusy. nil always waits.
 type Owned func(owner int) (skip bool)
 
 // Skip never waits.

@@ -110,8 +110,8 @@ func (w *Worker) ReleaseLocked(
 //  4. Write the DELs that are still pending, and record the event.
 //
 // For an ADD on another machine, it releases only the host-local reservations on this disk, and
-// drops the pending DELs. After an error, or if the verb doesn't write the journal, the journal does
-// not contain the pending DELs.
+// drops the pending DELs. After an error, or if the verb doesn't write the journal, the journal
+// does not contain the pending DELs.
 func (w *Worker) Undo(
 	ctx context.Context, job Job, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
@@ -134,10 +134,10 @@ func (w *Worker) Undo(
 		}
 		failures, ran = w.Run(ctx, job)
 	}
-	if w.Journal.Lost != nil {
-		return failures, ran, nil
+	if err = nil; w.Journal.Lost == nil {
+		err = w.Finish(ctx, job)
 	}
-	if err := w.Finish(ctx, job); err != nil {
+	if err != nil || w.Journal.Lost != nil {
 		return failures, ran, err
 	}
 	event := record.EventOf(journal.Swept, e)
@@ -177,8 +177,8 @@ func purge(ctx context.Context, e *journal.Entry) error {
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
 //   - if the journal does not contain the record, or not that its delegates were killed;
-//   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run its
-//     DEL again (see decide.Due).
+//   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run
+//     its DEL again (see decide.Due).
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
 	unwritten = w.ClaimHeld(e)
