@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
@@ -49,6 +50,16 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
+	var at unix.Stat_t
+	switch err := unix.Stat(a.args.Netns, &at); { // skel checks this when the result is already printed
+	case a.overridesNetNS() || err != nil:
+	case a.Host.NetNS == "":
+		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
+			"mounted")
+	case a.IsHost(journal.NetNS{Ino: at.Ino}):
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
+			"set it to the container's")
+	}
 	return nil
 }
 
@@ -66,15 +77,6 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	seen, err := facts.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
-	}
-	switch { // skel checks this when the result is already printed
-	case a.overridesNetNS():
-	case a.Host.NetNS == "":
-		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
-			"mounted")
-	case a.IsHost(seen.Netns):
-		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
-			"set it to the container's")
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()

@@ -67,7 +67,7 @@ func (p *Plugin) verb(
 		defer closeLog()
 		defer o.Journal.Flush()
 		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
-		// late for an ADD (see open), and wrong for a DEL that has succeeded.
+		// late for an ADD (see prepare), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
 		err := o.Safely(func() error { return do(o, ctx) })
 		var panicked *undo.PanicError
