@@ -51,7 +51,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
 	var at unix.Stat_t
-	switch err := unix.Stat(a.args.Netns, &at); { // skel checks this when the result is already printed
+	switch err := unix.Stat(a.args.Netns, &at); { // skel checks this after the result is printed
 	case a.overridesNetNS() || err != nil:
 	case a.Host.NetNS == "":
 		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
