@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,12 +57,13 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, undo.Wait, a.journalFailed)
+	killed, err := a.takeLock(ctx, nil, a.journalFailed)
 	if err != nil {
 		return err
 	}
 	defer a.lock.Release()
 	if err := a.open(ctx, killed); err != nil {
+		_ = a.lock.Remove() // the attachment may have no entry
 		return err
 	}
 	if f := a.carryOut(ctx); f != nil {
@@ -150,13 +152,10 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
 	}
 	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
-	if a.Journal.Unwritable {
+	if a.Journal.Lost != nil {
 		return nil
 	}
-	var addresses []netip.Addr
-	for _, c := range claims {
-		addresses = append(addresses, c.Address)
-	}
+	addresses := (&journal.Entry{Got: journal.Got{Claims: claims}}).Addresses()
 	var others []*journal.Entry
 	write := func(tx *journal.Tx) (err error) {
 		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {
@@ -246,33 +245,23 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
 	a.Journal.Forget() // the ADD may have taken long
-	left := &a.entry.Undo
-	left.State, left.Failed, left.Steps = journal.RollingBack, true, left.Steps[:a.started]
-	left.Cause = decide.FailedADD.Code
-	left.Reason = decide.FailedADD.Text + ": " + f.Plugin + ": " + said
-	if a.ClaimHeld(a.entry) && !a.Journal.Unwritable {
-		if err := a.Journal.Save(ctx, a.entry); err != nil {
-			a.log.Error("cannot write the journal after a failed ADD", "err", err)
-		}
-	}
+	left, reason := &a.entry.Undo, decide.FailedADD
+	left.Steps = left.Steps[:a.started]
+	reason.Text += ": " + f.Plugin + ": " + said
 	job := undo.Job{Entry: a.entry, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
-	a.Run(ctx, job)
+	_, _, err := a.Undo(ctx, job, reason)
+	lost := cmp.Or(err, a.Journal.Lost)
 	if len(left.Steps) > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
 	a.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
-	switch {
-	case !a.Journal.Unwritable:
-		if a.lost = a.Finish(ctx, job); a.lost != nil {
-			a.log.Error("cannot write the journal after a failed ADD", "err", a.lost)
-		}
-	case len(left.Steps) > 0:
-		a.log.Error("pending DELs are lost: the journal cannot be written",
-			"plugins", strings.Join(undo.PendingSteps(a.entry), ", "))
+	if lost != nil {
+		a.log.Error("cannot write the journal after a failed ADD", "err", lost, "pending",
+			strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
-	err := addError(f, a.entry, a.lost)
+	err = addError(f, a.entry, lost)
 	a.makeRoom(ctx)
 	return err
 }

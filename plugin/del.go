@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
@@ -25,8 +24,10 @@ type deleting struct {
 	*op
 	records []*journal.Entry // the ADDs to undo, newest first
 	undone  []*journal.Entry // ADDs that are undone, newest first
+	killed  []string         // delegates that held the lock and that unwind had to kill
 	netns   journal.NetNS    // the namespace that the DEL names; without a path if it names none
-	sandbox string           // the path of the namespace in prevResult, or ""
+	at      facts.Interface  // what names it (see nameOf)
+	sandbox facts.Interface  // the same for the namespace in prevResult
 }
 
 // del runs a DEL.
@@ -47,18 +48,19 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	killed, err := d.takeLock(ctx, d.Stop(d.Key),
-		func(err error) error { d.degrade("DEL", err); return nil })
+	var err error
+	d.killed, err = d.takeLock(ctx, d.Stop(d.Key),
+		func(err error) error { d.Degrade("DEL", err); return nil })
 	if err != nil {
 		return err
 	}
 	defer d.lock.Release()
-	if err := d.find(ctx, killed); err != nil || len(d.records) == 0 {
+	if err := d.find(ctx); err != nil || len(d.records) == 0 {
 		_ = d.lock.Remove() // no entry needs it
 		return err
 	}
 	failures, durable := d.undo(ctx)
-	if d.Journal.Unwritable && !slices.ContainsFunc(d.records,
+	if d.Journal.Lost != nil && !slices.ContainsFunc(d.records,
 		func(e *journal.Entry) bool { return len(e.Undo.Steps) > 0 }) {
 		_ = d.lock.Remove() // Finish did not, and nothing is pending
 	}
@@ -66,42 +68,20 @@ func (o *op) del(ctx context.Context) error {
 }
 
 // find sets d.records to the entries to undo: those of the journal, and a new one if none of them
-// is of this DEL's ADD. There are none if nothing is left to undo. find writes the newest entry if
-// it has changed, before any DEL runs. Otherwise, if unwind is killed after an address is free, the
-// next pass would not know the claims. It also writes an entry whose IPAM plugin stores addresses
-// outside the node, because the DEL of such a plugin must not simply run again (see decide.Due).
-func (d *deleting) find(ctx context.Context, killed []string) error {
+// is of this DEL's ADD. There are none if nothing is left to undo.
+func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
-	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
-	place, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
-	d.netns = place.Netns
-	changed := false
-	if len(d.records) > 0 {
-		changed = d.MarkKilled(d.records[0], killed)
-	} else if done := d.answered(); done != nil {
-		d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
-		return nil
-	}
-	if len(d.records) == 0 || !slices.ContainsFunc(slices.Concat(d.records, d.undone), d.isRecorded) {
-		added, err := d.addUnrecorded()
-		if err != nil || len(d.records) == 0 {
-			return err
-		}
-		changed = changed || added
-	}
-	newest := d.records[0]
-	changed = d.Mark(newest, undo.Requested, decide.Requested) || changed
-	for _, e := range d.records[1:] {
-		if decide.KeepsContainer(e.Undo.State) {
-			d.Mark(e, undo.Requested, decide.Requested)
+	sandbox := netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	_, d.sandbox = d.nameOf(ctx, sandbox)
+	d.netns, d.at = d.nameOf(ctx, cmp.Or(d.args.Netns, sandbox))
+	if len(d.records) == 0 {
+		if done := d.answered(); done != nil {
+			d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
+			return nil
 		}
 	}
-	if (changed || slices.ContainsFunc(newest.Undo.Steps, func(s journal.Step) bool {
-		return known.IPAMOf(s.Config).Elsewhere
-	})) && !d.Journal.Unwritable {
-		if err := d.Journal.Save(ctx, newest); err != nil {
-			d.degrade("DEL", err)
-		}
+	if !slices.ContainsFunc(slices.Concat(d.records, d.undone), d.isRecorded) || len(d.records) == 0 {
+		return d.addUnrecorded()
 	}
 	return nil
 }
@@ -113,7 +93,7 @@ func (d *deleting) readJournal(ctx context.Context) {
 		err = d.Journal.Store.Update(ctx, d.Journal.Look) // starts a new journal
 	}
 	if err != nil {
-		d.degrade("DEL", err)
+		d.Degrade("DEL", err)
 	}
 	all, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
 	for _, e := range all {
@@ -131,7 +111,7 @@ func (d *deleting) isOf(e *journal.Entry) bool {
 	if d.netns.Path == "" {
 		return len(d.records) == 0 || e == d.records[0]
 	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+	return d.IsAt(e, d.netns) || d.Names(e, d.at)
 }
 
 // isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
@@ -143,19 +123,23 @@ func (d *deleting) isRecorded(e *journal.Entry) bool {
 
 // hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
 func (d *deleting) hasResultOf(e *journal.Entry) bool {
-	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
+	return d.sandbox.Netns.Path != "" && d.Names(e, d.sandbox)
 }
 
-// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
-// runtime's own one, identify no ADD of this attachment.
-func (d *deleting) nameOf(path string) facts.Named {
-	seen, _ := facts.Look(path, d.Key.IfName)
-	hosts := d.IsHost(seen.Netns) && !d.overridesNetNS()
-	if seen.Netns.Known() && (hosts || d.Anothers(context.Background(), d.Key, seen.Netns)) {
-		seen = facts.Interface{Netns: journal.NetNS{Path: path}}
+// nameOf returns the namespace that a path leads to, and how it identifies an ADD of this
+// attachment. The namespace of another attachment in the journal, and the runtime's own one,
+// identify none.
+func (d *deleting) nameOf(
+	ctx context.Context, path string,
+) (netns journal.NetNS, at facts.Interface) {
+	at, _ = facts.Look(path, d.Key.IfName)
+	netns = at.Netns
+	hosts := d.IsHost(netns) && !d.overridesNetNS()
+	if netns.Known() && (hosts || d.Anothers(ctx, d.Key, netns)) {
+		at = facts.Interface{Netns: journal.NetNS{Path: path}}
 	}
-	again := d.Conf.PrevResult != nil && seen.Is(netconf.AddressesOf(d.Conf.PrevResult))
-	return facts.Named{Interface: seen, Again: again}
+	at.Again = d.Conf.PrevResult != nil && at.Is(netconf.AddressesOf(d.Conf.PrevResult))
+	return netns, at
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
@@ -188,7 +172,7 @@ func (d *deleting) holdsAddress() bool {
 // addUnrecorded adds an entry for the ADD of this DEL, which the journal does not have: it ran
 // before unwind was installed, while unwind was off, or while the journal could not be written.
 // Without any entry, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
-func (d *deleting) addUnrecorded() (added bool, err error) {
+func (d *deleting) addUnrecorded() error {
 	e, err := d.reconstruct()
 	switch {
 	case e != nil:
@@ -197,7 +181,6 @@ func (d *deleting) addUnrecorded() (added bool, err error) {
 				"undoing both ADDs")
 		}
 		d.records = slices.Insert(d.records, 0, e)
-		return true, nil
 	case len(d.records) > 0:
 		if err != nil {
 			d.log.Warn("the journal does not contain the ADD of this DEL, and the chain cannot be read",
@@ -207,15 +190,15 @@ func (d *deleting) addUnrecorded() (added bool, err error) {
 		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil, false)
 	case d.Conf.NeverAdded():
 		d.noteIdle("the journal has no entry, and the runtime has no ADD result", err, false)
-	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && !d.Journal.Unwritable:
+	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && d.Journal.Lost == nil:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
 		d.noteIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
 			"and the runtime's configuration contains no chain", err, false)
 	default:
-		return false, badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w",
+		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w",
 			d.Key, err))
 	}
-	return false, nil
+	return nil
 }
 
 // reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input,
@@ -229,9 +212,9 @@ func (d *deleting) reconstruct() (*journal.Entry, error) {
 	e := d.newEntry(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
 	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
-		e.Added.NetNS = d.nameOf(d.netns.Path).Netns
+		e.Added.NetNS = d.at.Netns
 	}
-	if facts.SamePath(d.sandbox, d.netns.Path) ||
+	if facts.SamePath(d.sandbox.Netns.Path, d.netns.Path) ||
 		!slices.ContainsFunc(slices.Concat(d.records, d.undone), d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}
@@ -246,7 +229,7 @@ func (d *deleting) reconstruct() (*journal.Entry, error) {
 		return nil, nil
 	}
 	if err := d.checkText(); err != nil {
-		d.degrade("DEL", err)
+		d.Degrade("DEL", err)
 	}
 	return e, nil
 }
@@ -282,14 +265,19 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}
-		failed, n := d.Run(ctx, job)
-		failures, ran = append(failures, failed...), ran+n
-		err := d.Finish(ctx, job)
-		if err != nil {
-			d.Journal.Degraded("DEL", err)
-			d.log.Error("cannot record the outcome of a DEL; a later pass may run it again", "err", err)
+		if e.Number != 0 {
+			job.Killed = d.killed
 		}
-		durable = durable && err == nil && !d.Journal.Unwritable
+		reason := decide.Requested
+		if e != d.records[0] {
+			reason = decide.Recorded(e.Undo.Cause, e.Undo.Reason)
+		}
+		failed, n, err := d.Undo(ctx, job, reason)
+		if failures, ran = append(failures, failed...), ran+n; err != nil {
+			d.Journal.Degraded("DEL", err)
+			d.log.Error("cannot record a DEL; a later pass may run it again", "err", err)
+		}
+		durable = durable && err == nil && d.Journal.Lost == nil
 	}
 	if pending := undo.PendingSteps(d.records[0]); ran+len(failures) == 0 && len(pending) > 0 {
 		d.noteIdle("pending: "+strings.Join(pending, ", "), nil, false)

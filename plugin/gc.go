@@ -23,7 +23,8 @@ import (
 // runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
 // alone, because a renamed network never gets a GC again. Then gc passes the GC to the delegates
 // that support the verb, with the list and what unwind keeps (see listKept), unless the list cannot
-// be trusted (see sweep.MassReleaseError). It runs all delegates and collects all errors.
+// be trusted (see sweep.MassReleaseError) or a record is damaged. It runs all delegates and
+// collects all errors.
 //
 // A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
 // valid. gc does not pass it on, because a delegate that treats an absent list as an empty one
@@ -109,12 +110,12 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
 	err := o.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		kept = nil
-		return tx.Outlines(func(e journal.Outline, _ error) error { // a damaged record is kept too
+		return tx.Outlines(func(e journal.Outline, err error) error { // a damaged one may be anybody's
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
 			if e.Network == o.Conf.Name && !slices.Contains(o.Conf.Valid, a) {
 				kept = append(kept, netconf.Marshal(a))
 			}
-			return nil
+			return err
 		})
 	})
 	if err != nil || len(kept) == 0 {

@@ -1,12 +1,16 @@
 package plugin
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
@@ -117,7 +121,8 @@ func TestGCIsPassedOn(t *testing.T) {
 
 // TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are not on
 // a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL fails, and
-// both keep their addresses. Somebody of whom the journal knows nothing loses his, as without unwind.
+// both keep their addresses. Somebody of whom the journal knows nothing loses his, as without unwind,
+// unless a record is damaged: one whose key is damaged keeps its address too.
 func TestGCHandsOnWhatIsKept(t *testing.T) {
 	stories(t, `
 	versions 1.1.0 1.1.0; conf gracePeriod 10m
@@ -129,7 +134,19 @@ func TestGCHandsOnWhatIsKept(t *testing.T) {
 	or by both: let list 'slip=[] valid=[{"containerID":"listed","ifname":"eth0"}]'
 	fails gc $list 'GC incomplete with 1 error'
 	owners '$listed listed eth0' '$young young eth0' '$owed owed eth0'
-	works host-local; chain bridge; del owed young listed`)
+	works host-local; chain bridge; del owed
+	drop young; shell 'touch -d "20 minutes ago" $data/$network/$young $dir/cache/results/*-young-*'; rename young
+	chain bridge | {"type": "collects"}; fails gc list listed 'is damaged'; owners '$listed listed eth0' '$young young eth0'
+	chain bridge; del young listed; leaves`, acts{"rename": func(s *story, w []string) { // one bit of its record's key
+		key := []byte(s.network + "\x00" + w[0] + "\x00")
+		s.editJournal(func(tx *bolt.Tx) error {
+			entries := tx.Bucket([]byte("entries"))
+			k, v := entries.Cursor().Seek(key)
+			other := bytes.Clone(k)
+			other[len(key)-2] ^= 1
+			return errors.Join(entries.Put(other, bytes.Clone(v)), entries.Delete(bytes.Clone(k)))
+		})
+	}})
 }
 
 // TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one

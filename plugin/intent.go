@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
@@ -49,7 +50,17 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 		return a.refuse(cniError(types.ErrPluginNotAvailable, msg,
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
-	return a.checkNetNS()
+	var at unix.Stat_t
+	switch err := unix.Stat(a.args.Netns, &at); { // skel checks this after the result is printed
+	case a.overridesNetNS() || err != nil:
+	case a.Host.NetNS == "":
+		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
+			"mounted")
+	case a.IsHost(journal.NetNS{Ino: at.Ino}):
+		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
+			"set it to the container's")
+	}
+	return nil
 }
 
 // refuse records in the history that an ADD could not start its chain, and returns the error.
@@ -57,22 +68,6 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	a.Journal.Event(journal.Event{Key: a.Key, Kind: journal.RolledBack, Reason: err.Msg,
 		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
 	return err
-}
-
-// checkNetNS validates CNI_NETNS before the ADD. skel does so when the result is already printed.
-func (a *adding) checkNetNS() error {
-	if a.overridesNetNS() {
-		return nil
-	}
-	ours, err := facts.IsOwnNetNS(a.args.Netns)
-	switch {
-	case err != nil:
-		return ownError(types.ErrInvalidNetNS, "%v; check that /proc is mounted", err)
-	case ours:
-		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
-			"set it to the container's")
-	}
-	return nil
 }
 
 // open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
@@ -85,18 +80,18 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 	}
 	a.entry = a.newEntry(journal.Adding, a.chain)
 	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
-	if a.Journal.Unwritable {
+	if a.Journal.Lost != nil {
 		return a.refuseUnseen()
 	}
 	err = a.writeIntent(ctx, a.putFirst)
-	if err != nil || a.Journal.Unwritable || len(a.prior)+len(a.samePod) == 0 {
+	if err != nil || a.Journal.Lost != nil || len(a.prior)+len(a.samePod) == 0 {
 		return err
 	}
 	a.releaseSamePod(ctx)
-	if err := a.supersede(ctx, killed); err != nil || a.Journal.Unwritable {
+	if err := a.supersede(ctx, killed); err != nil || a.Journal.Lost != nil {
 		return err
 	}
-	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Unwritable {
+	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Lost != nil {
 		return err
 	}
 	a.awaitSamePod(ctx)
@@ -162,7 +157,7 @@ func (a *adding) journalFailed(err error) error {
 	if a.Conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
-	a.degrade("ADD", err)
+	a.Degrade("ADD", err)
 	return nil
 }
 
@@ -229,13 +224,12 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 			}
 			continue
 		}
-		v := decide.Decide(a.Gather(ctx, prior, a.lock))
-		if v.Fate != decide.Foreign {
-			v.Reason = decide.Superseded
+		reason := decide.Superseded
+		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
+			reason = v.Reason
 		}
-		a.MarkKilled(prior, killed)
-		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock}
-		if _, err := a.Undo(ctx, job, v); err != nil {
+		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock, Killed: killed}
+		if _, _, err := a.Undo(ctx, job, reason); err != nil {
 			return a.journalFailed(err)
 		}
 	}
@@ -276,6 +270,5 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	_ = a.lock.Remove() // the attachment may have no entry
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
 }

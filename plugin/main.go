@@ -67,7 +67,7 @@ func (p *Plugin) verb(
 		defer closeLog()
 		defer o.Journal.Flush()
 		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
-		// late for an ADD (see checkNetNS), and wrong for a DEL that has succeeded.
+		// late for an ADD (see prepare), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
 		err := o.Safely(func() error { return do(o, ctx) })
 		var panicked *undo.PanicError
@@ -105,7 +105,6 @@ type op struct {
 	bad    error         // the configuration's error, or nil
 	lock   *journal.Lock // the lock of the verb's attachment; nil without a journal
 	log    *slog.Logger  // Log, with the verb's attachment in each line
-	lost   error         // why the journal does not contain what the verb leaves, or nil
 }
 
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
@@ -212,14 +211,6 @@ func (o *op) takeLock(
 		err = without(err)
 	}
 	return killed, err
-}
-
-// degrade makes the verb continue without writing the journal.
-func (o *op) degrade(verb string, err error) {
-	o.Journal.Degraded(verb, err)
-	o.log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
-		"addresses", "err", err)
-	o.Journal.Unwritable, o.lost = true, err
 }
 
 // call prepares a call to a delegate with the verb's environment. The caller adds the

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,16 +61,14 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (records []*journal.Entry, err error) {
-	err = o.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-		records, err = tx.Pending(key)
-		return err
-	})
+	snapshot := o.Journal.Snapshot(ctx)
+	records, err = snapshot.Pending(key)
 	var damaged *journal.DamagedError
 	switch {
 	case errors.As(err, &damaged):
 		return []*journal.Entry{{Key: key}}, nil
-	case err != nil:
-		return nil, err
+	case cmp.Or(err, snapshot.Err) != nil:
+		return nil, cmp.Or(err, snapshot.Err)
 	case len(records) == 0:
 		return nil, fmt.Errorf("%s is not in the journal", key)
 	}

@@ -226,8 +226,8 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end heals the delegates, and ends all containers: with the runtime's DELs, or without, and one
-// GC.
+// end heals the delegates, and ends all containers: with the runtime's DELs, or without, and two GCs.
+// A DEL whose address host-local's file gives to another dead container waits for the second one.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()
@@ -240,6 +240,7 @@ func (w *world) end(forgotten bool) {
 		}
 	}
 	w.locksFree()
+	w.mustAsk("GC", nil)
 	w.mustAsk("GC", nil)
 	if left := slices.Concat(w.taken(), slices.Sorted(maps.Keys(w.reserved())), w.addressRules()); len(left) > 0 {
 		w.Errorf("left: %v", left)

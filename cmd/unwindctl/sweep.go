@@ -73,7 +73,8 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.job.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
-		"also release attachments that are kept because too many seem dead or the list is empty")
+		"also release attachments that are kept because too many seem dead, the list is empty or an "+
+			"entry is damaged")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
 		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",

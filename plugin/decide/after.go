@@ -107,34 +107,23 @@ func hidesNoIPAM(s *journal.Step) bool {
 	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
 }
 
-// Present says whether the DEL of a step that failed also runs with the plugin's configuration in
-// the present chain.
-type Present int
-
-// The values of Present.
-const (
-	NotPresent Present = iota
-	TriesPresent
-	ProvesPresent // its success counts only if host-local has nothing of the attachment afterwards
-)
-
 // TryPresent decides whether a DEL that failed with a code runs with the present configuration. It
 // does if the ADD failed too, or if the plugin rejects the recorded one (for example after an
 // upgrade). After another error, success would not prove that the ADD's resources are free: portmap
 // may look for its rules in the wrong place. The reference plugins reject a configuration with the
-// code 999, so after that code host-local's files are the proof.
-func TryPresent(s *journal.Step, code uint) Present {
+// code 999. After that code, needsProof is set: success counts only if host-local has nothing of
+// the attachment afterwards.
+func TryPresent(s *journal.Step, code uint) (try, needsProof bool) {
 	switch {
 	case s.ADD != journal.AddPassed:
-		return TriesPresent
+		return true, false
 	case HasPorts(s):
-		return NotPresent
+		return false, false
 	case slices.Contains(rejections, code):
-		return TriesPresent
-	case code == internal && known.IPAMOf(s.Config).Name == "host-local":
-		return ProvesPresent
+		return true, false
 	}
-	return NotPresent
+	proves := code == internal && known.IPAMOf(s.Config).Name == "host-local"
+	return proves, proves
 }
 
 // rejections are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5

@@ -160,25 +160,26 @@ func TestTryPresent(t *testing.T) {
 		name string
 		step journal.Step
 		code uint
-		want Present
+		want string
 	}{
-		{"the ADD failed", journal.Step{ADD: journal.AddFailed}, 5, TriesPresent},
-		{"the ADD failed, port mappings", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, TriesPresent},
-		{"the ADD was killed", journal.Step{ADD: journal.AddKilled}, 5, TriesPresent},
-		{"the version", journal.Step{Config: []byte(`{}`)}, 1, TriesPresent},
-		{"a field", journal.Step{Config: []byte(`{}`)}, 2, TriesPresent},
-		{"an unknown container", journal.Step{Config: []byte(`{}`)}, 3, NotPresent},
-		{"it cannot be decoded", journal.Step{Config: []byte(`{}`)}, 6, TriesPresent},
-		{"the configuration", journal.Step{Config: []byte(`{}`)}, 7, TriesPresent},
-		{"the configuration, port mappings", journal.Step{Config: []byte(ports)}, 7, NotPresent},
-		{"any error", journal.Step{Config: []byte(`{}`)}, 999, NotPresent},
-		{"any error, another IPAM plugin", journal.Step{Config: withIPAM("static")}, 999, NotPresent},
-		{"any error, host-local", journal.Step{Config: withIPAM("host-local")}, 999, ProvesPresent},
-		{"any error, host-local, port mappings", journal.Step{Config: []byte(ports)}, 999, NotPresent},
-		{"no code, host-local", journal.Step{Config: withIPAM("host-local")}, 0, NotPresent},
+		{"the ADD failed", journal.Step{ADD: journal.AddFailed}, 5, "yes"},
+		{"the ADD failed, port mappings", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, "yes"},
+		{"the ADD was killed", journal.Step{ADD: journal.AddKilled}, 5, "yes"},
+		{"the version", journal.Step{Config: []byte(`{}`)}, 1, "yes"},
+		{"a field", journal.Step{Config: []byte(`{}`)}, 2, "yes"},
+		{"an unknown container", journal.Step{Config: []byte(`{}`)}, 3, "no"},
+		{"it cannot be decoded", journal.Step{Config: []byte(`{}`)}, 6, "yes"},
+		{"the configuration", journal.Step{Config: []byte(`{}`)}, 7, "yes"},
+		{"the configuration, port mappings", journal.Step{Config: []byte(ports)}, 7, "no"},
+		{"any error", journal.Step{Config: []byte(`{}`)}, 999, "no"},
+		{"any error, another IPAM plugin", journal.Step{Config: withIPAM("static")}, 999, "no"},
+		{"any error, host-local", journal.Step{Config: withIPAM("host-local")}, 999, "with proof"},
+		{"any error, host-local, port mappings", journal.Step{Config: []byte(ports)}, 999, "no"},
+		{"no code, host-local", journal.Step{Config: withIPAM("host-local")}, 0, "no"},
 	} {
-		if got := TryPresent(&tt.step, tt.code); got != tt.want {
-			t.Errorf("%s: %v", tt.name, got)
+		try, proof := TryPresent(&tt.step, tt.code)
+		if try != (tt.want != "no") || proof != (tt.want == "with proof") {
+			t.Errorf("%s: %t, with proof %t", tt.name, try, proof)
 		}
 	}
 }

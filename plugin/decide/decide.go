@@ -4,7 +4,6 @@ package decide
 
 import (
 	"cmp"
-	"slices"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
@@ -200,20 +199,9 @@ func DecideOrphan(o Orphan) Verdict {
 		"none of its processes is running, and no interface has the address"})
 }
 
-// OtherOwner is another attachment that claims an address. While it is being undone, it no longer
-// counts as the owner. Otherwise two attachments in a sweep would keep each other's DELs waiting.
-type OtherOwner struct {
-	BeingUndone bool
-	Fate        Fate
-}
-
-// HasOtherOwner decides whether an address belongs to an attachment other than the one whose DEL is
-// about to run. named says whether host-local's file names another owner.
-func HasOtherOwner(named tristate.Value, others []OtherOwner) bool {
-	return named != tristate.No || slices.ContainsFunc(others, func(r OtherOwner) bool {
-		return !r.BeingUndone && r.Fate != Dead
-	})
-}
+// Owns reports whether another attachment that claims an address owns it. It does not while it is
+// being undone: otherwise two attachments in a sweep would keep each other's DELs waiting.
+func Owns(beingUndone bool, fate Fate) bool { return !beingUndone && fate != Dead }
 
 // IsLate reports whether the DEL of a step is late: it gets a claimed address that is free, and may
 // remove rules by that address alone. Another attachment may get the address at any time.

@@ -58,8 +58,6 @@ type Pass struct {
 
 	Steps  []journal.Step  // the record's pending DELs
 	Claims []journal.Claim // the addresses that the record claims
-	// PortsInvented is set if the record was reconstructed, and its port mappings are no runtime's.
-	PortsInvented bool
 }
 
 // Due decides when a step's pending DEL runs: now, or what it waits for. All code that runs or
@@ -108,7 +106,7 @@ func Left(n journal.Next, p Pass) time.Duration {
 // port mappings, unless its ADD failed or the machine has booted since. The next pod with such an
 // address would get the traffic, so nothing releases the address meanwhile.
 func PortPending(index int, p Pass) bool {
-	return p.SameBoot && !p.PortsInvented && slices.ContainsFunc(p.Steps,
+	return p.SameBoot && slices.ContainsFunc(p.Steps,
 		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
 }
 

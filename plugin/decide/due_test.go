@@ -99,7 +99,6 @@ func TestDue(t *testing.T) {
 		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Next{}},
 		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Next{}},
 		{"an earlier boot's", journal.Step{Next: wait(journal.ForPort, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Next{}},
-		{"its mappings are invented", journal.Step{}, port(func(p *Pass) { p.PortsInvented = true }), journal.Next{}},
 		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Next{}},
 		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Next{}},
 		{"a step after it", journal.Step{Index: 4}, port(), journal.Next{}},
@@ -169,6 +168,9 @@ func TestLeft(t *testing.T) {
 
 // TestFactsOfSteps has what is said of a step, or of an address, by one fact or two.
 func TestFactsOfSteps(t *testing.T) {
+	repeats := func(reassigned bool, s journal.Step) bool {
+		return NeedsNoRepeat(&s, Pass{Reassigned: func(*journal.Step) bool { return reassigned }})
+	}
 	for _, tt := range []struct {
 		what      string
 		got, want bool
@@ -182,6 +184,11 @@ func TestFactsOfSteps(t *testing.T) {
 		{"it was late, and killed", DropsAddress(&journal.Step{LateKills: 1}, true), false},
 		{"it was late, and killed twice", DropsAddress(&journal.Step{LateKills: 2}, true), true},
 		{"its record is not in the journal", DropsAddress(&journal.Step{}, false), true},
+		{"its addresses are others'", repeats(true, journal.Step{Again: soon}), true},
+		{"one is not", repeats(false, journal.Step{Again: soon}), false},
+		{"the second DEL failed", repeats(true, journal.Step{Again: soon, Code: 5}), true},
+		{"a killed plugin's agent may have taken another", repeats(true, journal.Step{Again: soon, ADD: journal.AddKilled}), false},
+		{"no DEL has passed", repeats(true, journal.Step{Tries: 1, Code: 5}), false},
 		{"adding", KeepsContainer(journal.Adding), true}, {"live", KeepsContainer(journal.Live), true},
 		{"rolling-back", KeepsContainer(journal.RollingBack), false}, {"deleting", KeepsContainer(journal.Deleting), false},
 		{"failing", Failing(&journal.Step{Last: "x"}), true}, {"not tried", Failing(&journal.Step{}), false},
@@ -221,30 +228,6 @@ func TestPortFirst(t *testing.T) {
 	p.Steps[0].Tries, p.SameBoot = 0, false
 	if got := Order(p); !slices.Equal(got, []int{2, 0, 1, 3}) {
 		t.Errorf("in another boot: %v", got)
-	}
-}
-
-func TestNeedsNoRepeat(t *testing.T) {
-	passed := journal.Step{Again: soon, Next: journal.Next{At: soon, Why: journal.ForRepeat}}
-	failed, killed := passed, passed
-	failed.Code, failed.Next, killed.ADD = 5, journal.Next{Why: journal.ForBackoff, At: soon}, journal.AddKilled
-	for _, tt := range []struct {
-		name       string
-		step       journal.Step
-		reassigned bool
-		want       bool
-	}{
-		{"its addresses are others'", passed, true, true},
-		{"one is not", passed, false, false},
-		{"the second DEL failed", failed, true, true},
-		{"a killed plugin's agent may have taken another", killed, true, false},
-		{"no DEL has passed", journal.Step{Tries: 1, Code: 5}, true, false},
-	} {
-		p := pass()
-		p.Reassigned = func(*journal.Step) bool { return tt.reassigned }
-		if got := NeedsNoRepeat(&tt.step, p); got != tt.want {
-			t.Errorf("%s: %t", tt.name, got)
-		}
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // the address alone; some worlds add portmap, whose rule goes by the ID and forwards to the address.
 // One step of the model is a transaction, a call of a delegate, or an action of the runtime.
 //
-// The decisions are the code's own: Decide, HasOtherOwner, IsLate, DropsAddress, Due, Show, After,
+// The decisions are the code's own: Decide, Owns, IsLate, DropsAddress, Due, Show, After,
 // journal.CheckEdge and Claim.Receives. The model proves that these decisions, in this order, keep
 // the invariants (see wrong). It does not prove that the code has this order: TestModel and TestStress
 // run the code.
@@ -568,7 +568,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	j := m.journalled(r, 0)
 	other := &s.c[1].r[0]
 	anothers := pr.on == 0 && s.c[1].took && other.pending() && !other.memory && m.without != anothers
-	n := NetNS{Found: found, Gone: !found, Interface: tristate.Of(found, nil), Sent: runtimes && !m.nameless,
+	n := NetNS{Found: found, Interface: tristate.Of(found, nil), Sent: runtimes && !m.nameless,
 		Anothers: anothers}
 	switch Show(&j, n) {
 	case ShowPinned:
@@ -593,7 +593,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// withhold calls HasOtherOwner with the evidence that the state has on an address. When an ADD undoes
+// withhold calls Owns with the evidence that the state has on an address. When an ADD undoes
 // another attachment that claims its new address, the address has no other owner by that ADD.
 func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 	if m.without == parking {
@@ -604,8 +604,9 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 	if !m.unnamed && owner == i {
 		return false // host-local's file is its own
 	}
-	named := !m.unnamed && owner != none && !fresh(owner)
-	var others []OtherOwner
+	if !m.unnamed && owner != none && !fresh(owner) {
+		return true
+	}
 	for other := range m.containers() {
 		if other == i || fresh(other) {
 			continue
@@ -615,14 +616,13 @@ func (m *protocol) withhold(s *state, p int, i, address int8) bool {
 			return true
 		}
 		for at := range c.r {
-			if r := &c.r[at]; m.without != rivals && r.pending() && !r.memory && r.claim == address {
-				others = append(others, OtherOwner{
-					BeingUndone: r.state == deleting || r.state == rollingBack, Fate: m.judge(s, other, r).Fate,
-				})
+			if r := &c.r[at]; m.without != rivals && r.pending() && !r.memory && r.claim == address &&
+				Owns(r.state == deleting || r.state == rollingBack, m.judge(s, other, r).Fate) {
+				return true
 			}
 		}
 	}
-	return HasOtherOwner(tristate.Of(named, nil), others)
+	return false
 }
 
 // after asks After whether a DEL that passed is done.

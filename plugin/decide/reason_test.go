@@ -3,8 +3,6 @@ package decide
 import (
 	"slices"
 	"testing"
-
-	"cni-unwind/plugin/tristate"
 )
 
 // recordable are the reasons that the journal may have in an entry.
@@ -47,20 +45,11 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestHasOtherOwner: an address has another owner if host-local names one, or may, or if another
-// attachment claims it that is not being undone and not dead.
-func TestHasOtherOwner(t *testing.T) {
+// TestOwns: another attachment that claims an address owns it, unless it is being undone or dead.
+func TestOwns(t *testing.T) {
 	for _, fate := range []Fate{Live, Unknown, Dead} {
-		for _, undone := range []bool{false, true} {
-			other := OtherOwner{BeingUndone: undone, Fate: fate}
-			if got, want := HasOtherOwner(tristate.No, []OtherOwner{other}), !undone && fate != Dead; got != want {
-				t.Errorf("%+v: %t", other, got)
-			}
-		}
-	}
-	for named, want := range map[tristate.Value]bool{tristate.No: false, tristate.Yes: true, tristate.Unknown: true} {
-		if HasOtherOwner(named, nil) != want {
-			t.Errorf("host-local says %v: want %t", named, want)
+		if Owns(true, fate) || Owns(false, fate) != (fate != Dead) {
+			t.Error(fate)
 		}
 	}
 }

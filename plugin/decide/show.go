@@ -11,10 +11,10 @@ import (
 
 // NetNS contains the facts about the namespace for the DELs of a record.
 type NetNS struct {
-	Found     bool           // the ADD's namespace exists, and a DEL may get it
-	Gone      bool           // the ADD's namespace is proven gone
-	Interface tristate.Value // the namespace contains the ADD's interface
-	Sent      bool           // the runtime has sent this DEL, with a path
+	Found bool // the ADD's namespace exists, and a DEL may get it
+	// Interface says whether that namespace has the ADD's interface. Show needs it for known.Scratch.
+	Interface tristate.Value
+	Sent      bool // the runtime has sent this DEL, with a path
 	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
 	// to the runtime's own.
 	Anothers bool
@@ -70,15 +70,12 @@ func getsEmpty(s *journal.Step) bool {
 
 // LeftTo returns the program that cleans up instead of a step's DEL, or "". Such a DEL always fails
 // once the namespace is gone.
-func LeftTo(s *journal.Step, n NetNS) string {
-	if !n.Gone || getsEmpty(s) {
+func LeftTo(s *journal.Step, gone bool) string {
+	if !gone || getsEmpty(s) {
 		return ""
 	}
 	return known.Of(s.Type).LeftTo
 }
-
-// UsesInterface reports whether Show needs to know if the interface is in the namespace.
-func UsesInterface(s *journal.Step) bool { return known.Of(s.Type).NetNS == known.Scratch }
 
 // RunsWithout reports whether a DEL that failed in a scratch namespace runs once more, without a
 // namespace: its last try failed in the same words, and another interface of its container lives.

@@ -103,25 +103,21 @@ type Owner struct {
 	Grace                time.Duration
 }
 
-// JudgeOwner returns the verdict on a container that is not in the journal.
-func (n *Node) JudgeOwner(o Owner) decide.Verdict {
+// JudgeOwner returns the verdict on a container that is not in the journal, and how much of its
+// grace period is left (see GraceLeft).
+func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, left time.Duration) {
 	cache, err := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	cached := slices.ContainsFunc(cache, Cached.netNSThere)
+	// The wall clock may have been set since Made, so the age is capped at the time since boot.
+	left = cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
 	return decide.DecideOrphan(decide.Orphan{
-		SameNamespaces: &fact{look: n.seesAsRuntime},
-		Listed:         n.List.hasContainer(o, cache),
-		PastGracePeriod: tristate.Equal(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS,
-			n.OwnerGraceLeft(o) < 0),
-		Cached: tristate.Equal(cached || err == nil, cached),
-		Runs:   &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
-		InUse:  &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
-	})
-}
-
-// OwnerGraceLeft is GraceLeft for a container that is not in the journal. The wall clock may have
-// been set since Made, so the age is capped at the time since boot.
-func (n *Node) OwnerGraceLeft(o Owner) time.Duration {
-	return cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+		SameNamespaces:  &fact{look: n.seesAsRuntime},
+		Listed:          n.List.hasContainer(o, cache),
+		PastGracePeriod: tristate.Equal(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, left < 0),
+		Cached:          tristate.Equal(cached || err == nil, cached),
+		Runs:            &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
+		InUse:           &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
+	}), left
 }
 
 type List struct {

@@ -196,6 +196,7 @@ type Interface struct {
 	Addresses []netip.Addr
 	mac       string // "" for an all-zero one, such as a loopback's
 	index     int    // 0: the namespace has no interface of that name
+	Again     bool   // the caller knows that an ADD put it there: it has an address of the result
 }
 
 func (s Interface) There() bool { return s.index != 0 }
@@ -252,13 +253,6 @@ func addressesOf(found []net.Addr) (all []netip.Addr) {
 		}
 	}
 	return all
-}
-
-// IsOwnNetNS reports whether a path leads to the network namespace of this process.
-func IsOwnNetNS(path string) (bool, error) {
-	its, itsErr := os.Stat(path)
-	own, err := os.Stat("/proc/self/ns/net")
-	return itsErr == nil && err == nil && os.SameFile(its, own), err
 }
 
 // HostLinks returns the host ends of the container's interfaces in a result: the veths without a

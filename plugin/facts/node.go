@@ -175,19 +175,14 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// Named is what a path to a network namespace leads to. Interface has only the path if that leads
-// nowhere, to another attachment in the journal, or to the runtime's own namespace. Again is set if
-// an ADD certainly put the interface there: it has an address of the result.
-type Named struct {
-	Interface
-	Again bool
-}
-
 // Names reports whether a path names the network namespace of a record's ADD, by which alone an ADD
 // is known: it leads to that namespace, or is the ADD's path. The ADD's path doesn't count if it
 // leads to another namespace, unless the ADD's own one is gone and no ADD without a record uses the
 // other one. Any path names the namespace of a record that has no path.
-func (n *Node) Names(e *journal.Entry, at Named) bool {
+//
+// at is what the path leads to. It has only the path if that leads nowhere, to another attachment
+// in the journal, or to the runtime's own namespace.
+func (n *Node) Names(e *journal.Entry, at Interface) bool {
 	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
 	case e.Added.NetNS.Path == "":
 		return true

@@ -124,8 +124,9 @@ func TestNames(t *testing.T) {
 	} {
 		n := nodeAt(t)
 		seen, _ := Look(tt.path, "eth0")
+		seen.Again = tt.again
 		e := &journal.Entry{Key: attachment, Added: journal.Added{NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}}
-		if got := n.Names(e, Named{seen, tt.again}); got != tt.want {
+		if got := n.Names(e, seen); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)
 		}
 	}

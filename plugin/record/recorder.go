@@ -13,8 +13,9 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Unwritable is set if the verb continues without writing; the attachment's entry stays as it is.
-	Unwritable bool
+	// Lost says why the verb continues without writing, so that the attachment's record stays as it
+	// is. It is nil if the verb writes.
+	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool
 	events  []journal.Event // recorded after the next transaction
@@ -34,13 +35,6 @@ func (r *Recorder) Event(event journal.Event, counter ...string) {
 
 // Count adds an event that only increments a counter.
 func (r *Recorder) Count(counter ...string) { r.Event(journal.Event{}, counter...) }
-
-// Undoable returns a function that drops the events that were added after the call to Undoable.
-// Transactions that fail or run twice need it.
-func (r *Recorder) Undoable() (drop func()) {
-	n := len(r.events)
-	return func() { r.events = r.events[:min(n, len(r.events))] }
-}
 
 // Update runs a transaction, and records the pending events if it succeeds. SIGKILL after the
 // transaction loses these events.

@@ -36,9 +36,6 @@ func (r *Recorder) Renew(ctx context.Context) error {
 	return err
 }
 
-// Share gives another recorder this one's snapshot, for the same goroutine.
-func (r *Recorder) Share(with *Recorder) { with.last = r.last }
-
 // Forget ends the snapshot: the next question reads the journal again.
 func (r *Recorder) Forget() { r.last = nil }
 
@@ -103,12 +100,13 @@ func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	})
 }
 
-// Containers returns the container IDs of all attachments.
-func (s *Snapshot) Containers() map[string]bool {
-	known := map[string]bool{}
-	_ = s.Outlines(func(o journal.Outline, _ error) error { // fn never fails
-		known[o.ContainerID] = true
+// Containers returns the container IDs of all attachments. damaged is set if a record cannot be
+// read: its key may be damaged too, so it may be any container's.
+func (s *Snapshot) Containers() (known map[string]bool, damaged bool) {
+	known, damaged = map[string]bool{}, s.Err != nil
+	_ = s.Outlines(func(o journal.Outline, err error) error { // fn never fails
+		known[o.ContainerID], damaged = true, damaged || err != nil
 		return nil
 	})
-	return known
+	return known, damaged
 }

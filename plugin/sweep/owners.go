@@ -74,9 +74,9 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.w.Node.List == nil || s.Attachment != nil {
 		return nil, nil
 	}
+	known, damaged := s.w.Journal.Snapshot(ctx).Containers()
 	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, noChain: map[string][]string{},
-		inJournal: s.w.Journal.Snapshot(ctx).Containers(),
-		booted:    time.Now().Add(-time.Duration(journal.BootNanos()))}
+		inJournal: known, booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
 	for _, p := range s.Pools {
 		g.addPool(p)
 	}
@@ -87,11 +87,12 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.Cache {
 		g.errs = append(g.errs, cacheErr)
 		for _, why := range slices.Sorted(maps.Keys(g.noChain)) {
-			g.errs = append(g.errs, fmt.Errorf("%s: %s", andMore(g.noChain[why]), why))
+			files := g.noChain[why]
+			g.errs = append(g.errs, fmt.Errorf("%s (1 of %d files): %s", files[0], len(files), why))
 		}
 	}
 	for _, o := range g.all {
-		findings = append(findings, s.findingOn(o))
+		findings = append(findings, s.findingOn(o, damaged))
 	}
 	return findings, errors.Join(g.errs...)
 }
@@ -172,18 +173,6 @@ func (g *gathering) addCached(c *facts.Cached) {
 	g.addHeld(o)
 }
 
-// andMore names the first of several files, and counts the others.
-func andMore(files []string) string {
-	switch more := len(files) - 1; more {
-	case 0:
-		return files[0]
-	case 1:
-		return files[0] + " and 1 more file"
-	default:
-		return fmt.Sprintf("%s and %d more files", files[0], more)
-	}
-}
-
 // addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
 // example because the conflist is gone.
 func (g *gathering) addHeld(o *owner) {
@@ -203,9 +192,9 @@ func (g *gathering) addHeld(o *owner) {
 }
 
 // findingOn returns the verdict on an owner, with the DELs that it would get.
-func (s *Sweep) findingOn(o *owner) Finding {
-	f := Finding{Key: o.Key, Pod: o.Pod, Verdict: s.judge(o), Addresses: o.addresses(),
-		Cached: o.cached != nil, Left: s.w.Node.OwnerGraceLeft(s.factsOf(o)), owner: o}
+func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
+	f := Finding{Key: o.Key, Pod: o.Pod, Addresses: o.addresses(), Cached: o.cached != nil, owner: o}
+	f.Verdict, f.Left = s.judge(o, damaged)
 	if f.Releasable() && o.getsDELs() {
 		for _, d := range slices.Backward(o.chain.Delegates) {
 			f.Pending = append(f.Pending, d.Type)
@@ -214,20 +203,21 @@ func (s *Sweep) findingOn(o *owner) Finding {
 	return f
 }
 
-// judge returns the verdict on an owner. An empty list is more likely wrong than right, because a
-// node always runs a pod.
-func (s *Sweep) judge(o *owner) decide.Verdict {
-	v := s.w.Node.JudgeOwner(s.factsOf(o))
-	if v.Fate == decide.Dead && len(s.w.Node.List.Valid) == 0 && !s.Force {
-		return decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
+// judge returns the verdict on an owner, and the rest of its grace period. An empty list is more
+// likely wrong than right, because a node always runs a pod. A damaged record may be the owner's.
+func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Duration) {
+	v, left = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
+		Addresses: o.addresses(), Made: o.made(), Grace: s.graceOf(o)})
+	switch {
+	case v.Fate != decide.Dead || s.Force:
+	case damaged:
+		v = decide.Undecided("an entry of the journal is damaged, and may be its own; remove that "+
+			"entry with unwindctl forget, or run unwindctl sweep --force", "")
+	case len(s.w.Node.List.Valid) == 0:
+		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
 			"if this node has none, run unwindctl sweep --force", "")
 	}
-	return v
-}
-
-func (s *Sweep) factsOf(o *owner) facts.Owner {
-	return facts.Owner{Network: o.Network, ContainerID: o.ContainerID, Addresses: o.addresses(),
-		Made: o.made(), Grace: s.graceOf(o)}
+	return v, left
 }
 
 // graceOf returns the grace period of an owner's network, from its conflist, or else the default.

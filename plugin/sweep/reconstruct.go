@@ -48,8 +48,8 @@ func (s *Sweep) undoOwner(
 	if err := w.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	if f.Verdict = s.judge(o); f.Fate != decide.Dead ||
-		w.Journal.Snapshot(ctx).Containers()[o.ContainerID] {
+	known, damaged := w.Journal.Snapshot(ctx).Containers()
+	if f.Verdict, _ = s.judge(o, damaged); f.Fate != decide.Dead || known[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)
@@ -75,12 +75,10 @@ func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry,
 ) error {
 	var failures []*delegate.Failure
-	invented := f.owner.cached == nil
 	if f.Pending = nil; e != nil {
-		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed,
-			PortsInvented: invented})
+		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed})
 		f.Pending = undo.PendingSteps(e)
-		if err := whyReserved(e, invented, failures); err != nil {
+		if err := whyReserved(e, failures); err != nil {
 			return err
 		}
 	}
@@ -108,13 +106,13 @@ func (s *Sweep) undoRecord(
 
 // whyReserved returns an error if the addresses of a record must stay reserved: there was no time
 // for a DEL, or a host port may still forward to them.
-func whyReserved(e *journal.Entry, invented bool, failures []*delegate.Failure) (err error) {
+func whyReserved(e *journal.Entry, failures []*delegate.Failure) (err error) {
 	for _, f := range failures {
 		if f.Unstarted && f.Code == types.ErrTryAgainLater {
 			return f
 		}
 	}
-	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps, PortsInvented: invented}
+	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps}
 	if slices.ContainsFunc(e.Got.Claims,
 		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
 		err = errors.New("its addresses stay reserved, because a host port may still forward to them")
@@ -158,7 +156,13 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 		func(d netconf.Delegate) bool { return d.Capabilities[portMappings] }) {
 		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
 	}
-	if e.Undo.Steps = o.chain.Steps(&conf); len(conf.RuntimeConfig) > 0 {
+	e.Undo.Steps = o.chain.Steps(&conf)
+	for i := range e.Undo.Steps {
+		if o.cached == nil && decide.HasPorts(&e.Undo.Steps[i]) {
+			e.Undo.Steps[i].ADD = journal.AddFailed // an invented mapping forwards nothing
+		}
+	}
+	if len(conf.RuntimeConfig) > 0 {
 		e.Added.RuntimeConfig = netconf.Marshal(conf.RuntimeConfig)
 	}
 	var err error

@@ -9,6 +9,7 @@ import (
 
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
@@ -74,6 +75,10 @@ func TestReconstruct(t *testing.T) {
 			e, err := s.reconstruct(o)
 			if err != nil || e.Key != o.Key || e.Undo.State != journal.Deleting {
 				t.Fatalf("%+v, %v", e, err)
+			}
+			p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps}
+			if decide.PortPending(-1, p) != (c.cached != nil && c.want.Ports != "") {
+				t.Errorf("only a mapping of the cache forwards to an address: %+v", p.Steps)
 			}
 			g := e
 			got := want{Claims: g.Got.Claims, Args: g.Added.Args}

@@ -30,7 +30,7 @@ type Job struct {
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
 	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
-	// empty, it releases attachments that are not in the journal.
+	// empty or an entry is damaged, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
 	Quick    bool // part of an ADD, or behind a STATUS: log no warnings that each would repeat
@@ -58,12 +58,12 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a fork of w.
-func New(w *undo.Worker, job Job) *Sweep {
-	own := w
-	w = w.Fork()
-	own.Journal.Share(w.Journal)
-	w.Node.List, w.Node.ListGrace = job.List, job.GracePeriod
+// New returns a sweep that works with a copy of w, and with the same recorder.
+func New(own *undo.Worker, job Job) *Sweep {
+	worker, node := *own, *own.Node
+	w := &worker
+	w.Node = &node
+	node.List, node.ListGrace = job.List, job.GracePeriod
 	if job.Path != "" {
 		w.Verb.Path = job.Path
 	}

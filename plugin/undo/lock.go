@@ -16,13 +16,11 @@ import (
 // lockPoll is the interval at which Lock checks whether the lock is free.
 const lockPoll = 10 * time.Millisecond
 
-// Owned decides what Lock does while a live unwind holds the lock: it waits, unless skip is set.
+// Owned decides what Lock does while a live unwind holds the lock: it waits, unless skip is set;
+// then it returns journal.ErrBusy. nil always waits.
 type Owned func(owner int) (skip bool)
 
-// Wait waits for the owner; Skip lets Lock return journal.ErrBusy at once. Stop is the third way.
-func Wait(int) (skip bool) { return false }
-
-// Skip is described at Wait.
+// Skip never waits.
 func Skip(int) (skip bool) { return true }
 
 // Lock takes the lock of an attachment. While a live unwind holds it, owned decides whether Lock
@@ -44,7 +42,7 @@ func (w *Worker) Lock(
 		case lookErr != nil:
 			return nil, killed, lookErr
 		case state.Owner != 0:
-			if patience = (time.Time{}); owned(state.Owner) {
+			if patience = (time.Time{}); owned != nil && owned(state.Owner) {
 				return nil, killed, err
 			}
 		case patience.IsZero():

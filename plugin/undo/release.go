@@ -15,7 +15,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/record"
 )
 
 // Outcome is the result of releasing an attachment.
@@ -31,7 +30,7 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned is the Assigned of the Job.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key, Wait)
+	lock, killed, err := w.Lock(ctx, key, nil)
 	if err != nil {
 		return err
 	}
@@ -72,7 +71,6 @@ func (w *Worker) ReleaseLocked(
 	if !out.Verdict.Releasable() {
 		return out
 	}
-	w.MarkKilled(out.Entry, killed)
 	out.Released = true
 	for _, e := range records {
 		v := out.Verdict
@@ -84,7 +82,11 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		failures, err := w.Undo(ctx, Job{Entry: e, Lock: lock, Assigned: assigned}, v)
+		job := Job{Entry: e, Lock: lock, Assigned: assigned}
+		if e == out.Entry {
+			job.Killed = killed
+		}
+		failures, _, err := w.Undo(ctx, job, v.Reason)
 		if err == nil && len(failures) > 0 {
 			err = failures[0]
 		}
@@ -95,41 +97,6 @@ func (w *Worker) ReleaseLocked(
 		w.Log.Info("released", "attachment", key.String(), "reason", out.Verdict.Reason.Text)
 	}
 	return out
-}
-
-// Undo undoes one dead ADD without the runtime's DEL. It writes the DELs that are still pending,
-// and records the event. For an ADD on another machine, it releases only the host-local
-// reservations on this disk, and drops the pending DELs.
-func (w *Worker) Undo(
-	ctx context.Context, job Job, v decide.Verdict,
-) (failures []*delegate.Failure, err error) {
-	e, drop := job.Entry, w.Journal.Undoable()
-	if v.Fate == decide.Foreign {
-		if err := purge(ctx, e); err != nil {
-			return nil, err
-		}
-		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, v.Reason.Code, v.Reason.Text
-	} else {
-		if err := w.Begin(ctx, e, job.Mode, v.Reason); err != nil {
-			return nil, err
-		}
-		drop = w.Journal.Undoable() // Begin has flushed the earlier events
-		failures, _ = w.Run(ctx, job)
-	}
-	event := record.EventOf(journal.Swept, e)
-	event.Reason = v.Reason.Text
-	switch {
-	case job.Mode == Superseding && v.Fate != decide.Foreign:
-		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
-		w.Journal.Event(event)
-	case len(e.Undo.Steps) == 0:
-		w.Journal.Event(event, record.CountSwept, v.Reason.Label())
-	}
-	if err := w.Finish(ctx, job); err != nil {
-		drop() // not undone in the journal, so the next sweep reports it
-		return nil, err
-	}
-	return failures, nil
 }
 
 // purge releases an ADD's host-local reservations on this disk.
@@ -150,78 +117,6 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	return nil
 }
 
-// Begin writes to the journal that a pass over the record's steps begins, and why.
-func (w *Worker) Begin(
-	ctx context.Context, e *journal.Entry, mode Mode, reason decide.Reason,
-) error {
-	return w.Journal.Update(ctx, func(tx *journal.Tx) error {
-		// not earlier: if the write fails, an ADD may continue, and needs the unchanged record
-		w.Mark(e, mode, reason)
-		return tx.Put(e)
-	})
-}
-
-// Mark updates a record for the start of a pass over its steps, with the reason. It reports whether
-// it added claims that are not in the journal. Those must be written before the first DEL.
-func (w *Worker) Mark(e *journal.Entry, mode Mode, reason decide.Reason) (found bool) {
-	found = w.ClaimHeld(e)
-	switch e.Undo.State {
-	case journal.Adding:
-		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
-		Interrupted(e.Undo.Steps)
-	case journal.Live:
-		e.Undo.State = journal.Deleting
-		// unwind may have been killed after it recorded the first result
-		if mode == Requested && w.Verb.Conf.NeverAdded() {
-			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
-		}
-	}
-	// a recorded text for the same reason stays, because it may contain more details
-	if e.Undo.Reason == "" || !decide.Recorded(e.Undo.Cause, e.Undo.Reason).Is(reason) {
-		e.Undo.Reason = reason.Text
-	}
-	e.Undo.Cause = reason.Code
-	for i := range e.Undo.Steps {
-		s := &e.Undo.Steps[i]
-		// without unwind, the runtime's DEL would run too
-		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
-	}
-	e.Undo.Begun = true
-	return found
-}
-
-// Finish writes a record after a pass, unless the verb does not write the journal. If no DEL is
-// pending, Finish deletes the record. But if the runtime's own DEL may still come, it keeps an
-// undone record (see journal.Undone).
-func (w *Worker) Finish(ctx context.Context, job Job) error {
-	e := job.Entry
-	if w.Journal.Unwritable {
-		return nil
-	}
-	last := false // the attachment has no other record
-	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
-		left, err := tx.Pending(e.Key)
-		if err := journal.IgnoreDamaged(err); err != nil {
-			return err
-		}
-		last = !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
-		switch {
-		case len(e.Undo.Steps) > 0:
-			last, err = false, tx.Put(e)
-		case !last, job.Mode != Requested: // the runtime's DEL may still come
-			err = tx.Put(Buried(e))
-		default:
-			err = tx.Delete(e)
-		}
-		return err
-	})
-	w.Journal.Forget() // the record is not what it was
-	if err == nil && last && job.Mode != Superseding {
-		err = job.Lock.Remove()
-	}
-	return err
-}
-
 // Buried returns the undone record that replaces a record. It keeps the ADD's namespace, but no
 // DELs.
 func Buried(e *journal.Entry) *journal.Entry {
@@ -230,10 +125,10 @@ func Buried(e *journal.Entry) *journal.Entry {
 	return b
 }
 
-// MarkKilled marks the steps whose delegates unwind killed: those with the named programs. If none
+// markKilled marks the steps whose delegates unwind killed: those with the named programs. If none
 // matches, for example because a delegate's child was killed, it marks all steps. It reports
 // whether any program was killed.
-func (w *Worker) MarkKilled(e *journal.Entry, programs []string) bool {
+func (w *Worker) markKilled(e *journal.Entry, programs []string) bool {
 	if len(programs) == 0 {
 		return false
 	}

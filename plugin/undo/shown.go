@@ -18,6 +18,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/tristate"
 )
@@ -51,19 +52,19 @@ func (u *undoing) hasOtherOwner(
 	if c.Pool != "" {
 		named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
 	}
-	var others []decide.OtherOwner
-	for _, o := range claimants {
-		if named == tristate.No && o.ClaimsAddress(c.Address) && !slices.Contains(own, o.Key) {
-			undone := o.Undo.State == journal.Deleting || o.Undo.State == journal.RollingBack
-			others = append(others, decide.OtherOwner{
-				BeingUndone: undone && u.SameNamespaces(o) == tristate.Yes, Fate: u.Judge(ctx, o).Fate,
-			})
-		}
+	switch {
+	case named != tristate.No, slices.ContainsFunc(claimants, func(o *journal.Entry) bool {
+		undone := o.Undo.State == journal.Deleting || o.Undo.State == journal.RollingBack
+		return o.ClaimsAddress(c.Address) && !slices.Contains(own, o.Key) &&
+			decide.Owns(undone && u.SameNamespaces(o) == tristate.Yes, u.Judge(ctx, o).Fate)
+	}):
+		return true
+	case c.Pool != "" || assigned:
+		return false
 	}
-	return decide.HasOtherOwner(named, others) || c.Pool == "" && !assigned &&
-		u.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal is more precise
-			return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
-		})
+	return u.CachedOwner(c.Address, func(one facts.Cached) bool { // the journal is more precise
+		return one.Key() == u.Entry.Key || one.Key() == u.Verb.Key || u.hasADD(ctx, one)
+	})
 }
 
 func ownerOf(k journal.Key) ipam.Owner {
@@ -144,7 +145,7 @@ func (u *undoing) isFree(c journal.Claim) bool {
 
 // recorded reports whether the record is in the journal, so that others find it there.
 func (u *undoing) recorded() bool {
-	return !u.Journal.Unwritable && u.Entry.Number != 0
+	return u.Journal.Lost == nil && u.Entry.Number != 0
 }
 
 // hasADD reports whether the ADD in libcni's cache is in the journal. A record of an earlier ADD of
@@ -153,7 +154,7 @@ func (w *Worker) hasADD(ctx context.Context, one facts.Cached) bool {
 	records, _ := w.Journal.Snapshot(ctx).Records(one.Key())
 	seen, _ := facts.Look(one.NetNS, "")
 	return slices.ContainsFunc(records, func(e *journal.Entry) bool {
-		return one.NetNS == "" || w.Names(e, facts.Named{Interface: seen})
+		return one.NetNS == "" || w.Names(e, seen)
 	})
 }
 
@@ -183,9 +184,9 @@ func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remov
 // netns returns the facts about the namespace for a step's DEL.
 func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	sent := u.sentPath()
-	n := decide.NetNS{Found: u.state == there, Gone: u.state == gone, Sent: sent != ""}
+	n := decide.NetNS{Found: u.state == there, Sent: sent != ""}
 	switch {
-	case n.Found && decide.UsesInterface(s):
+	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
 		seen, err := facts.Look(u.place.Pinned(), u.Entry.IfName)
 		n.Interface = tristate.Of(seen.There(), err)
 	case !n.Found && n.Sent:

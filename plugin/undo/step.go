@@ -51,26 +51,18 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
-	o := u.outcome(s, f)
-	o.LateKilled = o.Killed && timedOut
+	o := decide.Outcome{Jitter: rand.Float64(), Withheld: f == nil && u.withheldFrom(s).IsValid()}
+	if f != nil {
+		o.Failed, o.Code, o.Words, o.Killed = true, f.Code, wordsOf(f), f.Killed
+		o.LateKilled, o.NotInChain = f.Killed && timedOut, !u.inChain(s, nil)
+		o.NetNSGone, o.Reserved = u.state == gone, u.reserved(s)
+	}
 	*s, done = decide.After(*s, o, p)
 	if f != nil {
 		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
 	}
 	u.report(&before, s, f, done, o.NotInChain)
 	return done, f
-}
-
-// outcome describes the result of a DEL for decide.After.
-func (u *undoing) outcome(s *journal.Step, f *delegate.Failure) (o decide.Outcome) {
-	if f != nil {
-		o = decide.Outcome{Failed: true, Killed: f.Killed, Code: f.Code, Words: wordsOf(f),
-			NotInChain: !u.inChain(s, nil), NetNSGone: u.state == gone, Reserved: u.reserved(s)}
-	} else {
-		o.Withheld = u.withheldFrom(s).IsValid()
-	}
-	o.Jitter = rand.Float64()
-	return o
 }
 
 // reserved reports whether host-local has an address for the attachment in the pool of a step.
@@ -155,19 +147,16 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	if f == nil || f.Killed {
 		return f
 	}
-	try := decide.TryPresent(s, f.Code)
-	if try == decide.NotPresent {
-		return f
-	}
+	try, needsProof := decide.TryPresent(s, f.Code)
 	present := u.present(s)
-	if present == nil || bytes.Equal(present, s.Config) {
+	if !try || present == nil || bytes.Equal(present, s.Config) {
 		return f
 	}
 	if again := u.delWith(ctx, s, present); again != nil {
 		f.Killed = again.Killed
 		return f
 	}
-	if try == decide.ProvesPresent && u.reserved(s) != tristate.No {
+	if needsProof && u.reserved(s) != tristate.No {
 		return f
 	}
 	u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
@@ -213,7 +202,7 @@ func (u *undoing) delWith(
 			f.Killed = again.Killed
 		}
 	}
-	if to := decide.LeftTo(s, decide.NetNS{Gone: u.state == gone}); f != nil && !f.Killed && to != "" {
+	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
@@ -324,6 +313,6 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 			return u.withheldFrom(s).IsValid()
 		},
 		Reassigned: u.reassigned,
-		Steps:      e.Undo.Steps, Claims: e.Got.Claims, PortsInvented: u.PortsInvented,
+		Steps:      e.Undo.Steps, Claims: e.Got.Claims,
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/tristate"
 )
 
@@ -26,13 +28,11 @@ type Job struct {
 	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
 	// these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
-	Later    int // number of steps that the caller must run after this record's
+	Later    int      // number of steps that the caller must run after this record's
+	Killed   []string // the programs of delegates that held the lock and that unwind had to kill
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
-	// PortsInvented is set if nothing says which port mappings a reconstructed ADD had, so the record
-	// has invented ones.
-	PortsInvented bool
 }
 
 // Mode says why a record is undone.
@@ -50,6 +50,129 @@ const (
 // ofVerb reports whether the runtime's verb names the attachment. Its DELs then get the environment
 // and the path that the runtime sent.
 func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
+
+// Undo undoes one ADD, for a reason, and returns what Run returns:
+//
+//  1. Mark the record.
+//  2. Write it. The runtime's DEL and a rollback do so only if the next pass could not do without,
+//     and they continue after an error.
+//  3. Run the DELs that are due.
+//  4. Write the DELs that are still pending, and record the event.
+//
+// For an ADD on another machine, it releases only the host-local reservations on this disk, and
+// drops the pending DELs. After an error, or if the verb doesn't write the journal, the journal
+// does not contain the pending DELs.
+func (w *Worker) Undo(
+	ctx context.Context, job Job, reason decide.Reason,
+) (failures []*delegate.Failure, ran int, err error) {
+	e, foreign := job.Entry, reason.Is(decide.OtherMachine)
+	if foreign {
+		if err := purge(ctx, e); err != nil {
+			return nil, 0, err
+		}
+		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, reason.Code, reason.Text
+	} else {
+		if w.mark(e, job, reason) && w.Journal.Lost == nil {
+			err = w.Journal.Save(ctx, e)
+		}
+		switch {
+		case err == nil:
+		case job.Mode == Requested:
+			w.Degrade("DEL", err)
+		case job.Mode != Rollback:
+			return nil, 0, err
+		}
+		failures, ran = w.Run(ctx, job)
+	}
+	if err = nil; w.Journal.Lost == nil {
+		err = w.Finish(ctx, job)
+	}
+	if err != nil || w.Journal.Lost != nil {
+		return failures, ran, err
+	}
+	event := record.EventOf(journal.Swept, e)
+	event.Reason = reason.Text
+	switch {
+	case job.Mode == Superseding && !foreign:
+		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
+		w.Journal.Event(event)
+	case !job.Mode.ofVerb() && len(e.Undo.Steps) == 0 || foreign:
+		w.Journal.Event(event, record.CountSwept, reason.Label())
+	}
+	w.Journal.Flush()
+	return failures, ran, nil
+}
+
+// mark updates a record for the start of a pass over its steps, with the reason. It reports whether
+// the record must be written before the first DEL:
+//
+//   - without the runtime's DEL, always: the next pass must know that this one has begun;
+//   - with new claims: once a DEL has freed an address, nothing else names it;
+//   - if the journal does not contain the record, or not that its delegates were killed;
+//   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run
+//     its DEL again (see decide.Due).
+func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
+	mode := job.Mode
+	unwritten = w.ClaimHeld(e)
+	if mode == Rollback {
+		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+	} else {
+		unwritten = w.markKilled(e, job.Killed) || unwritten || mode != Requested || e.Number == 0 ||
+			slices.ContainsFunc(e.Undo.Steps,
+				func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
+	}
+	switch e.Undo.State {
+	case journal.Adding:
+		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+		Interrupted(e.Undo.Steps)
+	case journal.Live:
+		e.Undo.State = journal.Deleting
+		// unwind may have been killed after it recorded the first result
+		if mode == Requested && w.Verb.Conf.NeverAdded() {
+			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
+		}
+	}
+	// a recorded text for the same reason stays, because it may contain more details
+	if e.Undo.Reason == "" || !decide.Recorded(e.Undo.Cause, e.Undo.Reason).Is(reason) {
+		e.Undo.Reason = reason.Text
+	}
+	e.Undo.Cause = reason.Code
+	for i := range e.Undo.Steps {
+		s := &e.Undo.Steps[i]
+		// without unwind, the runtime's DEL would run too
+		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
+	}
+	e.Undo.Begun = true
+	return unwritten
+}
+
+// Finish writes a record after a pass. If no DEL is pending, Finish deletes the record. But if the
+// runtime's own DEL may still come, it keeps an undone record (see journal.Undone).
+func (w *Worker) Finish(ctx context.Context, job Job) error {
+	e := job.Entry
+	last := false // the attachment has no other record
+	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
+		left, err := tx.Pending(e.Key)
+		if err := journal.IgnoreDamaged(err); err != nil {
+			return err
+		}
+		last = !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
+		switch {
+		case len(e.Undo.Steps) > 0:
+			last, err = false, tx.Put(e)
+		case !last, job.Mode != Requested: // the runtime's DEL may still come
+			err = tx.Put(Buried(e))
+		default:
+			err = tx.Delete(e)
+		}
+		return err
+	})
+	w.Journal.Forget() // the record is not what it was
+	if err == nil && last && job.Mode != Superseding {
+		err = job.Lock.Remove()
+	}
+	return err
+}
 
 // undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
 type undoing struct {

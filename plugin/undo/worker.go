@@ -61,6 +61,14 @@ func (w *Worker) Fork() *Worker {
 	return &fork
 }
 
+// Degrade makes the verb continue without writing the journal.
+func (w *Worker) Degrade(verb string, err error) {
+	w.Journal.Degraded(verb, err)
+	w.Log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
+		"addresses", "attachment", w.Key.String(), "err", err)
+	w.Journal.Lost = err
+}
+
 // PanicError is a panic that Safely turned into an error.
 type PanicError struct{ Value any }
 
