@@ -95,13 +95,10 @@ func (b *behind) sentences(to string) (texts []string) {
 	return texts
 }
 
-// returnBehind moves the plugins after unwind in our file to the provider's file, before our file
-// is removed. It returns a text about each moved plugin.
-func returnBehind(own *netconf.Conflist) ([]string, error) {
+// returnBehind returns a text about each plugin after unwind in our file, and a function that moves
+// them to the provider's file, before our file is removed.
+func returnBehind(own *netconf.Conflist) (texts []string, move func() error, err error) {
 	b := behindIn(own)
-	if len(b.types) == 0 {
-		return nil, nil
-	}
 	source, err := netconf.ReadConflist(own.Unwind.ChainFile)
 	if err == nil && source.Unwind != nil {
 		err = errors.New("the file already runs unwind")
@@ -110,12 +107,9 @@ func returnBehind(own *netconf.Conflist) ([]string, error) {
 	if err == nil {
 		given, err = b.giveTo(source)
 	}
-	if err == nil {
-		err = b.write(given)
-	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot move %s from %s back to %s: %w",
+		return nil, nil, fmt.Errorf("cannot move %s from %s back to %s: %w",
 			strings.Join(b.types, ", "), own.Path, own.Unwind.ChainFile, err)
 	}
-	return b.sentences(given.Path), nil
+	return b.sentences(given.Path), func() error { return b.write(given) }, nil
 }
