@@ -220,8 +220,9 @@ func (u *uninstall) removePlugin(ctx context.Context) Step {
 			if u.network == "" || !u.runtime.Silent() {
 				return nil, nil
 			}
-			return []*Change{remove(path, fmt.Sprintf("or elsewhere, because %s does not report its plugin "+
-				"directory; set --cni-bin-dir", u.runtime.Name))}, nil
+			u.needed = cmp.Or(u.needed, again)
+			return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in %s: %s does not "+
+				"report its plugin directory, so set --cni-bin-dir", u.Setup.BinDir, u.runtime.Name)}}, nil
 		}
 		why, err := u.users(ctx)
 		switch {
