@@ -18,22 +18,23 @@ import (
 )
 
 // WriteConflist writes our file atomically, as planned. From then on unwind is in use.
-// WriteConflist does nothing if the existing file is equivalent.
 //
-//  1. If another program has added plugins after unwind's entry, move them to the end of the
-//     provider's file. A crash here leaves them in both files, so they run twice rather than not at
-//     all.
-//  2. Write our file.
-//  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
+//  1. Keep a copy of the provider's file. If the disk is full, go on without it.
+//  2. Repair other programs' files.
+//  3. Write our file, unless the existing one is equivalent.
+//  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
-	if !p.changed {
-		return false, nil
-	}
 	if err := s.prepareState(); err != nil {
 		return false, err
 	}
-	if err := p.behind.write(p.Source); err != nil {
-		return false, err
+	_ = s.keepCopy(p.Source)
+	for _, r := range p.repairs {
+		if err := r.apply(); err != nil {
+			return false, err
+		}
+	}
+	if !p.changed {
+		return false, nil
 	}
 	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
 		return false, err
@@ -73,16 +74,17 @@ func (s Setup) prepareState() error {
 
 // Remove takes our file in either form out of use, even if other programs have changed it. It
 // renames the file, so that the next install finds its configuration, or else removes it, which
-// needs no disk space. A missing file is not an error. Remove first moves plugins after unwind back
-// to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still takes
-// our file out of use and returns the error. It returns the previous paths, and sentences about the
-// moved plugins.
+// needs no disk space. A missing file is not an error. Remove first repairs other programs' files.
+// If that fails, Remove still takes our file out of use and returns the error. It returns the
+// previous paths, and a text about each repaired file.
 func (s Setup) Remove() (removed, said []string, err error) {
-	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
-		text, takeErr := c.takeOut()
-		if err = takeErr; err == nil {
-			said = append(said, text)
+	repairs, err := s.repairs()
+	for _, r := range repairs {
+		if applyErr := r.apply(); applyErr != nil {
+			err = errors.Join(err, applyErr)
+			continue
 		}
+		said = append(said, r.text)
 	}
 	for _, path := range []string{s.Path(), s.otherForm()} {
 		data, readErr := netconf.ReadFile(path)
@@ -92,8 +94,6 @@ func (s Setup) Remove() (removed, said []string, err error) {
 		own, _ := netconf.ReadConflist(path)
 		switch {
 		case ours(own):
-			texts, returnErr := returnBehind(own)
-			said, err = append(said, texts...), errors.Join(err, returnErr)
 			_ = durable.Rename(path, path+node.OffSuffix) // if this fails, the file is removed below
 		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
 		case path == s.Path():

@@ -196,7 +196,7 @@ func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) erro
 		fmt.Fprintf(&text, "would switch unwind on: %v\n", p.was)
 	}
 	for _, sentence := range p.Repairs() {
-		fmt.Fprintf(&text, "would move: %s\n", sentence)
+		fmt.Fprintf(&text, "would change: %s\n", sentence)
 	}
 	if p.changed {
 		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
@@ -228,7 +228,7 @@ func (o Options) printDone(ctx context.Context, out io.Writer, r node.Runtime, s
 		fmt.Fprintf(&text, "switched unwind on; previously: %v\n", p.was)
 	}
 	for _, sentence := range p.Repairs() {
-		fmt.Fprintf(&text, "moved: %s\n", sentence)
+		fmt.Fprintf(&text, "changed: %s\n", sentence)
 	}
 	if s.Observe {
 		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases dead attachments. To change that, "+

@@ -35,7 +35,7 @@ type UninstallOptions struct {
 }
 
 type change struct {
-	Change string `json:"change"` // renamed, removed, released, returned, kept, off, on
+	Change string `json:"change"` // renamed, removed, released, changed, kept, off, on
 	What   string `json:"what"`
 }
 
@@ -92,6 +92,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir, strict); err != nil {
 		return err
 	}
+	s.Source = s.Provider(r)
 	done := changes{}
 	o.removeTemporary(s, &done)
 	removed, said, removeErr := s.Remove()
@@ -106,7 +107,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		}
 	}
 	for _, sentence := range said {
-		done.add("returned", "%s", sentence)
+		done.add("changed", "%s", sentence)
 	}
 	if removed == nil {
 		done.add("off", "unwind is not in use: there is no %s", s.Path())
@@ -143,12 +144,14 @@ func (s Setup) usedStateDir(ctx context.Context, given string, strict bool) (str
 		path := strings.TrimSuffix(c.Path, node.OffSuffix)
 		return path == s.Path() || path == s.otherForm()
 	})
-	copied := s.CiliumCopy()
+	install := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
 	switch {
-	case len(installed) == 0, own < 0 && copied != nil && copied.OfOurs():
+	case len(installed) == 0:
 		return cmp.Or(given, netconf.DefaultStateDir), nil
+	case own < 0 && install < 0:
+		own = 0
 	case own < 0:
-		other := installed[0]
+		other := installed[install]
 		name := strings.TrimSuffix(filepath.Base(other.Path), node.OffSuffix)
 		hint := "use --conf-dir " + filepath.Dir(other.Path) + " --unwind-file " + name
 		if !ours(other) {
