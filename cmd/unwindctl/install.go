@@ -39,7 +39,7 @@ func installCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	cmd.Flags().BoolVar(&flags.DryRun, "dry-run", false, "print the changes without making them")
+	addDryRun(cmd, &flags.DryRun)
 	return cmd
 }
 
@@ -70,6 +70,10 @@ func offCommand() *cobra.Command {
 	return cmd
 }
 
+func addDryRun(cmd *cobra.Command, dryRun *bool) {
+	cmd.Flags().BoolVar(dryRun, "dry-run", false, "print the changes without making them")
+}
+
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
@@ -79,7 +83,8 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user,
 		"record that `WHO` switched unwind off")
 	cmd.Flags().Lookup("by").DefValue = ""
-	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+	addDryRun(cmd, &flags.DryRun)
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 }
 
 func onCommand() *cobra.Command {
@@ -100,7 +105,8 @@ func onCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	o.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+	addDryRun(cmd, &flags.DryRun)
+	o.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 	return cmd
 }
 

@@ -291,11 +291,11 @@ func (r *reconciler) refind(ctx context.Context) {
 
 func (r *reconciler) removeConflist(why error) {
 	r.source = nil
-	removed, said, err := r.Remove()
+	done := &install.Changes{}
+	err := r.Remove(done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
-	if err == nil && (removed != nil || said != nil) {
-		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "removed", removed,
-			"said", said)
+	if err == nil && done.List != nil {
+		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
 	}
 }
 
@@ -311,12 +311,12 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	binary, err := r.InstallBinary()
-	if err != nil {
+	done := &install.Changes{}
+	if err := done.Make(r.InstallBinary); err != nil {
 		return err
 	}
 	if !r.placed && r.ProgramDir != "" { // some nodes have no writable directory for unwindctl
-		_, placeErr := r.InstallPrograms(r.ProgramDir)
+		placeErr := done.Make(r.InstallPrograms(r.ProgramDir))
 		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)
 		r.placed = placeErr == nil
@@ -341,10 +341,9 @@ func (r *reconciler) install(ctx context.Context) error {
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
 		return o
 	}
-	conflist, err := r.WriteConflist(w)
-	if err == nil && (binary || conflist) {
-		r.log.Info("installed", "binary", binary, "conflist", conflist, "path", r.Path(), "source",
-			w.Source.Path)
+	err = done.Make(r.WriteConflist(w))
+	if written := done.Of("written"); err == nil && written != nil {
+		r.log.Info("installed", "written", written)
 	}
 	if err == nil {
 		r.remember(w.Source.Path)

@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -17,54 +19,68 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist writes our file atomically, as planned. From then on unwind is in use.
+// WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
+// is in use. An equivalent file is unchanged.
 //
 //  1. Keep a copy of the provider's file. If the disk is full, go on without it.
 //  2. Repair other programs' files.
-//  3. Write our file, unless the existing one is equivalent.
+//  3. Write our file.
 //  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
-func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
-	if err := s.prepareState(); err != nil {
-		return false, err
-	}
-	_ = s.keepCopy(p.Source)
-	for _, r := range p.repairs {
-		if err := r.apply(); err != nil {
-			return false, err
+func (s Setup) WriteConflist(p *Plan) Step {
+	return func() ([]*Change, error) {
+		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
+			p.Source.Name, strings.Join(p.Source.Types, " → "), p.Source.Path)}
+		dir, err := s.checkState()
+		if err != nil {
+			return nil, err
 		}
+		changes := append([]*Change{{apply: func(*Change) error {
+			err := prepareState(dir)
+			_ = s.keepCopy(p.Source)
+			return err
+		}}}, p.repairs...)
+		if !p.changed {
+			return append(changes, file), nil
+		}
+		file.Change, file.content = "written", string(p.content)
+		file.apply = func(*Change) error {
+			err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644)
+			if err == nil {
+				for _, path := range s.kept() { // also in the other form, which on would mistake for this file
+					err = errors.Join(err, durable.Remove(path))
+				}
+			}
+			return err
+		}
+		return append(changes, file), nil
 	}
-	if !p.changed {
-		return false, nil
+}
+
+// checkState returns the state directory. It refuses to switch from a journal with attachments to
+// another one, because nothing would release them.
+func (s Setup) checkState() (string, error) {
+	old := s.Entry()
+	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
+	if dir == is || old.ChainFile == "" {
+		return dir, nil
 	}
-	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
-		return false, err
+	attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
+	if err != nil {
+		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
+			"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
+			"attachments could be lost if the state directory changed: %w", is, err)
 	}
-	for _, path := range s.kept() { // also in the other form, which on would mistake for this file
-		err = errors.Join(err, durable.Remove(path))
+	if len(attachments) > 0 {
+		hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
+		return "", term.WithHint(hint,
+			"the journal in %s contains %s, which nothing would release if the state directory changed",
+			is, term.Attachments(len(attachments)))
 	}
-	return true, err
+	return dir, nil
 }
 
 // prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
-// It refuses to switch from a journal with attachments to another one, because nothing would
-// release them.
-func (s Setup) prepareState() error {
-	old := s.Entry()
-	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
-	if dir != is && old.ChainFile != "" {
-		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
-		if err != nil {
-			return term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
-				"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
-				"attachments could be lost if the state directory changed: %w", is, err)
-		}
-		if len(attachments) > 0 {
-			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
-			return term.WithHint(hint,
-				"the journal in %s contains %s, which nothing would release if the state directory changed",
-				is, term.Attachments(len(attachments)))
-		}
-	}
+func prepareState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return term.WithHint("choose another directory with --state-dir",
 			"cannot create the state directory: %w", err)
@@ -72,41 +88,64 @@ func (s Setup) prepareState() error {
 	return nil
 }
 
-// Remove takes our file in either form out of use, even if other programs have changed it. It
-// renames the file, so that the next install finds its configuration, or else removes it, which
-// needs no disk space. A missing file is not an error. Remove first repairs other programs' files.
-// If that fails, Remove still takes our file out of use and returns the error. It returns the
-// previous paths, and a text about each repaired file.
-func (s Setup) Remove() (removed, said []string, err error) {
-	repairs, err := s.repairs()
-	for _, r := range repairs {
-		if applyErr := r.apply(); applyErr != nil {
-			err = errors.Join(err, applyErr)
-			continue
-		}
-		said = append(said, r.text)
-	}
+// takeOut returns the changes that take our file in either form out of use, even if other programs
+// have changed it. It renames the file, so that the next install finds its configuration, or else
+// removes it, which needs no disk space.
+func (s Setup) takeOut() (changes []*Change, err error) {
 	for _, path := range []string{s.Path(), s.otherForm()} {
 		data, readErr := netconf.ReadFile(path)
-		if errors.Is(readErr, fs.ErrNotExist) {
-			continue
-		}
 		own, _ := netconf.ReadConflist(path)
+		one := &Change{Change: "removed", What: path}
 		switch {
+		case errors.Is(readErr, fs.ErrNotExist):
+			continue
 		case ours(own):
-			_ = durable.Rename(path, path+node.OffSuffix) // if this fails, the file is removed below
+			one.Change, one.What = "renamed", path+" to "+path+node.OffSuffix
 		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
 		case path == s.Path():
-			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
+			return nil, term.WithHint("rename it, or choose another name with --unwind-file",
 				"unwindctl did not write %s, and leaves it unchanged", path)
 		default:
 			continue
 		}
-		if removeErr := durable.Remove(path); removeErr != nil {
-			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run this "+
-				"again once "+s.ConfDir+" is writable", "%w", removeErr))
+		one.apply = func(done *Change) error {
+			if ours(own) && durable.Rename(path, path+node.OffSuffix) == nil {
+				return nil
+			}
+			done.Change, done.What = "removed", path
+			if err := durable.Remove(path); err != nil {
+				return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
+					" is writable", "%w", err)
+			}
+			return nil
 		}
-		removed = append(removed, path)
+		changes = append(changes, one)
 	}
-	return removed, said, err
+	if changes == nil {
+		text := "unwind is not in use: there is no " + s.Path()
+		for _, path := range s.kept() {
+			text += "; unwindctl on restores it from " + path
+		}
+		changes = []*Change{{Change: "off", What: text}}
+	}
+	return changes, nil
+}
+
+// takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
+// chaining mode also copies files with that suffix.
+func (s Setup) takeBack() ([]*Change, error) {
+	path := s.renamed()
+	if path == "" {
+		return nil, nil
+	}
+	off := strings.TrimSuffix(path, renamedBy) + node.OffSuffix
+	return []*Change{{Change: "renamed", What: path + " to " + off,
+		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
+}
+
+// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our file
+// out of use, and returns the error.
+func (s Setup) Remove(done *Changes) error {
+	err := done.Try(s.repairs)
+	return errors.Join(err, done.Make(s.takeOut))
 }

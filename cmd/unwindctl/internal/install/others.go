@@ -16,13 +16,11 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// repair is a change to another program's file.
-type repair struct {
-	text  string // names the file and its plugins, afterwards and before
-	apply func() error
-}
+// repaired is the change to another program's file. Its text names the file and its plugins,
+// afterwards and before.
+const repaired = "changed"
 
-// repairs returns the changes after which no other file of the directory contains unwind, and no
+// repairs is the step after which no other file of the directory contains unwind, and no
 // plugin is lost with unwind's file. Installers that use the directory's first file also use ours.
 //
 //  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
@@ -32,7 +30,7 @@ type repair struct {
 //     in both files, so they run twice rather than not at all.
 //
 // An error names the files that cannot be changed; the other changes are valid.
-func (s Setup) repairs() (all []repair, err error) {
+func (s Setup) repairs() (all []*Change, err error) {
 	paths, err := netconf.Conflists(s.ConfDir)
 	own, source := s.addedTo()
 	if own != nil && !slices.Contains(paths, source) {
@@ -60,7 +58,7 @@ func (s Setup) repairs() (all []repair, err error) {
 		if path == source {
 			text += fmt.Sprintf(" (%s from %s)", strings.Join(own.Types[1:], ", "), own.Path)
 		}
-		all = append(all, repair{text, func() error {
+		all = append(all, &Change{Change: repaired, What: text, apply: func(*Change) error {
 			like, err := os.Stat(path)
 			if err != nil || sameJSON(was.Data, is.Data) {
 				return err

@@ -76,12 +76,7 @@ func (s Setup) Plan() (*Plan, error) {
 }
 
 // Repairs returns a text about each change to another program's file.
-func (p *Plan) Repairs() (texts []string) {
-	for _, r := range p.repairs {
-		texts = append(texts, r.text)
-	}
-	return texts
-}
+func (p *Plan) Repairs() []string { return (&Changes{List: p.repairs}).Of(repaired) }
 
 // readOwn reads our file, or else the one that off has kept. It returns nil if there is neither,
 // and an error if unwindctl did not write it.

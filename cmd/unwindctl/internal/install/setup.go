@@ -15,8 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -68,7 +70,8 @@ type Setup struct {
 	Binary          string // the plugin to install, "" = unwind next to this program
 	StateDir        string // "" = the one in our conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
-	DryRun          bool   // report programs and units that differ, and write none
+
+	about string // the version line of the plugin to install, once it was verified
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
@@ -143,10 +146,8 @@ type Plan struct {
 	chain    *netconf.Chain
 	content  []byte
 	changed  bool // whether content differs from the existing file
-	repairs  []repair
+	repairs  []*Change
 	warnings []string
-	about    string    // the plugin's version line
-	was      *Obstacle // before the install
 }
 
 // Target selects the runtime and the directories, as given by flags.
@@ -154,6 +155,28 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
+	return p.find(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
+}
+
+// askWithin bounds the time for which FindInstalled waits for a runtime that does not respond.
+const askWithin = 500 * time.Millisecond
+
+// FindInstalled is Find for a command that takes unwind out of use. It asks the runtimes only if
+// unwind is not in their usual directories.
+func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, error) {
+	r, err := p.find(root, func() ([]node.Runtime, error) { return node.Read(ctx, root) })
+	if err == nil {
+		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
+		if p.given() || s.network() != "" && durable.Exists(s.plugin()) {
+			return r, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	return p.Find(ctx, root)
+}
+
+func (p Target) find(root string, runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
 		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
@@ -165,7 +188,7 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 		return node.Runtime{}, err
 	}
 	r := node.Runtime{MaxConfs: 1}
-	found, err := node.Find(ctx, root)
+	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
 	case p.given() && at >= 0: // this runtime, with only the problems that Check finds

@@ -29,7 +29,7 @@ func (w *Directories) Resolve(ctx context.Context) error {
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
 		return err
 	}
-	if found, _ := read(ctx, "/"); len(found) > 0 {
+	if found, _ := Read(ctx, "/"); len(found) > 0 {
 		return nil
 	}
 	return term.WithHint("run this on the node, or as unwindctl --host in a pod with hostPID: true "+
@@ -41,7 +41,7 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	var ours []*netconf.Conflist
 	if w.ConfDir != "" {
 		ours, _ = installedIn(w.ConfDir)
-	} else if w.ConfDir, ours = firstInstalled(ctx, root, read); ours == nil {
+	} else if w.ConfDir, ours = firstInstalled(ctx, root, Read); ours == nil {
 		w.ConfDir, ours = firstInstalled(ctx, root, Find)
 	}
 	named := ""
@@ -84,7 +84,7 @@ func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
 // All returns the conflist directories of all runtimes, ConfDir first. If ConfDir is not one of
 // these, it returns only ConfDir.
 func (w *Directories) All() []string {
-	all := confDirs(context.Background(), "/", read)
+	all := confDirs(context.Background(), "/", Read)
 	at := slices.Index(all, w.ConfDir)
 	if at < 0 {
 		return []string{w.ConfDir}
@@ -132,10 +132,10 @@ func BinPath(ctx context.Context) string {
 // runtime loads the file.
 const OffSuffix = ".off"
 
-// Installed returns the conflists that run unwind, in a directory and in those of all runtimes. In
-// each directory, those that off has kept come last.
-func Installed(ctx context.Context, dir string) (found []*netconf.Conflist, err error) {
-	dirs := append(confDirs(ctx, "/", Find), dir)
+// Installed returns the conflists that run unwind, in a directory and in the usual ones of all
+// runtimes. In each directory, those that off has kept come last.
+func Installed(dir string) (found []*netconf.Conflist, err error) {
+	dirs := append(confDirs(context.Background(), "/", Read), dir)
 	slices.Sort(dirs)
 	for _, dir := range slices.Compact(dirs) {
 		more, readErr := installedIn(dir)
