@@ -246,25 +246,22 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 		"there: another one of network %q, or %s", list.Name, list.Unwind.Copy())
 }
 
-// ReplaceUnwind returns the chain's configuration with the list's other plugins: in the place that
-// they have in the list, or instead of a plugin of the same type.
+// ReplaceUnwind returns the chain's configuration with the list's other plugins before and after
+// its own. A plugin of a type that is already there is left out.
 func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
-	object, plugins := chain.object(), slices.Clone(chain.plugins)
 	var before, after []json.RawMessage
-	place := &before
+	place, types := &before, slices.Clone(chain.Types)
 	for i, plugin := range c.plugins {
-		at := slices.Index(chain.Types, c.Types[i])
-		switch {
-		case c.Types[i] == Name:
+		if c.Types[i] == Name {
 			place = &after
-		case at >= 0:
-			plugins[at] = plugin
-		default:
-			*place = append(*place, plugin)
+		} else if !slices.Contains(types, c.Types[i]) {
+			*place, types = append(*place, plugin), append(types, c.Types[i])
 		}
 	}
-	object["plugins"] = Marshal(slices.Concat(before, plugins, after))
-	replaced, _ := ParseConflist(Marshal(object)) // both were parsed before
+	object := chain.object()
+	object["plugins"] = Marshal(slices.Concat(before, chain.plugins, after))
+	data, _ := json.MarshalIndent(object, "", "  ") // both were parsed before
+	replaced, _ := ParseConflist(append(data, '\n'))
 	replaced.Path = c.Path
 	return replaced
 }

@@ -294,7 +294,7 @@ func (r *reconciler) removeConflist(why error) {
 	done := &install.Changes{}
 	err := r.Remove(done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
-	if err == nil && done.List != nil {
+	if err == nil && (done.Of("off") == nil || done.Of("changed") != nil) {
 		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
 	}
 }

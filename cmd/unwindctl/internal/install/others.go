@@ -3,7 +3,6 @@ package install
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -38,17 +37,20 @@ func (s Setup) repairs() (all []*Change, err error) {
 	}
 	for _, path := range paths {
 		was, _ := netconf.ReadConflist(path)
-		if path == s.Path() || was == nil || path != source && !madeFromOurs(was) {
+		if path == s.Path() || path != source && !madeFromOurs(was) {
 			continue
 		}
 		is, readErr := s.readOther(path)
-		content := ""
-		if readErr == nil {
-			content, readErr = asFile(is)
+		if readErr == nil && filepath.Ext(path) != ".conflist" {
+			readErr = fmt.Errorf("only a .conflist file can contain %s", strings.Join(is.Types, " → "))
 		}
 		if readErr != nil {
-			err = errors.Join(err, term.WithHint("replace it with the provider's conflist", "%s: %w", path,
-				readErr))
+			if path == source {
+				readErr = fmt.Errorf("cannot move %s there from %s: %w", strings.Join(own.Types[1:], ", "),
+					own.Path, readErr)
+			}
+			err = errors.Join(err, term.WithHint("replace that file with the provider's conflist", "%s: %w",
+				path, readErr))
 			continue
 		}
 		text := fmt.Sprintf("%s: %s", path, strings.Join(is.Types, " → "))
@@ -60,10 +62,10 @@ func (s Setup) repairs() (all []*Change, err error) {
 		}
 		all = append(all, &Change{Change: repaired, What: text, apply: func(*Change) error {
 			like, err := os.Stat(path)
-			if err != nil || sameJSON(was.Data, is.Data) {
+			if err != nil || was != nil && sameJSON(was.Data, is.Data) {
 				return err
 			}
-			return durable.ReplaceLike(path, strings.NewReader(content), like)
+			return durable.ReplaceLike(path, bytes.NewReader(is.Data), like)
 		}})
 	}
 	return all, err
@@ -89,17 +91,6 @@ func (s Setup) readOther(path string) (*netconf.Conflist, error) {
 		c.Path = path
 	}
 	return c, err
-}
-
-// asFile returns the text of a list for its file. Runtimes read a list only from a .conflist file.
-func asFile(c *netconf.Conflist) (string, error) {
-	if filepath.Ext(c.Path) != ".conflist" {
-		return "", fmt.Errorf("only a .conflist file can contain the plugins %s",
-			strings.Join(c.Types, ", "))
-	}
-	var text bytes.Buffer
-	err := json.Indent(&text, c.Data, "", "  ")
-	return text.String() + "\n", err
 }
 
 // madeFromOurs reports whether another program has made a file from ours, with plugins of its own.

@@ -141,7 +141,7 @@ func (u *uninstall) next() ([]*Change, error) {
 		c, readErr := u.Setup.readOther(path)
 		isOwn := path == u.Setup.Path() || path == u.Setup.otherForm()
 		switch {
-		case isOwn && ours(c): // a dry run leaves it there
+		case isOwn && u.DryRun: // it is still there
 		case network != "" && (c == nil || c.Name != network):
 		case c == nil:
 			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
