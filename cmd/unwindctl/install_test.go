@@ -28,6 +28,7 @@ import (
 type runtimeMachine struct {
 	*machine
 	cacheDir string
+	pods     int
 	shared   string // the container whose network namespace all have; "" if each has its own
 	cni      *libcni.CNIConfig
 }
@@ -69,9 +70,10 @@ func (n *runtimeMachine) provide(content string) string {
 func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
 	args = append([]string{command, "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
-	if command == "install" {
+	switch command {
+	case "install":
 		args = append(args, "--binary", filepath.Join(n.bin, "unwind"))
-	} else {
+	case "uninstall":
 		args = append(args, "--cache-dir", n.cacheDir)
 	}
 	return n.run(n.unwindctl(args...))

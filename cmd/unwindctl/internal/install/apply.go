@@ -22,33 +22,28 @@ import (
 // WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
 // is in use. An equivalent file is unchanged.
 //
-//  1. If another program has added plugins after unwind's entry, move them to the end of the
-//     provider's file. A crash here leaves them in both files, so they run twice rather than not at
-//     all.
-//  2. Write our file.
-//  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
+//  1. Keep a copy of the provider's file. If the disk is full, go on without it.
+//  2. Repair other programs' files.
+//  3. Write our file.
+//  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
 			p.Source.Name, strings.Join(p.Source.Types, " → "), p.Source.Path)}
-		if !p.changed {
-			return []*Change{file}, nil
-		}
 		dir, err := s.checkState(ctx)
 		if err != nil {
 			return nil, err
 		}
-		changes := []*Change{{apply: func(*Change) error {
+		changes := append([]*Change{{apply: func(*Change) error {
 			if err := os.MkdirAll(dir, 0o700); err != nil { // else each pod's ADD would fail to
 				return term.WithHint("choose another directory with --state-dir",
 					"cannot create the state directory: %w", err)
 			}
+			_ = s.keepCopy(p.Source)
 			return nil
-		}},
-			{apply: func(*Change) error { return p.behind.write(p.Source) }}}
-		for _, sentence := range p.Repairs() {
-			changes = append(changes, &Change{Change: "moved", What: sentence,
-				apply: func(*Change) error { return nil }})
+		}}}, p.repairs...)
+		if !p.changed {
+			return append(changes, file), nil
 		}
 		file.Change, file.content = "written", string(p.content)
 		file.apply = func(*Change) error {
@@ -89,29 +84,8 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// repair is the step that takes unwind out of cilium's copy of our file, and plugins of other
-// programs out of our file.
-func (s Setup) repair(context.Context) (changes []*Change, err error) {
-	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
-		changes = append(changes, &Change{Change: "returned", What: "unwind out of " + c.file.Path,
-			apply: func(done *Change) (err error) { done.What, err = c.takeOut(); return err }})
-	}
-	for _, own := range s.own() {
-		if isKept(own) || len(behindIn(own).types) == 0 {
-			continue
-		}
-		texts, move, moveErr := returnBehind(own)
-		err = errors.Join(err, moveErr)
-		for i, text := range texts {
-			one := &Change{Change: "returned", What: text, apply: func(*Change) error { return nil }}
-			if i == 0 {
-				one.apply = func(*Change) error { return move() }
-			}
-			changes = append(changes, one)
-		}
-	}
-	return changes, err
-}
+// repair is the step that takes unwind out of other programs' files.
+func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
 // takeOut is the step that takes our file out of use, even if other programs have changed it. It
 // renames the file, so that the next install finds its configuration, or else removes it, which
@@ -152,6 +126,18 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 		changes = []*Change{{Change: "off", What: "unwind is not in use: there is no " + s.Path() + kept}}
 	}
 	return changes, nil
+}
+
+// takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
+// chaining mode also copies files with that suffix.
+func (s Setup) takeBack(context.Context) ([]*Change, error) {
+	path := s.renamed()
+	if path == "" {
+		return nil, nil
+	}
+	off := strings.TrimSuffix(path, renamedBy) + node.OffSuffix
+	return []*Change{{Change: "renamed", What: path + " to " + off,
+		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
 }
 
 // Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our file

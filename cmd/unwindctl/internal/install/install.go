@@ -41,7 +41,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	header := o.Origin(r)
-	if done.Of("written") == nil && done.Of("on") == nil {
+	if done.Of("written") == nil && done.Of("on") == nil && p.repairs == nil {
 		header = "Nothing to do: unwind is in use."
 	}
 	fmt.Fprintln(to.Out, header)

@@ -47,7 +47,9 @@ func (p Target) OwnFile(r node.Runtime) string {
 	off, _ := filepath.Glob(filepath.Join(r.ConfDir, "*"+node.OffSuffix))
 	for _, path := range append(paths[:min(1, len(paths))], off...) {
 		name := strings.TrimSuffix(filepath.Base(path), node.OffSuffix)
-		if c, _ := netconf.ReadConflist(path); ours(c) && slices.Contains(forms, filepath.Ext(name)) {
+		c, _ := netconf.ReadConflist(path)
+		made := madeFromOurs(c) && !strings.Contains(name, netconf.Name)
+		if ours(c) && !made && slices.Contains(forms, filepath.Ext(name)) {
 			return name
 		}
 	}
@@ -58,8 +60,8 @@ func (p Target) OwnFile(r node.Runtime) string {
 }
 
 // Setup describes an install of unwind: the binary, and a file that sorts first and names the
-// provider's file as its chain. unwindctl changes the provider's file only to move back a plugin
-// that another program has added after unwind (see Plan.behind).
+// provider's file as its chain. unwindctl changes other files only after another program has
+// copied or changed ours (see repairs).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
 	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
@@ -82,7 +84,7 @@ func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
 func (s Setup) own() (found []*netconf.Conflist) {
 	for _, suffix := range []string{"", node.OffSuffix} {
 		for _, form := range forms {
-			path := strings.TrimSuffix(s.Path(), filepath.Ext(s.Path())) + form + suffix
+			path := stem(s.Path()) + form + suffix
 			if c, _ := netconf.ReadConflist(path); ours(c) {
 				found = append(found, c)
 			}
@@ -90,6 +92,8 @@ func (s Setup) own() (found []*netconf.Conflist) {
 	}
 	return found
 }
+
+func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(path)) }
 
 func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
@@ -136,11 +140,11 @@ func (s Setup) stateDir() string {
 
 type Plan struct {
 	path     string            // our file's path
-	Source   *netconf.Conflist // the provider's, with the plugins in behind
+	Source   *netconf.Conflist // the provider's, as it is after the repairs
 	chain    *netconf.Chain
 	content  []byte
 	changed  bool // whether content differs from the existing file
-	behind   behind
+	repairs  []*Change
 	warnings []string
 }
 

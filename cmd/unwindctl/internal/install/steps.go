@@ -23,7 +23,7 @@ type Change struct {
 }
 
 // infinitives are the words of a dry run for the changes that are made.
-var infinitives = map[string]string{"written": "write", "moved": "move", "returned": "return",
+var infinitives = map[string]string{"written": "write", "changed": "change",
 	"renamed": "rename", "removed": "remove", "off": "switch unwind off:", "on": "switch unwind on;"}
 
 // Changes is a list of changes that were made. In a dry run, they would be made.

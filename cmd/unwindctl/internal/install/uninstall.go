@@ -57,15 +57,17 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	if o.StateDir, err = s.usedStateDir(o.StateDir, o.StateDirFlag || !o.OffOnly); err != nil {
 		return err
 	}
+	s.Source = s.Provider(r)
 	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: s.own()}
 	done := Changes{DryRun: o.DryRun}
 	err = done.try(ctx, s.repair)
 	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
 		return errors.Join(err, outErr, done.print(out, &o.Output))
 	}
-	steps := []Step{u.recordOff, u.journal, u.removeUnits, u.removePlugin, u.removeFiles, u.next}
+	steps := []Step{s.takeBack, u.recordOff, u.journal, u.removeUnits, u.removePlugin, u.removeFiles,
+		u.next}
 	if o.OffOnly {
-		steps = []Step{u.recordOff, u.journal, u.next}
+		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
 	if done.Of("kept") != nil {
@@ -146,7 +148,7 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 	}
 	paths, err := netconf.Conflists(u.Setup.ConfDir)
 	for _, path := range paths {
-		c, readErr := netconf.ReadConflist(path)
+		c, readErr := u.Setup.readOther(path)
 		switch {
 		case u.DryRun && u.isOwn(path):
 		case network != "" && (c == nil || c.Name != network):
@@ -187,12 +189,15 @@ func (s Setup) usedStateDir(given string, strict bool) (string, error) {
 	own := s.own()
 	if own == nil {
 		installed, _ := node.Installed(s.ConfDir)
-		copied := s.CiliumCopy()
-		if len(installed) == 0 || installed[0].Path == s.Path() || copied != nil && copied.OfOurs() {
+		at := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
+		switch {
+		case len(installed) == 0 || at >= 0 && installed[at].Path == s.Path():
 			return cmp.Or(given, netconf.DefaultStateDir), nil
+		case at >= 0:
+			return "", term.WithHint(takeOutHint(installed[at]), "nothing was changed: unwind's conflist is "+
+				"%s, not %s", installed[at].Path, s.Path())
 		}
-		return "", term.WithHint(takeOutHint(installed[0]), "nothing was changed: unwind's conflist is "+
-			"%s, not %s", installed[0].Path, s.Path())
+		own = installed
 	}
 	used := filepath.Clean(cmp.Or(own[0].Unwind.StateDir, netconf.DefaultStateDir))
 	dir, err := absolute(given)
