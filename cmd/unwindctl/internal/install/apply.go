@@ -84,7 +84,6 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// repair is the step that takes unwind out of other programs' files.
 func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
 // takeOut is the step that takes our file out of use, even if other programs have changed it. It

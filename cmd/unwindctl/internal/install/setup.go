@@ -219,20 +219,6 @@ func absolute(path string) (string, error) {
 // given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
 
-// again returns the flags for another command to select the same target.
-func (p Target) again(r node.Runtime) string {
-	text := ""
-	for _, flag := range []struct{ name, given, value string }{
-		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
-		{"cni-bin-dir", p.BinDir, r.BinDirs[0]}, {"unwind-file", p.File, p.File},
-	} {
-		if flag.given != "" {
-			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
-		}
-	}
-	return text
-}
-
 func (p Target) Origin(r node.Runtime) string {
 	switch {
 	case p.given():
