@@ -190,7 +190,7 @@ func Find(ctx context.Context, root string) ([]Runtime, error) {
 }
 
 // Read returns the runtimes with the directories of their distributions. It does not query them.
-func Read(_ context.Context, root string) ([]Runtime, error) {
+func Read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime) bool { return true })
 }
 
