@@ -130,8 +130,8 @@ func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 		written.CNIVersion == "1.1.0" {
 		return nil
 	}
-	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion %s, "+
-		"with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
+	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion "+
+		"%s, with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
 		"in use", p.path, written.CNIVersion, r.Name)
 }
 

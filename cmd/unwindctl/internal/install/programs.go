@@ -50,7 +50,7 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 	if err != nil {
 		return nil, err
 	}
-	defer content.Close()
+	defer func() { _ = content.Close() }()
 	info, err := os.Stat(path)
 	if err == nil && mode&0o555&^info.Mode() == 0 && sameContent(content, path) {
 		return &Change{Change: "unchanged", What: path, apply: func(*Change) error {
@@ -63,7 +63,7 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 		if err != nil {
 			return err
 		}
-		defer content.Close()
+		defer func() { _ = content.Close() }()
 		return durable.Replace(path, content, mode)
 	}}, nil
 }
@@ -130,7 +130,8 @@ func removeProgram(ctx context.Context, path, needed string) *Change {
 	if needed != "" {
 		return remove(path, needed)
 	}
-	name, isOurs := filepath.Base(path), false
+	var isOurs bool
+	name := filepath.Base(path)
 	if name == netconf.Name {
 		isOurs = Setup{BinDir: filepath.Dir(path)}.PluginVersion(ctx) != ""
 	} else {
