@@ -33,9 +33,12 @@ type UninstallOptions struct {
 	Output              term.Output
 }
 
-// ExitUnrecorded is the exit code of a command that took unwind out of use but could not write the
-// off switch.
-const ExitUnrecorded = 5
+// The exit codes of a command that took unwind out of use, but could not write the off switch, or
+// kept what something still needs.
+const (
+	ExitUnrecorded = 5
+	ExitKept       = 6
+)
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
 // It does not wait for a runtime.
@@ -70,10 +73,10 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
-	if done.Of("kept") != nil {
-		err = errors.Join(err, term.WithHint("run unwindctl sweep and unwindctl uninstall again once "+
-			"the pods that were added through unwind are gone",
-			"unwind is not removed from this node yet: something needs the files that are kept"))
+	if err == nil && done.Of("kept") != nil {
+		err = term.WithHint("run unwindctl sweep and unwindctl uninstall again once the pods that were "+
+			"added through unwind are gone", "%w", term.Coded{Code: ExitKept, Text: "unwind is off, but "+
+			"not removed from this node yet: something needs the files that are kept"})
 	}
 	return errors.Join(err, done.print(out, &o.Output))
 }
