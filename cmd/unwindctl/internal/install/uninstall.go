@@ -74,9 +74,9 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
 	if err == nil && done.Of("kept") != nil {
-		err = term.WithHint("run unwindctl sweep and unwindctl uninstall again once the pods that were "+
-			"added through unwind are gone", "%w", term.Coded{Code: ExitKept, Text: "unwind is off, but "+
-			"not removed from this node yet: something needs the files that are kept"})
+		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
+			"%w", term.Coded{Code: ExitKept, Text: "unwind is not removed from this node yet: something " +
+				"needs the files that are kept"})
 	}
 	return errors.Join(err, done.print(out, &o.Output))
 }
