@@ -58,7 +58,9 @@ func offCommand() *cobra.Command {
 			"conflist.\n\n" +
 			"On a full disk the file is empty and does not name who switched unwind off. If the\n" +
 			"file cannot be written at all, the exit code is 5: pods start without unwind, but\n" +
-			"the next agent that starts installs unwind again.",
+			"the next agent that starts installs unwind again.\n\n" +
+			"off does not wait for a runtime. It ends with the file that the runtime loads next,\n" +
+			"and fails if there is none, or if that file runs unwind.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind off --nodes worker-2",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -120,11 +122,10 @@ func uninstallCommand() *cobra.Command {
 		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
 			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
-			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
-			"run: run uninstall again after they have ended.\n\n" +
-			"The state directory stays. unwindctl sweep runs the pending DELs of its journal. Once\n" +
-			"the journal is empty, uninstall also removes the systemd units. Once the binary is\n" +
-			"gone too, it removes unwindctl.",
+			"a pod with the conflist it was started with, so the binary stays while such pods run.\n" +
+			"unwindctl and the systemd units stay while the journal is not empty. While something\n" +
+			"is kept, the exit code is 1: run unwindctl sweep and uninstall again later. The state\n" +
+			"directory stays.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},

@@ -50,7 +50,8 @@ type agent struct {
 // running DELs. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
-		return term.WithHint("run it as root", "the agent needs root, and runs as user %d", os.Geteuid())
+		return term.WithHint("run it as root; in a container, set runAsUser: 0",
+			"the agent needs root, and runs as user %d", os.Geteuid())
 	}
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)

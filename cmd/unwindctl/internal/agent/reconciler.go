@@ -167,7 +167,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	}
 	r.remember(r.Entry().ChainFile)
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
-		r.removeConflist(o)
+		r.removeConflist(ctx, o)
 		return r.report(ctx, o)
 	}
 	r.Source = r.provider()
@@ -193,7 +193,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		return goneAfter
 	}
 	if err != nil && lost {
-		r.removeConflist(err)
+		r.removeConflist(ctx, err)
 	}
 	if r.removed() {
 		return debounce
@@ -289,10 +289,10 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-func (r *reconciler) removeConflist(why error) {
+func (r *reconciler) removeConflist(ctx context.Context, why error) {
 	r.source = nil
 	done := &install.Changes{}
-	err := r.Remove(done)
+	err := r.Remove(ctx, done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
 	if err == nil && (done.Of("off") == nil || done.Of("changed") != nil) {
 		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
@@ -312,11 +312,11 @@ func (r *reconciler) install(ctx context.Context) error {
 		return err
 	}
 	done := &install.Changes{}
-	if err := done.Make(r.InstallBinary); err != nil {
+	if err := done.Make(ctx, r.InstallBinary); err != nil {
 		return err
 	}
 	if !r.placed && r.ProgramDir != "" { // some nodes have no writable directory for unwindctl
-		placeErr := done.Make(r.InstallPrograms(r.ProgramDir))
+		placeErr := done.Make(ctx, r.InstallPrograms(r.ProgramDir))
 		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)
 		r.placed = placeErr == nil
@@ -341,7 +341,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
 		return o
 	}
-	err = done.Make(r.WriteConflist(w))
+	err = done.Make(ctx, r.WriteConflist(w))
 	if written := done.Of("written"); err == nil && written != nil {
 		r.log.Info("installed", "written", written)
 	}

@@ -27,17 +27,20 @@ import (
 //  3. Write our file.
 //  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
-	return func() ([]*Change, error) {
+	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
 			p.Source.Name, strings.Join(p.Source.Types, " → "), p.Source.Path)}
-		dir, err := s.checkState()
+		dir, err := s.checkState(ctx)
 		if err != nil {
 			return nil, err
 		}
 		changes := append([]*Change{{apply: func(*Change) error {
-			err := prepareState(dir)
+			if err := os.MkdirAll(dir, 0o700); err != nil { // else each pod's ADD would fail to
+				return term.WithHint("choose another directory with --state-dir",
+					"cannot create the state directory: %w", err)
+			}
 			_ = s.keepCopy(p.Source)
-			return err
+			return nil
 		}}}, p.repairs...)
 		if !p.changed {
 			return append(changes, file), nil
@@ -46,8 +49,10 @@ func (s Setup) WriteConflist(p *Plan) Step {
 		file.apply = func(*Change) error {
 			err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644)
 			if err == nil {
-				for _, path := range s.kept() { // also in the other form, which on would mistake for this file
-					err = errors.Join(err, durable.Remove(path))
+				for _, c := range s.own() {
+					if isKept(c) {
+						err = errors.Join(err, durable.Remove(c.Path))
+					}
 				}
 			}
 			return err
@@ -58,13 +63,13 @@ func (s Setup) WriteConflist(p *Plan) Step {
 
 // checkState returns the state directory. It refuses to switch from a journal with attachments to
 // another one, because nothing would release them.
-func (s Setup) checkState() (string, error) {
+func (s Setup) checkState(ctx context.Context) (string, error) {
 	old := s.Entry()
 	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
 	if dir == is || old.ChainFile == "" {
 		return dir, nil
 	}
-	attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
+	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: is})
 	if err != nil {
 		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
 			"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
@@ -79,61 +84,53 @@ func (s Setup) checkState() (string, error) {
 	return dir, nil
 }
 
-// prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
-func prepareState(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("choose another directory with --state-dir",
-			"cannot create the state directory: %w", err)
-	}
-	return nil
-}
+// repair is the step that takes unwind out of other programs' files.
+func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
-// takeOut returns the changes that take our file in either form out of use, even if other programs
-// have changed it. It renames the file, so that the next install finds its configuration, or else
-// removes it, which needs no disk space.
-func (s Setup) takeOut() (changes []*Change, err error) {
-	for _, path := range []string{s.Path(), s.otherForm()} {
-		data, readErr := netconf.ReadFile(path)
-		own, _ := netconf.ReadConflist(path)
-		one := &Change{Change: "removed", What: path}
-		switch {
-		case errors.Is(readErr, fs.ErrNotExist):
-			continue
-		case ours(own):
-			one.Change, one.What = "renamed", path+" to "+path+node.OffSuffix
-		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
-		case path == s.Path():
-			return nil, term.WithHint("rename it, or choose another name with --unwind-file",
-				"unwindctl did not write %s, and leaves it unchanged", path)
-		default:
+// takeOut is the step that takes our file out of use, even if other programs have changed it. It
+// renames the file, so that the next install finds its configuration, or else removes it, which
+// needs no disk space.
+func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
+	data, readErr := netconf.ReadFile(s.Path())
+	at, _ := netconf.ReadConflist(s.Path())
+	if readErr == nil && !json.Valid(data) { // an incomplete file, which nothing can use
+		changes = append(changes, remove(s.Path(), ""))
+	} else if !ours(at) && !errors.Is(readErr, fs.ErrNotExist) {
+		hint := "rename it, or choose another name with --unwind-file"
+		if at != nil && at.Unwind != nil {
+			hint = takeOutHint(at)
+		}
+		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
+	}
+	kept := ""
+	for _, c := range s.own() {
+		off := c.Path + node.OffSuffix
+		if isKept(c) {
+			kept += "; unwindctl on restores it from " + c.Path
 			continue
 		}
-		one.apply = func(done *Change) error {
-			if ours(own) && durable.Rename(path, path+node.OffSuffix) == nil {
+		changes = append(changes, &Change{Change: "renamed", What: c.Path + " to " + off,
+			apply: func(done *Change) error {
+				if durable.Rename(c.Path, off) == nil {
+					return nil
+				}
+				done.Change, done.What = "removed", c.Path
+				if err := durable.Remove(c.Path); err != nil {
+					return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
+						" is writable", "%w", err)
+				}
 				return nil
-			}
-			done.Change, done.What = "removed", path
-			if err := durable.Remove(path); err != nil {
-				return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
-					" is writable", "%w", err)
-			}
-			return nil
-		}
-		changes = append(changes, one)
+			}})
 	}
 	if changes == nil {
-		text := "unwind is not in use: there is no " + s.Path()
-		for _, path := range s.kept() {
-			text += "; unwindctl on restores it from " + path
-		}
-		changes = []*Change{{Change: "off", What: text}}
+		changes = []*Change{{Change: "off", What: "unwind is not in use: there is no " + s.Path() + kept}}
 	}
 	return changes, nil
 }
 
 // takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
 // chaining mode also copies files with that suffix.
-func (s Setup) takeBack() ([]*Change, error) {
+func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {
 		return nil, nil
@@ -145,7 +142,7 @@ func (s Setup) takeBack() ([]*Change, error) {
 
 // Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our file
 // out of use, and returns the error.
-func (s Setup) Remove(done *Changes) error {
-	err := done.Try(s.repairs)
-	return errors.Join(err, done.Make(s.takeOut))
+func (s Setup) Remove(ctx context.Context, done *Changes) error {
+	err := done.try(ctx, s.repair)
+	return errors.Join(err, done.Make(ctx, s.takeOut))
 }

@@ -120,7 +120,7 @@ func (s Setup) PluginMissing() bool {
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
 // plugin is not affected. It refuses a plugin that cannot read the journal. To check that, it reads
 // the journal with this program, which is of the same build.
-func (s Setup) InstallBinary() ([]*Change, error) {
+func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	from, err := s.binary()
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (s Setup) InstallBinary() ([]*Change, error) {
 	}
 	nothing := func(*journal.Tx) error { return nil }
 	store := &journal.Store{Dir: s.stateDir()}
-	if err := store.View(context.Background(), nothing); errors.Is(err, journal.ErrNewer) {
+	if err := store.View(ctx, nothing); errors.Is(err, journal.ErrNewer) {
 		return nil, term.WithHint("install the newer release, or run that release's unwindctl sweep "+
 			"until the journal is empty and then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
 			store.Path(), err)

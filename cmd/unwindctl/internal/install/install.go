@@ -36,7 +36,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	done := &Changes{DryRun: o.DryRun}
-	err = o.install(to, r, s, p, done)
+	err = o.install(ctx, to, r, s, p, done)
 	if done.List == nil {
 		return err
 	}
@@ -99,12 +99,12 @@ func (o Options) plan(
 // install carries out a plan. It copies the programs last: without --systemd, a failure is only a
 // warning, because unwind itself is already in use.
 func (o Options) install(
-	to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
+	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
-	if err := done.Make(s.InstallBinary, s.switchOn); err != nil {
+	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
-	if err := done.Make(s.WriteConflist(p)); err != nil {
+	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
 		text := "the network is unchanged"
 		if !durable.Exists(s.Path()) {
 			text += ", and unwind is not in use"
@@ -113,7 +113,7 @@ func (o Options) install(
 	}
 	var err error
 	if o.ProgramDir != "" {
-		err = done.Make(s.InstallPrograms(o.ProgramDir))
+		err = done.Make(ctx, s.InstallPrograms(o.ProgramDir))
 	}
 	switch {
 	case o.UnitDir == "" && err != nil:
@@ -121,7 +121,7 @@ func (o Options) install(
 			"--install-dir\n", err)
 		err = nil
 	case o.UnitDir != "" && err == nil:
-		err = done.Make(installUnits(o.UnitDir, o.ProgramDir))
+		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
 	}
 	return errors.Join(err, s.checkVersion(r, p))
 }
@@ -156,11 +156,11 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	}
 	done := &Changes{DryRun: o.DryRun}
 	if pid := agentlock.Process(s.stateDir()); pid != "" {
-		err = done.Make(s.switchOn, s.awaitAgent(ctx, pid))
+		err = done.Make(ctx, s.switchOn, s.awaitAgent(pid))
 	} else {
 		var p *Plan
 		if p, s, err = o.plan(ctx, to, r, s); err == nil {
-			err = o.install(to, r, s, p, done)
+			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
 	if done.List == nil {
@@ -170,7 +170,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 }
 
 // switchOn is the step that switches unwind on, if it is off.
-func (s Setup) switchOn() ([]*Change, error) {
+func (s Setup) switchOn(context.Context) ([]*Change, error) {
 	was := s.Obstacle("")
 	if was == nil {
 		return nil, nil
@@ -180,8 +180,8 @@ func (s Setup) switchOn() ([]*Change, error) {
 }
 
 // awaitAgent is the step that waits until an agent has written our file.
-func (s Setup) awaitAgent(ctx context.Context, pid string) Step {
-	return func() ([]*Change, error) {
+func (s Setup) awaitAgent(pid string) Step {
+	return func(ctx context.Context) ([]*Change, error) {
 		if durable.Exists(s.Path()) {
 			return []*Change{{Change: "unchanged", What: s.Path()}}, nil
 		}

@@ -86,10 +86,10 @@ const renamedBy = ".cilium_bak"
 
 // renamed returns the path of our file if cilium has renamed it and there is no new one, else "".
 func (s Setup) renamed() string {
-	for _, path := range []string{s.Path(), s.otherForm()} {
-		c, _ := netconf.ReadConflist(path + renamedBy)
-		if ours(c) && !durable.Exists(s.Path()) {
-			return path + renamedBy
+	paths, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy))
+	for _, path := range paths {
+		if c, _ := netconf.ReadConflist(path); ours(c) && !durable.Exists(s.Path()) {
+			return path
 		}
 	}
 	return ""

@@ -127,7 +127,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 			continue
 		}
 		c, _ := netconf.ReadConflist(path)
-		if c != nil && c.Unwind != nil && (path == s.otherForm() || !madeFromOurs(c)) {
+		if c != nil && c.Unwind != nil && (stem(path) == stem(p.path) || !madeFromOurs(c)) {
 			if ours(c) {
 				return term.WithHint("first run unwindctl uninstall --unwind-file "+filepath.Base(path),
 					"unwind is already installed, with the conflist %s", path)

@@ -27,7 +27,7 @@ var programs = []string{"unwindctl", netconf.Name}
 // InstallPrograms returns the step that copies this program and the plugin into a directory. If a
 // container installed unwind, the host has no other unwindctl.
 func (s Setup) InstallPrograms(dir string) Step {
-	return func() (changes []*Change, err error) {
+	return func(context.Context) (changes []*Change, err error) {
 		plugin, err := s.binary()
 		for i, from := range []string{thisProgram, plugin} {
 			if err != nil {
@@ -71,7 +71,7 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 // installUnits returns the step that writes the systemd units, which run unwindctl from programDir.
 // It does not enable them.
 func installUnits(unitDir, programDir string) Step {
-	return func() (changes []*Change, err error) {
+	return func(context.Context) (changes []*Change, err error) {
 		files, err := systemd.Units.ReadDir(".")
 		for _, f := range files {
 			text, readErr := systemd.Units.ReadFile(f.Name())

@@ -79,25 +79,23 @@ func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ow
 // offPath returns the path at which off keeps our file, so that on can restore it.
 func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
 
-// otherForm returns the path of our file in its other form, .json or .conflist. The form depends on
-// the runtime and on --unwind-file, and uninstall may run without the same flag.
-func (s Setup) otherForm() string {
-	base, isJSON := strings.CutSuffix(s.Path(), ".json")
-	if isJSON {
-		return base + ".conflist"
-	}
-	return strings.TrimSuffix(base, ".conflist") + ".json"
-}
-
-// kept returns the paths at which off has kept our file, in either form.
-func (s Setup) kept() (paths []string) {
-	for _, path := range []string{s.Path() + node.OffSuffix, s.otherForm() + node.OffSuffix} {
-		if c, _ := netconf.ReadConflist(path); ours(c) {
-			paths = append(paths, path)
+// own returns our file in either form, in use or else kept by off. The form depends on the runtime
+// and on --unwind-file, and uninstall may run without the same flag.
+func (s Setup) own() (found []*netconf.Conflist) {
+	for _, suffix := range []string{"", node.OffSuffix} {
+		for _, form := range forms {
+			path := stem(s.Path()) + form + suffix
+			if c, _ := netconf.ReadConflist(path); ours(c) {
+				found = append(found, c)
+			}
 		}
 	}
-	return paths
+	return found
 }
+
+func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(path)) }
+
+func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
 // names reports whether a configuration contains unwind, or the path of our conflist. Multus's
 // configuration contains its delegates ("delegates") or a path ("clusterNetwork"). If one of these
@@ -167,7 +165,7 @@ func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, e
 	r, err := p.find(root, func() ([]node.Runtime, error) { return node.Read(ctx, root) })
 	if err == nil {
 		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
-		if p.given() || s.network() != "" && durable.Exists(s.plugin()) {
+		if p.given() || s.own() != nil && durable.Exists(s.plugin()) {
 			return r, nil
 		}
 	}

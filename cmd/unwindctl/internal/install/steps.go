@@ -1,6 +1,7 @@
 package install
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,7 @@ import (
 
 // Step is a part of install, off, on or uninstall. When its turn comes, it looks at the node and
 // returns the changes that it would make. It changes nothing itself.
-type Step func() ([]*Change, error)
+type Step func(context.Context) ([]*Change, error)
 
 // Change is one change to the node, or something that stays as it is.
 type Change struct {
@@ -32,28 +33,23 @@ type Changes struct {
 }
 
 // Make takes the steps in order, up to the first error.
-func (c *Changes) Make(steps ...Step) error {
-	for _, step := range steps {
-		changes, err := step()
-		if err != nil {
-			return err
-		}
-		for _, one := range changes {
-			if err := c.apply(one); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+func (c *Changes) Make(ctx context.Context, steps ...Step) error { return c.take(ctx, true, steps) }
 
-// Try takes all steps in order, and returns their errors.
-func (c *Changes) Try(steps ...Step) (err error) {
+// try takes all steps in order, and returns their errors.
+func (c *Changes) try(ctx context.Context, steps ...Step) error { return c.take(ctx, false, steps) }
+
+func (c *Changes) take(ctx context.Context, stops bool, steps []Step) (err error) {
 	for _, step := range steps {
-		changes, stepErr := step()
+		changes, stepErr := step(ctx)
 		err = errors.Join(err, stepErr)
 		for _, one := range changes {
+			if stops && err != nil {
+				break
+			}
 			err = errors.Join(err, c.apply(one))
+		}
+		if stops && err != nil {
+			return err
 		}
 	}
 	return err

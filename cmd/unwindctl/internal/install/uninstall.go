@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,19 +58,19 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s.Source = s.Provider(r)
-	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, network: s.network()}
+	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: s.own()}
 	done := Changes{DryRun: o.DryRun}
-	err = done.Try(s.repairs)
-	if outErr := done.Make(s.takeOut); outErr != nil {
+	err = done.try(ctx, s.repair)
+	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
 		return errors.Join(err, outErr, done.print(out, &o.Output))
 	}
-	rest := []Step{u.Setup.takeBack, u.recordOff, u.pending(ctx), u.next}
-	if !o.OffOnly {
-		rest = []Step{u.Setup.takeBack, u.recordOff, u.keepJournal(ctx), u.removeUnits(ctx), u.removePlugin(ctx),
-			u.removeFiles(ctx), u.next}
+	steps := []Step{s.takeBack, u.recordOff, u.journal, u.removeUnits, u.removePlugin, u.removeFiles,
+		u.next}
+	if o.OffOnly {
+		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
-	err = errors.Join(err, done.Try(rest...))
-	if !o.OffOnly && len(done.Of("kept")) > 0 {
+	err = errors.Join(err, done.try(ctx, steps...))
+	if done.Of("kept") != nil {
 		err = errors.Join(err, term.WithHint("run unwindctl sweep and unwindctl uninstall again once the "+
 			"pods that were added through unwind are gone",
 			"unwind is not removed from this node yet: something needs the files that are kept"))
@@ -82,66 +81,76 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 // uninstall is one run of Uninstall.
 type uninstall struct {
 	UninstallOptions
-	Setup   Setup
-	runtime node.Runtime
-	network string // of our conflist, "" if there is none
-	needed  string // why files must stay, "" if nothing needs them
+	Setup       Setup
+	runtime     node.Runtime
+	own         []*netconf.Conflist  // our file at the start, in use or kept by off
+	attachments []inspect.Attachment // in the journal, once our file is out of use
+	unread      error                // why the journal cannot be read
+	needed      string               // why files must stay, "" if nothing needs them
 }
 
-// recordOff writes the off switch after our conflist was removed.
-func (u *uninstall) recordOff() ([]*Change, error) {
-	path := filepath.Join(u.StateDir, OffName)
-	text := func() string {
-		off := ReadOff(u.StateDir)
-		switch {
-		case !u.OffOnly:
-			return "no agent installs unwind while " + path + " exists"
-		case off == nil:
-			return "by " + u.By
-		}
-		return off.String() + "; unwindctl on switches it on again"
+// recordOff is the step that writes the off switch after our conflist was removed.
+func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
+	was := ReadOff(u.StateDir)
+	text := "by " + u.By
+	if was != nil {
+		text = was.String()
 	}
-	first := ReadOff(u.StateDir) == nil
-	return []*Change{{Change: "off", What: text(), apply: func(done *Change) error {
+	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
 			return term.WithHint("run unwindctl off again once the disk is writable", "%w",
 				term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
 					"will install it again: " + err.Error()})
 		}
-		done.What = text()
-		if off := ReadOff(u.StateDir); first && off.By == somebody && u.By != "" {
-			done.What = fmt.Sprintf("%s: the disk is too full to record %s; unwindctl on switches it on "+
-				"again", off, u.By)
+		off := ReadOff(u.StateDir)
+		if !u.OffOnly {
+			done.What = "no agent installs unwind while " + filepath.Join(u.StateDir, OffName) + " exists"
+			return nil
 		}
+		done.What = off.String()
+		if was == nil && off.By == somebody && u.By != "" {
+			done.What += ": the disk is too full to record " + u.By
+		}
+		done.What += "; unwindctl on switches it on again"
 		return nil
 	}}}, nil
 }
 
-// pending is the step that reports the pending DELs, which off does not run.
-func (u *uninstall) pending(ctx context.Context) Step {
-	return func() ([]*Change, error) {
-		attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
-		n := countPending(attachments)
-		if n == 0 {
-			return nil, err
-		}
+// journal is the step that reports a journal with attachments. uninstall then removes nothing that
+// can release them. For off, a journal that cannot be read is an error.
+func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
+	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
+	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
+	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. The "+
+		"runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
+		u.StateDir, term.Attachments(len(u.attachments)), n)}
+	switch {
+	case u.OffOnly && n > 0:
 		return []*Change{{Change: "pending", What: "DELs of " + term.Attachments(n) +
-			"; unwindctl sweep retries them"}}, err
+			"; unwindctl sweep retries them"}}, u.unread
+	case u.OffOnly:
+		return nil, u.unread
+	case u.unread != nil:
+		kept.What = fmt.Sprintf("the journal in %s, which cannot be read: %s", u.StateDir,
+			term.OneLine(u.unread.Error()))
+	case len(u.attachments) == 0:
+		return nil, nil
 	}
+	u.needed = "needed until the journal is empty"
+	return []*Change{kept}, nil
 }
 
 // next is the step that reports what the runtime loads now.
-func (u *uninstall) next() ([]*Change, error) {
+func (u *uninstall) next(context.Context) ([]*Change, error) {
 	network := u.runtime.DefaultNetwork
-	if u.runtime.Socket == "" { // such a runtime chooses the file by the network's name
-		network = u.network
+	if u.runtime.Socket == "" && u.own != nil { // it chooses the file by the network's name
+		network = u.own[0].Name
 	}
 	paths, err := netconf.Conflists(u.Setup.ConfDir)
 	for _, path := range paths {
 		c, readErr := u.Setup.readOther(path)
-		isOwn := path == u.Setup.Path() || path == u.Setup.otherForm()
 		switch {
-		case isOwn && u.DryRun: // it is still there
+		case u.DryRun && u.isOwn(path):
 		case network != "" && (c == nil || c.Name != network):
 		case c == nil:
 			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
@@ -177,23 +186,20 @@ func takeOutHint(c *netconf.Conflist) string {
 // the default one if there is no conflist. It returns an error if unwind uses another conflist than
 // ours or, if strict is set, another state directory than the given one.
 func (s Setup) usedStateDir(given string, strict bool) (string, error) {
-	installed, _ := node.Installed(s.ConfDir)
-	own := slices.IndexFunc(installed, func(c *netconf.Conflist) bool {
-		path := strings.TrimSuffix(c.Path, node.OffSuffix)
-		return path == s.Path() || path == s.otherForm()
-	})
-	install := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
-	switch {
-	case len(installed) == 0:
-		return cmp.Or(given, netconf.DefaultStateDir), nil
-	case own < 0 && install < 0:
-		own = 0
-	case own < 0:
-		other := installed[install]
-		return "", term.WithHint(takeOutHint(other), "nothing was changed: unwind's conflist is %s, not %s",
-			other.Path, s.Path())
+	own := s.own()
+	if own == nil {
+		installed, _ := node.Installed(s.ConfDir)
+		at := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
+		switch {
+		case len(installed) == 0 || at >= 0 && installed[at].Path == s.Path():
+			return cmp.Or(given, netconf.DefaultStateDir), nil
+		case at >= 0:
+			return "", term.WithHint(takeOutHint(installed[at]), "nothing was changed: unwind's conflist is "+
+				"%s, not %s", installed[at].Path, s.Path())
+		}
+		own = installed
 	}
-	used := filepath.Clean(cmp.Or(installed[own].Unwind.StateDir, netconf.DefaultStateDir))
+	used := filepath.Clean(cmp.Or(own[0].Unwind.StateDir, netconf.DefaultStateDir))
 	dir, err := absolute(given)
 	if err == nil && strict && dir != "" && dir != used && !same(dir, used) {
 		err = term.WithHint("use --state-dir "+used,
@@ -202,126 +208,93 @@ func (s Setup) usedStateDir(given string, strict bool) (string, error) {
 	return cmp.Or(given, used), err
 }
 
-// network returns the network of our conflist, in use or kept by off, or "" if there is none.
-func (s Setup) network() string {
-	for _, path := range append([]string{s.Path(), s.otherForm()}, s.kept()...) {
-		if c, _ := netconf.ReadConflist(path); ours(c) {
-			return c.Name
-		}
-	}
-	return ""
-}
-
-// again is why files stay while the plugin is kept.
-const again = "needed to run uninstall again"
-
 // removePlugin is the step that removes the plugin, unless it is or may be in use.
-func (u *uninstall) removePlugin(ctx context.Context) Step {
-	return func() ([]*Change, error) {
-		path := u.Setup.plugin()
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-			if u.network == "" || !u.runtime.Silent() {
-				return nil, nil
-			}
-			u.needed = cmp.Or(u.needed, again)
-			return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in %s: %s does not "+
-				"report its plugin directory, so set --cni-bin-dir", u.Setup.BinDir, u.runtime.Name)}}, nil
-		}
-		why, err := u.users(ctx)
-		switch {
-		case err != nil:
-			u.needed = cmp.Or(u.needed, again)
-			return []*Change{remove(path, "it may still be in use")}, err
-		case len(why) == 0:
+func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
+	path := u.Setup.plugin()
+	if _, err := os.Lstat(path); err == nil {
+		why, err := u.users()
+		if err == nil && why == "" {
 			return []*Change{removeProgram(ctx, path, "")}, nil
 		}
-		u.needed = cmp.Or(u.needed, again)
-		return []*Change{remove(path, "used by "+strings.Join(why, " and "))}, nil
+		u.needed = cmp.Or(u.needed, "needed to run uninstall again")
+		return []*Change{remove(path, cmp.Or(why, "it may still be in use"))}, err
 	}
+	if u.own == nil || !u.runtime.Silent() {
+		return nil, nil
+	}
+	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
+	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in %s: %s does not "+
+		"report its plugin directory, so set --cni-bin-dir", u.Setup.BinDir, u.runtime.Name)}}, nil
 }
 
-// users returns what uses the plugin, or may use it.
-func (u *uninstall) users(ctx context.Context) (why []string, err error) {
+// users returns what uses the plugin, "" if nothing does. An error means that this is unknown.
+func (u *uninstall) users() (string, error) {
+	var paths, why []string
 	installed, err := node.Installed(u.Setup.ConfDir)
-	for _, c := range installed { // a dry run leaves ours there
-		if !strings.HasSuffix(c.Path, node.OffSuffix) && c.Path != u.Setup.Path() &&
-			c.Path != u.Setup.otherForm() {
-			why = append(why, c.Path)
+	for _, c := range installed {
+		if !isKept(c) && !u.isOwn(c.Path) {
+			paths = append(paths, c.Path)
 		}
 	}
-	if why != nil {
-		why = []string{strings.Join(why, ", ")}
+	if paths != nil {
+		why = append(why, strings.Join(paths, ", "))
 	}
-	store := &journal.Store{Dir: u.StateDir}
-	attachments, readErr := inspect.ReadJournal(ctx, store)
-	cached, cacheErr := cachedNaming(filepath.Join(u.CacheDir, "results"), attachments)
-	if cached > 0 {
-		why = append(why, term.Attachments(cached)+" in libcni's cache")
+	cached, cacheErr := cachedNaming(filepath.Join(u.CacheDir, "results"), u.attachments)
+	unowned, running, store := 0, 0, &journal.Store{Dir: u.StateDir}
+	for _, a := range u.attachments {
+		if u.own == nil { // it may use a conflist in another directory
+			unowned++
+		}
+		if lock, err := store.LookAtLock(a.Key); err != nil || lock.Held {
+			running++ // libcni caches the configuration of an ADD when the ADD ends
+		}
 	}
-	// without our conflist, these attachments may use one in another directory
-	if n := len(attachments); n > 0 && u.network == "" {
-		why = append(why, term.Attachments(n)+" in the journal")
+	for _, of := range []struct {
+		n    int
+		text string
+	}{{cached, "%s in libcni's cache"}, {unowned, "%s in the journal"},
+		{running, "a running operation on %s"}} {
+		if of.n > 0 {
+			why = append(why, fmt.Sprintf(of.text, term.Attachments(of.n)))
+		}
 	}
-	running := slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
-		lock, err := store.LookAtLock(a.Key)
-		return err == nil && !lock.Held
-	})
-	if n := len(running); n > 0 { // libcni caches the configuration of an ADD when the ADD ends
-		why = append(why, "a running operation on "+term.Attachments(n))
+	err = errors.Join(err, u.unread, cacheErr)
+	if why == nil || err != nil {
+		return "", err
 	}
-	return why, errors.Join(err, readErr, cacheErr)
+	return "used by " + strings.Join(why, " and "), nil
 }
 
-// keepJournal is the step that reports a journal with attachments. While there is one, nothing that
-// can release them is removed.
-func (u *uninstall) keepJournal(ctx context.Context) Step {
-	return func() ([]*Change, error) {
-		text := describeJournal(ctx, u.StateDir)
-		if text == "" {
-			return nil, nil
-		}
-		u.needed = "needed until the journal is empty"
-		return []*Change{{Change: "kept", What: text}}, nil
-	}
+// isOwn reports whether our file was at a path, where a dry run leaves it.
+func (u *uninstall) isOwn(path string) bool {
+	return slices.ContainsFunc(u.own, func(c *netconf.Conflist) bool { return c.Path == path })
 }
 
 // removeUnits is the step that removes the systemd units once the journal is empty.
-func (u *uninstall) removeUnits(ctx context.Context) Step {
-	return func() ([]*Change, error) {
-		if u.ProgramDir == "" || u.UnitDir == "" {
-			return nil, nil
-		}
-		return removeUnits(ctx, u.UnitDir, u.needed)
+func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
+	if u.ProgramDir == "" || u.UnitDir == "" {
+		return nil, nil
 	}
+	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
 // removeFiles is the step that removes the programs and the conflist that off has kept, once the
 // plugin is gone too.
-func (u *uninstall) removeFiles(ctx context.Context) Step {
-	return func() (changes []*Change, err error) {
-		stale := []string{u.Setup.Path(), u.Setup.otherForm(), u.Setup.plugin(),
-			filepath.Join(u.StateDir, OffName)}
-		if u.ProgramDir != "" {
-			changes = removePrograms(ctx, u.ProgramDir, u.needed)
-			for _, program := range programs {
-				stale = append(stale, filepath.Join(u.ProgramDir, program))
-			}
-		}
-		for _, path := range u.Setup.kept() {
-			changes = append(changes, remove(path, u.needed))
-		}
-		for _, path := range stale { // temporary files that killed installs have left
-			changes = append(changes, &Change{apply: func(*Change) error {
-				durable.RemoveTemporary(path)
-				return nil
-			}})
-		}
-		if u.needed == "" {
-			changes = append(changes, &Change{Change: "unchanged",
-				What: u.StateDir + "; once no agent runs here, run rm -r " + u.StateDir})
-		}
-		return changes, nil
+func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
+	if u.ProgramDir != "" {
+		changes = removePrograms(ctx, u.ProgramDir, u.needed)
 	}
+	for _, own := range u.own {
+		off := strings.TrimSuffix(own.Path, node.OffSuffix) + node.OffSuffix
+		if u.DryRun || durable.Exists(off) {
+			changes = append(changes, remove(off, u.needed))
+		}
+	}
+	if u.needed == "" {
+		changes = append(changes, &Change{Change: "unchanged", What: u.StateDir +
+			"; once no agent runs here, run rm -r " + u.StateDir})
+	}
+	return changes, nil
 }
 
 // cachedNaming returns the number of attachments that libcni has cached with a configuration that
@@ -343,27 +316,4 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 		}
 	}
 	return count, err
-}
-
-func describeJournal(ctx context.Context, stateDir string) string {
-	store := &journal.Store{Dir: stateDir}
-	attachments, err := inspect.ReadJournal(ctx, store)
-	if err != nil {
-		return fmt.Sprintf("the journal in %s, which cannot be read: %s", stateDir,
-			term.OneLine(err.Error()))
-	}
-	if len(attachments) == 0 {
-		return ""
-	}
-	flag := " --state-dir " + stateDir
-	if stateDir == netconf.DefaultStateDir {
-		flag = ""
-	}
-	return fmt.Sprintf("the journal in %s: %s, %d with pending DELs. The runtime releases "+
-		"the live ones; unwindctl sweep%s releases the rest",
-		stateDir, term.Attachments(len(attachments)), countPending(attachments), flag)
-}
-
-func countPending(attachments []inspect.Attachment) int {
-	return len(inspect.Filter(attachments, (*inspect.Attachment).PendingDEL))
 }
