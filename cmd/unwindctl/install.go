@@ -17,9 +17,10 @@ func installCommand() *cobra.Command {
 		Short: "Install unwind on this node",
 		Long: "Install unwind on this node: copy its binary to the plugin directory, and write\n" +
 			"unwind's own file, which sorts first and names the provider's file as its chain.\n" +
-			"install does not change the provider's file, with one exception: if a service mesh\n" +
-			"has added its plugin after unwind, install moves that plugin to the end of the\n" +
-			"provider's file. Later changes to that file apply from the next pod on.\n\n" +
+			"install changes another file only if an installer has copied or changed unwind's\n" +
+			"file: the plugins of unwind's chain then replace unwind in the copy, and added\n" +
+			"plugins move to the end of the provider's file. Later changes to the provider's\n" +
+			"file apply from the next pod on.\n\n" +
 			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
 			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +

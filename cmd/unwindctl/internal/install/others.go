@@ -24,9 +24,9 @@ const repaired = "changed"
 //
 //  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
 //     unwind (netconf.ReadProvider).
-//  2. Plugins that an installer has added to our file, where unwind does not run them, go to the end
-//     of the provider's file. The caller then writes or removes ours. A crash in between leaves them
-//     in both files, so they run twice rather than not at all.
+//  2. Plugins that an installer has added to our file, where unwind does not run them, go to the
+//     end of the provider's file. The caller then writes or removes ours. A crash in between leaves
+//     them in both files, so they run twice rather than not at all.
 //
 // An error names the files that cannot be changed; the other changes are valid.
 func (s Setup) repairs() (all []*Change, err error) {
