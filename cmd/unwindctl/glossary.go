@@ -50,9 +50,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
 	{"status", "no-provider", "the directory contains no provider's conflist to use; install the " +
 		"network's provider"},
-	{"status", "mesh-in-the-way", "another program keeps adding its plugin after unwind's entry"},
-	{"status", "cilium-chaining", "cilium copies the directory's first conflist, which would be " +
-		"unwind's, into its own"},
+	{"status", "mesh-in-the-way", "another program keeps using unwind's conflist for its own"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
 	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +
 		"start"},

@@ -17,9 +17,10 @@ func installCommand() *cobra.Command {
 		Short: "Install unwind on this node",
 		Long: "Install unwind on this node: copy its binary to the plugin directory, and write\n" +
 			"unwind's own file, which sorts first and names the provider's file as its chain.\n" +
-			"install does not change the provider's file, with one exception: if a service mesh\n" +
-			"has added its plugin after unwind, install moves that plugin to the end of the\n" +
-			"provider's file. Later changes to that file apply from the next pod on.\n\n" +
+			"install changes another file only if an installer has copied or changed unwind's\n" +
+			"file: the plugins of unwind's chain then replace unwind in the copy, and added\n" +
+			"plugins move to the end of the provider's file. Later changes to the provider's\n" +
+			"file apply from the next pod on.\n\n" +
 			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
 			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
 			"list. install also copies unwindctl into --install-dir.\n\n" +
@@ -39,7 +40,7 @@ func installCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	cmd.Flags().BoolVar(&flags.DryRun, "dry-run", false, "print the changes without making them")
+	addDryRun(cmd, &flags.DryRun)
 	return cmd
 }
 
@@ -58,7 +59,9 @@ func offCommand() *cobra.Command {
 			"conflist.\n\n" +
 			"On a full disk the file is empty and does not name who switched unwind off. If the\n" +
 			"file cannot be written at all, the exit code is 5: pods start without unwind, but\n" +
-			"the next agent that starts installs unwind again.",
+			"the next agent that starts installs unwind again.\n\n" +
+			"off does not wait for a runtime. It ends with the file that the runtime loads next,\n" +
+			"and fails if there is none, or if that file runs unwind.",
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind exec --nodes worker-2 -- off",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,6 +73,10 @@ func offCommand() *cobra.Command {
 	return cmd
 }
 
+func addDryRun(cmd *cobra.Command, dryRun *bool) {
+	cmd.Flags().BoolVar(dryRun, "dry-run", false, "print the changes without making them")
+}
+
 func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	addPlaceFlags(cmd, &flags.Target)
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
@@ -79,7 +86,8 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user,
 		"record that `WHO` switched unwind off")
 	cmd.Flags().Lookup("by").DefValue = ""
-	flags.Output.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+	addDryRun(cmd, &flags.DryRun)
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 }
 
 func onCommand() *cobra.Command {
@@ -100,7 +108,8 @@ func onCommand() *cobra.Command {
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
-	o.AddFlags(cmd, cmd.Flags(), "changes", term.Plain, term.JSON)
+	addDryRun(cmd, &flags.DryRun)
+	o.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 	return cmd
 }
 
@@ -114,11 +123,10 @@ func uninstallCommand() *cobra.Command {
 		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
 			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
-			"a pod with the conflist it was started with, so the binary stays while such pods\n" +
-			"run: run uninstall again after they have ended.\n\n" +
-			"The state directory stays. unwindctl sweep runs the pending DELs of its journal. Once\n" +
-			"the journal is empty, uninstall also removes the systemd units. Once the binary is\n" +
-			"gone too, it removes unwindctl.",
+			"a pod with the conflist it was started with, so the binary stays while such pods run.\n" +
+			"unwindctl and the systemd units stay while the journal is not empty. While something\n" +
+			"is kept, the exit code is 6: run unwindctl sweep and uninstall again later. The state\n" +
+			"directory stays.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},

@@ -100,7 +100,7 @@ var verbs = map[string]verb{
 		}
 	},
 	// cri [ID…]: a runtime that has these pods is at $CRI; with "error" or "hang" as an ID it gives no
-	// list, and says why in other words each time, or nothing.
+	// list, and says why in other words each time, or nothing. "silent" answers no call.
 	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
 	// provider [CAPABILITY…]: writes the provider's conflist, whole.
 	"provider": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
@@ -175,6 +175,10 @@ func (n *machine) addAll(pods []string) (ids []string) {
 // cri serves a runtime with these pods, see the verb. With "many" as an ID it has some 8 MB of
 // annotations, twice what grpc takes unless it is told.
 func (n *scripted) cri(ids []string) (socket string) {
+	if slices.Contains(ids, "silent") {
+		socket, _ = nodetest.Listen(n)
+		return socket
+	}
 	return nodetest.ServeCRI(n, func(ctx context.Context) (all []*cri.PodSandbox, err error) {
 		for _, id := range ids {
 			switch id {

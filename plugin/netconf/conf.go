@@ -58,8 +58,10 @@ type Conf struct {
 // meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are libcni's own keys, which unwind knows and ignores.
-var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins"}
+// ignoredKeys are libcni's own keys, which unwind knows and ignores. "plugins" is in a file that is
+// a plugin's configuration and also a list, as unwindctl writes it.
+var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
+	"plugins"}
 
 // emptyKeys are ignored if their value is empty. libcni's PluginConf adds them when it encodes a
 // configuration, as multus up to 4.3 does for its cluster network.

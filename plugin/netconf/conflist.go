@@ -27,6 +27,8 @@ type Conflist struct {
 	Data       []byte
 	Types      []string // the types of its plugins, in the order of the file
 	Unwind     *Conf    // unwind's entry, or nil
+
+	plugins []json.RawMessage // like Types
 }
 
 // ReadConflist reads the configuration in a file. Its errors do not contain the path.
@@ -50,6 +52,9 @@ func ParseConflist(data []byte) (*Conflist, error) {
 		return nil, err
 	}
 	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
+	if list.Type == Name { // unwindctl's .json file, which is also a list, or made from one
+		list.Plugins = slices.Concat([]json.RawMessage{data}, list.Plugins)
+	}
 	for i, raw := range list.Plugins {
 		var one struct {
 			Type string `json:"type"`
@@ -57,7 +62,10 @@ func ParseConflist(data []byte) (*Conflist, error) {
 		if err := json.Unmarshal(raw, &one); err != nil {
 			return nil, fmt.Errorf("plugins[%d]: %w", i, jsonError(err))
 		}
-		c.Types = append(c.Types, one.Type)
+		if i > 0 && one.Type == Name && list.Type == Name {
+			continue
+		}
+		c.Types, c.plugins = append(c.Types, one.Type), append(c.plugins, raw)
 		if one.Type == Name && c.Unwind == nil {
 			entry := ObjectOf(raw)
 			entry["name"], entry["cniVersion"] = Marshal(list.Name), Marshal(list.CNIVersion)
@@ -150,10 +158,15 @@ func (c *Conf) readChainFile() (*Chain, error) {
 	var chain *Chain
 	read := make(chan error, 1)
 	go func() {
-		data, err := ReadFile(c.ChainFile)
+		list, from, err := ReadProvider(c.ChainFile)
 		switch {
+		case err == nil && from == "":
+			chain, err = c.ParseChain(list.Data, "")
 		case err == nil:
-			chain, err = c.ParseChain(data, "")
+			if chain, err = c.ParseChain(list.Data, ""); err == nil {
+				chain.Warning = fmt.Sprintf("chainFile %s contains unwind; running the plugins of %s instead "+
+					"of it", c.ChainFile, from)
+			}
 		case errors.Is(err, fs.ErrNotExist):
 			chain, err = c.readRenamed(err)
 		}
@@ -194,6 +207,64 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 		}
 	}
 	return nil, cmp.Or(other, gone)
+}
+
+// Copy returns the path of the copy that unwindctl keeps of the provider's configuration.
+func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Name+".conflist") }
+
+// ReadProvider reads another program's configuration. If an installer has made it from unwind's
+// file (antrea's install_cni_chaining, cilium's chaining mode), ReadProvider returns it with the
+// plugins of unwind's chain in place of unwind, and the path of the file that they come from:
+//
+//  1. the entry's chainFile, unless that contains unwind itself;
+//  2. the directory's first configuration of that network, which the installer would have used
+//     without unwind;
+//  3. the copy that unwindctl keeps.
+//
+// An inline chain stays as it is.
+func ReadProvider(path string) (list *Conflist, from string, err error) {
+	list, err = ReadConflist(path)
+	if list == nil || list.Unwind == nil || list.Unwind.ChainFile == "" {
+		return list, "", err
+	}
+	others, _ := Conflists(filepath.Dir(path))
+	paths := slices.Concat([]string{list.Unwind.ChainFile}, others, []string{list.Unwind.Copy()})
+	for i, from := range paths {
+		chain, err := ReadConflist(from)
+		if err == nil && chain.Unwind == nil && (i == 0 || chain.Name == list.Name) {
+			return list.ReplaceUnwind(chain), from, nil
+		}
+	}
+	return nil, "", fmt.Errorf("the file contains unwind, and no file has the plugins that belong "+
+		"there: another one of network %q, or %s", list.Name, list.Unwind.Copy())
+}
+
+// ReplaceUnwind returns the chain's configuration with the list's other plugins before and after
+// its own. A plugin of a type that is already there is left out.
+func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
+	var before, after []json.RawMessage
+	place, types := &before, slices.Clone(chain.Types)
+	for i, plugin := range c.plugins {
+		if c.Types[i] == Name {
+			place = &after
+		} else if !slices.Contains(types, c.Types[i]) {
+			*place, types = append(*place, plugin), append(types, c.Types[i])
+		}
+	}
+	object := chain.object()
+	object["plugins"] = Marshal(slices.Concat(before, chain.plugins, after))
+	data, _ := json.MarshalIndent(object, "", "  ") // both were parsed before
+	replaced, _ := ParseConflist(append(data, '\n'))
+	replaced.Path = c.Path
+	return replaced
+}
+
+// object returns the members of a list. A single plugin's list has its name and cniVersion.
+func (c *Conflist) object() map[string]json.RawMessage {
+	if list := ObjectOf(c.Data); list["plugins"] != nil {
+		return list
+	}
+	return map[string]json.RawMessage{"name": Marshal(c.Name), "cniVersion": Marshal(c.CNIVersion)}
 }
 
 // ReadFile reads a configuration from a regular file. It follows no link in a directory that others

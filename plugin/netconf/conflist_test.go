@@ -1,6 +1,9 @@
 package netconf
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,13 +11,14 @@ import (
 	"testing"
 )
 
-// TestChainFileRenamed: if chainFile is gone, the chain is that of the first file that a runtime
+// TestChainFileRenamed: if chainFile is gone, or an installer has put a file that it made from unwind's there, the chain is that of the first file that a runtime
 // without unwind would take for the same network.
 func TestChainFileRenamed(t *testing.T) {
 	const ours = `{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chainFile": "/x"}`
 	one := func(network, plugin string) string {
 		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": %q}]}`, network, plugin)
 	}
+	const made = `{"name": "podnet", "plugins": [{"type": "unwind", "chainFile": "DIR/10-podnet.conflist", "stateDir": "DIR/state"}, {"type": "b"}]}`
 	const gone = "chainFile DIR/10-podnet.conflist: no such file or directory; "
 	const none = gone + "the network's provider has not written it, or has removed it"
 	for _, tt := range []struct {
@@ -33,6 +37,12 @@ func TestChainFileRenamed(t *testing.T) {
 			"20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
 		{"not what a runtime does not read", map[string]string{"15-podnet.bak": one("podnet", "b"), "16.conflist.tmp": one("podnet", "b"),
 			"17.conflist": `{"name": "podnet", "plug`, "20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
+		{"made from unwind's file: of its network", map[string]string{"10-podnet.conflist": made, "20-podnet.conflist": one("podnet", "a")},
+			"a of 20-podnet.conflist"},
+		{"made from unwind's file: the copy", map[string]string{"10-podnet.conflist": made, "state/provider-podnet.conflist": one("podnet", "a"),
+			"20-other.conflist": one("other", "b")}, "a of provider-podnet.conflist"},
+		{"made from unwind's file, alone", map[string]string{"10-podnet.conflist": made}, `chainFile DIR/10-podnet.conflist: the file contains ` +
+			`unwind, and no file has the plugins that belong there: another one of network "podnet", or DIR/state/provider-podnet.conflist`},
 		{"no file", nil, none},
 		{"another network alone", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
 			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +
@@ -43,7 +53,7 @@ func TestChainFileRenamed(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			for name, content := range tt.files {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				if err := errors.Join(os.MkdirAll(filepath.Join(dir, "state"), 0o700), os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(content, "DIR", dir)), 0o600)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -54,12 +64,45 @@ func TestChainFileRenamed(t *testing.T) {
 				got = chain.Delegates[0].Type
 				warning, found := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" is gone; using ")
 				file, _, _ := strings.Cut(warning, " of the same network")
+				if made, is := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" contains unwind; running the plugins of "); is {
+					file, found = strings.TrimSuffix(made, " instead of it"), true
+				}
 				if found {
 					got += " of " + filepath.Base(file)
 				}
 			}
 			if got = strings.ReplaceAll(got, dir, "DIR"); got != tt.want {
 				t.Errorf("\ngot  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestReplaceUnwind: the plugins of a chain take unwind's place in a list, each once; all else is the
+// chain's.
+func TestReplaceUnwind(t *testing.T) {
+	const chain = `{"cniVersion":"0.4.0","name":"n","disableGC":true,"plugins":[{"type":"a","mtu":1},{"type":"b"}]}`
+	const single = `{"cniVersion": "0.4.0", "name": "n", "type": "a"}`
+	for _, tt := range []struct{ name, list, chain, want string }{
+		{"added", `{"name": "n", "plugins": [{"type": "unwind", "chainFile": "/x"}, {"type": "c"}]}`, chain,
+			`{"cniVersion":"0.4.0","disableGC":true,"name":"n","plugins":[{"type":"a","mtu":1},{"type":"b"},{"type":"c"}]}`},
+		{"before it, and twice", `{"name": "n", "plugins": [{"type": "c"}, {"type": "unwind"}, {"type": "c"}, {"type": "a"}, {"type": "unwind"}]}`, chain,
+			`{"cniVersion":"0.4.0","disableGC":true,"name":"n","plugins":[{"type":"c"},{"type":"a","mtu":1},{"type":"b"}]}`},
+		{"from unwindctl's .json file", `{"name": "n", "type": "unwind", "chainFile": "/x", "plugins": [{"type": "unwind", "chainFile": "/x"}, {"type": "c"}]}`,
+			single, `{"cniVersion":"0.4.0","name":"n","plugins":[{"cniVersion":"0.4.0","name":"n","type":"a"},{"type":"c"}]}`},
+		{"from a .json file without a list", `{"name": "n", "type": "unwind", "chainFile": "/x", "plugins": [{"type": "c"}]}`,
+			single, `{"cniVersion":"0.4.0","name":"n","plugins":[{"cniVersion":"0.4.0","name":"n","type":"a"},{"type":"c"}]}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			list, err := ParseConflist([]byte(tt.list))
+			chain, chainErr := ParseConflist([]byte(tt.chain))
+			if err != nil || chainErr != nil || list.Unwind == nil {
+				t.Fatal(err, chainErr, list)
+			}
+			got := list.ReplaceUnwind(chain)
+			var compact bytes.Buffer
+			if err := json.Compact(&compact, got.Data); err != nil || compact.String() != tt.want || got.Unwind != nil {
+				t.Errorf("\ngot  %s, %v\nwant %s", compact.String(), err, tt.want)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -48,6 +49,10 @@ type agent struct {
 // Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
 // running DELs. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
+	if os.Geteuid() != 0 {
+		return term.WithHint("run it as root; in a container, set runAsUser: 0",
+			"the agent needs root, and runs as user %d", os.Geteuid())
+	}
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)
 	sweeps := &dedupWriter{to: stderr, level: o.LogLevel}

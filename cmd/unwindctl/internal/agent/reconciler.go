@@ -37,8 +37,13 @@ type reconciler struct {
 	named    string          // the provider's file that our conflist last named
 	source   fs.FileInfo     // of that file, nil if our conflist did not exist
 	unsure   time.Time       // since when our conflist, and only that file, has been missing
-	repaired time.Time       // when a plugin after unwind was last moved to the provider's file
+	repaired time.Time       // when another program's file was last repaired
+	repairs  int             // how often, since the last Interval without a repair
 }
+
+// maxRepairs is the number of repairs in an Interval from which on the reconciler waits, so that it
+// does not write without end. An installer that watches the first file needs two.
+const maxRepairs = 4
 
 type status struct {
 	install.Reason        // whether pods go through unwind
@@ -138,8 +143,8 @@ func (r *reconciler) matters(path string) bool {
 //  2. If our conflist has disappeared and the provider's file is unchanged, somebody has switched
 //     unwind off by hand. The reconciler records that, as unwindctl off does. It waits for debounce
 //     first, because rm -r of the directory removes one file after the other.
-//  3. While there is an obstacle (switched off; cilium has copied or renamed our file), it removes
-//     our conflist and writes nothing.
+//  3. While there is an obstacle (switched off; cilium has renamed our file), it removes our
+//     conflist.
 //  4. If the provider's file is missing for longer than goneAfter, it uses the next conflist in the
 //     directory. If there is none, it removes our conflist: the runtime then reports that it has no
 //     network, whereas every ADD through our conflist would fail.
@@ -162,7 +167,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	}
 	r.remember(r.Entry().ChainFile)
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
-		r.removeConflist(o)
+		r.removeConflist(ctx, o)
 		return r.report(ctx, o)
 	}
 	r.Source = r.provider()
@@ -188,7 +193,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		return goneAfter
 	}
 	if err != nil && lost {
-		r.removeConflist(err)
+		r.removeConflist(ctx, err)
 	}
 	if r.removed() {
 		return debounce
@@ -284,16 +289,13 @@ func (r *reconciler) refind(ctx context.Context) {
 	}
 }
 
-func (r *reconciler) removeConflist(why error) {
+func (r *reconciler) removeConflist(ctx context.Context, why error) {
 	r.source = nil
-	if missing(r.Path()) {
-		return
-	}
-	removed, said, err := r.Remove()
+	done := &install.Changes{}
+	err := r.Remove(ctx, done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
-	if err == nil {
-		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "removed", removed,
-			"said", said)
+	if err == nil && (done.Of("off") == nil || done.Of("changed") != nil) {
+		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
 	}
 }
 
@@ -309,24 +311,28 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	binary, err := r.InstallBinary()
-	if err != nil {
+	done := &install.Changes{}
+	if err := done.Make(ctx, r.InstallBinary); err != nil {
 		return err
 	}
 	if !r.placed && r.ProgramDir != "" { // some nodes have no writable directory for unwindctl
-		_, placeErr := r.InstallPrograms(r.ProgramDir)
+		placeErr := done.Make(ctx, r.InstallPrograms(r.ProgramDir))
 		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)
 		r.placed = placeErr == nil
 	}
-	if repairs := w.Repairs(); len(repairs) > 0 && time.Since(r.repaired) < r.Interval {
+	if time.Since(r.repaired) >= r.Interval {
+		r.repairs = 0
+	}
+	if repairs := w.Repairs(); len(repairs) > 0 && r.repairs == maxRepairs {
 		return install.NewObstacle(install.MeshInTheWay,
-			"set the agent's --unwind-file to a name that ends in .json",
-			"another program keeps adding its plugin after unwind's entry, where it may run twice; the "+
-				"agent moved %s", strings.Join(repairs, "; "))
+			"see the page of that program's provider; if it changes unwind's file, set the agent's "+
+				"--unwind-file to a name that ends in .json",
+			"another program keeps using unwind's file for its own; the agent last changed %s",
+			strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
-		r.repaired = time.Now()
-		r.log.Warn("another program added its plugin after unwind's entry", "moving", repairs)
+		r.repaired, r.repairs = time.Now(), r.repairs+1
+		r.log.Warn("another program has used unwind's file for its own", "changing", repairs)
 	}
 	r.warnOfStateDir()
 	if r.removed() { // removed since this run began
@@ -335,10 +341,9 @@ func (r *reconciler) install(ctx context.Context) error {
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
 		return o
 	}
-	conflist, err := r.WriteConflist(w)
-	if err == nil && (binary || conflist) {
-		r.log.Info("installed", "binary", binary, "conflist", conflist, "path", r.Path(), "source",
-			w.Source.Path)
+	err = done.Make(ctx, r.WriteConflist(w))
+	if written := done.Of("written"); err == nil && written != nil {
+		r.log.Info("installed", "written", written)
 	}
 	if err == nil {
 		r.remember(w.Source.Path)

@@ -281,7 +281,7 @@ func installBy(k *reconciling, args []string) error {
 	}
 	p, err := k.Plan()
 	if err == nil {
-		_, err = k.WriteConflist(p)
+		err = (&install.Changes{}).Make(context.Background(), k.WriteConflist(p))
 	}
 	return err
 }

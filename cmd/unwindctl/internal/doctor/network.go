@@ -93,17 +93,14 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
-			e.add("network", Warning, "keep one of them", "%s also runs unwind, but sorts after %s", path,
-				ours.Path)
+			e.add("network", Warning, "run unwindctl install, which puts the plugins of unwind's chain there",
+				"%s contains unwind, but the runtime uses %s", path, ours.Path)
 		default:
 			ours = c
 		}
 	}
 	if ours != nil {
 		own.File = filepath.Base(ours.Path)
-	}
-	if c := own.CiliumCopy(); c != nil && !c.OfOurs() && !c.Chosen(own) {
-		e.add("network", Warning, inspect.HintFor(c.Obstacle()), "%v", c.Obstacle())
 	}
 	if ours == nil {
 		return nil, nil

@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -17,96 +19,129 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// WriteConflist writes our file atomically, as planned. From then on unwind is in use.
-// WriteConflist does nothing if the existing file is equivalent.
+// WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
+// is in use. An equivalent file is unchanged.
 //
-//  1. If another program has added plugins after unwind's entry, move them to the end of the
-//     provider's file. A crash here leaves them in both files, so they run twice rather than not at
-//     all.
-//  2. Write our file.
-//  3. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
-func (s Setup) WriteConflist(p *Plan) (changed bool, err error) {
-	if !p.changed {
-		return false, nil
+//  1. Keep a copy of the provider's file. If the disk is full, go on without it.
+//  2. Repair other programs' files.
+//  3. Write our file.
+//  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
+func (s Setup) WriteConflist(p *Plan) Step {
+	return func(ctx context.Context) ([]*Change, error) {
+		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
+			p.Source.Name, strings.Join(p.Source.Types, " → "), p.Source.Path)}
+		dir, err := s.checkState(ctx)
+		if err != nil {
+			return nil, err
+		}
+		changes := append([]*Change{{apply: func(*Change) error {
+			if err := os.MkdirAll(dir, 0o700); err != nil { // else each pod's ADD would fail to
+				return term.WithHint("choose another directory with --state-dir",
+					"cannot create the state directory: %w", err)
+			}
+			_ = s.keepCopy(p.Source)
+			return nil
+		}}}, p.repairs...)
+		if !p.changed {
+			return append(changes, file), nil
+		}
+		file.Change, file.content = "written", string(p.content)
+		file.apply = func(*Change) error {
+			err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644)
+			if err == nil {
+				for _, c := range s.own() {
+					if isKept(c) {
+						err = errors.Join(err, durable.Remove(c.Path))
+					}
+				}
+			}
+			return err
+		}
+		return append(changes, file), nil
 	}
-	if err := s.prepareState(); err != nil {
-		return false, err
-	}
-	if err := p.behind.write(p.Source); err != nil {
-		return false, err
-	}
-	if err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644); err != nil {
-		return false, err
-	}
-	for _, path := range s.kept() { // also in the other form, which on would mistake for this file
-		err = errors.Join(err, durable.Remove(path))
-	}
-	return true, err
 }
 
-// prepareState creates the state directory, so that a failure shows now and not at each pod's ADD.
-// It refuses to switch from a journal with attachments to another one, because nothing would
-// release them.
-func (s Setup) prepareState() error {
+// checkState returns the state directory. It refuses to switch from a journal with attachments to
+// another one, because nothing would release them.
+func (s Setup) checkState(ctx context.Context) (string, error) {
 	old := s.Entry()
 	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
-	if dir != is && old.ChainFile != "" {
-		attachments, err := inspect.ReadJournal(context.Background(), &journal.Store{Dir: is})
-		if err != nil {
-			return term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
-				"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
-				"attachments could be lost if the state directory changed: %w", is, err)
-		}
-		if len(attachments) > 0 {
-			hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
-			return term.WithHint(hint,
-				"the journal in %s contains %s, which nothing would release if the state directory changed",
-				is, term.Attachments(len(attachments)))
-		}
+	if dir == is || old.ChainFile == "" {
+		return dir, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return term.WithHint("choose another directory with --state-dir",
-			"cannot create the state directory: %w", err)
+	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: is})
+	if err != nil {
+		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl "+
+			"doctor --state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
+			"attachments could be lost if the state directory changed: %w", is, err)
 	}
-	return nil
+	if len(attachments) > 0 {
+		hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
+		return "", term.WithHint(hint,
+			"the journal in %s contains %s, which nothing would release if the state directory changed",
+			is, term.Attachments(len(attachments)))
+	}
+	return dir, nil
 }
 
-// Remove takes our file in either form out of use, even if other programs have changed it. It
+func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
+
+// takeOut is the step that takes our file out of use, even if other programs have changed it. It
 // renames the file, so that the next install finds its configuration, or else removes it, which
-// needs no disk space. A missing file is not an error. Remove first moves plugins after unwind back
-// to the provider's file, and removes unwind from cilium's copy. If that fails, Remove still takes
-// our file out of use and returns the error. It returns the previous paths, and sentences about the
-// moved plugins.
-func (s Setup) Remove() (removed, said []string, err error) {
-	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
-		text, takeErr := c.takeOut()
-		if err = takeErr; err == nil {
-			said = append(said, text)
+// needs no disk space.
+func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
+	data, readErr := netconf.ReadFile(s.Path())
+	at, _ := netconf.ReadConflist(s.Path())
+	if readErr == nil && !json.Valid(data) { // an incomplete file, which nothing can use
+		changes = append(changes, remove(s.Path(), ""))
+	} else if !ours(at) && !errors.Is(readErr, fs.ErrNotExist) {
+		hint := "rename it, or choose another name with --unwind-file"
+		if at != nil && at.Unwind != nil {
+			hint = takeOutHint(at)
 		}
+		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
 	}
-	for _, path := range []string{s.Path(), s.otherForm()} {
-		data, readErr := netconf.ReadFile(path)
-		if errors.Is(readErr, fs.ErrNotExist) {
+	kept := ""
+	for _, c := range s.own() {
+		off := c.Path + node.OffSuffix
+		if isKept(c) {
+			kept += "; unwindctl on restores it from " + c.Path
 			continue
 		}
-		own, _ := netconf.ReadConflist(path)
-		switch {
-		case ours(own):
-			texts, returnErr := returnBehind(own)
-			said, err = append(said, texts...), errors.Join(err, returnErr)
-			_ = durable.Rename(path, path+node.OffSuffix) // if this fails, the file is removed below
-		case readErr == nil && !json.Valid(data): // an incomplete file, which nothing can use
-		case path == s.Path():
-			return removed, said, term.WithHint("rename it, or choose another name with --unwind-file",
-				"unwindctl did not write %s, and leaves it unchanged", path)
-		default:
-			continue
-		}
-		if removeErr := durable.Remove(path); removeErr != nil {
-			return removed, said, errors.Join(err, term.WithHint("unwind is still in use; run this "+
-				"again once "+s.ConfDir+" is writable", "%w", removeErr))
-		}
-		removed = append(removed, path)
+		changes = append(changes, &Change{Change: "renamed", What: c.Path + " to " + off,
+			apply: func(done *Change) error {
+				if durable.Rename(c.Path, off) == nil {
+					return nil
+				}
+				done.Change, done.What = "removed", c.Path
+				if err := durable.Remove(c.Path); err != nil {
+					return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
+						" is writable", "%w", err)
+				}
+				return nil
+			}})
 	}
-	return removed, said, err
+	if changes == nil {
+		changes = []*Change{{Change: "off", What: "unwind is not in use: there is no " + s.Path() + kept}}
+	}
+	return changes, nil
+}
+
+// takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
+// chaining mode also copies files with that suffix.
+func (s Setup) takeBack(context.Context) ([]*Change, error) {
+	path := s.renamed()
+	if path == "" {
+		return nil, nil
+	}
+	off := strings.TrimSuffix(path, renamedBy) + node.OffSuffix
+	return []*Change{{Change: "renamed", What: path + " to " + off,
+		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
+}
+
+// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our
+// file out of use, and returns the error.
+func (s Setup) Remove(ctx context.Context, done *Changes) error {
+	err := done.try(ctx, s.repair)
+	return errors.Join(err, done.Make(ctx, s.takeOut))
 }

@@ -117,26 +117,29 @@ func (s Setup) PluginMissing() bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
 }
 
-// InstallBinary installs the plugin atomically. A running instance of the previous plugin is not
-// affected. It does nothing if the installed plugin has the same content. It refuses a plugin that
-// cannot read the journal. To check that, it reads the journal with this program, which is of the
-// same build.
-func (s Setup) InstallBinary() (changed bool, err error) {
+// InstallBinary is the step that installs the plugin atomically. A running instance of the previous
+// plugin is not affected. It refuses a plugin that cannot read the journal. To check that, it reads
+// the journal with this program, which is of the same build.
+func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	from, err := s.binary()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	if err := s.checkBinDir(); err != nil {
-		return false, err
+		return nil, err
 	}
 	nothing := func(*journal.Tx) error { return nil }
 	store := &journal.Store{Dir: s.stateDir()}
-	if err := store.View(context.Background(), nothing); errors.Is(err, journal.ErrNewer) {
-		return false, term.WithHint("install the newer release, or run that release's unwindctl sweep "+
+	if err := store.View(ctx, nothing); errors.Is(err, journal.ErrNewer) {
+		return nil, term.WithHint("install the newer release, or run that release's unwindctl sweep "+
 			"until the journal is empty and then remove "+store.Path(), "the plugin stays unchanged: %s: %w",
 			store.Path(), err)
 	}
-	return s.copyProgram(from, s.plugin())
+	one, err := put(s.plugin(), 0o755, func() (io.ReadCloser, error) { return os.Open(from) })
+	if err == nil && s.about != "" {
+		one.What += " (" + s.about + ")"
+	}
+	return []*Change{one}, err
 }
 
 // sameContent compares a file with the one at a path, piece by piece, because the agent does so

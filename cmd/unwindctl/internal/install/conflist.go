@@ -44,9 +44,10 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	var text []byte
 	if isJSON {
 		// libcni makes a list from a single plugin's configuration, and copies only these two keys to
-		// the list (libcni conf.go ConfListFromConf).
+		// the list (libcni conf.go ConfListFromConf). An installer that appends its plugin to
+		// "plugins" gets a list that runs unwind too; runtimes ignore that key.
 		head := []pair{{"cniVersion", version}, {"name", p.Source.Name}}
-		text = object(append(head, own...), entry)
+		text = addPlugins(object(append(head, own...), entry), object(own, entry))
 	} else {
 		text = s.list(p, list, version, object(own, entry))
 	}
@@ -66,14 +67,15 @@ func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMess
 		return nil, map[string]json.RawMessage{}, nil
 	}
 	list = netconf.ObjectOf(old.Data)
-	if list["plugins"] != nil {
+	if list["type"] == nil {
 		var plugins []map[string]json.RawMessage
 		err = json.Unmarshal(list["plugins"], &plugins)
 		return list, plugins[0], err // the first plugin is unwind
 	}
 	entry = maps.Clone(list)
-	delete(entry, "name")
-	delete(entry, "cniVersion")
+	for _, key := range []string{"name", "cniVersion", "plugins"} {
+		delete(entry, key)
+	}
 	return map[string]json.RawMessage{"cniVersion": list["cniVersion"]}, entry, nil
 }
 
@@ -91,8 +93,11 @@ func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry 
 	if p.chain.DisableGC {
 		head = append(head, pair{"disableGC", true})
 	}
-	written := object(head, old, "plugins", "disableCheck", "disableGC")
-	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, written[:len(written)-1], entry)
+	return addPlugins(object(head, old, "plugins", "disableCheck", "disableGC"), entry)
+}
+
+func addPlugins(object, entry []byte) []byte {
+	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, object[:len(object)-1], entry)
 }
 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
@@ -103,19 +108,19 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	}
 	delete(entry, "capabilities")
 	if len(capabilities) > 0 {
-		entry["capabilities"] = raw(capabilities)
+		entry["capabilities"] = netconf.Marshal(capabilities)
 	}
-	entry["chainFile"] = raw(p.Source.Path)
+	entry["chainFile"] = netconf.Marshal(p.Source.Path)
 	switch s.StateDir {
 	case "":
 	case netconf.DefaultStateDir:
 		delete(entry, "stateDir")
 	default:
-		entry["stateDir"] = raw(s.StateDir)
+		entry["stateDir"] = netconf.Marshal(s.StateDir)
 	}
 	switch {
 	case s.Observe:
-		entry["sweepOnStatus"], entry["disableGC"] = raw(false), raw(true)
+		entry["sweepOnStatus"], entry["disableGC"] = netconf.Marshal(false), netconf.Marshal(true)
 	// --observe sets both keys, so remove them only together
 	case string(entry["sweepOnStatus"]) == "false" && string(entry["disableGC"]) == "true":
 		delete(entry, "sweepOnStatus")
@@ -126,8 +131,8 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 // check reads the entry as unwind will.
 func (p *Plan) check(entry map[string]json.RawMessage) error {
 	conf := maps.Clone(entry)
-	conf["name"], conf["cniVersion"] = raw(p.Source.Name), raw("1.0.0")
-	c, err := netconf.ParseConf(raw(conf))
+	conf["name"], conf["cniVersion"] = netconf.Marshal(p.Source.Name), netconf.Marshal("1.0.0")
+	c, err := netconf.ParseConf(netconf.Marshal(conf))
 	if err == nil && c.Chain != nil {
 		err = errors.New(`"chain" and "chainFile" are both set; keep one`)
 	}
@@ -151,8 +156,8 @@ func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []b
 	}
 	var fields [][]byte
 	for _, m := range head {
-		if value := raw(m.value); string(value) != "null" {
-			fields = append(fields, fmt.Appendf(nil, "%s:%s", raw(m.key), value))
+		if value := netconf.Marshal(m.value); string(value) != "null" {
+			fields = append(fields, fmt.Appendf(nil, "%s:%s", netconf.Marshal(m.key), value))
 		}
 	}
 	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
@@ -163,15 +168,6 @@ func keep(object map[string]json.RawMessage, key string, absent any) any {
 		return value
 	}
 	return absent
-}
-
-// raw encodes a value. Its type must be one that JSON can always encode.
-func raw(v any) json.RawMessage {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return data
 }
 
 func sameJSON(a, b []byte) bool {

@@ -22,7 +22,7 @@ func TestVersionFollowsRuntime(t *testing.T) {
 		s := Setup{ConfDir: dir, BinDir: dir, StateDir: filepath.Join(dir, "state"), File: ownJSON, CNIVersion: c.runtime}
 		p, err := s.Plan()
 		if err == nil {
-			_, err = s.WriteConflist(p)
+			err = (&Changes{}).Make(t.Context(), s.WriteConflist(p))
 		}
 		nodetest.Check(t, err)
 		if list, err := netconf.ReadConflist(s.Path()); err != nil || list.CNIVersion != c.want {

@@ -5,17 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/netconf"
 )
 
 type Options struct {
@@ -29,59 +27,112 @@ type Options struct {
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
+	r, s, err := o.find(ctx)
+	if err != nil {
+		return err
+	}
+	p, s, err := o.plan(ctx, to, r, s)
+	if err != nil {
+		return err
+	}
+	done := &Changes{DryRun: o.DryRun}
+	err = o.install(ctx, to, r, s, p, done)
+	if done.List == nil {
+		return err
+	}
+	header := o.Origin(r)
+	if done.Of("written") == nil && done.Of("on") == nil && p.repairs == nil {
+		header = "Nothing to do: unwind is in use."
+	}
+	fmt.Fprintln(to.Out, header)
+	printErr := done.print(to.Out, &term.Output{})
+	if err == nil && !o.DryRun {
+		fmt.Fprint(to.Out, o.advice(ctx, r, p))
+	}
+	return errors.Join(err, printErr)
+}
+
+func (o Options) find(ctx context.Context) (node.Runtime, Setup, error) {
 	r, err := o.Find(ctx, "/")
 	if err != nil {
-		return err
+		return r, Setup{}, err
 	}
 	s, err := o.Setup(ctx, r)
-	if err != nil {
-		return err
-	}
+	return r, s, err
+}
+
+// plan plans an install and prints warnings. It returns an error if the install is refused.
+func (o Options) plan(
+	ctx context.Context, to term.Streams, r node.Runtime, s Setup,
+) (*Plan, Setup, error) {
 	p, err := s.Plan()
 	if err != nil && r.Name == "" && !o.given() {
-		return fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
-	} else if err != nil {
-		return err
+		err = fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
+	}
+	if err != nil {
+		return nil, s, err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
-		return term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
+		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
-	if err := p.RefusedBy(r); err != nil {
-		return err
+	about, binaryErr := s.VerifyBinary(ctx)
+	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(),
+		p.refuseMissing(r.BinDirs)} {
+		if err != nil {
+			return nil, s, err
+		}
 	}
-	if p.about, err = s.VerifyBinary(ctx); err != nil {
-		return err
-	}
-	if err := s.checkBinDir(); err != nil {
-		return err
-	}
-	if err := p.refuseMissing(r.BinDirs); err != nil {
-		return err
-	}
+	s.about = about
 	if err := s.PassesOver(r, p.Source.Path); err != nil {
 		p.warnings = append(p.warnings, err.Error())
 	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}
-	p.was = s.Obstacle("")
-	if o.DryRun {
-		return errors.Join(o.printPlan(to.Out, r, s, p), o.installForNode(to, s))
-	}
-	binary, err := s.InstallBinary()
-	if err == nil {
-		err = s.SwitchOn(s.stateDir())
-	}
-	if err != nil {
+	return p, s, nil
+}
+
+// install carries out a plan. It copies the programs last: without --systemd, a failure is only a
+// warning, because unwind itself is already in use.
+func (o Options) install(
+	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
+) error {
+	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
-	conflist, err := s.WriteConflist(p)
-	if err != nil && durable.Exists(s.Path()) {
-		return fmt.Errorf("the network is unchanged: %w", err)
-	} else if err != nil {
-		return fmt.Errorf("the network is unchanged, and unwind is not in use: %w", err)
+	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
+		text := "the network is unchanged"
+		if !durable.Exists(s.Path()) {
+			text += ", and unwind is not in use"
+		}
+		return fmt.Errorf("%s: %w", text, err)
 	}
-	return errors.Join(o.printDone(ctx, to.Out, r, s, p, binary, conflist), o.installForNode(to, s))
+	var err error
+	if o.ProgramDir != "" {
+		err = done.Make(ctx, s.InstallPrograms(o.ProgramDir))
+	}
+	switch {
+	case o.UnitDir == "" && err != nil:
+		fmt.Fprintf(to.Err, "warning: cannot install unwindctl on this node: %v; choose another "+
+			"--install-dir\n", err)
+		err = nil
+	case o.UnitDir != "" && err == nil:
+		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
+	}
+	return errors.Join(err, s.checkVersion(r, p))
+}
+
+// checkVersion returns an error if our file has an old version because the runtime's version is
+// unknown. A list offers both versions.
+func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
+	written, _ := netconf.ParseConflist(p.content)
+	if filepath.Ext(p.path) != ".json" || r.Socket == "" || s.CNIVersion != "" || written == nil ||
+		written.CNIVersion == "1.1.0" {
+		return nil
+	}
+	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion "+
+		"%s, with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
+		"in use", p.path, written.CNIVersion, r.Name)
 }
 
 // onWithin is the time that an agent may take to install unwind after unwind was switched on.
@@ -90,84 +141,63 @@ const onWithin = 15 * time.Second
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
 // configuration that off has kept, or that is still in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
-	r, err := o.Find(ctx, "/")
-	if err != nil {
-		return err
-	}
-	s, err := o.Setup(ctx, r)
+	r, s, err := o.find(ctx)
 	if err != nil {
 		return err
 	}
 	entry := s.Entry()
-	o.Observe = o.Observe || entry.Observes()
+	s.Observe = o.Observe || entry.Observes()
 	if chain := s.Provider(r); durable.Exists(chain) {
-		o.Conf = cmp.Or(o.Conf, chain)
+		s.Source = cmp.Or(s.Source, chain)
 	}
-	dir, out, done := s.stateDir(), to.Out, changes{}
-	was := s.Obstacle("")
-	if was != nil {
-		done.add("on", "previously: %v", was)
-	}
-	before, _ := os.Stat(s.Path())
-	pid := agentlock.Process(dir)
-	if pid != "" {
-		err = s.SwitchOn(dir)
+	done := &Changes{DryRun: o.DryRun}
+	if pid := agentlock.Process(s.stateDir()); pid != "" {
+		err = done.Make(ctx, s.switchOn, s.awaitAgent(pid))
 	} else {
-		to.Out = io.Discard
-		err = Run(ctx, to, o)
-	}
-	if err != nil {
-		return err
-	}
-	for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
-		if time.Now().After(end) || ctx.Err() != nil {
-			return term.WithHint("run unwindctl doctor", "the agent (process %s) has not installed unwind "+
-				"within %s", pid, onWithin)
+		var p *Plan
+		if p, s, err = o.plan(ctx, to, r, s); err == nil {
+			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
-	if after, _ := os.Stat(s.Path()); was == nil && os.SameFile(before, after) {
-		done.add("on", "unwind was already in use: %s is unchanged", s.Path())
-	} else {
-		done.add("on", "installed %s", s.Path())
+	if done.List == nil {
+		return err
 	}
-	return done.print(out, output)
+	return errors.Join(err, done.print(to.Out, output))
 }
 
-// installForNode copies unwindctl to the node and, with --systemd, writes its units. Without
-// --systemd, a failure is only a warning, because unwind itself is already in use.
-func (o Options) installForNode(to term.Streams, s Setup) error {
-	if o.ProgramDir == "" {
-		return nil
+// switchOn is the step that switches unwind on, if it is off.
+func (s Setup) switchOn(context.Context) ([]*Change, error) {
+	was := s.Obstacle("")
+	if was == nil {
+		return nil, nil
 	}
-	written, err := s.InstallPrograms(o.ProgramDir)
-	if err != nil && o.UnitDir == "" {
-		fmt.Fprintf(to.Err, "warning: cannot install unwindctl on this node: %v; choose another "+
-			"--install-dir\n", err)
-		return nil
+	return []*Change{{Change: "on", What: fmt.Sprintf("previously: %v", was),
+		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, nil
+}
+
+// awaitAgent is the step that waits until an agent has written our file.
+func (s Setup) awaitAgent(pid string) Step {
+	return func(ctx context.Context) ([]*Change, error) {
+		if durable.Exists(s.Path()) {
+			return []*Change{{Change: "unchanged", What: s.Path()}}, nil
+		}
+		what := fmt.Sprintf("%s (by the agent, process %s)", s.Path(), pid)
+		return []*Change{{Change: "written", What: what, apply: func(*Change) error {
+			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
+				if time.Now().After(end) || ctx.Err() != nil {
+					return term.WithHint("run unwindctl doctor", "the agent (process %s) has not installed "+
+						"unwind within %s", pid, onWithin)
+				}
+			}
+			return nil
+		}}}, nil
 	}
-	if err == nil && o.UnitDir != "" {
-		var units []string
-		units, err = s.installUnits(o.UnitDir, o.ProgramDir)
-		written = append(written, units...)
-	}
-	word := map[bool]string{true: "would write", false: "written:  "}[s.DryRun]
-	for _, path := range written {
-		fmt.Fprintf(to.Out, "%s %s\n", word, path)
-	}
-	if err == nil && o.UnitDir != "" && !s.DryRun {
-		fmt.Fprintf(to.Out, "To run sweeps with systemd, run systemctl daemon-reload && systemctl "+
-			"enable --now unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run "+
-			"systemctl daemon-reload && systemctl enable --now unwind-agent.service "+
-			"unwind-sweep-boot.service\n")
-	}
-	return err
 }
 
 // Setup returns the setup for a runtime with these options.
 func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], Source: o.Conf,
-		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary,
-		Observe: o.Observe, DryRun: o.DryRun}
+		File: o.OwnFile(r), CNIVersion: r.CNIVersion(ctx), Binary: o.Binary, Observe: o.Observe}
 	if o.StateDir == "" {
 		return s, nil
 	}
@@ -176,67 +206,22 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-func (o Options) printPlan(out io.Writer, r node.Runtime, s Setup, p *Plan) error {
-	from, err := s.binary()
-	if err != nil {
-		return err
+// advice is what to do after an install.
+func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text string) {
+	if o.UnitDir != "" {
+		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +
+			"unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run systemctl " +
+			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
 	}
-	changed, err := s.InstallBinary()
-	if err != nil {
-		return err
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "Nothing is changed. %s\n", o.Origin(r))
-	if changed {
-		fmt.Fprintf(&text, "would install %s as %s\n", from, s.plugin())
+	if o.Observe {
+		text += "Observing: only unwindctl sweep releases dead attachments. To change that, install " +
+			"again without --observe.\n"
 	} else {
-		fmt.Fprintf(&text, "%s is up to date\n", s.plugin())
+		text += r.SweepAdvice(ctx) + "\n"
 	}
-	if p.was != nil {
-		fmt.Fprintf(&text, "would switch unwind on: %v\n", p.was)
+	off := "unwindctl off"
+	if o.Target != (Target{}) {
+		off += " with the same directories"
 	}
-	for _, sentence := range p.Repairs() {
-		fmt.Fprintf(&text, "would move: %s\n", sentence)
-	}
-	if p.changed {
-		fmt.Fprintf(&text, "would write %s:\n%s", p.path, p.content)
-	} else {
-		fmt.Fprintf(&text, "%s is up to date\n", p.path)
-	}
-	_, err = io.WriteString(out, text.String())
-	return err
-}
-
-// printDone prints what was done: whether the binary and the conflist were written.
-func (o Options) printDone(ctx context.Context, out io.Writer, r node.Runtime, s Setup, p *Plan,
-	binary, conflist bool) error {
-	var text strings.Builder
-	if !binary && !conflist {
-		fmt.Fprintf(&text, "Nothing to do: unwind is in use.\n")
-	} else {
-		fmt.Fprintf(&text, "%s\n", o.Origin(r))
-	}
-	var types []string
-	for _, d := range p.chain.Delegates {
-		types = append(types, d.Type)
-	}
-	words := map[bool]string{true: "written:  ", false: "unchanged:"}
-	fmt.Fprintf(&text, "%s %s (%s)\n", words[binary], s.plugin(), p.about)
-	fmt.Fprintf(&text, "%s %s (network %s, chain %s of %s)\n", words[conflist], p.path,
-		p.Source.Name, strings.Join(types, " → "), p.Source.Path)
-	if p.was != nil {
-		fmt.Fprintf(&text, "switched unwind on; previously: %v\n", p.was)
-	}
-	for _, sentence := range p.Repairs() {
-		fmt.Fprintf(&text, "moved: %s\n", sentence)
-	}
-	if s.Observe {
-		fmt.Fprintln(&text, "Observing: only unwindctl sweep releases dead attachments. To change that, "+
-			"install again without --observe.")
-	} else {
-		fmt.Fprintln(&text, r.SweepAdvice(ctx))
-	}
-	fmt.Fprintf(&text, "To switch unwind off, run unwindctl off%s, or rm %s\n", o.again(r), p.path)
-	_, err := io.WriteString(out, text.String())
-	return err
+	return text + fmt.Sprintf("To switch unwind off, run %s, or rm %s\n", off, p.path)
 }

@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/plugin/netconf"
 )
 
 // Reason is the reason why pods of a node do not go through unwind, or On.
@@ -22,15 +23,14 @@ const (
 	AnotherAgent    Reason = "another-agent"    // this agent waits until another one exits
 	Off             Reason = "off"              // somebody has switched unwind off
 	NoProvider      Reason = "no-provider"      // no provider's conflist exists
-	MeshInTheWay    Reason = "mesh-in-the-way"  // a mesh keeps adding its plugin after unwind
-	CiliumChaining  Reason = "cilium-chaining"  // cilium copies the first file into its own
+	MeshInTheWay    Reason = "mesh-in-the-way"  // a program keeps using unwind's file
 	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's file
 	PluginMissing   Reason = "plugin-missing"   // unwind's conflist exists, but the plugin does not
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
 
-var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumChaining,
-	CiliumExclusive, PluginMissing, Refused}
+var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumExclusive,
+	PluginMissing, Refused}
 
 // Ready reports whether a node is in the wanted state. A node that was switched off is ready.
 func (r Reason) Ready() bool { return r == On || r == Off }
@@ -66,15 +66,11 @@ func ReasonOf(err error) Reason {
 // directory in our conflist applies.
 //
 //  1. Somebody has switched unwind off.
-//  2. cilium has copied our file into its own, in which unwind would call itself.
-//  3. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It
+//  2. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It
 //     would do so again immediately, so the file is written again only after unwindctl on.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "run unwindctl on", "%s", off)
-	}
-	if c := s.CiliumCopy(); c != nil && c.OfOurs() {
-		return c.Obstacle()
 	}
 	if path := s.renamed(); path != "" {
 		return NewObstacle(CiliumExclusive,
@@ -83,6 +79,20 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 				"through unwind", path)
 	}
 	return nil
+}
+
+// renamedBy is the suffix that cilium adds to the names of other files if cni.exclusive is set.
+const renamedBy = ".cilium_bak"
+
+// renamed returns the path of our file if cilium has renamed it and there is no new one, else "".
+func (s Setup) renamed() string {
+	paths, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy))
+	for _, path := range paths {
+		if c, _ := netconf.ReadConflist(path); ours(c) && !durable.Exists(s.Path()) {
+			return path
+		}
+	}
+	return ""
 }
 
 // OffName is the file in the state directory that switches unwind off: while it exists, no agent

@@ -64,6 +64,9 @@ func (s Setup) Plan() (*Plan, error) {
 	if err := s.readSource(p); err != nil {
 		return nil, err
 	}
+	if p.repairs, err = s.repairs(); err != nil {
+		return nil, err
+	}
 	p.content, err = s.content(p, old)
 	if err != nil {
 		return nil, err
@@ -72,7 +75,8 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-func (p *Plan) Repairs() []string { return p.behind.sentences(p.Source.Path) }
+// Repairs returns a text about each change to another program's file.
+func (p *Plan) Repairs() []string { return (&Changes{List: p.repairs}).Of(repaired) }
 
 // readOwn reads our file, or else the one that off has kept. It returns nil if there is neither,
 // and an error if unwindctl did not write it.
@@ -96,9 +100,6 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
-	if path == p.path { // unwindctl off has already moved such plugins
-		p.behind = behindIn(c)
-	}
 	return c, nil
 }
 
@@ -117,9 +118,6 @@ func (s Setup) checkDirectory(p *Plan) error {
 		return err
 	}
 	p.warnWritable(s.ConfDir, dir)
-	if c := s.CiliumCopy(); c != nil && (c.OfOurs() || s.Source == "") {
-		return c.Obstacle()
-	}
 	paths, err := netconf.Conflists(s.ConfDir)
 	if err != nil {
 		return err
@@ -128,7 +126,8 @@ func (s Setup) checkDirectory(p *Plan) error {
 		if path == p.path {
 			continue
 		}
-		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
+		c, _ := netconf.ReadConflist(path)
+		if c != nil && c.Unwind != nil && (stem(path) == stem(p.path) || !madeFromOurs(c)) {
 			if ours(c) {
 				return term.WithHint("first run unwindctl uninstall --unwind-file "+filepath.Base(path),
 					"unwind is already installed, with the conflist %s", path)
@@ -234,7 +233,7 @@ func (s Setup) readSource(p *Plan) error {
 	}
 	const half = "try again if the provider is still writing the file; otherwise correct the file, " +
 		"because the runtime cannot use it either"
-	p.Source, err = netconf.ReadConflist(path)
+	p.Source, err = s.readOther(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return NewObstacle(NoProvider, "install the network's provider, which writes that file", "%s: %w",
 			path, err)
@@ -249,11 +248,6 @@ func (s Setup) readSource(p *Plan) error {
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
-	}
-	if p.Source, err = p.behind.giveTo(p.Source); err != nil {
-		return term.WithHint("make that file a list, or remove the plugins from unwind's file",
-			"cannot move plugins that come after unwind (%s) back to %s: %w",
-			strings.Join(p.behind.types, ", "), path, err)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {

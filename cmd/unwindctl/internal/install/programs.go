@@ -24,102 +24,85 @@ const DefaultUnitDir = "/etc/systemd/system"
 // programs are the files that install copies to a node: unwindctl, and the plugin that it installs.
 var programs = []string{"unwindctl", netconf.Name}
 
-// InstallPrograms copies this program and the plugin into a directory, and returns the written
-// paths. If a container installed unwind, the host has no other unwindctl.
-func (s Setup) InstallPrograms(dir string) (written []string, err error) {
-	plugin, err := s.binary()
+// InstallPrograms returns the step that copies this program and the plugin into a directory. If a
+// container installed unwind, the host has no other unwindctl.
+func (s Setup) InstallPrograms(dir string) Step {
+	return func(context.Context) (changes []*Change, err error) {
+		plugin, err := s.binary()
+		for i, from := range []string{thisProgram, plugin} {
+			if err != nil {
+				break
+			}
+			var one *Change
+			one, err = put(filepath.Join(dir, programs[i]), 0o755, func() (io.ReadCloser, error) {
+				return os.Open(from)
+			})
+			changes = append(changes, one)
+		}
+		return changes, err
+	}
+}
+
+// put returns the change that writes a file durably. It is unchanged if it already has this content
+// and the permissions of mode.
+func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Change, error) {
+	content, err := open()
 	if err != nil {
 		return nil, err
 	}
-	for i, from := range []string{thisProgram, plugin} {
-		to := filepath.Join(dir, programs[i])
-		changed, err := s.copyProgram(from, to)
-		if err != nil {
-			return written, err
-		}
-		if changed {
-			written = append(written, to)
-		}
-	}
-	return written, nil
-}
-
-// copyProgram copies a program atomically. It does nothing if the target has the same content.
-func (s Setup) copyProgram(from, to string) (changed bool, err error) {
-	content, err := os.Open(from)
-	if err != nil {
-		return false, err
-	}
-	defer content.Close()
-	return s.put(to, content, 0o755)
-}
-
-// put writes a file durably, unless it already has this content and the permissions of mode. A dry
-// run writes nothing.
-func (s Setup) put(path string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
-	if info, err := os.Stat(path); err == nil && mode&0o555&^info.Mode() == 0 &&
-		sameContent(content, path) {
-		if !s.DryRun {
+	defer func() { _ = content.Close() }()
+	info, err := os.Stat(path)
+	if err == nil && mode&0o555&^info.Mode() == 0 && sameContent(content, path) {
+		return &Change{Change: "unchanged", What: path, apply: func(*Change) error {
 			durable.RemoveTemporary(path)
+			return nil
+		}}, nil
+	}
+	return &Change{Change: "written", What: path, apply: func(*Change) error {
+		content, err := open()
+		if err != nil {
+			return err
 		}
-		return false, nil
-	} else if s.DryRun {
-		return true, nil
-	}
-	if _, err := content.Seek(0, io.SeekStart); err != nil {
-		return false, err
-	}
-	return true, durable.Replace(path, content, mode)
+		defer func() { _ = content.Close() }()
+		return durable.Replace(path, content, mode)
+	}}, nil
 }
 
-// installUnits writes the systemd units, which run unwindctl from programDir. It does not enable
-// them.
-func (s Setup) installUnits(unitDir, programDir string) (written []string, err error) {
-	files, err := systemd.Units.ReadDir(".")
-	if err != nil {
-		return nil, err
+// installUnits returns the step that writes the systemd units, which run unwindctl from programDir.
+// It does not enable them.
+func installUnits(unitDir, programDir string) Step {
+	return func(context.Context) (changes []*Change, err error) {
+		files, err := systemd.Units.ReadDir(".")
+		for _, f := range files {
+			text, readErr := systemd.Units.ReadFile(f.Name())
+			text = bytes.ReplaceAll(text, []byte(systemd.Program),
+				[]byte(filepath.Join(programDir, programs[0])))
+			one, putErr := put(filepath.Join(unitDir, f.Name()), 0o644, func() (io.ReadCloser, error) {
+				return io.NopCloser(bytes.NewReader(text)), nil
+			})
+			changes, err = append(changes, one), errors.Join(err, readErr, putErr)
+		}
+		return changes, err
 	}
-	for _, f := range files {
-		text, err := systemd.Units.ReadFile(f.Name())
-		if err != nil {
-			return written, err
-		}
-		text = bytes.ReplaceAll(text, []byte(systemd.Program),
-			[]byte(filepath.Join(programDir, programs[0])))
-		path := filepath.Join(unitDir, f.Name())
-		changed, err := s.put(path, bytes.NewReader(text), 0o644)
-		if err != nil {
-			return written, err
-		}
-		if changed {
-			written = append(written, path)
-		}
-	}
-	return written, nil
 }
 
-// removeUnits stops and removes the systemd units, unless they are needed.
-func removeUnits(ctx context.Context, unitDir, needed string, done *changes) error {
+// removeUnits returns the changes that stop and remove the systemd units, unless they are needed.
+func removeUnits(ctx context.Context, unitDir, needed string) (changes []*Change, err error) {
 	files, err := systemd.Units.ReadDir(".")
-	var names []string
+	args := []string{"disable", "--now"}
 	for _, f := range files {
-		if durable.Exists(filepath.Join(unitDir, f.Name())) {
-			names = append(names, f.Name())
+		if path := filepath.Join(unitDir, f.Name()); durable.Exists(path) {
+			args = append(args, f.Name())
+			changes = append(changes, remove(path, needed))
 		}
 	}
-	if err != nil || names == nil {
-		return err
+	if unitDir != DefaultUnitDir || needed != "" || changes == nil {
+		return changes, err
 	}
-	if unitDir == DefaultUnitDir && needed == "" {
-		err = systemctl(ctx, append([]string{"disable", "--now"}, names...)...)
+	run := func(args ...string) []*Change {
+		return []*Change{{apply: func(*Change) error { return systemctl(ctx, args...) }}}
 	}
-	for _, name := range names {
-		err = errors.Join(err, done.remove(filepath.Join(unitDir, name), needed))
-	}
-	if unitDir == DefaultUnitDir && needed == "" {
-		err = errors.Join(err, systemctl(ctx, "daemon-reload"))
-	}
-	return err
+	return slices.Concat(run(args...), changes, run("daemon-reload")), err
 }
 
 func systemctl(ctx context.Context, args ...string) error {
@@ -130,29 +113,44 @@ func systemctl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// removePrograms removes the plugin next to unwindctl, and then unwindctl, unless they are needed.
-func removePrograms(ctx context.Context, dir, needed string, done *changes) (err error) {
+// removePrograms returns the changes that remove the plugin next to unwindctl, and then unwindctl,
+// unless they are needed.
+func removePrograms(ctx context.Context, dir, needed string) (changes []*Change) {
 	for _, program := range slices.Backward(programs) {
-		path := filepath.Join(dir, program)
-		switch {
-		case !durable.Exists(path):
-		case !isOurs(ctx, path):
-			done.add("kept", "%s (not recognized as %s)", path, program)
-		default:
-			err = errors.Join(err, done.remove(path, needed))
+		if path := filepath.Join(dir, program); durable.Exists(path) {
+			changes = append(changes, removeProgram(ctx, path, needed))
 		}
 	}
-	return err
+	return changes
 }
 
-// isOurs runs a program and reports whether it is what its name says: the plugin or unwindctl.
-func isOurs(ctx context.Context, path string) bool {
-	if filepath.Base(path) == netconf.Name {
-		about, _, err := AskVersion(ctx, path)
-		return err == nil && versionOf(about) != ""
+// removeProgram returns the change that removes a program, unless it is needed or is not what its
+// name says: the plugin or unwindctl.
+func removeProgram(ctx context.Context, path, needed string) *Change {
+	if needed != "" {
+		return remove(path, needed)
 	}
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	said, err := exec.CommandContext(ctx, path, "version").Output()
-	return err == nil && strings.HasPrefix(string(said), programs[0]+" ")
+	var isOurs bool
+	name := filepath.Base(path)
+	if name == netconf.Name {
+		isOurs = Setup{BinDir: filepath.Dir(path)}.PluginVersion(ctx) != ""
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+		defer cancel()
+		said, err := exec.CommandContext(ctx, path, "version").Output()
+		isOurs = err == nil && strings.HasPrefix(string(said), name+" ")
+	}
+	if !isOurs {
+		return &Change{Change: "unchanged", What: fmt.Sprintf("%s (not recognized as %s)", path, name)}
+	}
+	return remove(path, "")
+}
+
+// remove returns the change that removes a file, unless it is needed.
+func remove(path, needed string) *Change {
+	if needed != "" {
+		return &Change{Change: "kept", What: fmt.Sprintf("%s (%s)", path, needed)}
+	}
+	return &Change{Change: "removed", What: path,
+		apply: func(*Change) error { return durable.Remove(path) }}
 }

@@ -15,8 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -45,7 +47,9 @@ func (p Target) OwnFile(r node.Runtime) string {
 	off, _ := filepath.Glob(filepath.Join(r.ConfDir, "*"+node.OffSuffix))
 	for _, path := range append(paths[:min(1, len(paths))], off...) {
 		name := strings.TrimSuffix(filepath.Base(path), node.OffSuffix)
-		if c, _ := netconf.ReadConflist(path); ours(c) && slices.Contains(forms, filepath.Ext(name)) {
+		c, _ := netconf.ReadConflist(path)
+		made := madeFromOurs(c) && !strings.Contains(name, netconf.Name)
+		if ours(c) && !made && slices.Contains(forms, filepath.Ext(name)) {
 			return name
 		}
 	}
@@ -56,8 +60,8 @@ func (p Target) OwnFile(r node.Runtime) string {
 }
 
 // Setup describes an install of unwind: the binary, and a file that sorts first and names the
-// provider's file as its chain. unwindctl changes the provider's file only to move back a plugin
-// that another program has added after unwind (see Plan.behind).
+// provider's file as its chain. unwindctl changes other files only after another program has
+// copied or changed ours (see repairs).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
 	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
@@ -66,7 +70,8 @@ type Setup struct {
 	Binary          string // the plugin to install, "" = unwind next to this program
 	StateDir        string // "" = the one in our conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
-	DryRun          bool   // report programs and units that differ, and write none
+
+	about string // the version line of the plugin to install, once it was verified
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
@@ -74,25 +79,23 @@ func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ow
 // offPath returns the path at which off keeps our file, so that on can restore it.
 func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
 
-// otherForm returns the path of our file in its other form, .json or .conflist. The form depends on
-// the runtime and on --unwind-file, and uninstall may run without the same flag.
-func (s Setup) otherForm() string {
-	base, isJSON := strings.CutSuffix(s.Path(), ".json")
-	if isJSON {
-		return base + ".conflist"
-	}
-	return strings.TrimSuffix(base, ".conflist") + ".json"
-}
-
-// kept returns the paths at which off has kept our file, in either form.
-func (s Setup) kept() (paths []string) {
-	for _, path := range []string{s.Path() + node.OffSuffix, s.otherForm() + node.OffSuffix} {
-		if c, _ := netconf.ReadConflist(path); ours(c) {
-			paths = append(paths, path)
+// own returns our file in either form, in use or else kept by off. The form depends on the runtime
+// and on --unwind-file, and uninstall may run without the same flag.
+func (s Setup) own() (found []*netconf.Conflist) {
+	for _, suffix := range []string{"", node.OffSuffix} {
+		for _, form := range forms {
+			path := stem(s.Path()) + form + suffix
+			if c, _ := netconf.ReadConflist(path); ours(c) {
+				found = append(found, c)
+			}
 		}
 	}
-	return paths
+	return found
 }
+
+func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(path)) }
+
+func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
 // names reports whether a configuration contains unwind, or the path of our conflist. Multus's
 // configuration contains its delegates ("delegates") or a path ("clusterNetwork"). If one of these
@@ -137,14 +140,12 @@ func (s Setup) stateDir() string {
 
 type Plan struct {
 	path     string            // our file's path
-	Source   *netconf.Conflist // the provider's, with the plugins in behind
+	Source   *netconf.Conflist // the provider's, as it is after the repairs
 	chain    *netconf.Chain
 	content  []byte
 	changed  bool // whether content differs from the existing file
-	behind   behind
+	repairs  []*Change
 	warnings []string
-	about    string    // the plugin's version line
-	was      *Obstacle // before the install
 }
 
 // Target selects the runtime and the directories, as given by flags.
@@ -152,6 +153,28 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
+	return p.choose(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
+}
+
+// askWithin bounds the time for which FindInstalled waits for a runtime that does not respond.
+const askWithin = 500 * time.Millisecond
+
+// FindInstalled is Find for a command that takes unwind out of use. It asks the runtimes only if
+// unwind is not in their usual directories.
+func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, error) {
+	r, err := p.choose(root, func() ([]node.Runtime, error) { return node.Read(root) })
+	if err == nil {
+		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
+		if p.given() || s.own() != nil && durable.Exists(s.plugin()) {
+			return r, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	return p.Find(ctx, root)
+}
+
+func (p Target) choose(root string, runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
 		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
@@ -163,7 +186,7 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 		return node.Runtime{}, err
 	}
 	r := node.Runtime{MaxConfs: 1}
-	found, err := node.Find(ctx, root)
+	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
 	case p.given() && at >= 0: // this runtime, with only the problems that Check finds
@@ -195,20 +218,6 @@ func absolute(path string) (string, error) {
 
 // given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
-
-// again returns the flags for another command to select the same target.
-func (p Target) again(r node.Runtime) string {
-	text := ""
-	for _, flag := range []struct{ name, given, value string }{
-		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
-		{"cni-bin-dir", p.BinDir, r.BinDirs[0]}, {"unwind-file", p.File, p.File},
-	} {
-		if flag.given != "" {
-			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
-		}
-	}
-	return text
-}
 
 func (p Target) Origin(r node.Runtime) string {
 	switch {

@@ -3,11 +3,9 @@ package install
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,134 +28,181 @@ type UninstallOptions struct {
 
 	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
 	OffOnly             bool   // remove only our conflist
+	DryRun              bool
 	By                  string // who switches unwind off
 	Output              term.Output
 }
 
-type change struct {
-	Change string `json:"change"` // renamed, removed, released, returned, kept, off, on
-	What   string `json:"what"`
-}
-
-type changes []change
-
-func (c *changes) add(what, format string, args ...any) {
-	*c = append(*c, change{what, fmt.Sprintf(format, args...)})
-}
-
-// remove removes a file, unless it is needed.
-func (c *changes) remove(path, needed string) error {
-	if needed != "" {
-		c.add("kept", "%s (%s)", path, needed)
-		return nil
-	}
-	if err := durable.Remove(path); err != nil {
-		return err
-	}
-	c.add("removed", "%s", path)
-	return nil
-}
-
-func (c *changes) print(out io.Writer, o *term.Output) error {
-	if o.IsObject() {
-		return o.PrintObject(out, "changes", *c)
-	}
-	text := ""
-	for _, one := range *c {
-		text += fmt.Sprintf("%-10s %s\n", one.Change+":", one.What)
-	}
-	_, err := io.WriteString(out, text)
-	return err
-}
-
-// ExitUnrecorded is the exit code of a command that took unwind out of use but could not write the
-// off switch.
-const ExitUnrecorded = 5
+// The exit codes of a command that took unwind out of use, but could not write the off switch, or
+// kept what something still needs.
+const (
+	ExitUnrecorded = 5
+	ExitKept       = 6
+)
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
+// It does not wait for a runtime.
 //
-//  1. Rename our conflist: from then on, pods start without unwind. If the disk has no room for the
-//     new name, remove the conflist.
-//  2. Write the off switch, so that no agent installs unwind again. If that fails, a running agent
+//  1. Take unwind out of other programs' files. If that fails, continue.
+//  2. Rename our conflist: from then on, pods start without unwind. If the disk has no room for the
+//     new name, remove the conflist. If that fails, stop.
+//  3. Write the off switch, so that no agent installs unwind again. If that fails, a running agent
 //     treats the removal as the off switch, but an agent that starts later installs unwind.
-//  3. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
-//     because it names the state directory.
+//  4. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
+//     because it names the state directory. What something still needs is kept, which is an error.
+//  5. Report what the runtime loads next. It is an error if that is nothing, or runs unwind.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
-	r, err := o.Find(ctx, "/")
+	r, err := o.FindInstalled(ctx, "/")
 	if err != nil {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	strict := o.StateDirFlag || !o.OffOnly
-	if o.StateDir, err = s.usedStateDir(ctx, o.StateDir, strict); err != nil {
+	if o.StateDir, err = s.usedStateDir(o.StateDir, o.StateDirFlag || !o.OffOnly); err != nil {
 		return err
 	}
-	done := changes{}
-	o.removeTemporary(s, &done)
-	removed, said, removeErr := s.Remove()
-	if removeErr != nil && removed == nil && said == nil {
-		return removeErr
+	s.Source = s.Provider(r)
+	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: s.own()}
+	done := Changes{DryRun: o.DryRun}
+	err = done.try(ctx, s.repair)
+	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
+		return errors.Join(err, outErr, done.print(out, &o.Output))
 	}
-	for _, path := range removed {
-		if off := path + node.OffSuffix; o.OffOnly && slices.Contains(s.kept(), off) {
-			done.add("renamed", "%s to %s; unwindctl on restores it", path, off)
-		} else {
-			done.add("removed", "%s", path)
-		}
-	}
-	for _, sentence := range said {
-		done.add("returned", "%s", sentence)
-	}
-	if removed == nil {
-		done.add("off", "unwind is not in use: there is no %s", s.Path())
-	}
-	err = errors.Join(removeErr, o.recordOff(&done))
+	steps := []Step{s.takeBack, u.recordOff, u.journal, u.removeUnits, u.removePlugin, u.removeFiles,
+		u.next}
 	if o.OffOnly {
-		for _, path := range s.kept() {
-			if removed == nil {
-				done.add("kept", "%s (unwindctl on restores unwind's file from it)", path)
-			}
-		}
-		attachments, readErr := inspect.ReadJournal(ctx, &journal.Store{Dir: o.StateDir})
-		if n := countPending(attachments); n > 0 {
-			done.add("kept", "pending DELs of %s; unwindctl sweep retries them", term.Attachments(n))
-		}
-		return errors.Join(err, readErr, done.print(out, &o.Output))
+		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
-	found := removed != nil || len(s.kept()) > 0
-	inUse, binaryErr := s.removeBinary(ctx, o.CacheDir, o.StateDir, found, &done)
-	journal := describeJournal(ctx, o.StateDir)
-	if journal != "" {
-		done.add("kept", "%s", journal)
+	err = errors.Join(err, done.try(ctx, steps...))
+	if err == nil && done.Of("kept") != nil {
+		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
+			"%w", term.Coded{Code: ExitKept, Text: "unwind is not removed from this node yet: something " +
+				"needs the files that are kept"})
 	}
-	nodeErr := o.removeFromNode(ctx, s, inUse, journal != "", &done)
-	return errors.Join(err, binaryErr, nodeErr, done.print(out, &o.Output))
+	return errors.Join(err, done.print(out, &o.Output))
+}
+
+// uninstall is one run of Uninstall.
+type uninstall struct {
+	UninstallOptions
+	Setup       Setup
+	runtime     node.Runtime
+	own         []*netconf.Conflist  // our file at the start, in use or kept by off
+	attachments []inspect.Attachment // in the journal, once our file is out of use
+	unread      error                // why the journal cannot be read
+	needed      string               // why files must stay, "" if nothing needs them
+}
+
+// recordOff is the step that writes the off switch after our conflist was removed.
+func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
+	was := ReadOff(u.StateDir)
+	text := "by " + u.By
+	if was != nil {
+		text = was.String()
+	}
+	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
+		if err := WriteOff(u.StateDir, u.By); err != nil {
+			return term.WithHint("run unwindctl off again once the disk is writable", "%w",
+				term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
+					"will install it again: " + err.Error()})
+		}
+		off := ReadOff(u.StateDir)
+		if !u.OffOnly {
+			done.What = "no agent installs unwind while " + filepath.Join(u.StateDir, OffName) + " exists"
+			return nil
+		}
+		done.What = off.String()
+		if was == nil && off.By == somebody && u.By != "" {
+			done.What += ": the disk is too full to record " + u.By
+		}
+		done.What += "; unwindctl on switches it on again"
+		return nil
+	}}}, nil
+}
+
+// journal is the step that reports a journal with attachments. uninstall then removes nothing that
+// can release them. For off, a journal that cannot be read is an error.
+func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
+	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
+	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
+	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
+		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
+		u.StateDir, term.Attachments(len(u.attachments)), n)}
+	switch {
+	case u.OffOnly && n > 0:
+		return []*Change{{Change: "pending", What: "DELs of " + term.Attachments(n) +
+			"; unwindctl sweep retries them"}}, u.unread
+	case u.OffOnly:
+		return nil, u.unread
+	case u.unread != nil:
+		kept.What = fmt.Sprintf("the journal in %s, which cannot be read: %s", u.StateDir,
+			term.OneLine(u.unread.Error()))
+	case len(u.attachments) == 0:
+		return nil, nil
+	}
+	u.needed = "needed until the journal is empty"
+	return []*Change{kept}, nil
+}
+
+// next is the step that reports what the runtime loads now.
+func (u *uninstall) next(context.Context) ([]*Change, error) {
+	network := u.runtime.DefaultNetwork
+	if u.runtime.Socket == "" && u.own != nil { // it chooses the file by the network's name
+		network = u.own[0].Name
+	}
+	paths, err := netconf.Conflists(u.Setup.ConfDir)
+	for _, path := range paths {
+		c, readErr := u.Setup.readOther(path)
+		switch {
+		case u.DryRun && u.isOwn(path):
+		case network != "" && (c == nil || c.Name != network):
+		case c == nil:
+			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
+				"%w", path, readErr)
+		case names(c.Data, ""):
+			return nil, term.WithHint(takeOutHint(c), "the runtime loads %s next, which runs unwind", path)
+		default:
+			return []*Change{{Change: "next", What: fmt.Sprintf("the runtime loads %s (%s)", path,
+				strings.Join(c.Types, " → "))}}, nil
+		}
+	}
+	of := ""
+	if network != "" {
+		of = fmt.Sprintf(" for network %q", network)
+	}
+	return nil, errors.Join(err, term.WithHint("install the network's provider", "no pod can start: "+
+		"%s contains no conflist%s", u.Setup.ConfDir, of))
+}
+
+// takeOutHint returns how to take unwind out of a conflist other than ours.
+func takeOutHint(c *netconf.Conflist) string {
+	name := strings.TrimSuffix(filepath.Base(c.Path), node.OffSuffix)
+	switch {
+	case ours(c):
+		return "use --conf-dir " + filepath.Dir(c.Path) + " --unwind-file " + name
+	case c.Unwind != nil && c.Unwind.Chain != nil:
+		return "run unwindctl unwrap --in-place " + c.Path
+	}
+	return "replace that file with the provider's conflist"
 }
 
 // usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
 // the default one if there is no conflist. It returns an error if unwind uses another conflist than
 // ours or, if strict is set, another state directory than the given one.
-func (s Setup) usedStateDir(ctx context.Context, given string, strict bool) (string, error) {
-	installed, _ := node.Installed(ctx, s.ConfDir)
-	own := slices.IndexFunc(installed, func(c *netconf.Conflist) bool {
-		path := strings.TrimSuffix(c.Path, node.OffSuffix)
-		return path == s.Path() || path == s.otherForm()
-	})
-	copied := s.CiliumCopy()
-	switch {
-	case len(installed) == 0, own < 0 && copied != nil && copied.OfOurs():
-		return cmp.Or(given, netconf.DefaultStateDir), nil
-	case own < 0:
-		other := installed[0]
-		name := strings.TrimSuffix(filepath.Base(other.Path), node.OffSuffix)
-		hint := "use --conf-dir " + filepath.Dir(other.Path) + " --unwind-file " + name
-		if !ours(other) {
-			hint = "replace that file with the provider's conflist"
+func (s Setup) usedStateDir(given string, strict bool) (string, error) {
+	own := s.own()
+	if own == nil {
+		installed, _ := node.Installed(s.ConfDir)
+		at := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
+		switch {
+		case len(installed) == 0 || at >= 0 && installed[at].Path == s.Path():
+			return cmp.Or(given, netconf.DefaultStateDir), nil
+		case at >= 0:
+			return "", term.WithHint(takeOutHint(installed[at]), "nothing was changed: unwind's conflist "+
+				"is %s, not %s", installed[at].Path, s.Path())
 		}
-		return "", term.WithHint(hint, "nothing was changed: unwind's conflist is %s, not %s", other.Path,
-			s.Path())
+		own = installed
 	}
-	used := filepath.Clean(cmp.Or(installed[own].Unwind.StateDir, netconf.DefaultStateDir))
+	used := filepath.Clean(cmp.Or(own[0].Unwind.StateDir, netconf.DefaultStateDir))
 	dir, err := absolute(given)
 	if err == nil && strict && dir != "" && dir != used && !same(dir, used) {
 		err = term.WithHint("use --state-dir "+used,
@@ -166,132 +211,93 @@ func (s Setup) usedStateDir(ctx context.Context, given string, strict bool) (str
 	return cmp.Or(given, used), err
 }
 
-// removeTemporary removes temporary files that killed installs have left.
-func (o UninstallOptions) removeTemporary(s Setup, done *changes) {
-	paths := []string{s.Path(), s.otherForm(), s.plugin(), filepath.Join(o.StateDir, OffName)}
-	if o.ProgramDir != "" {
-		for _, program := range programs {
-			paths = append(paths, filepath.Join(o.ProgramDir, program))
+// removePlugin is the step that removes the plugin, unless it is or may be in use.
+func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
+	path := u.Setup.plugin()
+	if _, err := os.Lstat(path); err == nil {
+		why, err := u.users()
+		if err == nil && why == "" {
+			return []*Change{removeProgram(ctx, path, "")}, nil
 		}
+		u.needed = cmp.Or(u.needed, "needed to run uninstall again")
+		return []*Change{remove(path, cmp.Or(why, "it may still be in use"))}, err
 	}
-	for _, path := range paths {
-		for _, temporary := range durable.RemoveTemporary(path) {
-			done.add("removed", "%s", temporary)
-		}
+	if u.own == nil || !u.runtime.Silent() {
+		return nil, nil
 	}
+	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
+	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in %s: %s does not "+
+		"report its plugin directory, so set --cni-bin-dir", u.Setup.BinDir, u.runtime.Name)}}, nil
 }
 
-// recordOff writes the off switch after our conflist was removed.
-func (o UninstallOptions) recordOff(done *changes) error {
-	first := ReadOff(o.StateDir) == nil
-	err := WriteOff(o.StateDir, o.By)
-	off := ReadOff(o.StateDir)
-	switch {
-	case err != nil:
-		return term.WithHint("run unwindctl off again once the disk is writable", "%w",
-			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
-				"will install it again: " + err.Error()})
-	case o.OffOnly && first && off.By == somebody && o.By != "":
-		done.add("off", "%s: the disk is too full to record %s; unwindctl on switches it on again", off,
-			o.By)
-	case o.OffOnly:
-		done.add("off", "%s; unwindctl on switches it on again", off)
-	}
-	return nil
-}
-
-// removeFromNode removes the files that installForNode wrote, and the conflist that off has kept.
-// While the journal is not empty, all of these are needed. While the plugin is in use, the programs
-// and that conflist are needed.
-func (o UninstallOptions) removeFromNode(ctx context.Context, s Setup, pluginInUse, hasJournal bool,
-	done *changes) error {
-	var err error
-	needed := ""
-	if hasJournal {
-		needed = "needed until the journal is empty"
-	}
-	if o.ProgramDir != "" && o.UnitDir != "" {
-		err = removeUnits(ctx, o.UnitDir, needed, done)
-	}
-	if pluginInUse && !hasJournal {
-		needed = "needed to run uninstall again"
-	}
-	if o.ProgramDir != "" {
-		err = errors.Join(err, removePrograms(ctx, o.ProgramDir, needed, done))
-	}
-	for _, path := range s.kept() {
-		if needed != "" {
-			done.add("kept", "%s (%s)", path, needed)
-		} else {
-			err = errors.Join(err, durable.Remove(path))
-		}
-	}
-	off := filepath.Join(o.StateDir, OffName)
-	switch {
-	case needed != "" && durable.Exists(off):
-		done.add("off", "%s records that unwind is off here, so no agent installs it", off)
-	case durable.Exists(off):
-		done.add("off", "%s records that unwind is off here, so no agent installs it; once no agent "+
-			"runs here, run rm -r %s to remove this record too", off, o.StateDir)
-	}
-	return err
-}
-
-// removeBinary removes the plugin, unless it is or may be in use. found says whether our conflist
-// was found. If it was not, the attachments in the journal may use a conflist in another directory.
-func (s Setup) removeBinary(
-	ctx context.Context, cacheDir, stateDir string, found bool, done *changes,
-) (inUse bool, err error) {
-	path := s.plugin()
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	conflists, err := s.naming(ctx)
-	store := &journal.Store{Dir: stateDir}
-	attachments, readErr := inspect.ReadJournal(ctx, store)
-	cached, cacheErr := cachedNaming(filepath.Join(cacheDir, "results"), attachments)
-	if err = errors.Join(err, readErr, cacheErr); err != nil {
-		done.add("kept", "%s (it may still be in use)", path)
-		return true, err
-	}
-	var why []string
-	if len(conflists) > 0 {
-		why = append(why, strings.Join(conflists, ", "))
-	}
-	if cached > 0 {
-		why = append(why, term.Attachments(cached)+" in libcni's cache")
-	}
-	if n := len(attachments); n > 0 && !found {
-		why = append(why, term.Attachments(n)+" in the journal")
-	}
-	running := slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
-		lock, err := store.LookAtLock(a.Key)
-		return err == nil && !lock.Held
-	})
-	if n := len(running); n > 0 { // libcni caches the configuration of an ADD when the ADD ends
-		why = append(why, "a running operation on "+term.Attachments(n))
-	}
-	if len(why) > 0 {
-		done.add("kept", "%s (used by %s; run unwindctl uninstall again once their pods are gone)",
-			path, strings.Join(why, " and "))
-		return true, nil
-	}
-	if !isOurs(ctx, path) {
-		done.add("kept", "%s (not recognized as unwind)", path)
-		return false, nil
-	}
-	return false, done.remove(path, "")
-}
-
-// naming returns the conflists that run unwind, in any directory that a runtime may use.
-func (s Setup) naming(ctx context.Context) (paths []string, err error) {
-	installed, err := node.Installed(ctx, s.ConfDir)
+// users returns what uses the plugin, "" if nothing does. An error means that this is unknown.
+func (u *uninstall) users() (string, error) {
+	var paths, why []string
+	installed, err := node.Installed(u.Setup.ConfDir)
 	for _, c := range installed {
-		if !strings.HasSuffix(c.Path, node.OffSuffix) {
+		if !isKept(c) && !u.isOwn(c.Path) {
 			paths = append(paths, c.Path)
 		}
 	}
-	return paths, err
+	if paths != nil {
+		why = append(why, strings.Join(paths, ", "))
+	}
+	cached, cacheErr := cachedNaming(filepath.Join(u.CacheDir, "results"), u.attachments)
+	unowned, running, store := 0, 0, &journal.Store{Dir: u.StateDir}
+	for _, a := range u.attachments {
+		if u.own == nil { // it may use a conflist in another directory
+			unowned++
+		}
+		if lock, err := store.LookAtLock(a.Key); err != nil || lock.Held {
+			running++ // libcni caches the configuration of an ADD when the ADD ends
+		}
+	}
+	for _, of := range []struct {
+		n    int
+		text string
+	}{{cached, "%s in libcni's cache"}, {unowned, "%s in the journal"},
+		{running, "a running operation on %s"}} {
+		if of.n > 0 {
+			why = append(why, fmt.Sprintf(of.text, term.Attachments(of.n)))
+		}
+	}
+	err = errors.Join(err, u.unread, cacheErr)
+	if why == nil || err != nil {
+		return "", err
+	}
+	return "used by " + strings.Join(why, " and "), nil
+}
+
+// isOwn reports whether our file was at a path, where a dry run leaves it.
+func (u *uninstall) isOwn(path string) bool {
+	return slices.ContainsFunc(u.own, func(c *netconf.Conflist) bool { return c.Path == path })
+}
+
+// removeUnits is the step that removes the systemd units once the journal is empty.
+func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
+	if u.ProgramDir == "" || u.UnitDir == "" {
+		return nil, nil
+	}
+	return removeUnits(ctx, u.UnitDir, u.needed)
+}
+
+// removeFiles is the step that removes the programs and the conflist that off has kept, once the
+// plugin is gone too.
+func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
+	if u.ProgramDir != "" {
+		changes = removePrograms(ctx, u.ProgramDir, u.needed)
+	}
+	for _, own := range u.own {
+		off := strings.TrimSuffix(own.Path, node.OffSuffix) + node.OffSuffix
+		if u.DryRun || durable.Exists(off) {
+			changes = append(changes, remove(off, u.needed))
+		}
+	}
+	if u.needed == "" {
+		changes = append(changes, &Change{Change: "unchanged", What: u.StateDir +
+			"; once no agent runs here, run rm -r " + u.StateDir})
+	}
+	return changes, nil
 }
 
 // cachedNaming returns the number of attachments that libcni has cached with a configuration that
@@ -300,9 +306,6 @@ func (s Setup) naming(ctx context.Context) (paths []string, err error) {
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
 	files, err := node.Cache()
-	if all, joined := err.(interface{ Unwrap() []error }); joined {
-		err = errors.Join(slices.DeleteFunc(slices.Clone(all.Unwrap()), isTorn)...)
-	}
 	count := 0
 	for _, f := range files {
 		// If the recorded namespace is gone and the journal has no entry, a sweep has released the
@@ -316,34 +319,4 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 		}
 	}
 	return count, err
-}
-
-// isTorn reports whether a file in libcni's cache is not JSON. No runtime can find unwind's name in
-// such a file.
-func isTorn(err error) bool {
-	var syntax *json.SyntaxError
-	return errors.As(err, &syntax)
-}
-
-func describeJournal(ctx context.Context, stateDir string) string {
-	store := &journal.Store{Dir: stateDir}
-	attachments, err := inspect.ReadJournal(ctx, store)
-	if err != nil {
-		return fmt.Sprintf("the journal in %s, which cannot be read: %s", stateDir,
-			term.OneLine(err.Error()))
-	}
-	if len(attachments) == 0 {
-		return ""
-	}
-	flag := " --state-dir " + stateDir
-	if stateDir == netconf.DefaultStateDir {
-		flag = ""
-	}
-	return fmt.Sprintf("the journal in %s: %s, %d with pending DELs. The runtime releases "+
-		"the live ones; unwindctl sweep%s releases the rest",
-		stateDir, term.Attachments(len(attachments)), countPending(attachments), flag)
-}
-
-func countPending(attachments []inspect.Attachment) int {
-	return len(inspect.Filter(attachments, (*inspect.Attachment).PendingDEL))
 }

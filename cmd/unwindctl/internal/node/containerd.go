@@ -7,6 +7,7 @@ import (
 )
 
 const (
+	containerd       = "containerd"
 	containerdSocket = "/run/containerd/containerd.sock"
 	k0sSocket        = "/run/k0s/containerd.sock"
 	k3sDir           = "/var/lib/rancher/k3s"
@@ -25,7 +26,7 @@ type distribution struct {
 
 var distributions = []distribution{
 	// Also on GKE, Talos, Bottlerocket and Flatcar. The CRI plugin creates the last path.
-	{"containerd", []string{"/etc/containerd/config.toml", containerdSocket,
+	{containerd, []string{"/etc/containerd/config.toml", containerdSocket,
 		"/var/lib/containerd/io.containerd.grpc.v1.cri"},
 		DefaultConfDir, DefaultBinDir, containerdSocket},
 	// k3s pkg/agent/templates
@@ -46,7 +47,7 @@ func (d distribution) find(root string) *Runtime {
 		return nil
 	}
 	return &Runtime{Name: d.name, ConfDir: d.confDir, BinDirs: []string{d.binDir}, Socket: d.socket,
-		MaxConfs: 1, Kubelet: d.name != "containerd" ||
+		MaxConfs: 1, Kubelet: d.name != containerd ||
 			anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")}
 }
 

@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -83,11 +86,14 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
+// Silent reports whether the runtime has not reported its directories, which are the usual ones.
+func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
+
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
 // Version 1.1.0 came with libcni 1.2. containerd has had it since 2.0, and CRI-O since 1.34 at the
 // latest.
 func (r Runtime) CNIVersion(ctx context.Context) string {
-	major, minor := runtimeVersion(ctx, r.Socket)
+	major, minor := r.version(ctx)
 	switch {
 	case major == 0:
 		return ""
@@ -97,12 +103,32 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 	return "1.1.0"
 }
 
+var versionNumber = regexp.MustCompile(`\bv?(\d+)\.(\d+)\.\d`)
+
+// version returns the first two numbers of the runtime's version. While the runtime does not
+// respond, its program reports them. They are 0 if the version is unknown.
+func (r Runtime) version(ctx context.Context) (major, minor int) {
+	major, minor = runtimeVersion(ctx, r.Socket)
+	program := strings.ReplaceAll(r.Name, "-", "")
+	if major > 0 || r.Name != crio && r.Name != containerd {
+		return major, minor
+	}
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	out, _ := exec.CommandContext(ctx, program, "--version").Output()
+	if number := versionNumber.FindSubmatch(out); number != nil {
+		major, _ = strconv.Atoi(string(number[1]))
+		minor, _ = strconv.Atoi(string(number[2]))
+	}
+	return major, minor
+}
+
 // SweepAdvice describes whether the runtime triggers sweeps by itself. containerd 2.0 and later
 // calls STATUS each time that a kubelet requests its status (go-cni cni.go Status). CRI-O calls GC
 // when it starts. Only 1.36 and later, with a cni_status_grace_period, also calls STATUS while it
 // is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
-	major, minor := runtimeVersion(ctx, r.Socket)
+	major, minor := r.version(ctx)
 	switch {
 	case r.Name == crio && r.StatusGrace && (major > 1 || minor >= 36):
 		return "CRI-O triggers a sweep every few seconds (STATUS)."
@@ -162,8 +188,8 @@ func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
 
-// read returns the runtimes with the directories of their distributions. It does not query them.
-func read(_ context.Context, root string) ([]Runtime, error) {
+// Read returns the runtimes with the directories of their distributions. It does not query them.
+func Read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime) bool { return true })
 }
 

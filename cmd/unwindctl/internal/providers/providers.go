@@ -13,9 +13,6 @@ type Provider struct {
 	// RenamesUnless is the setting that keeps the provider's installer from renaming other conflists
 	// in the directory; "" if the installer renames none.
 	RenamesUnless string
-	// Restarts: the installer's pod may need a restart after the plugin's entry has moved to another
-	// conflist.
-	Restarts bool
 	// IsMultus: for the cluster network the plugin runs a conflist in the directory.
 	IsMultus bool
 }
@@ -36,9 +33,6 @@ var table = []Provider{
 	{ // daemon/cmd/cni/config.go
 		Plugin: "cilium-cni", Name: "cilium", Source: "cilium/cilium 1.19.6, 1.20.2",
 		RenamesUnless: "cni.exclusive=false",
-	},
-	{ // cni/pkg/install/cniconfig.go
-		Plugin: "istio-cni", Name: "istio", Source: "istio/istio 1.31", Restarts: true,
 	},
 	// pkg/server/config/generator.go
 	{Plugin: "multus", Name: "Multus", Source: multus, IsMultus: true},

@@ -1,0 +1,98 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// Step is a part of install, off, on or uninstall. When its turn comes, it looks at the node and
+// returns the changes that it would make. It changes nothing itself.
+type Step func(context.Context) ([]*Change, error)
+
+// Change is one change to the node, or something that stays as it is.
+type Change struct {
+	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next
+	What   string `json:"what"`   // "" to not print the change
+
+	content string              // of a written file; only a dry run prints it
+	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
+}
+
+// infinitives are the words of a dry run for the changes that are made.
+var infinitives = map[string]string{"written": "write", "changed": "change",
+	"renamed": "rename", "removed": "remove", "off": "switch unwind off:", "on": "switch unwind on;"}
+
+// Changes is a list of changes that were made. In a dry run, they would be made.
+type Changes struct {
+	DryRun bool
+	List   []*Change
+}
+
+// Make takes the steps in order, up to the first error.
+func (c *Changes) Make(ctx context.Context, steps ...Step) error { return c.take(ctx, true, steps) }
+
+// try takes all steps in order, and returns their errors.
+func (c *Changes) try(ctx context.Context, steps ...Step) error { return c.take(ctx, false, steps) }
+
+func (c *Changes) take(ctx context.Context, stops bool, steps []Step) (err error) {
+	for _, step := range steps {
+		changes, stepErr := step(ctx)
+		err = errors.Join(err, stepErr)
+		for _, one := range changes {
+			if stops && err != nil {
+				break
+			}
+			err = errors.Join(err, c.apply(one))
+		}
+		if stops && err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (c *Changes) apply(one *Change) error {
+	if one.apply != nil && !c.DryRun {
+		if err := one.apply(one); err != nil {
+			return err
+		}
+	}
+	if one.What != "" {
+		c.List = append(c.List, one)
+	}
+	return nil
+}
+
+// Of returns what was changed in this way.
+func (c *Changes) Of(change string) (what []string) {
+	for _, one := range c.List {
+		if one.Change == change {
+			what = append(what, one.What)
+		}
+	}
+	return what
+}
+
+// String returns a line for each change.
+func (c *Changes) String() (text string) {
+	for _, one := range c.List {
+		if infinitive := infinitives[one.Change]; c.DryRun && one.apply != nil && infinitive != "" {
+			text += fmt.Sprintf("would %s %s\n%s", infinitive, one.What, one.content)
+		} else {
+			text += fmt.Sprintf("%-10s %s\n", one.Change+":", one.What)
+		}
+	}
+	return text
+}
+
+func (c *Changes) print(out io.Writer, o *term.Output) error {
+	if o.IsObject() {
+		return o.PrintObject(out, "changes", append([]*Change{}, c.List...), "dryRun", c.DryRun)
+	}
+	_, err := io.WriteString(out, c.String())
+	return err
+}
