@@ -317,7 +317,7 @@ func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 
 func (i *installed) switchOn(w *e2e.Worker) string {
 	i.Helper()
-	i.unwind(w, "on", "installed "+ownConflist)
+	i.unwind(w, "on", ownConflist+" (by the agent")
 	return i.inUse(w, true)
 }
 

@@ -125,7 +125,7 @@ func uninstallCommand() *cobra.Command {
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
 			"a pod with the conflist it was started with, so the binary stays while such pods run.\n" +
 			"unwindctl and the systemd units stay while the journal is not empty. While something\n" +
-			"is kept, the exit code is 1: run unwindctl sweep and uninstall again later. The state\n" +
+			"is kept, the exit code is 6: run unwindctl sweep and uninstall again later. The state\n" +
 			"directory stays.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)

@@ -66,6 +66,7 @@ func rootCommand() *cobra.Command {
 			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +
 			"  5    off, uninstall: pods start without unwind, but unwind could not record this;\n" +
 			"       an agent that starts will install unwind again\n" +
+			"  6    uninstall: something still needs the files that are kept\n" +
 			"  130  interrupted",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +

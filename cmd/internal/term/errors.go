@@ -49,7 +49,7 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// The exit codes of both programs. doctor defines two more, and unwindctl off one.
+// The exit codes of both programs. doctor defines two more, and unwindctl uninstall two.
 const (
 	ExitError       = 1 // something failed, was not found, or remains to be done
 	ExitUsage       = 2 // usage error; nothing was done

@@ -71,8 +71,8 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	}
 	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: is})
 	if err != nil {
-		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl doctor "+
-			"--state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
+		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl "+
+			"doctor --state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
 			"attachments could be lost if the state directory changed: %w", is, err)
 	}
 	if len(attachments) > 0 {
@@ -84,7 +84,6 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
-// repair is the step that takes unwind out of other programs' files.
 func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
 // takeOut is the step that takes our file out of use, even if other programs have changed it. It
@@ -140,8 +139,8 @@ func (s Setup) takeBack(context.Context) ([]*Change, error) {
 		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
 }
 
-// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our file
-// out of use, and returns the error.
+// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our
+// file out of use, and returns the error.
 func (s Setup) Remove(ctx context.Context, done *Changes) error {
 	err := done.try(ctx, s.repair)
 	return errors.Join(err, done.Make(ctx, s.takeOut))

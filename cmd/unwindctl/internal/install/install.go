@@ -69,24 +69,20 @@ func (o Options) plan(
 	if err != nil && r.Name == "" && !o.given() {
 		err = fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
 	}
-	if err == nil && o.UnitDir != "" && o.ProgramDir == "" {
-		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
-	}
-	if err == nil {
-		err = p.RefusedBy(r)
-	}
-	if err == nil {
-		s.about, err = s.VerifyBinary(ctx)
-	}
-	if err == nil {
-		err = s.checkBinDir()
-	}
-	if err == nil {
-		err = p.refuseMissing(r.BinDirs)
-	}
 	if err != nil {
 		return nil, s, err
 	}
+	if o.UnitDir != "" && o.ProgramDir == "" {
+		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
+	}
+	about, binaryErr := s.VerifyBinary(ctx)
+	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(),
+		p.refuseMissing(r.BinDirs)} {
+		if err != nil {
+			return nil, s, err
+		}
+	}
+	s.about = about
 	if err := s.PassesOver(r, p.Source.Path); err != nil {
 		p.warnings = append(p.warnings, err.Error())
 	}
@@ -134,8 +130,8 @@ func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 		written.CNIVersion == "1.1.0" {
 		return nil
 	}
-	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion %s, "+
-		"with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
+	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion "+
+		"%s, with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
 		"in use", p.path, written.CNIVersion, r.Name)
 }
 
@@ -223,5 +219,9 @@ func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text stri
 	} else {
 		text += r.SweepAdvice(ctx) + "\n"
 	}
-	return text + fmt.Sprintf("To switch unwind off, run unwindctl off%s, or rm %s\n", o.again(r), p.path)
+	off := "unwindctl off"
+	if o.Target != (Target{}) {
+		off += " with the same directories"
+	}
+	return text + fmt.Sprintf("To switch unwind off, run %s, or rm %s\n", off, p.path)
 }

@@ -50,7 +50,7 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 	if err != nil {
 		return nil, err
 	}
-	defer content.Close()
+	defer func() { _ = content.Close() }()
 	info, err := os.Stat(path)
 	if err == nil && mode&0o555&^info.Mode() == 0 && sameContent(content, path) {
 		return &Change{Change: "unchanged", What: path, apply: func(*Change) error {
@@ -63,7 +63,7 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 		if err != nil {
 			return err
 		}
-		defer content.Close()
+		defer func() { _ = content.Close() }()
 		return durable.Replace(path, content, mode)
 	}}, nil
 }
@@ -125,13 +125,25 @@ func removePrograms(ctx context.Context, dir, needed string) (changes []*Change)
 }
 
 // removeProgram returns the change that removes a program, unless it is needed or is not what its
-// name says.
+// name says: the plugin or unwindctl.
 func removeProgram(ctx context.Context, path, needed string) *Change {
-	if needed == "" && !isOurs(ctx, path) {
-		return &Change{Change: "unchanged",
-			What: fmt.Sprintf("%s (not recognized as %s)", path, filepath.Base(path))}
+	if needed != "" {
+		return remove(path, needed)
 	}
-	return remove(path, needed)
+	var isOurs bool
+	name := filepath.Base(path)
+	if name == netconf.Name {
+		isOurs = Setup{BinDir: filepath.Dir(path)}.PluginVersion(ctx) != ""
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+		defer cancel()
+		said, err := exec.CommandContext(ctx, path, "version").Output()
+		isOurs = err == nil && strings.HasPrefix(string(said), name+" ")
+	}
+	if !isOurs {
+		return &Change{Change: "unchanged", What: fmt.Sprintf("%s (not recognized as %s)", path, name)}
+	}
+	return remove(path, "")
 }
 
 // remove returns the change that removes a file, unless it is needed.
@@ -141,16 +153,4 @@ func remove(path, needed string) *Change {
 	}
 	return &Change{Change: "removed", What: path,
 		apply: func(*Change) error { return durable.Remove(path) }}
-}
-
-// isOurs runs a program and reports whether it is what its name says: the plugin or unwindctl.
-func isOurs(ctx context.Context, path string) bool {
-	if filepath.Base(path) == netconf.Name {
-		about, _, err := AskVersion(ctx, path)
-		return err == nil && versionOf(about) != ""
-	}
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	said, err := exec.CommandContext(ctx, path, "version").Output()
-	return err == nil && strings.HasPrefix(string(said), programs[0]+" ")
 }

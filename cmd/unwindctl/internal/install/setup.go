@@ -153,7 +153,7 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
-	return p.find(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
+	return p.choose(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
 }
 
 // askWithin bounds the time for which FindInstalled waits for a runtime that does not respond.
@@ -162,7 +162,7 @@ const askWithin = 500 * time.Millisecond
 // FindInstalled is Find for a command that takes unwind out of use. It asks the runtimes only if
 // unwind is not in their usual directories.
 func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, error) {
-	r, err := p.find(root, func() ([]node.Runtime, error) { return node.Read(ctx, root) })
+	r, err := p.choose(root, func() ([]node.Runtime, error) { return node.Read(root) })
 	if err == nil {
 		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
 		if p.given() || s.own() != nil && durable.Exists(s.plugin()) {
@@ -174,7 +174,7 @@ func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, e
 	return p.Find(ctx, root)
 }
 
-func (p Target) find(root string, runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
+func (p Target) choose(root string, runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
 		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
@@ -218,20 +218,6 @@ func absolute(path string) (string, error) {
 
 // given reports whether the flags set both directories, so that no runtime has to be found.
 func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Runtime == "" }
-
-// again returns the flags for another command to select the same target.
-func (p Target) again(r node.Runtime) string {
-	text := ""
-	for _, flag := range []struct{ name, given, value string }{
-		{"runtime", p.Runtime, p.Runtime}, {"conf-dir", p.ConfDir, r.ConfDir},
-		{"cni-bin-dir", p.BinDir, r.BinDirs[0]}, {"unwind-file", p.File, p.File},
-	} {
-		if flag.given != "" {
-			text += fmt.Sprintf(" --%s %s", flag.name, flag.value)
-		}
-	}
-	return text
-}
 
 func (p Target) Origin(r node.Runtime) string {
 	switch {

@@ -33,9 +33,12 @@ type UninstallOptions struct {
 	Output              term.Output
 }
 
-// ExitUnrecorded is the exit code of a command that took unwind out of use but could not write the
-// off switch.
-const ExitUnrecorded = 5
+// The exit codes of a command that took unwind out of use, but could not write the off switch, or
+// kept what something still needs.
+const (
+	ExitUnrecorded = 5
+	ExitKept       = 6
+)
 
 // Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
 // It does not wait for a runtime.
@@ -70,10 +73,10 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
-	if done.Of("kept") != nil {
-		err = errors.Join(err, term.WithHint("run unwindctl sweep and unwindctl uninstall again once the "+
-			"pods that were added through unwind are gone",
-			"unwind is not removed from this node yet: something needs the files that are kept"))
+	if err == nil && done.Of("kept") != nil {
+		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
+			"%w", term.Coded{Code: ExitKept, Text: "unwind is not removed from this node yet: something " +
+				"needs the files that are kept"})
 	}
 	return errors.Join(err, done.print(out, &o.Output))
 }
@@ -121,8 +124,8 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
 	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
-	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. The "+
-		"runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
+	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
+		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
@@ -194,8 +197,8 @@ func (s Setup) usedStateDir(given string, strict bool) (string, error) {
 		case len(installed) == 0 || at >= 0 && installed[at].Path == s.Path():
 			return cmp.Or(given, netconf.DefaultStateDir), nil
 		case at >= 0:
-			return "", term.WithHint(takeOutHint(installed[at]), "nothing was changed: unwind's conflist is "+
-				"%s, not %s", installed[at].Path, s.Path())
+			return "", term.WithHint(takeOutHint(installed[at]), "nothing was changed: unwind's conflist "+
+				"is %s, not %s", installed[at].Path, s.Path())
 		}
 		own = installed
 	}

@@ -29,7 +29,7 @@ func (w *Directories) Resolve(ctx context.Context) error {
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
 		return err
 	}
-	if found, _ := Read(ctx, "/"); len(found) > 0 {
+	if found, _ := Read("/"); len(found) > 0 {
 		return nil
 	}
 	return term.WithHint("run this on the node, or as unwindctl --host in a pod with hostPID: true "+
@@ -41,8 +41,12 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	var ours []*netconf.Conflist
 	if w.ConfDir != "" {
 		ours, _ = installedIn(w.ConfDir)
-	} else if w.ConfDir, ours = firstInstalled(ctx, root, Read); ours == nil {
-		w.ConfDir, ours = firstInstalled(ctx, root, Find)
+	} else {
+		found, _ := Read(root)
+		if w.ConfDir, ours = firstInstalled(found, root); ours == nil {
+			found, _ = Find(ctx, root)
+			w.ConfDir, ours = firstInstalled(found, root)
+		}
 	}
 	named := ""
 	if ours != nil {
@@ -52,15 +56,11 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	return err
 }
 
-type finder func(ctx context.Context, root string) ([]Runtime, error)
-
 // firstInstalled returns the first conflist directory of any runtime that contains unwind's
 // conflist, and its conflists that run unwind. If no directory contains one, firstInstalled returns
 // the first directory and nil.
-func firstInstalled(ctx context.Context, root string, find finder) (
-	dir string, ours []*netconf.Conflist,
-) {
-	dirs := confDirs(ctx, root, find)
+func firstInstalled(found []Runtime, root string) (dir string, ours []*netconf.Conflist) {
+	dirs := confDirs(found)
 	for _, dir := range dirs {
 		if ours, _ = installedIn(filepath.Join(root, dir)); ours != nil {
 			return dir, ours
@@ -69,10 +69,8 @@ func firstInstalled(ctx context.Context, root string, find finder) (
 	return dirs[0], nil
 }
 
-// confDirs returns the conflist directories of all runtimes, and the default one. It ignores
-// configurations that cannot be read; doctor reports them.
-func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
-	found, _ := find(ctx, root)
+// confDirs returns the conflist directories of runtimes, and the default one.
+func confDirs(found []Runtime) (dirs []string) {
 	for _, r := range append(found, Runtime{ConfDir: DefaultConfDir}) {
 		if !slices.Contains(dirs, r.ConfDir) {
 			dirs = append(dirs, r.ConfDir)
@@ -84,7 +82,8 @@ func confDirs(ctx context.Context, root string, find finder) (dirs []string) {
 // All returns the conflist directories of all runtimes, ConfDir first. If ConfDir is not one of
 // these, it returns only ConfDir.
 func (w *Directories) All() []string {
-	all := confDirs(context.Background(), "/", Read)
+	found, _ := Read("/")
+	all := confDirs(found)
 	at := slices.Index(all, w.ConfDir)
 	if at < 0 {
 		return []string{w.ConfDir}
@@ -135,7 +134,8 @@ const OffSuffix = ".off"
 // Installed returns the conflists that run unwind, in a directory and in the usual ones of all
 // runtimes. In each directory, those that off has kept come last.
 func Installed(dir string) (found []*netconf.Conflist, err error) {
-	dirs := append(confDirs(context.Background(), "/", Read), dir)
+	runtimes, _ := Read("/")
+	dirs := append(confDirs(runtimes), dir)
 	slices.Sort(dirs)
 	for _, dir := range slices.Compact(dirs) {
 		more, readErr := installedIn(dir)

@@ -86,8 +86,7 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the directories are the usual ones because the runtime has not reported its
-// own.
+// Silent reports whether the runtime has not reported its directories, which are the usual ones.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
@@ -190,7 +189,7 @@ func Find(ctx context.Context, root string) ([]Runtime, error) {
 }
 
 // Read returns the runtimes with the directories of their distributions. It does not query them.
-func Read(_ context.Context, root string) ([]Runtime, error) {
+func Read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime) bool { return true })
 }
 
