@@ -182,11 +182,11 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		}
 		a.log.Warn("cannot release another attachment that claims the same address", "other",
 			other.Key.String(), "why", err)
-		for _, address := range a.duplicates(ctx, claims, other) {
+		for _, c := range a.duplicates(ctx, claims, other) {
 			a.Journal.Count(record.CountDuplicates)
-			if a.Conf.OnDuplicateAddress == "fail" {
+			if a.Conf.OnDuplicateAddress == "fail" && other.Network == a.Network {
 				return a.callOf(i).Failed(types.ErrInternal,
-					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", address,
+					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", c.Address,
 						other.Key, other.Key))
 			}
 		}
@@ -194,17 +194,21 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	return nil
 }
 
-// duplicates returns the claimed addresses that another attachment certainly uses: both got the
-// address from the same node-local pool, the other attachment is not dead, and its interface has
-// the address.
+// duplicates returns the claims of addresses that another attachment certainly uses: both got the
+// address from the same node-local pool, or from node-local pools for the same bridge, because an
+// installer has renamed the network. The other attachment is not dead, and its interface has the
+// address.
 func (a *adding) duplicates(
 	ctx context.Context, claims []journal.Claim, other *journal.Entry,
-) (used []netip.Addr) {
+) (used []journal.Claim) {
+	own, _ := netconf.ParseResult(a.entry.Got.Result)
+	theirs, _ := netconf.ParseResult(other.Got.Result)
+	bridged := own.SharesLink(theirs)
 	for _, c := range claims {
 		if c.Pool != "" && slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
-			return o.Address == c.Address && o.Pool == c.Pool
+			return o.Address == c.Address && (o.Pool == c.Pool || o.Pool != "" && bridged)
 		}) {
-			used = append(used, c.Address)
+			used = append(used, c)
 		}
 	}
 	if len(used) == 0 || a.Judge(ctx, other).Fate == decide.Dead {
@@ -217,7 +221,7 @@ func (a *adding) duplicates(
 			other.Key.String(), "err", err)
 	}
 	return slices.DeleteFunc(used,
-		func(address netip.Addr) bool { return !slices.Contains(place.Seen.Addresses, address) })
+		func(c journal.Claim) bool { return !slices.Contains(place.Seen.Addresses, c.Address) })
 }
 
 // printResult prints the result in the CNI version of unwind's own configuration. It does not

@@ -124,13 +124,14 @@ func TestDuplicateAddress(t *testing.T) {
 }
 
 // TestNoDuplicate: two pods have one address where that is no error. unwind warns if something
-// could be wrong.
+// could be wrong, and counts an address that two networks give out on one bridge.
 func TestNoDuplicate(t *testing.T) {
 	stories(t, `
 	let warnings 1; let chain bridge | firewall
 	either allowed: conf onDuplicateAddress warn
 	or not on the other's interface any more:
 	or another network over the same subnet:
+	or another network on the same bridge: let chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": $hostlocal}
 	or static: let chain p0, "address": "$ip7/24"
 	or loopback: let warnings 0; let chain loopback
 	or link-local: let warnings 0; let chain p0, "address": "fe80::7/64"
@@ -139,6 +140,8 @@ func TestNoDuplicate(t *testing.T) {
 	if not on: flush a; forget $a
 	if another network: network other o
 	add b; given b $a
+	if another network over: counters
+	if another network on: counters 'duplicate_addresses 1'
 	logged 'cannot release another attachment that claims the same address' $warnings
 	del a b; sweep`, acts{"flush": func(s *story, w []string) {
 		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")

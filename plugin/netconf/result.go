@@ -45,6 +45,18 @@ func ParseResult(raw json.RawMessage) (*Result, error) {
 	return r, nil
 }
 
+// SharesLink reports whether both results name the same interface of the host, such as a bridge.
+func (r *Result) SharesLink(other *Result) bool {
+	for _, link := range r.Interfaces {
+		for _, theirs := range other.Interfaces {
+			if link.Name == theirs.Name && link.Sandbox == "" && theirs.Sandbox == "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
 func (r *Result) Prefixes() (all []netip.Prefix) {
 	texts := []string{r.IP4.IP, r.IP6.IP}
