@@ -385,8 +385,8 @@ chart: go workflows ## test the alerts, the dashboard and the Helm chart by what
 demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
 	scripts/demo.sh
 
-docs: go ## write tables of the design from the code
-	UNWIND_UPDATE=1 go test -p 1 ./plugin/undo ./plugin/decide -run 'Test(Due|Budget|Verdict)Table' -count=1
+docs: go ## write the tables of the decisions from the code
+	UNWIND_UPDATE=1 go test -p 1 ./plugin/decide -run 'Test(Due|Verdict)Table' -count=1
 
 words: go ## print every text of the programs that a user may read, with its place: errors, log lines, help, reasons
 	@go run ./scripts/words

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -55,6 +56,26 @@ func TestManual(t *testing.T) {
 		if err != nil || !bytes.Contains(page, []byte(".SH EXAMPLE")) {
 			t.Errorf("%s: %v\n%s", cmd.CommandPath(), err, page)
 		}
+	}
+}
+
+// TestReadmeSession: the commands in README.md print the output that it shows. "…" stands for anything.
+func TestReadmeSession(t *testing.T) {
+	n := newMachine(t)
+	readme, err := os.ReadFile("../../README.md")
+	check(t, errors.Join(err, os.Symlink(n.bin, n.dir+"/bin"), os.Symlink(n.tools, n.dir+"/.tools")))
+	var session, shown string
+	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```").FindAllSubmatch(readme, -1) {
+		session += string(block[1])
+	}
+	for _, line := range regexp.MustCompile("(?m)^#> (.*)").FindAllStringSubmatch(session, -1) {
+		shown += ".*^ *" + strings.ReplaceAll(regexp.QuoteMeta(line[1]), "…", ".*") + "$"
+	}
+	cmd := exec.CommandContext(t.Context(), "bash")
+	cmd.Dir, cmd.Stdin = n.dir, strings.NewReader(session)
+	out, err := cmd.CombinedOutput()
+	if err != nil || shown == "" || !regexp.MustCompile("(?ms)"+shown).Match(out) {
+		t.Errorf("%v\n%s\ndoes not match\n%s", err, out, shown)
 	}
 }
 

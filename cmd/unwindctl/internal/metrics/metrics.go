@@ -66,8 +66,8 @@ var helps = map[string][]string{
 	"pending_deletes": {"DELs that fail or have not run yet, of attachments that are no longer live.",
 		"network", "plugin"},
 	"waiting_deletes": {"DELs that wait for something other than their plugin, of attachments that " +
-		"are no longer live. The label for is owner (the address has a new owner), container, queue, " +
-		"runtime, rule, repeat or newer. unwind_pending_deletes does not count these DELs.",
+		"are no longer live. The label for is owner (another attachment has the address), container, " +
+		"port, runtime or repeat. unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
 		"absent if no DEL is pending."},
