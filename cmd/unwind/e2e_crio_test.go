@@ -329,7 +329,7 @@ func TestE2ECrioInstall(t *testing.T) {
 			}
 			before := rt.MustRunPod(e2e.Pod{Name: "before"})
 			n.Unwindctl("install")
-			out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "doctor")
+			out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "doctor", "-v")
 			t.Logf("doctor: %v\n%s%s", err, out, stderr)
 			if err != nil || !strings.Contains(out, dirs.ConfDir) {
 				t.Errorf("doctor: %v\n%s%s", err, out, stderr)

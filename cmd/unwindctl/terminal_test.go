@@ -22,7 +22,7 @@ func TestColours(t *testing.T) {
 	n := newMachine(t)
 	run := func(env string, args ...string) string {
 		term, stdout := nodetest.NewTerminal(t, 0)
-		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
+		cmd := n.unwindctl(append([]string{"doctor", "-v", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
 		cmd.Env = append(cmd.Environ(), "TERM=xterm", env)
 		cmd.Stdout = stdout
 		check(t, cmd.Start())
