@@ -18,8 +18,11 @@ import (
 func TestUnwrapEdited(t *testing.T) {
 	for _, tt := range []struct{ name, entry, want string }{
 		{"as wrap lays it out", `{"type": "unwind", "chain":` + "\n{ }\n" + `}`, "\n{ }\n"},
-		{"spaces", `{ "type": "unwind", "chain" : { } }`, " { } "},
-		{"keys after it", `{"type": "unwind", "chain": {"a": 1} , "stateDir": "/x"}`, ` {"a": 1} `},
+		{"spaces", `{ "type": "unwind", "chain" : { } }`, "{ } "},
+		{"keys after it", `{"type": "unwind", "chain": {"a": 1} , "stateDir": "/x"}`, `{"a": 1} `},
+		{"formatted by jq", `{"type": "unwind", "chain": {
+      }
+    }`, "{\n      }\n"},
 		{"first", `{"chain":{},"type":"unwind"}`, `{}`},
 		{"in other objects", `{"type": "unwind", "args": {"chain": 1}, "chain":{}, "x": {"chain": 2}}`, `{}`},
 		{"in strings", `{"type": "unwind", "x": "\"chain\": {", "chain":{":": "}"}}`, `{":": "}"}`},
