@@ -34,7 +34,7 @@ func newNerdctlNode(t *testing.T, unwind bool) *nerdctlNode {
 // go. Those that cannot start leave nothing, while the plain chain leaks.
 func TestE2ENerdctl(t *testing.T) {
 	t.Parallel()
-	table := e2e.NewTable(t, fmt.Sprintf("nerdctl: a container is started, restarted, killed and removed; then %d cannot start on a /28; addresses/netns/veths/rules", tries),
+	table := e2e.NewTable(t, fmt.Sprintf("nerdctl: a container is started, restarted, killed and removed; then %d cannot start on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "UP", "RESTARTED", "KILLED, REMOVED", "NOT STARTED LEAVE", "SWEPT", "RECORDS")
 	for _, unwind := range []bool{false, true} {
 		n := newNerdctlNode(t, unwind)
@@ -56,7 +56,7 @@ func TestE2ENerdctl(t *testing.T) {
 		removed := n.Settled()
 
 		n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
-		for i := range tries {
+		for i := range e2e.Tries {
 			name := fmt.Sprint("bad", i)
 			if _, err := n.nerdctl.Start(name, e2e.NetworkName); err == nil {
 				t.Fatalf("container %d started", i)
@@ -71,12 +71,12 @@ func TestE2ENerdctl(t *testing.T) {
 			records = len(n.Journal())
 		}
 		after := n.Settled()
-		table.Row(map[bool]string{false: "plain", true: "unwind"}[unwind], up, restarted, removed, during, after, records)
+		table.Row(e2e.ChainOf(unwind), up, restarted, removed, during, after, records)
 		if up.Addresses != 1 || up.Veths != 1 || up.Rules == 0 || restarted != up {
 			t.Errorf("unwind %t: a container has %s, after a restart %s", unwind, up, restarted)
 		}
-		if unwind && (removed.Addresses+removed.Veths+removed.Rules > 0 || during.Addresses+during.Veths+during.Rules > 0 ||
-			after.Addresses+after.Veths+after.Rules > 0 || records > 0) {
+		if unwind && (!removed.HasNothing() || !during.HasNothing() ||
+			!after.HasNothing() || records > 0) {
 			t.Errorf("left: removed %s, not started %s, swept %s, %d records", removed, during, after, records)
 		}
 		if !unwind && during.Addresses == 0 {

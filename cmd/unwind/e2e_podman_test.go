@@ -13,13 +13,13 @@ import (
 // TestE2EPodman: containers of podman with its CNI backend come up, are restarted with the ID that they have, and go; those
 // that cannot start leave nothing, while the plain chain leaks.
 func TestE2EPodman(t *testing.T) {
-	table := e2e.NewTable(t, fmt.Sprintf("podman: a container is started, restarted and removed; then %d cannot start on a /28; addresses/netns/veths/rules", tries),
+	table := e2e.NewTable(t, fmt.Sprintf("podman: a container is started, restarted and removed; then %d cannot start on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "UP", "RESTARTED", "REMOVED", "NOT STARTED LEAVE", "AFTER", "JOURNAL")
 	plain, unwind := podman(t, false), podman(t, true)
 	for chain, o := range map[string]podmanOutcome{"plain": plain, "unwind": unwind} {
-		table.Row(chain, o.up, o.restarted, o.removed, o.during, o.after, len(o.entries))
+		table.Row(chain, o.up, o.restarted, o.removed, o.During, o.After, len(o.Entries))
 	}
-	if plain.during.Addresses == 0 {
+	if plain.During.Addresses == 0 {
 		t.Error("the plain chain leaks nothing, so this shows nothing")
 	}
 	one := plain.up
@@ -29,16 +29,16 @@ func TestE2EPodman(t *testing.T) {
 	if unwind.up != one || unwind.restarted != one || unwind.removed != (e2e.Left{}) {
 		t.Errorf("with unwind a container has %s, after its restart %s, and leaves %s; plain has %s", unwind.up, unwind.restarted, unwind.removed, one)
 	}
-	if unwind.during.Addresses != 0 || unwind.during.Veths != 0 || unwind.during.Rules != 0 {
-		t.Errorf("containers that cannot start leave %s", unwind.during)
+	if !unwind.During.HasNothing() {
+		t.Errorf("containers that cannot start leave %s", unwind.During)
 	}
-	if unwind.after != (e2e.Left{}) || len(unwind.entries) > 0 {
-		t.Errorf("later unwind leaves %s, and %+v", unwind.after, unwind.entries)
+	if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
+		t.Errorf("later unwind leaves %s, and %+v", unwind.After, unwind.Entries)
 	}
 }
 
 type podmanOutcome struct {
-	outcome
+	e2e.Outcome
 	up, restarted, removed e2e.Left
 }
 
@@ -63,7 +63,7 @@ func podman(t *testing.T, unwind bool) (o podmanOutcome) {
 	o.removed = n.Settled()
 
 	n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"})
-	for i := range tries {
+	for i := range e2e.Tries {
 		_, stderr, err := p.Try(append(run, "--rm", e2e.PauseImage)...)
 		if err == nil {
 			t.Fatalf("container %d started", i)
@@ -73,15 +73,15 @@ func podman(t *testing.T, unwind bool) (o podmanOutcome) {
 		}
 	}
 	p.Try("rm", "-f", "-a")
-	o.during = n.Settled()
+	o.During = n.Settled()
 	n.Plan(nil)
 	if _, stderr, err := p.Try("rm", "-f", "-a"); err != nil {
 		t.Errorf("later: %s", strings.TrimSpace(stderr))
 	}
 	if unwind {
 		n.Unwindctl("sweep")
-		o.entries = n.Journal()
+		o.Entries = n.Journal()
 	}
-	o.after = n.Settled()
+	o.After = n.Settled()
 	return o
 }

@@ -27,10 +27,10 @@ var pool = []string{
 // the stand-in of its daemon, which is not started.
 var providers = []struct {
 	name      string
-	configure func(n *chained) daemon
+	configure func(n *e2e.Chained) daemon
 }{
-	{"aws-cni", func(n *chained) daemon {
-		n.ConfigureAWS(n.unwind, n.Faulty())
+	{"aws-cni", func(n *e2e.Chained) daemon {
+		n.ConfigureAWS(n.Unwind, n.Faulty())
 		var ipamd *e2e.IPAMD
 		return daemon{
 			start: func() { ipamd = n.StartIPAMD(pool...) },
@@ -38,23 +38,23 @@ var providers = []struct {
 			held:  func() int { return len(n.AWSAllocations()) },
 		}
 	}},
-	{"cilium-cni", func(n *chained) daemon {
-		n.ConfigureCilium(n.unwind, n.Faulty())
+	{"cilium-cni", func(n *e2e.Chained) daemon {
+		n.ConfigureCilium(n.Unwind, n.Faulty())
 		agent := n.NewCiliumAgent(pool...)
 		return daemon{agent.Start, agent.Stop, agent.Endpoints}
 	}},
-	{"multus, unwind below it", func(n *chained) daemon { return multus(n, false) }},
-	{"multus, unwind in front", func(n *chained) daemon { return multus(n, true) }},
+	{"multus, unwind below it", func(n *e2e.Chained) daemon { return multus(n, false) }},
+	{"multus, unwind in front", func(n *e2e.Chained) daemon { return multus(n, true) }},
 }
 
-func multus(n *chained, front bool) daemon {
-	api := n.ConfigureMultus(n.unwind, front, n.Faulty())
+func multus(n *e2e.Chained, front bool) daemon {
+	api := n.ConfigureMultus(n.Unwind, front, n.Faulty())
 	return daemon{api.Start, api.Stop, api.Addresses}
 }
 
 // trial is a node with a provider's chain, whose runtime is cnitool.
 type trial struct {
-	chained
+	e2e.Chained
 	daemon
 	away bool // the daemon is
 }
@@ -146,7 +146,7 @@ func (n *trial) del(t *testing.T, sandbox string) {
 // number.
 func (n *trial) call(t *testing.T, verb, sandbox string) error {
 	pod, _, _ := strings.Cut(sandbox, ".")
-	return n.chained.call(t, verb, sandbox, pod)
+	return n.Chained.Call(t, verb, sandbox, pod)
 }
 
 // crashLoop starts sandboxes of a pod, which fail.
@@ -190,15 +190,15 @@ func (n *trial) outcome(t *testing.T, run func(*testing.T, *trial)) (o trialOutc
 		n.Settled() // a daemon looks for the interfaces of its pods at its start
 		n.start()
 	}
-	n.sweep()
+	n.Sweep()
 	for _, pod := range podsNamed("next") {
 		if n.add(t, pod) != nil {
 			o.refused++
 		}
 	}
 	n.delAll(t, "next")
-	n.settle()
-	o.end, o.pending = n.held(), n.pending()
+	n.Settle()
+	o.end, o.pending = n.held(), n.Pending()
 	return o
 }
 
@@ -217,11 +217,11 @@ func TestE2EProviders(t *testing.T) {
 				t.Parallel()
 				outcomes := map[bool]trialOutcome{}
 				for _, unwind := range []bool{false, true} {
-					n := &trial{chained: chained{e2e.NewNode(t), unwind}}
-					n.daemon = p.configure(&n.chained)
+					n := &trial{Chained: e2e.Chained{Node: e2e.NewNode(t), Unwind: unwind}}
+					n.daemon = p.configure(&n.Chained)
 					o := n.outcome(t, s.run)
 					outcomes[unwind] = o
-					chain := map[bool]string{false: "plain", true: "unwind"}[unwind]
+					chain := e2e.ChainOf(unwind)
 					table.Row(p.name, s.name, chain, o.held, o.refused, o.end, o.pending)
 				}
 				plain, unwind := outcomes[false], outcomes[true]
