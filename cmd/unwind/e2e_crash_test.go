@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -153,23 +152,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	rt.Start()
 	rt.ImportPause()
 	rt.AwaitNetwork()
-	known := rt.Pods()
-	for i, pod := range pods {
-		if _, ok := known[old[pod.Name]]; ok {
-			if err := rt.StopPod(old[pod.Name]); err != nil {
-				t.Errorf("old sandbox of %s: %v", pod.Name, err)
-			}
-		}
-		pods[i].Attempt++
-		if _, err := rt.RunPodRaced(&pods[i]); err != nil {
-			if b.failed++; !strings.Contains(err.Error(), "no IP addresses available") {
-				t.Errorf("pod %s: %v", pod.Name, err)
-			}
-		}
-		if i == 0 {
-			b.first = time.Since(begin)
-		}
-	}
+	b.failed = rt.RunAgain(pods, old, func() { b.first = time.Since(begin) })
 	b.all = time.Since(begin)
 	if unwind {
 		rt.Heal()

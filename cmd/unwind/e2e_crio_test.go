@@ -174,27 +174,12 @@ func TestE2ECrioReboot(t *testing.T) {
 				c.RT.LoadPause()
 				c.RT.Start()
 				c.RT.AwaitNetwork()
-				failed, known := 0, c.RT.Pods()
-				for i := range pods {
-					if _, ok := known[old[pods[i].Name]]; ok {
-						check(t, errors.Join(c.RT.StopPod(old[pods[i].Name]), c.RT.RemovePod(old[pods[i].Name])))
-					}
-					pods[i].Attempt++
-					if _, err := c.RT.RunPodRaced(&pods[i]); err != nil {
-						if failed++; !strings.Contains(err.Error(), "no IP addresses available") {
-							t.Errorf("pod %s: %v", pods[i].Name, err)
-						}
-					}
-				}
+				failed := c.RT.RunAgain(pods, old, func() {})
 				if unwind {
 					e2e.Eventually(t, time.Minute, "nothing is pending", func() bool { return c.Pending() == 0 })
 				}
 				running := c.Settled()
-				for id, state := range c.RT.Pods() {
-					if state == e2e.Ready {
-						c.CheckPod(c.RT.CRI, id)
-					}
-				}
+				c.CheckLive(c.RT.CRI)
 				if errs := c.RT.RemovePods(); len(errs) > 0 {
 					t.Errorf("at the end: %v", errs)
 				}
