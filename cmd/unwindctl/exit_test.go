@@ -25,7 +25,7 @@ func (n *machine) dead(many int, mode string) {
 		e.Added.Host.BootID = "earlier"
 		for i := range many {
 			e.ContainerID, e.Number, e.Undo.State = fmt.Sprintf("d-%d", i), 0, journal.Live
-			if err := putIn(tx, e); err != nil {
+			if err := nodetest.PutIn(tx, e); err != nil {
 				return err
 			}
 		}
