@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,9 +25,23 @@ type Key struct {
 // String returns network/containerID/ifname. None may contain a slash (SPEC 1.1 §2 "Parameters").
 func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
 
-// shorten cuts a text to at most 200 bytes, because a longer key may be damaged.
+// shorten cuts a text to at most 200 bytes, and escapes one that is not printable as in a URL. A
+// damaged key may contain any byte.
 func shorten(text string) string {
 	const longest, mark = 200, "…"
+	if strings.ContainsFunc(text, func(r rune) bool {
+		return r == utf8.RuneError || !unicode.IsPrint(r)
+	}) {
+		var safe []byte
+		for _, c := range []byte(text) {
+			if c > ' ' && c <= '~' {
+				safe = append(safe, c)
+			} else {
+				safe = fmt.Appendf(safe, "%%%02X", c)
+			}
+		}
+		text = string(safe)
+	}
 	if len(text) <= longest {
 		return text
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"unicode/utf8"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
@@ -45,10 +46,14 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		}
 		o.Journal.Event(event) // Update records it if it succeeds
 		err = o.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
+			put := tx.Put
+			if !utf8.ValidString(key.Network + key.ContainerID + key.IfName) {
+				put = tx.Delete // a damaged key, which no DEL can name
+			}
 			for _, e := range records {
 				forgotten := undo.Buried(e)
 				forgotten.Undo.Reason, forgotten.Undo.Abandoned = event.Reason, true
-				err = errors.Join(err, tx.Put(forgotten))
+				err = errors.Join(err, put(forgotten))
 			}
 			return err
 		})

@@ -5,20 +5,13 @@ package main
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"cni-unwind/testdata/e2e"
 )
 
-// chained is a node with a provider's chain, plain or through unwind.
-type chained struct {
-	*e2e.Node
-	unwind bool
-}
-
 // aws is a node with the plugins of the AWS VPC CNI and their daemon, which has two addresses.
 type aws struct {
-	chained
+	e2e.Chained
 	*e2e.IPAMD
 }
 
@@ -55,45 +48,7 @@ func (n *aws) del(t *testing.T, sandbox, pod string) {
 
 func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 	t.Helper()
-	return n.chained.call(t, verb, sandbox, pod, ports(port))
-}
-
-// call has the runtime add or delete a sandbox of a pod.
-func (n *chained) call(t *testing.T, verb, sandbox, pod string, env ...string) error {
-	t.Helper()
-	out, stderr, err := n.Cnitool(sandbox, verb, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod, env...)
-	if err != nil {
-		t.Logf("%s %s: %v\n%s%s", verb, sandbox, err, out, stderr)
-	}
-	return err
-}
-
-// sweep lets unwind try pending DELs, which may fail again. The plain chain has nobody who would.
-func (n *chained) sweep() {
-	if n.unwind {
-		_, _, _ = n.Try(e2e.Path(n, "bin/unwindctl"), "sweep")
-	}
-}
-
-// settle sweeps until nothing is pending: second DELs wait for the grace period.
-func (n *chained) settle() {
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if n.sweep(); n.pending() == 0 || time.Now().After(end) {
-			return
-		}
-	}
-}
-
-// pending returns the number of attachments that are in unwind's journal and not live.
-func (n *chained) pending() (count int) {
-	if n.unwind {
-		for _, a := range n.Journal() {
-			if a.State != "live" {
-				count++
-			}
-		}
-	}
-	return count
+	return n.Chained.Call(t, verb, sandbox, pod, ports(port))
 }
 
 // TestE2EAWS: the real aws-cni, egress-cni and portmap, with a daemon that is away, refuses, or has
@@ -117,11 +72,11 @@ func TestE2EAWS(t *testing.T) {
 		for _, chain := range []string{"plain", "unwind"} {
 			t.Run(c.name+"/"+chain, func(t *testing.T) {
 				t.Parallel()
-				n := &aws{chained: chained{e2e.NewNode(t), chain == "unwind"}}
-				n.ConfigureAWS(n.unwind)
+				n := &aws{Chained: e2e.Chained{Node: e2e.NewNode(t), Unwind: chain == "unwind"}}
+				n.ConfigureAWS(n.Unwind)
 				n.start()
 				left, pending := c.run(t, n)
-				table.Row(c.name, chain, left, pending, n.AWSSettled(), n.pending())
+				table.Row(c.name, chain, left, pending, n.AWSSettled(), n.Pending())
 			})
 		}
 	}
@@ -136,10 +91,10 @@ func awsThere(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	}
 	n.del(t, "a", "web-0")
 	left = n.AWSSettled()
-	pending := n.pending()
-	n.settle()
-	if left != (e2e.AWSLeft{}) || n.pending() != 0 {
-		t.Errorf("left %s, %d pending", left, n.pending())
+	pending := n.Pending()
+	n.Settle()
+	if left != (e2e.AWSLeft{}) || n.Pending() != 0 {
+		t.Errorf("left %s, %d pending", left, n.Pending())
 	}
 	return left, pending
 }
@@ -152,9 +107,9 @@ func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.del(t, "a", "web-0")
 	left, pending := n.awsKept(t)
 	n.start()
-	n.settle()
-	if after := n.AWSSettled(); after != (e2e.AWSLeft{}) || n.pending() != 0 {
-		t.Errorf("the daemon is back, left %s, %d pending", after, n.pending())
+	n.Settle()
+	if after := n.AWSSettled(); after != (e2e.AWSLeft{}) || n.Pending() != 0 {
+		t.Errorf("the daemon is back, left %s, %d pending", after, n.Pending())
 	}
 	return left, pending
 }
@@ -163,11 +118,11 @@ func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 // journal knows of.
 func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 	t.Helper()
-	left, pending := n.AWSSettled(), n.pending()
+	left, pending := n.AWSSettled(), n.Pending()
 	if left != (e2e.AWSLeft{Addresses: 1}) {
 		t.Errorf("left %s; want the address alone", left)
 	}
-	if n.unwind && pending != 1 {
+	if n.Unwind && pending != 1 {
 		t.Errorf("%d pending after a DEL that released nothing; want 1", pending)
 	}
 	return left, pending
@@ -182,16 +137,16 @@ func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	left, pending := n.awsKept(t)
 	n.Refuse("")
 	n.add(t, "b", "web-0")
-	n.settle()
+	n.Settle()
 	n.Stop()
 	n.start()
 	n.del(t, "b", "web-0")
-	n.settle()
+	n.Settle()
 	switch after := n.AWSSettled(); {
-	case !n.unwind && after != (e2e.AWSLeft{Addresses: 1}):
+	case !n.Unwind && after != (e2e.AWSLeft{Addresses: 1}):
 		t.Errorf("the plain chain leaves %s, so that the test shows nothing", after)
-	case n.unwind && (after != (e2e.AWSLeft{}) || n.pending() != 0):
-		t.Errorf("left %s, %d pending", after, n.pending())
+	case n.Unwind && (after != (e2e.AWSLeft{}) || n.Pending() != 0):
+		t.Errorf("left %s, %d pending", after, n.Pending())
 	}
 	return left, pending
 }
@@ -219,16 +174,16 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	left, pending := n.awsKept(t)
 	n.start()
 	next(address)
-	if n.pending() != 0 {
-		t.Errorf("%d pending, though another pod has the address", n.pending())
+	if n.Pending() != 0 {
+		t.Errorf("%d pending, though another pod has the address", n.Pending())
 	}
-	n.sweep()
+	n.Sweep()
 	n.next(t, address)
 	n.Refuse("")
-	n.sweep()
+	n.Sweep()
 	n.next(t, address)
 	n.del(t, "b", "api-0")
-	n.settle()
+	n.Settle()
 	return left, pending
 }
 
@@ -266,22 +221,22 @@ func awsFailingADD(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	if n.call(t, "add", "a", "web-0", 0) == nil {
 		t.Fatal("ADD passed")
 	}
-	left, pending := n.AWSSettled(), n.pending()
-	if n.unwind == (left.Addresses == 1) || n.unwind == (left.Routing == 2) {
+	left, pending := n.AWSSettled(), n.Pending()
+	if n.Unwind == (left.Addresses == 1) || n.Unwind == (left.Routing == 2) {
 		t.Errorf("left after the ADD: %s", left)
 	}
-	if n.call(t, "del", "a", "web-0", 0) == nil && !n.unwind {
+	if n.call(t, "del", "a", "web-0", 0) == nil && !n.Unwind {
 		t.Error("the plain chain's DEL passes, so that the test shows nothing")
 	}
 	n.RemoveNetNS("a")
-	n.sweep()
+	n.Sweep()
 	after := n.AWSSettled()
-	if want := (e2e.AWSLeft{Addresses: 1, Routing: 2}); !n.unwind && after != want {
+	if want := (e2e.AWSLeft{Addresses: 1, Routing: 2}); !n.Unwind && after != want {
 		t.Errorf("the plain chain leaves %s; want %s", after, want)
 	}
 	// portmap's own DEL stays pending as long as it fails
-	if n.unwind && (after != (e2e.AWSLeft{}) || n.pending() != 1) {
-		t.Errorf("left %s, %d pending; want nothing, and 1", after, n.pending())
+	if n.Unwind && (after != (e2e.AWSLeft{}) || n.Pending() != 1) {
+		t.Errorf("left %s, %d pending; want nothing, and 1", after, n.Pending())
 	}
 	return left, pending
 }

@@ -10,14 +10,14 @@ import (
 
 // cilium is a node with cilium-cni and the stand-in of its agent.
 type cilium struct {
-	chained
+	e2e.Chained
 	*e2e.CiliumAgent
 }
 
 // call has the runtime add or delete a sandbox.
 func (n *cilium) call(t *testing.T, verb string) (passed bool) {
 	t.Helper()
-	return n.chained.call(t, verb, "a", "web-0") == nil
+	return n.Chained.Call(t, verb, "a", "web-0") == nil
 }
 
 // TestE2ECilium: the real cilium-cni, whose agent is killed, or answers 503. Its ADD fails after
@@ -47,8 +47,8 @@ func TestE2ECilium(t *testing.T) {
 		for _, chain := range []string{"plain", "unwind"} {
 			t.Run(c.name+"/"+chain, func(t *testing.T) {
 				t.Parallel()
-				n := &cilium{chained: chained{e2e.NewNode(t), chain == "unwind"}}
-				n.ConfigureCilium(n.unwind)
+				n := &cilium{Chained: e2e.Chained{Node: e2e.NewNode(t), Unwind: chain == "unwind"}}
+				n.ConfigureCilium(n.Unwind)
 				n.CiliumAgent = n.NewCiliumAgent("10.0.12.34")
 				n.AddNetNS("a")
 				n.CiliumAgent.Start()
@@ -62,27 +62,27 @@ func TestE2ECilium(t *testing.T) {
 					c.before(n.Node)
 				}
 				passed, want := n.call(t, c.verb), c.verb == "del" && c.before == nil
-				queued, pending, endpoints := n.CiliumQueued(), n.pending(), n.Endpoints()
-				if passed != want || queued != c.queued[n.unwind] {
-					t.Errorf("passed %t, %d queued; want %t, %d", passed, queued, want, c.queued[n.unwind])
+				queued, pending, endpoints := n.CiliumQueued(), n.Pending(), n.Endpoints()
+				if passed != want || queued != c.queued[n.Unwind] {
+					t.Errorf("passed %t, %d queued; want %t, %d", passed, queued, want, c.queued[n.Unwind])
 				}
-				if failed := n.unwind && c.before != nil; failed != (pending == 1) {
+				if failed := n.Unwind && c.before != nil; failed != (pending == 1) {
 					t.Errorf("%d pending", pending)
 				}
-				n.sweep()
-				if n.pending() != pending || n.CiliumQueued() > queued+1 {
-					t.Errorf("a sweep without the agent leaves %d pending, %d queued", n.pending(), n.CiliumQueued())
+				n.Sweep()
+				if n.Pending() != pending || n.CiliumQueued() > queued+1 {
+					t.Errorf("a sweep without the agent leaves %d pending, %d queued", n.Pending(), n.CiliumQueued())
 				}
 				n.Stop()
 				n.CiliumAgent.Start()
 				if c.again && !n.call(t, "del") {
 					t.Error("the runtime's DEL fails, though the agent is there")
 				}
-				n.sweep()
-				if owed := n.CiliumQueued(); owed != 0 || n.pending() != 0 || n.unwind && n.Endpoints() != 0 {
-					t.Errorf("then %d queued, %d pending, %d endpoints", owed, n.pending(), n.Endpoints())
+				n.Sweep()
+				if owed := n.CiliumQueued(); owed != 0 || n.Pending() != 0 || n.Unwind && n.Endpoints() != 0 {
+					t.Errorf("then %d queued, %d pending, %d endpoints", owed, n.Pending(), n.Endpoints())
 				}
-				table.Row(c.name, chain, passed, queued, pending, endpoints, n.pending(), n.Endpoints())
+				table.Row(c.name, chain, passed, queued, pending, endpoints, n.Pending(), n.Endpoints())
 			})
 		}
 	}

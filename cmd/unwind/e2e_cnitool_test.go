@@ -50,7 +50,7 @@ func TestE2ECnitool(t *testing.T) {
 	if _, stderr, err := n.Cnitool("pod", "check", ""); err == nil {
 		t.Errorf("CHECK passes after GC: %s", stderr)
 	}
-	if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+	if left := n.Settled(); !left.HasNothing() || len(n.Journal()) != 0 {
 		t.Errorf("left: %s, %+v", left, n.Journal())
 	}
 	n.Plan(map[string]string{"STATUS": "fail"})

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,13 +25,13 @@ func TestE2EKill(t *testing.T) {
 				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
 					t.Parallel()
 					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
-					table.Row(v.Name, command, plugins, plain.during, plain.after, unwind.during, unwind.after, len(unwind.entries))
-					if plain.during.Addresses != atOnce || unwind.during.Addresses != atOnce {
+					table.Row(v.Name, command, plugins, plain.During, plain.After, unwind.During, unwind.After, len(unwind.Entries))
+					if plain.During.Addresses != atOnce || unwind.During.Addresses != atOnce {
 						t.Errorf("so many have addresses when containerd is killed: plain %d, unwind %d, want %d",
-							plain.during.Addresses, unwind.during.Addresses, atOnce)
+							plain.During.Addresses, unwind.During.Addresses, atOnce)
 					}
-					if unwind.after != (e2e.Left{}) || len(unwind.entries) > 0 {
-						t.Errorf("unwind leaves %s, and %+v", unwind.after, unwind.entries)
+					if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
+						t.Errorf("unwind leaves %s, and %+v", unwind.After, unwind.Entries)
 					}
 				})
 			}
@@ -41,27 +40,27 @@ func TestE2EKill(t *testing.T) {
 }
 
 // kill kills containerd while faulty holds a command for some pods.
-func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o outcome) {
+func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o e2e.Outcome) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
 	rt := n.StartContainerd(v)
-	healthyPod(t, n, rt)
+	rt.HealthyPod()
 
 	var calls sync.WaitGroup
 	if command == "ADD" {
 		n.Plan(map[string]string{"ADD": "hold"})
-		for _, pod := range somePods(atOnce) {
+		for _, pod := range e2e.SomePods(atOnce) {
 			calls.Go(func() { _, _ = rt.RunPod(pod) })
 		}
 	} else {
-		pods := rt.RunPods(somePods(atOnce))
+		pods := rt.RunPods(e2e.SomePods(atOnce))
 		n.Plan(map[string]string{"DEL": "hold"})
 		for _, id := range pods {
 			calls.Go(func() { _ = rt.StopPod(id) })
 		}
 	}
 	n.AwaitHeld(command, atOnce)
-	o.during = n.Left()
+	o.During = n.Left()
 	rt.Kill()
 	if plugins != "go on" {
 		n.KillPlugins()
@@ -76,19 +75,11 @@ func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o 
 		t.Errorf("after containerd's start: %v", errs)
 	}
 	if unwind {
-		o.healed = heal(t, n, rt)
-		o.entries = n.Journal()
+		o.Healed = rt.Heal()
+		o.Entries = n.Journal()
 	}
-	o.after = n.Settled()
+	o.After = n.Settled()
 	return o
-}
-
-func somePods(count int) []e2e.Pod {
-	pods := make([]e2e.Pod, count)
-	for i := range pods {
-		pods[i].Name = fmt.Sprintf("pod-%d", i)
-	}
-	return pods
 }
 
 // The pool of the nodes that are booted again has room for the pods of one boot and some, not for those of two.
@@ -146,7 +137,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})
 	rt := n.StartContainerd(v)
 	rt.AwaitNetwork()
-	pods := somePods(rebootPods)
+	pods := e2e.SomePods(rebootPods)
 	old := rt.RunPods(pods)
 	b.before = n.Settled()
 
@@ -161,32 +152,16 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	rt.Start()
 	rt.ImportPause()
 	rt.AwaitNetwork()
-	known := rt.Pods()
-	for i, pod := range pods {
-		if _, ok := known[old[pod.Name]]; ok {
-			if err := rt.StopPod(old[pod.Name]); err != nil {
-				t.Errorf("old sandbox of %s: %v", pod.Name, err)
-			}
-		}
-		pods[i].Attempt++
-		if _, err := rt.RunPodRaced(&pods[i]); err != nil {
-			if b.failed++; !strings.Contains(err.Error(), "no IP addresses available") {
-				t.Errorf("pod %s: %v", pod.Name, err)
-			}
-		}
-		if i == 0 {
-			b.first = time.Since(begin)
-		}
-	}
+	b.failed = rt.RunAgain(pods, old, func() { b.first = time.Since(begin) })
 	b.all = time.Since(begin)
 	if unwind {
-		heal(t, n, rt)
-		if left := owed(n, rt); len(left) > 0 {
+		rt.Heal()
+		if left := n.Owed(rt.CRI); len(left) > 0 {
 			t.Errorf("of the last boot the journal still has %+v", left)
 		}
 	}
 	b.after = n.Settled()
-	checkLive(n, rt)
+	n.CheckLive(rt.CRI)
 	if errs := rt.RemovePods(); len(errs) > 0 {
 		t.Errorf("at the end: %v", errs)
 	}
@@ -195,14 +170,4 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 		b.entries = n.Journal()
 	}
 	return b
-}
-
-// checkLive checks all pods that run.
-func checkLive(n *e2e.Node, rt *e2e.Containerd) {
-	n.Helper()
-	for id, state := range rt.Pods() {
-		if state == e2e.Ready {
-			n.CheckPod(rt.CRI, id)
-		}
-	}
 }

@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -13,139 +12,76 @@ import (
 	"cni-unwind/testdata/e2e"
 )
 
-// crioNode is a node with CRI-O.
-type crioNode struct {
-	*e2e.Node
-	rt     *e2e.Crio
-	unwind bool
-}
-
-// newCrioNode makes a node whose chain may go through unwind. With a statusGrace, CRI-O asks for STATUS also after its start.
-func newCrioNode(t *testing.T, unwind bool, statusGrace string) *crioNode {
-	if e2e.Short() {
-		t.Skip("CRI-O is not built for a short run")
-	}
-	n := e2e.NewNode(t)
-	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind,
-		Keys: crioKeys(unwind)})
-	rt := n.StartCrio(e2e.CrioNetwork{ConfDir: e2e.ConfDir, PluginDir: e2e.PluginDir, StatusGrace: statusGrace})
-	rt.AwaitNetwork()
-	return &crioNode{n, rt, unwind}
-}
-
-// crioGrace is how long an attachment that CRI-O does not list is kept: a test waits that long.
-const crioGrace = 10 * time.Second
-
-func crioKeys(unwind bool) map[string]any {
-	if !unwind {
-		return nil
-	}
-	return map[string]any{"gracePeriod": crioGrace.String()}
-}
-
-// pending returns how many records of the journal are not of pods that run.
-func (c *crioNode) pending() (count int) {
-	c.Helper()
-	if !c.unwind {
-		return 0
-	}
-	pods := c.rt.Pods()
-	for _, a := range c.Journal() {
-		if state, known := pods[a.ContainerID]; !known || state != e2e.Ready || a.State != "live" {
-			count++
-		}
-	}
-	return count
-}
-
-// restart ends CRI-O as systemd does, and starts it again: it sends GC once.
-func (c *crioNode) restart() {
-	c.Helper()
-	c.rt.Stop()
-	c.rt.Start()
-	c.rt.AwaitNetwork()
-}
-
-// startAgent starts the agent, which sweeps each second, until the test ends.
-func (c *crioNode) startAgent() {
-	c.Helper()
-	cmd := exec.Command(e2e.Path(c, "bin/unwindctl"), "run", "--no-install", "--cri", "auto", "--interval", "1s", "--listen", "")
-	if err := c.Start(cmd); err != nil {
-		c.Fatal(err)
-	}
-	c.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
-}
-
 // TestE2ECrioLeak: pods that cannot start, or not end, leave nothing with unwind, and what is pending goes by each of the ways in
 // which somebody comes back.
 func TestE2ECrioLeak(t *testing.T) {
-	table := e2e.NewTable(t, fmt.Sprintf("CRI-O: %d sandboxes of a pod on a /28; addresses/netns/veths/rules", tries),
+	table := e2e.NewTable(t, fmt.Sprintf("CRI-O: %d sandboxes of a pod on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "TROUBLE", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "STOPS THAT FAIL", "AFTER", "PENDING", "NEXT POD")
-	next := func(c *crioNode) error {
-		id, err := c.rt.RunPod(e2e.Pod{Name: "crashing", Attempt: tries + 1})
+	next := func(c *e2e.CrioNode) error {
+		id, err := c.RT.RunPod(e2e.Pod{Name: "crashing", Attempt: e2e.Tries + 1})
 		if err == nil {
-			err = errors.Join(c.rt.StopPod(id), c.rt.RemovePod(id))
+			err = errors.Join(c.RT.StopPod(id), c.RT.RemovePod(id))
 		}
 		return err
 	}
 	for _, one := range []struct {
-		trouble     trouble
+		trouble     e2e.Trouble
 		unwind      bool
 		how         string
 		statusGrace string
-		then        func(c *crioNode) error
+		then        func(c *e2e.CrioNode) error
 	}{
-		{troubles[0], false, "STATUS, a restart, the next ADD", "1s", func(c *crioNode) error { c.restart(); _ = next(c); return nil }},
-		{troubles[0], true, "STATUS", "1s", func(*crioNode) error { return nil }},
-		{troubles[0], true, "a restart", "", func(c *crioNode) error { c.restart(); return nil }},
-		{troubles[0], true, "the next ADD", "", next},
-		{troubles[0], true, "the agent", "", func(c *crioNode) error { c.startAgent(); return nil }},
-		{troubles[1], false, "a restart", "", func(c *crioNode) error { c.restart(); return nil }},
-		{troubles[1], true, "nothing", "", func(*crioNode) error { return nil }},
-		{troubles[2], false, "a restart", "", func(c *crioNode) error { c.restart(); return nil }},
-		{troubles[2], true, "a restart", "", func(c *crioNode) error { c.restart(); return nil }},
+		{e2e.Troubles[0], false, "STATUS, a restart, the next ADD", "1s", func(c *e2e.CrioNode) error { c.Restart(); _ = next(c); return nil }},
+		{e2e.Troubles[0], true, "STATUS", "1s", func(*e2e.CrioNode) error { return nil }},
+		{e2e.Troubles[0], true, "a restart", "", func(c *e2e.CrioNode) error { c.Restart(); return nil }},
+		{e2e.Troubles[0], true, "the next ADD", "", next},
+		{e2e.Troubles[0], true, "the agent", "", func(c *e2e.CrioNode) error { c.StartAgent(); return nil }},
+		{e2e.Troubles[1], false, "a restart", "", func(c *e2e.CrioNode) error { c.Restart(); return nil }},
+		{e2e.Troubles[1], true, "nothing", "", func(*e2e.CrioNode) error { return nil }},
+		{e2e.Troubles[2], false, "a restart", "", func(c *e2e.CrioNode) error { c.Restart(); return nil }},
+		{e2e.Troubles[2], true, "a restart", "", func(c *e2e.CrioNode) error { c.Restart(); return nil }},
 	} {
-		chain := map[bool]string{false: "plain", true: "unwind"}[one.unwind]
-		t.Run(chain+"/"+one.trouble.name+"/"+one.how, func(t *testing.T) {
+		chain := e2e.ChainOf(one.unwind)
+		t.Run(chain+"/"+one.trouble.Name+"/"+one.how, func(t *testing.T) {
 			t.Parallel()
-			c := newCrioNode(t, one.unwind, one.statusGrace)
-			one.trouble.begin(c.Node)
+			c := e2e.NewCrioNode(t, one.unwind, one.statusGrace)
+			one.trouble.Begin(c.Node)
 			without, stops := 0, 0
-			for i := range tries {
-				id, err := c.rt.RunPod(e2e.Pod{Name: "crashing", Attempt: uint32(i)})
+			for i := range e2e.Tries {
+				id, err := c.RT.RunPod(e2e.Pod{Name: "crashing", Attempt: uint32(i)})
 				switch {
 				case err == nil:
-					if c.rt.StopPod(id) != nil {
+					if c.RT.StopPod(id) != nil {
 						stops++
 					}
-					_ = c.rt.StopPod(id)
-					_ = c.rt.RemovePod(id)
+					_ = c.RT.StopPod(id)
+					_ = c.RT.RemovePod(id)
 				case without == 0 && strings.Contains(err.Error(), "no IP addresses available"):
 					without = i + 1
 				}
 			}
-			during, pending := c.Settled(), c.pending()
-			one.trouble.end(c.Node)
+			during, pending := c.Settled(), c.Pending()
+			one.trouble.End(c.Node)
 			check(t, one.then(c))
 			if one.unwind {
 				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // the pauses after failed tries
-					if c.pending() > 0 && one.how == "the next ADD" {
+					if c.Pending() > 0 && one.how == "the next ADD" {
 						check(t, next(c))
 					}
-					return c.pending() == 0
+					return c.Pending() == 0
 				})
 			}
 			after := c.Settled()
-			_, starts := c.rt.RunPod(e2e.Pod{Name: "next"})
-			table.Row(chain, one.trouble.name, one.how, during, pending, without, stops, after, c.pending(), word(starts))
+			_, starts := c.RT.RunPod(e2e.Pod{Name: "next"})
+			table.Row(chain, one.trouble.Name, one.how, during, pending, without, stops, after, c.Pending(), word(starts))
 			if !one.unwind {
-				missing := one.trouble.name == troubles[1].name // CRI-O watches the directory, so it may start no plugin
+				missing := one.trouble.Name == e2e.Troubles[1].Name // CRI-O watches the directory, so it may start no plugin
 				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
 					t.Errorf("the plain chain leaks %s, later %s, so this shows nothing", during, after)
 				}
 				return
 			}
-			if during.Addresses != 0 || during.Veths != 0 || during.Rules != 0 || without != 0 {
+			if !during.HasNothing() || without != 0 {
 				t.Errorf("meanwhile unwind leaves %s; sandbox %d got no address", during, without)
 			}
 			if after != (e2e.Left{}) || starts != nil {
@@ -163,28 +99,28 @@ func TestE2ECrioKill(t *testing.T) {
 	for _, how := range []string{"plain", "the agent", "unwindctl sweep --cri auto"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			c := newCrioNode(t, how != "plain", "")
-			live := c.rt.RunPods(somePods(3))
+			c := e2e.NewCrioNode(t, how != "plain", "")
+			live := c.RT.RunPods(e2e.SomePods(3))
 			before := c.Settled()
 			c.Plan(map[string]string{"ADD": "hold"})
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				_, _ = c.rt.RunPod(e2e.Pod{Name: "victim"})
+				_, _ = c.RT.RunPod(e2e.Pod{Name: "victim"})
 			}()
 			c.AwaitHeld("ADD", 1)
-			c.rt.Kill()
+			c.RT.Kill()
 			c.KillPlugins()
 			<-ended
 			c.Plan(nil)
 			c.LetGo()
 			killed := c.Settled()
-			c.rt.Start()
-			c.rt.AwaitNetwork()
+			c.RT.Start()
+			c.RT.AwaitNetwork()
 			restarted := c.Settled()
 			switch how {
 			case "the agent":
-				c.startAgent()
+				c.StartAgent()
 				e2e.Eventually(t, time.Minute, "the victim's address is free", func() bool { return len(c.Reserved()) == len(live) })
 			case "unwindctl sweep --cri auto":
 				e2e.Eventually(t, time.Minute, "the victim's address is free", func() bool {
@@ -194,17 +130,17 @@ func TestE2ECrioKill(t *testing.T) {
 			}
 			after := c.Settled()
 			records := 0
-			if c.unwind {
+			if c.Unwind {
 				records = len(c.Journal())
 			}
-			table.Row(map[bool]string{false: "plain", true: "unwind"}[c.unwind], how, before, killed, restarted, after, records)
+			table.Row(e2e.ChainOf(c.Unwind), how, before, killed, restarted, after, records)
 			for _, id := range live {
-				c.CheckPod(c.rt.CRI, id)
+				c.CheckPod(c.RT.CRI, id)
 			}
 			if killed.Addresses != len(live)+1 {
 				t.Errorf("%d addresses when CRI-O is killed, want %d, so this shows nothing", killed.Addresses, len(live)+1)
 			}
-			if c.unwind && (after.Addresses != before.Addresses || after.Veths != before.Veths || after.Rules != before.Rules || records != len(live)) {
+			if c.Unwind && (after.Addresses != before.Addresses || after.Veths != before.Veths || after.Rules != before.Rules || records != len(live)) {
 				t.Errorf("left: %s, %d records; the live pods had %s", after, records, before)
 			}
 		})
@@ -218,16 +154,16 @@ func TestE2ECrioReboot(t *testing.T) {
 		"CHAIN", "EVENT", "BEFORE", "RUNNING", "NOT STARTED", "GONE", "PENDING")
 	for _, unwind := range []bool{false, true} {
 		for _, event := range []string{"reboot", "reboot without CRI-O's storage", "/run is emptied"} {
-			chain := map[bool]string{false: "plain", true: "unwind"}[unwind]
+			chain := e2e.ChainOf(unwind)
 			t.Run(chain+"/"+event, func(t *testing.T) {
 				t.Parallel()
-				c := newCrioNode(t, unwind, "1s")
-				pods := somePods(10)
-				old := c.rt.RunPods(pods)
+				c := e2e.NewCrioNode(t, unwind, "1s")
+				pods := e2e.SomePods(10)
+				old := c.RT.RunPods(pods)
 				before := c.Settled()
 				switch event {
 				case "/run is emptied":
-					c.rt.Stop()
+					c.RT.Stop()
 					c.EmptyRun()
 				case "reboot":
 					c.Reboot()
@@ -235,37 +171,22 @@ func TestE2ECrioReboot(t *testing.T) {
 					c.Reboot()
 					c.EmptyDisk("containers")
 				}
-				c.rt.LoadPause()
-				c.rt.Start()
-				c.rt.AwaitNetwork()
-				failed, known := 0, c.rt.Pods()
-				for i := range pods {
-					if _, ok := known[old[pods[i].Name]]; ok {
-						check(t, errors.Join(c.rt.StopPod(old[pods[i].Name]), c.rt.RemovePod(old[pods[i].Name])))
-					}
-					pods[i].Attempt++
-					if _, err := c.rt.RunPodRaced(&pods[i]); err != nil {
-						if failed++; !strings.Contains(err.Error(), "no IP addresses available") {
-							t.Errorf("pod %s: %v", pods[i].Name, err)
-						}
-					}
-				}
+				c.RT.LoadPause()
+				c.RT.Start()
+				c.RT.AwaitNetwork()
+				failed := c.RT.RunAgain(pods, old, func() {})
 				if unwind {
-					e2e.Eventually(t, time.Minute, "nothing is pending", func() bool { return c.pending() == 0 })
+					e2e.Eventually(t, time.Minute, "nothing is pending", func() bool { return c.Pending() == 0 })
 				}
 				running := c.Settled()
-				for id, state := range c.rt.Pods() {
-					if state == e2e.Ready {
-						c.CheckPod(c.rt.CRI, id)
-					}
-				}
-				if errs := c.rt.RemovePods(); len(errs) > 0 {
+				c.CheckLive(c.RT.CRI)
+				if errs := c.RT.RemovePods(); len(errs) > 0 {
 					t.Errorf("at the end: %v", errs)
 				}
 				gone := c.Settled()
-				table.Row(chain, event, before, running, failed, gone, c.pending())
-				if unwind && (running != before || failed > 0 || gone != (e2e.Left{}) || c.pending() > 0) {
-					t.Errorf("running %s, before %s; %d did not start; left %s, %d records", running, before, failed, gone, c.pending())
+				table.Row(chain, event, before, running, failed, gone, c.Pending())
+				if unwind && (running != before || failed > 0 || gone != (e2e.Left{}) || c.Pending() > 0) {
+					t.Errorf("running %s, before %s; %d did not start; left %s, %d records", running, before, failed, gone, c.Pending())
 				}
 			})
 		}
@@ -279,9 +200,9 @@ func TestE2ECrioHostPort(t *testing.T) {
 	for _, unwind := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unwind %t", unwind), func(t *testing.T) {
 			t.Parallel()
-			c := newCrioNode(t, unwind, "")
-			id := c.rt.MustRunPod(e2e.Pod{Name: "port", HostPorts: []int32{port}})
-			address := c.rt.IP(id)
+			c := e2e.NewCrioNode(t, unwind, "")
+			id := c.RT.MustRunPod(e2e.Pod{Name: "port", HostPorts: []int32{port}})
+			address := c.RT.IP(id)
 			rules, forwards := c.Run("nft", "list", "ruleset"), fmt.Sprintf(": %s . %d", address, port)
 			if !strings.Contains(rules, forwards) {
 				t.Fatalf("CRI-O has no %q:\n%s", forwards, rules)
@@ -289,7 +210,7 @@ func TestE2ECrioHostPort(t *testing.T) {
 			if unwind && strings.Contains(c.Unwindctl("show", id, "-o", "json"), "portMappings") {
 				t.Error("CRI-O sends port mappings to plugins")
 			}
-			if errs := c.rt.RemovePods(); len(errs) > 0 {
+			if errs := c.RT.RemovePods(); len(errs) > 0 {
 				t.Error(errs)
 			}
 			if left := c.Settled(); left != (e2e.Left{}) {
@@ -329,7 +250,7 @@ func TestE2ECrioInstall(t *testing.T) {
 			}
 			before := rt.MustRunPod(e2e.Pod{Name: "before"})
 			n.Unwindctl("install")
-			out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "doctor")
+			out, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "doctor", "-v")
 			t.Logf("doctor: %v\n%s%s", err, out, stderr)
 			if err != nil || !strings.Contains(out, dirs.ConfDir) {
 				t.Errorf("doctor: %v\n%s%s", err, out, stderr)

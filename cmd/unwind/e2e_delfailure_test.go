@@ -30,7 +30,7 @@ func delFailure(t *testing.T, v e2e.Version, mode string, table *e2e.Table) {
 	}
 	n.Configure(net)
 	rt := n.StartContainerd(v)
-	healthyPod(t, n, rt)
+	rt.HealthyPod()
 	id := rt.MustRunPod(e2e.Pod{Name: "pod"})
 
 	n.Plan(map[string]string{"DEL": "fail"})
@@ -51,7 +51,7 @@ func delFailure(t *testing.T, v e2e.Version, mode string, table *e2e.Table) {
 	}
 	entries := 0
 	if net.Unwind {
-		heal(t, n, rt)
+		rt.Heal()
 		entries = len(n.Journal())
 	}
 	after := n.Settled()
@@ -73,7 +73,7 @@ func delFailure(t *testing.T, v e2e.Version, mode string, table *e2e.Table) {
 			t.Errorf("the DEL was to be deferred: stop: %v, remove: %v, the sandbox is known: %t", stop, remove, known)
 		}
 	}
-	if left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || pending != 1 {
+	if !left.HasNothing() || pending != 1 {
 		t.Errorf("while DEL fails unwind leaves %s, and %d entries; want one", left, pending)
 	}
 	if later != nil || after != (e2e.Left{}) || entries != 0 {

@@ -14,9 +14,9 @@ import (
 func TestE2EPluginsBefore(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {
-		o := sufferOn(t, e2e.Newest(t), troubles[0], unwind, (*e2e.Node).DowngradePlugins)
-		if unwind == (o.during.Addresses > 0) || unwind && (o.after != (e2e.Left{}) || o.starts != nil) {
-			t.Errorf("unwind %t: %s, later %s; the next pod: %v", unwind, o.during, o.after, o.starts)
+		o := e2e.Suffer(t, e2e.Newest(t), e2e.Troubles[0], unwind, (*e2e.Node).DowngradePlugins)
+		if unwind == (o.During.Addresses > 0) || unwind && (o.After != (e2e.Left{}) || o.Starts != nil) {
+			t.Errorf("unwind %t: %s, later %s; the next pod: %v", unwind, o.During, o.After, o.Starts)
 		}
 	}
 }
@@ -30,7 +30,7 @@ func TestE2EPluginsUpgrade(t *testing.T) {
 		n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap}, Unwind: unwind})
 		rt := n.StartContainerd(e2e.Newest(t))
 		rt.AwaitNetwork()
-		pods := somePods(3)
+		pods := e2e.SomePods(3)
 		pods[0].HostPorts = []int32{8080}
 		rt.RunPods(pods)
 		n.UpgradePlugins()

@@ -55,7 +55,7 @@ func sandboxTests(t *testing.T, v e2e.Version, tests []string, unwind bool) map[
 		t.Errorf("unwind %t: pods stay: %v", unwind, errs)
 	}
 	if unwind {
-		heal(t, n, rt)
+		rt.Heal()
 		if entries := n.Journal(); len(entries) > 0 {
 			t.Errorf("the journal has %+v", entries)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,7 @@ import (
 func doctorCommand() *cobra.Command {
 	var o term.Output
 	var failOn string
+	var verbose bool
 	options := doctor.Options{Version: version}
 	cmd := &cobra.Command{
 		Use:        "doctor",
@@ -22,11 +24,14 @@ func doctorCommand() *cobra.Command {
 			"  the conflist, its chain, the plugins and the CNI versions they support\n" +
 			"  the state directory, the journal, and DELs that stay pending\n" +
 			"  the address pools\n" +
-			"doctor is read-only.\n\n" +
-			"The exit code is 0 if there is no problem, 3 if the worst problem is a warning, and\n" +
-			"4 if it is an error. For a monitor that knows only 0 and 1, use --fail-on: doctor\n" +
-			"exits 1 if the worst problem has at least that severity, else 0. Any other exit code\n" +
-			"means that the state is unknown.",
+			"doctor is read-only. It runs each plugin of the chain with CNI_COMMAND=VERSION, and\n" +
+			"prints the worst problem first. The exit codes:\n" +
+			"  0    no problem; with --fail-on: none of at least that severity\n" +
+			"  1    with --fail-on: a problem of at least that severity; else: doctor failed\n" +
+			"  2    usage error; nothing was checked\n" +
+			"  3    the worst problem is a warning\n" +
+			"  4    the worst problem is an error\n" +
+			"  130  interrupted; the state is unknown",
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +
@@ -37,17 +42,18 @@ func doctorCommand() *cobra.Command {
 			}
 			options.Stderr = cmd.ErrOrStderr()
 			report, err := doctor.Examine(cmd.Context(), options)
-			if err != nil {
-				return err
+			if err == nil && cmd.Context().Err() != nil {
+				err = errors.New("interrupted: the state is unknown")
 			}
-			err = report.Print(cmd.OutOrStdout(), &o)
-			worst, _ := report.Worst()
+			if err == nil {
+				err = report.Print(cmd.OutOrStdout(), &o, verbose)
+			}
 			switch {
-			case err != nil, worst.Severity == doctor.OK,
-				failOn == doctor.Failure.String() && worst.Severity < doctor.Failure:
+			case err != nil, report.Worst() == doctor.OK,
+				failOn == doctor.Failure.String() && report.Worst() < doctor.Failure:
 				return err
 			case failOn == "":
-				return term.Coded{Code: 2 + int(worst.Severity)}
+				return term.Coded{Code: 2 + int(report.Worst())}
 			}
 			return term.Coded{Code: term.ExitError}
 		},
@@ -55,6 +61,7 @@ func doctorCommand() *cobra.Command {
 	addPlaceFlags(cmd, &options.Target)
 	cmd.Flags().StringVar(&options.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: the one that unwind's conflist names)")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "also print the checks that passed")
 	cmd.Flags().StringVar(&failOn, "fail-on", "",
 		"exit 1 if the worst problem has at least this `SEVERITY`, warning or error; else exit 0")
 	_ = cmd.RegisterFlagCompletionFunc("fail-on", cobra.FixedCompletions(

@@ -75,7 +75,7 @@ func TestE2ESweepStates(t *testing.T) {
 		if errs := rt.RemovePods(); len(errs) > 0 {
 			t.Error(errs)
 		}
-		if left := n.Settled(); left.Addresses != 0 || left.Veths != 0 || left.Rules != 0 || len(n.Journal()) != 0 {
+		if left := n.Settled(); !left.HasNothing() || len(n.Journal()) != 0 {
 			t.Errorf("left: %s, %+v", left, n.Journal())
 		}
 	})

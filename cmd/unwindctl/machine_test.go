@@ -235,7 +235,7 @@ func (n *machine) edit(id string, change func(*journal.Entry)) {
 			err = tx.Delete(e)
 			e.Number = 0
 		}
-		return errors.Join(err, putIn(tx, e))
+		return errors.Join(err, nodetest.PutIn(tx, e))
 	})
 	check(n, err)
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/journal"
 	"cni-unwind/testdata/nodetest"
 )
 
@@ -22,7 +25,7 @@ func TestColours(t *testing.T) {
 	n := newMachine(t)
 	run := func(env string, args ...string) string {
 		term, stdout := nodetest.NewTerminal(t, 0)
-		cmd := n.unwindctl(append([]string{"doctor", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
+		cmd := n.unwindctl(append([]string{"doctor", "-v", "--conf-dir", n.dir + "/none", "--cni-bin-dir", n.dir, "--state-dir", n.state}, args...)...)
 		cmd.Env = append(cmd.Environ(), "TERM=xterm", env)
 		cmd.Stdout = stdout
 		check(t, cmd.Start())
@@ -45,6 +48,26 @@ func TestColours(t *testing.T) {
 	if out := n.run(n.unwindctl("doctor", "--conf-dir", n.dir+"/none", "--cni-bin-dir", n.dir)); strings.Contains(out.stdout, "\x1b") {
 		t.Errorf("piped: %q", out.stdout)
 	}
+}
+
+// dead adds attachments that are dead, and whose DEL goes so.
+func (n *machine) dead(many int, mode string) {
+	n.Helper()
+	n.netns("d")
+	n.add(home, "d", n.pin("d"))
+	e, d := n.entry("d"), n.entry("d")
+	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
+		e.Added.Host.BootID = "earlier"
+		for i := range many {
+			e.ContainerID, e.Number, e.Undo.State = fmt.Sprintf("d-%d", i), 0, journal.Live
+			if err := nodetest.PutIn(tx, e); err != nil {
+				return err
+			}
+		}
+		return tx.Delete(d)
+	})
+	check(n, err)
+	n.plan(map[string]string{"DEL": mode})
 }
 
 // TestTables: on a terminal each table fits its width, with the names that other commands take.

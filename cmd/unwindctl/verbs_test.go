@@ -46,8 +46,8 @@ var verbs = map[string]verb{
 		fmt.Fprintln(ts.Stdout(), &line)
 	},
 	// journal VERB DIR ARG…: writes what the plugin would have written.
-	"journal": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
-		ts.Check(writes[args[0]](writer{ts, &journal.Store{Dir: ts.MkAbs(args[1])}}, args[2:]))
+	"journal": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) {
+		nodetest.WriteJournal(ts, neg, args)
 	},
 	// netns ID…: makes network namespaces, netns/ID.
 	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },

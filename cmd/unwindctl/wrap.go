@@ -18,22 +18,21 @@ func wrapCommand() *cobra.Command {
 			"the network, because a runtime also runs the plugins in it. wrap does not change a\n" +
 			"file that is already wrapped. If FILE is -, wrap reads the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
-	}, "already wrapped", wrap.Inline)
+	}, wrap.Rewrite{Change: wrap.Inline, Unchanged: "already wrapped",
+		Changed: "wrapped: unwind runs the chain"})
 }
 
 // rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
-func rewriteCommand(cmd *cobra.Command, unchanged string,
-	change func(wrap.Source) ([]byte, error)) *cobra.Command {
-	var inPlace bool
+func rewriteCommand(cmd *cobra.Command, r wrap.Rewrite) *cobra.Command {
 	cmd.Args = term.OneArg
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if inPlace && args[0] == "-" {
+		if r.InPlace && args[0] == "-" {
 			return term.Usage("--in-place needs a file, not stdin")
 		}
-		return wrap.Rewrite{Change: change, Unchanged: unchanged, InPlace: inPlace,
-			Streams: streams(cmd)}.Run(args[0])
+		r.Streams = streams(cmd)
+		return r.Run(args[0])
 	}
-	cmd.Flags().BoolVar(&inPlace, "in-place", false, "replace the file, keeping its owner and mode")
+	cmd.Flags().BoolVar(&r.InPlace, "in-place", false, "replace the file, keeping its owner and mode")
 	return cmd
 }
 
@@ -47,5 +46,6 @@ func unwrapCommand() *cobra.Command {
 			"reads the standard input.",
 		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
 			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
-	}, "not wrapped", wrap.Restore)
+	}, wrap.Rewrite{Change: wrap.Restore, Unchanged: "not wrapped",
+		Changed: "unwrapped: it no longer runs unwind"})
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -203,6 +204,30 @@ func (c *CRI) RemovePods() (errs []error) {
 		}
 	}
 	return errs
+}
+
+// RunAgain starts the pods of the last boot as kubelet does: each pod's old sandbox, if the runtime
+// knows it, is stopped and removed first. It returns how many got no address, and calls began once the
+// first pod was tried.
+func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed int) {
+	c.node.Helper()
+	known := c.Pods()
+	for i := range pods {
+		id := old[pods[i].Name]
+		if _, is := known[id]; is {
+			check(c.node, errors.Join(c.StopPod(id), c.RemovePod(id)))
+		}
+		pods[i].Attempt++
+		if _, err := c.RunPodRaced(&pods[i]); err != nil {
+			if failed++; !strings.Contains(err.Error(), "no IP addresses available") {
+				c.node.Errorf("pod %s: %v", pods[i].Name, err)
+			}
+		}
+		if i == 0 {
+			began()
+		}
+	}
+	return failed
 }
 
 // NetworkReady asks for the runtime's status, as the kubelet does every five seconds. It returns

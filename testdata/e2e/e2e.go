@@ -52,3 +52,11 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 
 // Short reports whether the tests should take less time: SHORT=1.
 func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }
+
+// check ends a test that has an error.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

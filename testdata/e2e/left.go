@@ -24,6 +24,10 @@ func (l Left) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.NetNS, l.Veths, l.Rules)
 }
 
+// HasNothing reports whether nothing is left but network namespaces, which the runtime keeps for a
+// sandbox that it knows.
+func (l Left) HasNothing() bool { return l.Addresses+l.Veths+l.Rules == 0 }
+
 // Left counts what is on the node now.
 func (n *Node) Left() Left {
 	n.Helper()

@@ -50,3 +50,10 @@ func (n *Nerdctl) Start(name, network string) (id string, err error) {
 	return n.Try("run", "--detach", "--pull=never", "--name="+name, "--network="+network, "--cgroup-parent="+n.node.Cgroup(),
 		"--security-opt=apparmor=unconfined", PauseImage)
 }
+
+// Remove removes a container, which may not have started.
+func (n *Nerdctl) Remove(name string) error {
+	n.node.Helper()
+	_, err := n.Try("rm", "--force", name)
+	return err
+}

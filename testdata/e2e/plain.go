@@ -1,11 +1,18 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // CacheDir is libcni's cache of results.
@@ -35,4 +42,159 @@ func (n *Node) Age() {
 			n.Fatal(err)
 		}
 	}
+}
+
+// PlainNode is a node whose runtime runs the plain chain of bridge, firewall and faulty. Nothing of
+// unwind is installed; unwindctl alone was copied to it.
+type PlainNode struct {
+	*Node
+	RT   *Containerd
+	Live []string // sandboxes
+}
+
+// Copied is where unwindctl was copied to.
+const Copied = "/usr/local/bin/unwindctl"
+
+// NewPlainNode has pods that run, and a pool whose last address is given.
+func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
+	n := &PlainNode{Node: NewLongUpNode(t)}
+	check(t, os.Remove(n.File(PluginDir, "unwind")))
+	n.Run("cp", Path(t, "bin/unwindctl"), Copied)
+	n.Configure(Network{Subnet: "10.22.0.0/27", Last: last, Plugins: []string{Firewall, n.Faulty()}})
+	n.RT = n.StartContainerd(v)
+	n.RT.AwaitNetwork()
+	for i := range live {
+		n.Live = append(n.Live, n.RT.MustRunPod(Pod{Name: fmt.Sprintf("live-%d", i)}))
+	}
+	return n
+}
+
+// Ctl runs unwindctl, which is to end with an exit code.
+func (n *PlainNode) Ctl(code int, args ...string) string {
+	n.Helper()
+	stdout, stderr, err := n.Try(Copied, args...)
+	if (err == nil) != (code == 0) {
+		n.Errorf("unwindctl %v: %v, want exit code %d\n%s%s", args, err, code, stdout, stderr)
+	}
+	return stdout
+}
+
+// Found is a finding of unwindctl sweep --json.
+type Found struct {
+	ContainerID, Address, Verdict, Result, Why string
+	Cached                                     bool
+	Addresses, Pending                         []string
+}
+
+// Sweep returns what a sweep says of each address.
+func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
+	n.Helper()
+	var object struct{ Findings []Found }
+	out := n.Ctl(code, append([]string{"sweep", "--json", "--cri", Socket}, args...)...)
+	check(n, json.Unmarshal([]byte(out), &object))
+	byAddress := map[string]Found{}
+	for _, f := range object.Findings {
+		for _, a := range append(f.Addresses, f.Address) {
+			if a != "" {
+				byAddress[a] = f
+			}
+		}
+	}
+	return byAddress
+}
+
+// Results counts the findings by result.
+func Results(of map[string]Found) map[string]int {
+	count := map[string]int{}
+	for _, f := range of {
+		count[f.Result]++
+	}
+	return count
+}
+
+// Has is all that is on the node.
+type Has struct {
+	Reserved map[string]string
+	Rules    []string
+	Cached   []string
+}
+
+func (n *PlainNode) Look() Has {
+	n.Helper()
+	h := Has{n.Reserved(), n.Rules(), n.Cached("")}
+	slices.Sort(h.Rules)
+	return h
+}
+
+// Unchanged: nothing of what was there before is gone, and nothing has come.
+func (n *PlainNode) Unchanged(what string, before Has) {
+	n.Helper()
+	if diff := cmp.Diff(before, n.Look()); diff != "" {
+		n.Errorf("%s, -want +got:\n%s", what, diff)
+	}
+}
+
+func (n *PlainNode) CheckLive() {
+	n.Helper()
+	for _, id := range n.Live {
+		n.CheckPod(n.RT.CRI, id)
+	}
+}
+
+// FailPods has the runtime start pods of which faulty fails ADD and DEL, and stop and remove what it
+// still lists of them, as kubelet does.
+func (n *PlainNode) FailPods(prefix string, count int) {
+	n.Helper()
+	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})
+	for i := range count {
+		if _, err := n.RT.RunPod(Pod{Name: fmt.Sprintf("%s-%d", prefix, i)}); err == nil {
+			n.Fatalf("pod %d has started, and faulty fails", i)
+		}
+	}
+	n.RemovePods(nil)
+	n.Plan(nil)
+}
+
+// RemovePods stops and removes all pods but those that live, and some others.
+func (n *PlainNode) RemovePods(but []string) {
+	n.Helper()
+	for id := range n.RT.Pods() {
+		if !slices.Contains(n.Live, id) && !slices.Contains(but, id) {
+			if err := errors.Join(n.RT.StopPod(id), n.RT.RemovePod(id)); err != nil {
+				n.Logf("pod %.12s: %v", id, err)
+			}
+		}
+	}
+}
+
+// ForgetPods has the runtime start pods, which then end, and lose its record of them: no DEL comes.
+func (n *PlainNode) ForgetPods(prefix string, count int) {
+	n.Helper()
+	before := n.pins()
+	pods := make([]Pod, count)
+	for i := range pods {
+		pods[i].Name = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	ids := slices.Collect(maps.Values(n.RT.RunPods(pods)))
+	for _, id := range ids {
+		n.RT.KillPod(id)
+	}
+	n.RT.Forget(ids...)
+	for _, pin := range n.pins() {
+		if !slices.Contains(before, pin) {
+			n.RemoveNetNS(pin)
+		}
+	}
+	n.Settled()
+}
+
+// pins returns the network namespaces that are pinned.
+func (n *PlainNode) pins() (names []string) {
+	n.Helper()
+	entries, err := os.ReadDir(n.File("/run/netns"))
+	check(n, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }

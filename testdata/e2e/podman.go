@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 )
@@ -69,4 +70,21 @@ func (p *Podman) Run(args ...string) string {
 		p.node.Fatalf("podman %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
 	}
 	return strings.TrimSpace(stdout)
+}
+
+// Start starts a container in a network, and returns the container's ID.
+func (p *Podman) Start(name, network string) (id string, err error) {
+	p.node.Helper()
+	id, stderr, err := p.Try("run", "--detach", "--name="+name, "--network="+network, "--cgroup-parent="+p.node.Cgroup(), PauseImage)
+	if err != nil {
+		err = fmt.Errorf("podman run: %w\n%s", err, stderr)
+	}
+	return strings.TrimSpace(id), err
+}
+
+// Remove removes a container, which may not have started.
+func (p *Podman) Remove(name string) error {
+	p.node.Helper()
+	_, _, err := p.Try("rm", "--force", "--time=1", name)
+	return err
 }

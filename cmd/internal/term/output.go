@@ -36,7 +36,6 @@ type Output struct {
 	NoHeaders bool // print tables without header and summary lines
 
 	allowed []string
-	given   Format // set by a flag
 }
 
 // AddFlags adds -o, --json and, for a table, --no-headers. keys lists the keys of the JSON object.
@@ -49,10 +48,11 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	flags.VarP(o, "output", "o", "output `FORMAT`: "+strings.Join(o.allowed, ", "))
 	help := "same as -o json; the object's keys: version, " + keys
 	flags.BoolFunc("json", help, func(value string) error {
-		if asJSON, err := strconv.ParseBool(value); err != nil || !asJSON {
-			return err
+		asJSON, err := strconv.ParseBool(value)
+		if asJSON {
+			o.Format = JSON
 		}
-		return o.set(JSON)
+		return err
 	})
 	if slices.Contains(formats, Wide) {
 		flags.BoolVar(&o.NoHeaders, "no-headers", false,
@@ -70,14 +70,7 @@ func (o *Output) Set(value string) error {
 	if !slices.Contains(o.allowed, value) {
 		return fmt.Errorf("must be one of %s", strings.Join(o.allowed, ", "))
 	}
-	return o.set(Format(value))
-}
-
-func (o *Output) set(f Format) error {
-	if o.given != "" && o.given != f {
-		return fmt.Errorf("-o %s and -o %s are mutually exclusive", o.given, f)
-	}
-	o.Format, o.given = f, f
+	o.Format = Format(value)
 	return nil
 }
 

@@ -1,16 +1,12 @@
 package term
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
-	"io"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 
 	"cni-unwind/testdata/nodetest"
 )
@@ -40,37 +36,5 @@ func TestPrintObject(t *testing.T) {
 		if r != '\n' && !unicode.IsPrint(r) {
 			t.Errorf("%U is not escaped", r)
 		}
-	}
-}
-
-// TestWatch: what two looks print is two documents, and the end is no error.
-func TestWatch(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	var o Output
-	var out strings.Builder
-	looks := 0
-	cmd := &cobra.Command{Use: "list", RunE: func(cmd *cobra.Command, _ []string) error {
-		if looks++; looks == 2 {
-			defer cancel()
-		}
-		return o.PrintObject(cmd.OutOrStdout(), "look", looks)
-	}}
-	o.AddFlags(cmd, cmd.Flags(), "look", Plain, JSON)
-	AddWatch(cmd)
-	cmd.SetOut(&out)
-	cmd.SetArgs([]string{"--watch", "-o", "json"})
-	if err := cmd.ExecuteContext(ctx); err != nil {
-		t.Error(err)
-	}
-	next := json.NewDecoder(strings.NewReader(out.String()))
-	for want := 1; want <= 2; want++ {
-		var got struct{ Look int }
-		if err := next.Decode(&got); err != nil || got.Look != want {
-			t.Errorf("look %d: %v, %v in\n%s", want, got.Look, err, out.String())
-		}
-	}
-	if err := next.Decode(new(any)); !errors.Is(err, io.EOF) {
-		t.Errorf("after them: %v", err)
 	}
 }

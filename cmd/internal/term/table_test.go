@@ -78,17 +78,3 @@ func TestWrap(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
-
-// TestPrint: what is no terminal gets all, and wide columns come with Wide.
-func TestPrint(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("text ", 100) + "end"
-	for format, want := range map[Format]string{Plain: "A  B\na  " + long + "\n", Wide: "A  W  B\na  w  " + long + "\n"} {
-		table := NewTable(Column{Name: "A"}, Column{Name: "W", Wide: true}, Column{Name: "B", Least: 4})
-		table.Add("a", "w", long)
-		var got strings.Builder
-		if err := table.Print(&got, &Output{Format: format}); err != nil || got.String() != want {
-			t.Errorf("%s: %v\n%s", format, err, got.String())
-		}
-	}
-}

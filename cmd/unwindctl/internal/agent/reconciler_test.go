@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	bolt "go.etcd.io/bbolt"
 
 	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/install"
@@ -171,17 +169,7 @@ func wantReady(k *reconciling, args []string) error {
 func newerJournal(k *reconciling, _ []string) error {
 	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
-	if err != nil {
-		return err
-	}
-	db, err := bolt.Open(store.Path(), 0o600, nil)
-	if err != nil {
-		return err
-	}
-	format := []byte("format")
-	newer := journal.Seal(format, fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, journal.Version+1))
-	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put(format, newer) })
-	return errors.Join(err, db.Close())
+	return errors.Join(err, nodetest.MakeNewer(store))
 }
 
 // offBy is what is on record of the off-switch: off [BY].

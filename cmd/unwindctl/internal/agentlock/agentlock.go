@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
 )
 
 // Name is the name of the file in the state directory.
@@ -23,28 +25,13 @@ var ErrBusy = errors.New("busy")
 // Lock is a lock that this process holds until it calls Release or exits.
 type Lock struct{ file *os.File }
 
-// Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates a
-// missing directory (0700) and a missing file (0600); the file stays after Release. It does not
-// follow a symbolic link, and rejects a directory that others can write to.
+// Take takes the lock if it is free, and otherwise returns ErrBusy immediately. It creates the file
+// as journal.OpenIn does; the file stays after Release.
 func Take(stateDir string) (*Lock, error) {
-	path := Path(stateDir)
-	var f *os.File
-	err := fs.ErrNotExist
+	f, err := (*os.File)(nil), fs.ErrNotExist
 	// a sweep that ends may remove the state directory if it is still empty
 	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
-		if err := makeDir(stateDir); err != nil {
-			return nil, fmt.Errorf("the agent's lock: %w", err)
-		}
-		f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	}
-	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("the agent's lock: %s is a symbolic link; remove it", path)
-	}
-	if err == nil {
-		var info fs.FileInfo
-		if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
-			err = unix.EISDIR
-		}
+		f, err = journal.OpenIn(stateDir, Name)
 	}
 	if err == nil {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -53,33 +40,12 @@ func Take(stateDir string) (*Lock, error) {
 	case err == nil:
 		return &Lock{f}, nil
 	case errors.Is(err, unix.EISDIR):
-		err = fmt.Errorf("%s is not a regular file; move it out of the way", path)
+		err = fmt.Errorf("%s is not a regular file; move it out of the way", Path(stateDir))
 	case errors.Is(err, unix.EWOULDBLOCK):
 		err = ErrBusy
 	}
 	_ = f.Close() // f may be nil, which Close accepts
 	return nil, fmt.Errorf("the agent's lock: %w", err)
-}
-
-// makeDir creates the state directory if it is missing. It rejects a directory that others can
-// write to.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return err
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is not a directory; move it out of the way", dir)
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d; chown it to root", dir, st.Uid)
-	case st.Mode&0o022 != 0:
-		return fmt.Errorf("%s is writable by others; chmod it to 0700", dir)
-	}
-	return nil
 }
 
 // Path returns the path of the lock's file.

@@ -60,16 +60,15 @@ func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseErr
 		remedy = "no sweep finishes while the mass-release guard keeps attachments; see attachments above"
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
-	switch age := time.Since(s.LastSweep); {
-	case s.LastSweep.IsZero() && !slices.ContainsFunc(s.Attachments, old):
-		e.add("sweep", OK, "", "no sweep has finished yet; the journal is younger than %s",
-			term.Roughly(sweptLately))
-	case s.LastSweep.IsZero():
+	switch age := term.Ago(s.LastSweep); {
+	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
-	case age > sweptLately:
-		e.add("sweep", Warning, remedy, "no sweep has finished for %s", term.Roughly(age))
+	case s.LastSweep.IsZero():
+		e.add("sweep", OK, "", "no sweep has finished yet, because the journal is new")
+	case time.Since(s.LastSweep) > sweptLately:
+		e.add("sweep", Warning, remedy, "no sweep has finished for %s", age)
 	default:
-		e.add("sweep", OK, "", "the last sweep finished %s ago", term.Roughly(age))
+		e.add("sweep", OK, "", "the last sweep finished %s ago", age)
 	}
 }
 
@@ -87,13 +86,13 @@ func (e *examination) rollbacks(events []journal.Event) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(count)) {
-		failed := fmt.Sprintf("plugin %s failed %s", of, term.Plural(count[of], "ADD", "ADDs"))
+		failed := "plugin " + of + " failed " + term.Plural(count[of], "ADD", "ADDs")
 		if of == "-" { // no plugin is to blame
 			failed = term.Plural(count[of], "ADD", "ADDs") + " failed"
 		}
-		e.add("pods", Warning, "fix the cause of that error; unwindctl history --since "+
-			term.Roughly(pendingLong)+" -o wide lists all errors",
-			"%s in the last %s; last error: %s", failed, term.Roughly(pendingLong), last[of])
+		e.add("pods", Warning,
+			"fix the cause of that error; unwindctl history --since 15m -o wide lists all errors",
+			"%s in the last 15m; last error: %s", failed, last[of])
 	}
 }
 
@@ -108,38 +107,37 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 		if time.Since(a.Since) <= pendingLong {
 			continue
 		}
-		if a.HasStep(journal.RunNow, journal.ForBackoff) {
-			long = append(long, a.Key.String())
-			for _, step := range a.Steps {
-				if _, err := netconf.FindPlugin(step.Plugin, e.binPath); err != nil {
-					gone = append(gone, step.Plugin+" of "+a.Key.String())
-				}
+		key := a.Key.String()
+		if a.HasStep(journal.ForPort) {
+			held = append(held, key)
+		}
+		if !a.HasStep(journal.RunNow, journal.ForBackoff) {
+			continue
+		}
+		long = append(long, key)
+		for _, step := range a.Steps {
+			if _, err := netconf.FindPlugin(step.Plugin, e.binPath); err != nil {
+				gone = append(gone, step.Plugin+" of "+key)
 			}
 		}
-		if a.HasStep(journal.ForPort) {
-			held = append(held, a.Key.String())
-		}
 	}
+	some := func(all []string) string { return strings.Join(all[:min(3, len(all))], ", ") }
 	if len(long) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+long[0]+" explains why",
-			"%s for more than %s: %s",
-			term.Plural(len(long), "attachment has had pending DELs", "attachments have had pending DELs"),
-			term.Roughly(pendingLong),
-			strings.Join(long[:min(3, len(long))], ", "))
+			"%s pending DELs for more than 15m: %s",
+			term.Plural(len(long), "attachment has had", "attachments have had"), some(long))
 	}
 	if len(gone) > 0 {
 		_, key, _ := strings.Cut(gone[0], " of ")
 		e.add("attachments", Warning,
 			"reinstall the plugin, or drop its DELs with unwindctl forget "+key,
-			"pending DELs need plugins that are not in %s: %s", e.binPath,
-			strings.Join(gone[:min(3, len(gone))], ", "))
+			"pending DELs need plugins that are not in %s: %s", e.binPath, some(gone))
 	}
 	if len(held) > 0 {
-		e.add("attachments", Warning, "fix the plugin that created the host port; a reboot also "+
-			"releases the address",
+		e.add("attachments", Warning,
+			"fix the plugin that created the host port; a reboot also releases the address",
 			"the addresses of %s stay reserved, because a host port may forward to them: %s",
-			term.Plural(len(held), "dead attachment", "dead attachments"),
-			strings.Join(held[:min(3, len(held))], ", "))
+			term.Plural(len(held), "dead attachment", "dead attachments"), some(held))
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
@@ -166,21 +164,17 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 	}
 	if elsewhere > 0 {
 		e.add("attachments", Warning, "run doctor on the host, or as unwindctl --host doctor",
-			"cannot judge %d of %s from these namespaces", elsewhere,
-			term.Attachments(all))
+			"cannot judge %d of %s from these namespaces", elsewhere, term.Attachments(all))
 	}
 	if len(unknown) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String()+" shows the evidence",
 			"the state of %d of %s is unknown: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
-	switch {
-	case found.SweepErr != nil:
+	if found.SweepErr != nil {
 		e.add("attachments", Failure, "", "%v", found.SweepErr)
-	case elsewhere > 0 || len(unknown) > 0:
-	default:
-		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all),
-			pending)
+	} else if elsewhere+len(unknown) == 0 {
+		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all), pending)
 	}
 }
 
@@ -201,26 +195,25 @@ func (e *examination) pools(found *inspect.Node) {
 }
 
 func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
-	text := fmt.Sprintf("%s: %s (%d leaked, %d empty, %d unknown)", pool, s, s.Leaked,
-		s.Empty, s.Unknown)
-	switch {
+	severity, remedy, full := OK, "", ""
+	switch leaks := s.Leaked+s.Empty > 0; {
 	case s.Full() && s.Live == s.Used:
-		e.add("pools", Failure, "enlarge the pool, or run fewer pods on this node", "%s", text)
+		severity, remedy = Failure, "enlarge the pool, or run fewer pods on this node"
 	case s.Full():
-		e.add("pools", Failure, "unwindctl ipam --cri auto -o wide shows each address's owner",
-			"%s", text)
+		severity, remedy = Failure, showOwners
 	case s.NearlyFull():
-		e.add("pools", Warning, "unwindctl ipam --cri auto -o wide shows each address's owner",
-			"%s: nearly full", text)
-	case s.Leaked+s.Empty > 0 && guarded:
-		e.add("pools", Warning, "check with unwindctl sweep --dry-run --force; see attachments above",
-			"%s", text)
-	case s.Leaked+s.Empty > 0:
-		e.add("pools", Warning, "unwindctl sweep releases leaked and empty addresses", "%s", text)
-	default:
-		e.add("pools", OK, "", "%s", text)
+		severity, remedy, full = Warning, showOwners, ": nearly full"
+	case leaks && guarded:
+		severity = Warning
+		remedy = "check with unwindctl sweep --dry-run --force; see attachments above"
+	case leaks:
+		severity, remedy = Warning, "unwindctl sweep releases leaked and empty addresses"
 	}
+	e.add("pools", severity, remedy, "%s: %s (%d leaked, %d empty, %d unknown)%s", pool, s, s.Leaked,
+		s.Empty, s.Unknown, full)
 }
+
+const showOwners = "unwindctl ipam --cri auto -o wide shows each address's owner"
 
 // doctor reports an error if the journal's disk has less free space than this. A journal takes a
 // few MiB.
@@ -242,7 +235,7 @@ func (e *examination) directory() bool {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		e.add("journal", OK, "", "no journal in %s yet: no pod was added through unwind", e.StateDir)
+		e.add("journal", OK, "", "no journal in %s yet", e.StateDir)
 	case err != nil:
 		e.add("journal", Failure, inspect.HintFor(err), "%v", err)
 	}
@@ -271,17 +264,16 @@ func (e *examination) files(info fs.FileInfo) {
 			"%s has mode %04o: other users can read or write it", e.StateDir, info.Mode().Perm())
 	}
 	e.disk()
-	for _, part := range []struct {
-		name string
-		dir  bool
-	}{{"journal.db", false}, {"journal.lock", false}, {"locks", true},
-		{"history.jsonl", false}, {"last-sweep", false}, {"sweep.lock", false},
-		{agentlock.Name, false}} {
-		path := filepath.Join(e.StateDir, part.name)
+	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
+		"sweep.lock", agentlock.Name} {
+		path, want := filepath.Join(e.StateDir, name), "regular file"
 		info, err := os.Lstat(path)
-		if err == nil && (info.IsDir() != part.dir || !info.IsDir() && !info.Mode().IsRegular()) {
-			kind := map[bool]string{true: "directory", false: "regular file"}[part.dir]
-			e.add("journal", Failure, "move it to another directory", "%s is not a %s", path, kind)
+		wrong := err == nil && !info.Mode().IsRegular()
+		if name == "locks" {
+			wrong, want = err == nil && !info.IsDir(), "directory"
+		}
+		if wrong {
+			e.add("journal", Failure, "move it to another directory", "%s is not a %s", path, want)
 		}
 	}
 	aside, _ := filepath.Glob(filepath.Join(e.StateDir, "journal.db.damaged-*"))

@@ -45,12 +45,9 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 		e.add("runtime", Warning, "", "%s", n)
 	}
 	if err == nil {
-		severity := OK
-		if r.Name == "" && e.Target.ConfDir == "" {
-			severity = Warning
-		}
-		e.add("runtime", severity, r.SweepAdvice(ctx), "%s Conflists: %s; plugins: %s.",
-			e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
+		guessed := r.Name == "" && e.Target.ConfDir == ""
+		e.add("runtime", map[bool]Severity{true: Warning}[guessed], r.SweepAdvice(ctx),
+			"%s Conflists: %s; plugins: %s.", e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
 	return r, nil
 }
@@ -61,20 +58,19 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	own := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}
 	obstacle := own.Obstacle(e.StateDir)
 	if obstacle != nil {
-		severity := map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()]
-		e.add("network", severity, inspect.HintFor(obstacle), "%v", obstacle)
+		e.add("network", map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()],
+			inspect.HintFor(obstacle), "%v", obstacle)
 	}
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {
-		text := "no conflist in " + r.ConfDir
-		remedy := "install the network's provider, then run unwindctl install"
+		text := ""
 		if err != nil {
-			text += ": " + err.Error()
+			text = ": " + err.Error()
 		} else if !durable.Exists(r.ConfDir) {
-			text += ": no such directory"
-			remedy = "install the network's provider, or set --conf-dir to the runtime's directory"
+			text = ": no such directory"
 		}
-		e.add("network", Failure, remedy, "%s", text)
+		e.add("network", Failure, "install the network's provider, then run unwindctl install; or set "+
+			"--conf-dir to the runtime's directory", "no conflist in %s%s", r.ConfDir, text)
 		return nil, nil
 	}
 	var ours *netconf.Conflist
@@ -84,12 +80,11 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		case c == nil && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)
-		case c == nil || c.Unwind == nil:
-			if i == 0 && c != nil && obstacle == nil {
-				e.add("network", Warning,
-					"run unwindctl install, if necessary with an --unwind-file that sorts before that file",
-					"%s sorts first and does not run unwind, so unwind is not in use", path)
-			}
+		case c == nil, c.Unwind == nil && (i > 0 || obstacle != nil):
+		case c.Unwind == nil:
+			e.add("network", Warning,
+				"run unwindctl install, if necessary with an --unwind-file that sorts before that file",
+				"%s sorts first and does not run unwind, so unwind is not in use", path)
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
@@ -206,22 +201,22 @@ func (e *examination) hiddenIPAM(chain *netconf.Chain) {
 
 // plugins checks that every plugin of the chain exists and supports the chain's cniVersion.
 func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
-	asked, dirs := map[string]bool{}, strings.Join(r.BinDirs, ":")
+	asked, dirs := map[string]bool{}, strings.Join(r.BinDirs, ", ")
 	ask := func(name, spoken string) {
 		if name == "" || asked[name] {
 			return
 		}
 		asked[name] = true
-		path, err := netconf.FindPlugin(name, dirs)
+		path, err := netconf.FindPlugin(name, e.binPath)
 		if err != nil {
 			e.add("plugins", Failure, "install it; without it no pod can start", "%s not found in %s",
-				name, strings.Join(r.BinDirs, ", "))
+				name, dirs)
 			return
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {
 			e.add("plugins", Warning, "chmod go-w "+path, "%s is writable by other users", path)
 		}
-		about, versions, err := install.AskVersion(ctx, path)
+		versions, err := install.SupportedVersions(ctx, path)
 		switch {
 		case err != nil:
 			e.add("plugins", Failure, "reinstall it", "%s: %v", path, err)
@@ -230,22 +225,24 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 				"install a release that supports it, or lower the chain's cniVersion",
 				"%s does not support the chain's cniVersion %s, only %s",
 				path, spoken, strings.Join(versions, ", "))
-		case name == netconf.Name && !strings.Contains(about, " "+e.Version+":"):
+		case name == netconf.Name && e.plugin != e.Version:
 			e.add("plugins", Warning, "run unwindctl install",
-				"%s is from another release than this unwindctl (%s): %s", path, e.Version, about)
+				"%s is from another release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),
+				e.Version)
 		default:
-			e.add("plugins", OK, "", "%s (%s)", path, term.OrDash(about))
+			e.add("plugins", OK, "", "%s supports %s", path, spoken)
 		}
 	}
 	ask(netconf.Name, "1.0.0")
+	version := cmp.Or(chain.CNIVersion, "0.1.0") // for a plugin, no cniVersion means 0.1.0
 	for _, p := range chain.Delegates {
-		ask(p.Type, chain.CNIVersion)
-		_, err := netconf.FindPlugin(p.IPAM, dirs)
+		ask(p.Type, version)
+		_, err := netconf.FindPlugin(p.IPAM, e.binPath)
 		if p.IPAM != "" && !p.ExecutesIPAM() && err != nil {
 			e.add("plugins", OK, "", "%s sets ipam.type %s, but there is no such plugin in %s: %s must "+
-				"implement it itself", p.Type, p.IPAM, strings.Join(r.BinDirs, ", "), p.Type)
+				"implement it itself", p.Type, p.IPAM, dirs, p.Type)
 			continue
 		}
-		ask(p.IPAM, chain.CNIVersion)
+		ask(p.IPAM, version)
 	}
 }

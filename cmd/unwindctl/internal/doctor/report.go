@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
@@ -36,64 +37,50 @@ type check struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// Report holds the findings in the order of the checks.
+// Report holds the findings. Examine returns them sorted, the worst first.
 type Report struct {
 	checks []check
 	plugin string // the version of unwind's plugin, "" if unknown
 }
 
 func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
-	r.checks = append(r.checks, check{what, s, term.OneLine(fmt.Sprintf(format, args...)), remedy})
+	r.checks = append(r.checks, check{what, s, term.Printable(fmt.Sprintf(format, args...)), remedy})
 }
 
-// Worst returns the first check of the highest severity, and the number of other findings.
-func (r *Report) Worst() (worst check, more int) {
-	for _, c := range r.checks {
-		if c.Severity != OK {
-			more++
-		}
-		if c.Severity > worst.Severity {
-			worst = c
-		}
-	}
-	return worst, more - 1
-}
+// Worst returns the highest severity.
+func (r *Report) Worst() Severity { return r.checks[0].Severity }
 
-// Print prints the checks with their remedies, as a table or as JSON, or the worst in one line.
-func (r *Report) Print(out io.Writer, o *term.Output) error {
-	switch {
-	case o.IsObject():
+// Print prints the problems with their remedies, and with all also the checks that passed. It
+// prints a table, all checks as JSON, or the worst problem in one line.
+func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
+	if o.IsObject() {
 		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)
-	case o.Format == term.Line:
-		return r.printLine(out)
 	}
 	t := term.NewTable(term.Column{Severity: true}, term.Column{},
 		term.Column{Least: 20, Wrap: true})
 	count := map[Severity]int{}
 	for _, c := range r.checks {
-		count[c.Severity]++
+		if count[c.Severity]++; c.Severity == OK && !all {
+			continue
+		}
 		t.Add(c.Severity.String(), c.What, c.Text)
 		if c.Remedy != "" {
 			t.Add("", "", "→ "+c.Remedy)
 		}
 	}
-	err := t.Print(out, o)
-	_, sumErr := fmt.Fprintf(out, "%s, %s.\n", term.Plural(count[Failure], "error", "errors"),
-		term.Plural(count[Warning], "warning", "warnings"))
-	return errors.Join(err, sumErr)
-}
-
-func (r *Report) printLine(out io.Writer) error {
-	worst, more := r.Worst()
-	line := worst.Severity.String()
-	if worst.Severity != OK {
-		line += ": " + worst.What + ": " + worst.Text
+	var err error
+	last := fmt.Sprintf("%s, %s, %s passed.", term.Plural(count[Failure], "error", "errors"),
+		term.Plural(count[Warning], "warning", "warnings"), term.Plural(count[OK], "check", "checks"))
+	if o.Format != term.Line {
+		err = t.Print(out, o)
+	} else if last = r.Worst().String(); r.Worst() != OK {
+		last += ": " + r.checks[0].What + ": " + r.checks[0].Text
+		if more := len(r.checks) - count[OK] - 1; more > 0 {
+			last += "; " + term.Plural(more, "more problem", "more problems")
+		}
 	}
-	if more > 0 {
-		line += "; " + term.Plural(more, "more problem", "more problems")
-	}
-	_, err := fmt.Fprintln(out, line)
-	return err
+	_, lastErr := fmt.Fprintln(out, last)
+	return errors.Join(err, lastErr)
 }
 
 type Options struct {
@@ -110,8 +97,8 @@ type examination struct {
 }
 
 // Examine checks the runtime, the conflist and its chain, the plugins, the state directory, the
-// journal and the pools. It is read-only. It returns a UsageError if the options do not select a
-// runtime of this node.
+// journal and the pools. It is read-only, but runs each plugin with CNI_COMMAND=VERSION. It returns
+// a UsageError if the options do not select a runtime of this node.
 func Examine(ctx context.Context, o Options) (*Report, error) {
 	e := &examination{Options: o}
 	r, err := e.runtime(ctx)
@@ -141,5 +128,6 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		e.journal(ctx, found)
 	}
 	e.pools(found)
+	slices.SortStableFunc(e.checks, func(a, b check) int { return int(b.Severity - a.Severity) })
 	return &e.Report, nil
 }

@@ -53,24 +53,6 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestRename: the file has its other name, in place of a previous file of that name.
-func TestRename(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "file")
-	if err := errors.Join(os.WriteFile(path, []byte("new"), 0o600), os.WriteFile(path+".off", []byte("old"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Rename(path, path+".off"); err != nil {
-		t.Fatal(err)
-	}
-	if content, err := os.ReadFile(path + ".off"); string(content) != "new" || Exists(path) {
-		t.Errorf("%q, %v; the previous name exists: %t", content, err, Exists(path))
-	}
-	if err := Rename(path, path+".off"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing file: %v", err)
-	}
-}
-
 // TestTemporary: what a killed Replace has left goes with the next one, and with Remove, once it is
 // old. Other files stay.
 func TestTemporary(t *testing.T) {
@@ -102,17 +84,5 @@ func TestTemporary(t *testing.T) {
 				t.Errorf("left: %v, want %v, %v", files, want, err)
 			}
 		})
-	}
-}
-
-// TestRemove: removing a file that is not there is no error.
-func TestRemove(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "file")
-	nodetest.Check(t, os.WriteFile(path, nil, 0o600))
-	for range 2 {
-		if err := Remove(path); err != nil || Exists(path) {
-			t.Errorf("%v, there: %t", err, Exists(path))
-		}
 	}
 }

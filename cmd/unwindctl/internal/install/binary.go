@@ -56,44 +56,55 @@ func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	return about, nil
 }
 
-// AskVersion runs a plugin to get its version line (without CNI_COMMAND) and its supported CNI
-// versions (SPEC 1.1 §2 VERSION).
-func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	run := func(env ...string) (stdout, stderr bytes.Buffer, err error) {
-		cmd := exec.CommandContext(ctx, path)
-		cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
-			return strings.HasPrefix(v, "CNI_")
-		}), env...)
-		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		cmd.WaitDelay = time.Second
-		// In its own process group, the plugin receives no terminal signals before ctx ends.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		err = cmd.Run()
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = fmt.Errorf("no answer within %s", verifyTimeout)
-		}
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			err = path.Err
-		}
-		return stdout, stderr, err
-	}
-	answer, _, err := run("CNI_COMMAND=VERSION")
+// SupportedVersions runs a plugin to get its supported CNI versions (SPEC 1.1 §2 VERSION).
+func SupportedVersions(ctx context.Context, path string) ([]string, error) {
+	answer, _, err := askPlugin(ctx, path, "CNI_COMMAND=VERSION")
 	if err != nil {
-		return "", nil, fmt.Errorf("cannot run it: %w", err)
+		return nil, fmt.Errorf("cannot run it: %w", err)
 	}
 	var version struct {
 		Versions []string `json:"supportedVersions"`
 	}
 	if err := json.Unmarshal(answer.Bytes(), &version); err != nil {
-		return "", nil, errors.New("not a CNI plugin: its output for VERSION is not JSON")
+		return nil, errors.New("not a CNI plugin: its output for VERSION is not JSON")
 	}
-	_, words, _ := run() // some releases of skel return an error here
+	return version.Versions, nil
+}
+
+// AskVersion is SupportedVersions, and also runs the plugin without CNI_COMMAND to get its version
+// line.
+func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
+	if versions, err = SupportedVersions(ctx, path); err != nil {
+		return "", nil, err
+	}
+	_, words, _ := askPlugin(ctx, path) // some releases of skel return an error here
 	about, _, _ = strings.Cut(strings.TrimSpace(words.String()), "\n")
-	return about, version.Versions, nil
+	return about, versions, nil
+}
+
+func askPlugin(ctx context.Context, path string, env ...string) (
+	stdout, stderr bytes.Buffer, err error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "CNI_")
+	}), env...)
+	cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = time.Second
+	// In its own process group, the plugin receives no terminal signals before ctx ends.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err = cmd.Run()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %s", verifyTimeout)
+	}
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		err = at.Err
+	}
+	return stdout, stderr, err
 }
 
 // versionOf returns the version in a plugin's version line, or "" if the plugin is not unwind.

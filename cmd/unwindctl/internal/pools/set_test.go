@@ -2,11 +2,7 @@ package pools
 
 import (
 	"encoding/json"
-	"math/big"
-	"net/netip"
 	"testing"
-
-	"pgregory.net/rapid"
 )
 
 // TestSize has the sizes at which a count could go wrong. inspect.TestFull compares the small ones with
@@ -36,32 +32,4 @@ func TestSize(t *testing.T) {
 			t.Errorf("%s: %v, %v; want the size %d", tt.ipam, sets, err, tt.want)
 		}
 	}
-}
-
-// TestRandomSize compares sizes with those that big numbers have.
-func TestRandomSize(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		address := func(name string) netip.Addr {
-			// Few bits differ, so that ranges of all sizes come up.
-			at, value := rapid.IntRange(0, 15).Draw(t, name+"'s byte"), rapid.Byte().Draw(t, name)
-			bytes := [16]byte{0: 0xfd, 15: 1}
-			bytes[at] ^= value
-			return netip.AddrFrom16(bytes)
-		}
-		r := Range{address("first"), address("last"), address("gateway")}
-		if r.Last.Less(r.First) {
-			r.First, r.Last = r.Last, r.First
-		}
-		number := func(a netip.Addr) *big.Int { return new(big.Int).SetBytes(a.AsSlice()) }
-		want := new(big.Int).Sub(number(r.Last), number(r.First))
-		if r.Gateway.Less(r.First) || r.Last.Less(r.Gateway) {
-			want.Add(want, big.NewInt(1))
-		}
-		if most := big.NewInt(Unbounded); want.Cmp(most) > 0 {
-			want = most
-		}
-		if got := r.Size(); got != want.Int64() {
-			t.Errorf("%s with the gateway %s: %d, want %d", r, r.Gateway, got, want)
-		}
-	})
 }

@@ -18,8 +18,11 @@ import (
 func TestUnwrapEdited(t *testing.T) {
 	for _, tt := range []struct{ name, entry, want string }{
 		{"as wrap lays it out", `{"type": "unwind", "chain":` + "\n{ }\n" + `}`, "\n{ }\n"},
-		{"spaces", `{ "type": "unwind", "chain" : { } }`, " { } "},
-		{"keys after it", `{"type": "unwind", "chain": {"a": 1} , "stateDir": "/x"}`, ` {"a": 1} `},
+		{"spaces", `{ "type": "unwind", "chain" : { } }`, "{ } "},
+		{"keys after it", `{"type": "unwind", "chain": {"a": 1} , "stateDir": "/x"}`, `{"a": 1} `},
+		{"formatted by jq", `{"type": "unwind", "chain": {
+      }
+    }`, "{\n      }\n"},
 		{"first", `{"chain":{},"type":"unwind"}`, `{}`},
 		{"in other objects", `{"type": "unwind", "args": {"chain": 1}, "chain":{}, "x": {"chain": 2}}`, `{}`},
 		{"in strings", `{"type": "unwind", "x": "\"chain\": {", "chain":{":": "}"}}`, `{":": "}"}`},
@@ -50,8 +53,9 @@ func TestUnwrapEdited(t *testing.T) {
 	}
 }
 
-// FuzzWrap has, of all that wrap takes: a runtime sees unwind alone, the delegates get what libcni
-// would give them, and unwrap returns the same bytes.
+// FuzzWrap has, of all that wrap takes, such as the configurations of providers: a runtime sees unwind
+// alone, with the capabilities of its delegates and the other keys of the list; the delegates get what
+// libcni would give them, and unwrap returns the same bytes.
 func FuzzWrap(f *testing.F) {
 	files, err := filepath.Glob("../../../../testdata/conflists/*")
 	if err != nil || len(files) == 0 {
@@ -61,6 +65,10 @@ func FuzzWrap(f *testing.F) {
 		x, err := os.ReadFile(file)
 		check(f, err)
 		f.Add(x)
+		_, err = wrapText(string(x))
+		if refused := filepath.Base(file) == "nerdctl.conflist"; refused != (err != nil) {
+			f.Errorf("%s: %v", file, err)
+		}
 	}
 	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0"}`))
 	f.Add([]byte(`{"name":"a","cniVersion":"1.0.0","type":"x","plugins":[{"type":"b"}]}`))
@@ -81,9 +89,14 @@ func FuzzWrap(f *testing.F) {
 		}
 		readable, err := libcni.NetworkConfFromBytes(out)
 		got := readWrapped(t, out, readable, err)
+		if readable.CNIVersion != "1.1.0" {
+			t.Errorf("a runtime sees version %q", readable.CNIVersion)
+		}
 		read := libcni.NetworkConfFromBytes
 		if isSingle(x) {
 			read = single
+		} else {
+			compareTop(t, x, got.top)
 		}
 		original, err := read(x)
 		delegates, err := plain(original, err)

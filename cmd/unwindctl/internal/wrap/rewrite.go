@@ -24,14 +24,19 @@ type Source struct {
 type Rewrite struct {
 	Change    func(Source) ([]byte, error) // returns nil if there is nothing to change
 	Unchanged string                       // the reason why there is nothing to change
+	Changed   string                       // what happened to a file that was replaced
 	InPlace   bool                         // write changed files, at the targets of links
 	Streams   term.Streams
 }
 
 func (r Rewrite) Run(arg string) error {
-	err := r.rewrite(arg)
+	shown := arg
+	if arg == "-" {
+		shown = "stdin"
+	}
+	err := r.rewrite(arg, shown)
 	if err != nil {
-		err = fmt.Errorf("%s: %w", display(arg), err)
+		err = fmt.Errorf("%s: %w", shown, err)
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		err = term.WithHint("run this as root", "%w", err)
@@ -39,14 +44,7 @@ func (r Rewrite) Run(arg string) error {
 	return err
 }
 
-func display(arg string) string {
-	if arg == "-" {
-		return "stdin"
-	}
-	return arg
-}
-
-func (r Rewrite) rewrite(arg string) error {
+func (r Rewrite) rewrite(arg, shown string) error {
 	path, data, err := r.read(arg)
 	if err != nil {
 		return err
@@ -59,27 +57,31 @@ func (r Rewrite) rewrite(arg string) error {
 	if err != nil {
 		return err
 	}
-	if result == nil {
-		fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", display(arg), r.Unchanged)
+	changed := result != nil
+	if !changed {
+		fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", shown, r.Unchanged)
+		result = data
 	}
-	if !r.InPlace {
-		if result == nil {
-			result = data
-		}
+	switch {
+	case !r.InPlace:
 		_, err = r.Streams.Out.Write(result)
-		return err
+	case changed:
+		if err = replace(arg, path, result); err == nil {
+			_, err = fmt.Fprintf(r.Streams.Out, "%s: %s\n", shown, r.Changed)
+		}
 	}
-	if result == nil {
-		return nil
-	}
-	if err := fits(arg, result); err != nil {
+	return err
+}
+
+func replace(arg, path string, text []byte) error {
+	if err := fits(arg, text); err != nil {
 		return err
 	}
 	like, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	return durable.ReplaceLike(path, bytes.NewReader(result), like)
+	return durable.ReplaceLike(path, bytes.NewReader(text), like)
 }
 
 // read returns the text of a file, and its path after following links. For "-" it returns the text
@@ -87,12 +89,9 @@ func (r Rewrite) rewrite(arg string) error {
 func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 	if arg == "-" {
 		data, err = netconf.ReadAll(r.Streams.In)
-		return "", data, err
+	} else if path, err = followLinks(arg); err == nil {
+		data, err = netconf.ReadFile(path)
 	}
-	if path, err = followLinks(arg); err != nil {
-		return "", nil, err
-	}
-	data, err = netconf.ReadFile(path)
 	return path, data, err
 }
 
@@ -123,24 +122,21 @@ func followLinks(path string) (string, error) {
 // fits returns an error if a runtime would misread the text in a file with that name: a list as one
 // plugin, or one plugin as a list. libcni and its callers go by the extension (LoadNetworkConf).
 func fits(path string, text []byte) error {
-	ext, single := filepath.Ext(path), isSingle(text)
 	var named struct {
 		Name string `json:"name"`
 	}
-	switch {
-	case json.Unmarshal(text, &named) == nil && named.Name == "":
+	if json.Unmarshal(text, &named) == nil && named.Name == "" {
 		return errors.New(`the output has no "name", and a runtime ignores such a file; ` +
 			`set the network's name in "chain"`)
-	case single && ext == ".conflist":
-		return term.WithHint("omit --in-place, write the output to NAME.conf, and remove the "+
-			".conflist file",
-			"cannot replace this file: the extension .conflist is for a list of plugins, but the output "+
-				"is the configuration of one plugin")
-	case !single && ext != ".conflist":
-		return term.WithHint("omit --in-place, write the output to NAME.conflist, and remove "+
-			"this file",
-			"cannot replace this file: the extension %q is for the configuration of one plugin, but the "+
-				"output is a list of plugins", ext)
 	}
-	return nil
+	ext, is, want := filepath.Ext(path), "a list of plugins", ".conflist"
+	if isSingle(text) {
+		is, want = "the configuration of one plugin", ".conf"
+	}
+	if (ext == ".conflist") == (want == ".conflist") {
+		return nil
+	}
+	return term.WithHint("omit --in-place, write the output to NAME"+want+", and remove this file",
+		"cannot replace this file: the output is %s, which a runtime does not read from a file with "+
+			"the extension %q", is, ext)
 }

@@ -92,6 +92,9 @@ func inline(src Source, keys map[string]json.RawMessage, single bool) ([]byte, e
 	return out, err
 }
 
+// before and after are the white space that layOut adds around the chain. Restore removes it.
+const before, after = " ", "    "
+
 // layOut writes the list with unwind's entry. "chain" is its last key. keys are those of the
 // original list; layOut copies the ones that are not its own.
 func layOut(src Source, keys map[string]json.RawMessage, capabilities []string) []byte {
@@ -109,14 +112,14 @@ func layOut(src Source, keys map[string]json.RawMessage, capabilities []string) 
 		}
 	}
 	fmt.Fprintf(&b, "  \"plugins\": [\n    {\n      \"type\": %q,\n", netconf.Name)
-	if len(capabilities) > 0 {
-		var each []string
-		for _, c := range capabilities {
-			each = append(each, string(netconf.Marshal(c))+": true")
-		}
-		fmt.Fprintf(&b, "      \"capabilities\": { %s },\n", strings.Join(each, ", "))
+	var declared []string
+	for _, c := range capabilities {
+		declared = append(declared, string(netconf.Marshal(c))+": true")
 	}
-	fmt.Fprintf(&b, "      \"chain\":%s}\n  ]\n}\n", src.Data)
+	if declared != nil {
+		fmt.Fprintf(&b, "      \"capabilities\": { %s },\n", strings.Join(declared, ", "))
+	}
+	fmt.Fprintf(&b, "      \"chain\":"+before+"%s"+after+"}\n  ]\n}\n", src.Data)
 	return b.Bytes()
 }
 
@@ -131,10 +134,10 @@ func readBack(wrapped []byte) (*netconf.Chain, error) {
 	}
 	entry, err := libcni.InjectConf(list.Plugins[0], map[string]any{"name": list.Name,
 		"cniVersion": list.CNIVersion})
-	if err != nil {
-		return nil, err
+	var conf *netconf.Conf
+	if err == nil {
+		conf, err = netconf.ParseConf(entry.Bytes)
 	}
-	conf, err := netconf.ParseConf(entry.Bytes)
 	if err != nil {
 		return nil, err
 	}
@@ -190,24 +193,24 @@ func Restore(src Source) ([]byte, error) {
 		entry = netconf.ObjectOf(list.Plugins[0])
 	}
 	chain := entry["chain"]
+	missing := chain == nil || string(chain) == "null"
 	switch {
-	case (chain == nil || string(chain) == "null") && entry["chainFile"] != nil:
+	case missing && entry["chainFile"] != nil:
 		return nil, errors.New(
 			`the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; ` +
 				`to switch unwind off, remove the file`)
-	case chain == nil || string(chain) == "null":
+	case missing:
 		return nil, errors.New(`key "chain" is missing`)
 	case chain[0] != '{':
 		return nil, errors.New(`key "chain" is not an object`)
 	}
 	// wrap writes the chain last; a later equal text is an edit, and restores the same chain
 	const space = " \t\r\n"
-	at := bytes.LastIndex(src.Data, chain)
-	before, after := src.Data[:at], src.Data[at+len(chain):]
-	start := len(bytes.TrimRight(before, space))
-	end := len(src.Data) - len(bytes.TrimLeft(after, space))
-	if !bytes.HasSuffix(before[:start], []byte(":")) {
-		start = at
+	start := bytes.LastIndex(src.Data, chain)
+	end := len(src.Data) - len(bytes.TrimLeft(src.Data[start+len(chain):], space))
+	if head := bytes.TrimRight(src.Data[:start], space); bytes.HasSuffix(head, []byte(":")) {
+		start = len(head)
 	}
-	return src.Data[start:end], nil
+	restored := bytes.TrimPrefix(src.Data[start:end], []byte(before))
+	return bytes.TrimSuffix(restored, []byte(after)), nil
 }

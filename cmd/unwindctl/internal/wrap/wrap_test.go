@@ -3,10 +3,8 @@ package wrap
 import (
 	"encoding/json"
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -100,49 +98,6 @@ func wrapPath(path string) ([]byte, error) {
 		return nil, err
 	}
 	return Inline(Source{Conflist: list, arg: path, bad: err})
-}
-
-// TestWrapProviders wraps configurations of the shape that network providers and runtimes write: the
-// runtime sees all that it knew of the network, and the capabilities. What the delegates get, and
-// what unwrap returns, FuzzWrap has of the same files.
-func TestWrapProviders(t *testing.T) {
-	const ports, bandwidth, ips = "portMappings", "bandwidth", "ips"
-	want := map[string][]string{ // capabilities
-		"antrea.conflist": {ports, bandwidth, ips}, "aws-vpc-cni.conflist": {"io.kubernetes.cri.pod-annotations", ports, ips},
-		"azure.conflist": {ports, ips}, "azure-overlay.conflist": {ports, ips}, "azure-pod-subnet.conflist": {ports, ips},
-		"azure-multitenancy.conflist": {ports, ips}, "azure-chained-cilium.conflist": nil, "cilium-azure-ipam.conflist": nil,
-		"calico.conflist": {ports, bandwidth, ips}, "cilium.conflist": nil, "cilium-aws-cni.conflist": {ports, ips},
-		"cilium-generic-veth.conflist": {ports, ips}, "cilium-portmap.conflist": {ports, ips}, "cri-o.conflist": nil, "flannel.conflist": {ports, ips},
-		"istio-cni.conflist": nil, "kindnet.conflist": {ports, ips}, "multus-thick.conf": {ports, bandwidth, ips}, "multus-thin.conf": {ports, ips},
-		"ovn-kubernetes.conf": nil, "podman.conflist": {ports, "mac", ips},
-	}
-	files, err := filepath.Glob("../../../../testdata/conflists/*")
-	files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "nerdctl.conflist" }) // refused
-	if err != nil || len(files) != len(want) {
-		t.Fatalf("%d files, %d are known: %v", len(files), len(want), err)
-	}
-	for _, path := range files {
-		t.Run(filepath.Base(path), func(t *testing.T) {
-			x, err := os.ReadFile(path)
-			check(t, err)
-			out, err := wrapPath(path)
-			check(t, err)
-			file := filepath.Join(t.TempDir(), "10.conflist")
-			check(t, os.WriteFile(file, out, 0o600))
-			list, err := libcni.NetworkConfFromFile(file)
-			got := readWrapped(t, out, list, err)
-
-			if list.CNIVersion != "1.1.0" {
-				t.Errorf("a runtime sees version %q", list.CNIVersion)
-			}
-			if capabilities := slices.Sorted(maps.Keys(list.Plugins[0].Network.Capabilities)); !slices.Equal(capabilities, slices.Sorted(slices.Values(want[filepath.Base(path)]))) {
-				t.Errorf("capabilities %q, want %q", capabilities, want[filepath.Base(path)])
-			}
-			if filepath.Ext(path) == ".conflist" {
-				compareTop(t, x, got.top)
-			}
-		})
-	}
 }
 
 // compareTop compares the keys at the top of a list that are not wrap's.

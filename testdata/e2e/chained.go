@@ -1,0 +1,50 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+)
+
+// Chained is a node with a provider's chain, plain or through unwind.
+type Chained struct {
+	*Node
+	Unwind bool
+}
+
+// Call has the runtime add or delete a sandbox of a pod.
+func (n *Chained) Call(t *testing.T, verb, sandbox, pod string, env ...string) error {
+	t.Helper()
+	out, stderr, err := n.Cnitool(sandbox, verb, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod, env...)
+	if err != nil {
+		t.Logf("%s %s: %v\n%s%s", verb, sandbox, err, out, stderr)
+	}
+	return err
+}
+
+// Sweep lets unwind try pending DELs, which may fail again. The plain chain has nobody who would.
+func (n *Chained) Sweep() {
+	if n.Unwind {
+		_, _, _ = n.Try(Path(n, "bin/unwindctl"), "sweep")
+	}
+}
+
+// Settle sweeps until nothing is pending: second DELs wait for the grace period.
+func (n *Chained) Settle() {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if n.Sweep(); n.Pending() == 0 || time.Now().After(end) {
+			return
+		}
+	}
+}
+
+// Pending returns the number of attachments that are in unwind's journal and not live.
+func (n *Chained) Pending() (count int) {
+	if n.Unwind {
+		for _, a := range n.Journal() {
+			if a.State != "live" {
+				count++
+			}
+		}
+	}
+	return count
+}

@@ -1,0 +1,64 @@
+package e2e
+
+import (
+	"os/exec"
+	"testing"
+	"time"
+)
+
+// CrioNode is a node with CRI-O.
+type CrioNode struct {
+	*Node
+	RT     *Crio
+	Unwind bool
+}
+
+// NewCrioNode makes a node whose chain may go through unwind. With a statusGrace, CRI-O asks for STATUS also after its start.
+func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
+	if Short() {
+		t.Skip("CRI-O is not built for a short run")
+	}
+	n := NewNode(t)
+	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind,
+		Keys: crioKeys(unwind)})
+	rt := n.StartCrio(CrioNetwork{ConfDir: ConfDir, PluginDir: PluginDir, StatusGrace: statusGrace})
+	rt.AwaitNetwork()
+	return &CrioNode{n, rt, unwind}
+}
+
+// crioGrace is how long an attachment that CRI-O does not list is kept: a test waits that long.
+const crioGrace = 10 * time.Second
+
+func crioKeys(unwind bool) map[string]any {
+	if !unwind {
+		return nil
+	}
+	return map[string]any{"gracePeriod": crioGrace.String()}
+}
+
+// Pending returns how many records of the journal are not of pods that run.
+func (c *CrioNode) Pending() int {
+	c.Helper()
+	if !c.Unwind {
+		return 0
+	}
+	return len(c.Owed(c.RT.CRI))
+}
+
+// Restart ends CRI-O as systemd does, and starts it again: it sends GC once.
+func (c *CrioNode) Restart() {
+	c.Helper()
+	c.RT.Stop()
+	c.RT.Start()
+	c.RT.AwaitNetwork()
+}
+
+// StartAgent starts the agent, which sweeps each second, until the test ends.
+func (c *CrioNode) StartAgent() {
+	c.Helper()
+	cmd := exec.Command(Path(c, "bin/unwindctl"), "run", "--no-install", "--cri", "auto", "--interval", "1s", "--listen", "")
+	if err := c.Start(cmd); err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+}

@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// OcicniNode is a node with CRI-O's CNI library and one live pod.
+type OcicniNode struct {
+	*Node
+	*Ocicni
+	Unwind bool
+	live   Left // what the live pod has
+}
+
+// NewOcicniNode makes a node whose chain may go through unwind, in these versions of CNI ("" for both).
+func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
+	n := NewNode(t)
+	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})
+	if version != "" {
+		file := n.File(ConfDir, "10-podnet.conflist")
+		text, err := os.ReadFile(file)
+		check(n, err)
+		const both = `"cniVersions": ["1.0.0", "1.1.0"]`
+		if !strings.Contains(string(text), both) {
+			t.Fatalf("no %s in %s", both, text)
+		}
+		check(n, os.WriteFile(file, []byte(strings.ReplaceAll(string(text), both, fmt.Sprintf(`"cniVersions": [%q]`, version))), 0o644))
+	}
+	o := OcicniNode{Node: n, Ocicni: n.NewOcicni(), Unwind: unwind}
+	check(n, errors.Join(o.Status(), o.Add("live", "live")))
+	o.live = n.Settled()
+	return o
+}
+
+// Beside returns what is on the node beside the live pod's, and the number of pending records.
+func (o OcicniNode) Beside() (left Left, pending int) {
+	left = o.Settled()
+	left.Addresses -= o.live.Addresses
+	left.NetNS -= o.live.NetNS
+	left.Veths -= o.live.Veths
+	left.Rules -= o.live.Rules
+	if o.Unwind {
+		pending = len(o.Journal()) - 1
+	}
+	return left, pending
+}
+
+// NextADD makes one more sandbox of the pod that could not start, and removes it.
+func (o OcicniNode) NextADD() error {
+	err := o.Add("bad", "next")
+	if err == nil {
+		err = o.Del("bad", "next")
+		o.RemoveNetNS("next")
+	}
+	if !o.Unwind {
+		return nil // the pool is full
+	}
+	return err
+}

@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// ProviderDaemon is what a provider's plugin calls, with what it keeps.
+type ProviderDaemon struct {
+	Start, Stop func()
+	Held        func() int // addresses or endpoints
+}
+
+// ProviderPool is what a provider has for pods.
+var ProviderPool = []string{
+	"10.0.12.34", "10.0.12.35", "10.0.12.36", "10.0.12.37", "10.0.12.38", "10.0.12.39",
+}
+
+// Providers configure a node: a provider's real plugin, the faulty plugin last in its chain, and
+// the stand-in of its daemon, which is not started.
+var Providers = []struct {
+	Name      string
+	Configure func(n *Chained) ProviderDaemon
+}{
+	{"aws-cni", func(n *Chained) ProviderDaemon {
+		n.ConfigureAWS(n.Unwind, n.Faulty())
+		var ipamd *IPAMD
+		return ProviderDaemon{
+			Start: func() { ipamd = n.StartIPAMD(ProviderPool...) },
+			Stop:  func() { ipamd.Stop() },
+			Held:  func() int { return len(n.AWSAllocations()) },
+		}
+	}},
+	{"cilium-cni", func(n *Chained) ProviderDaemon {
+		n.ConfigureCilium(n.Unwind, n.Faulty())
+		agent := n.NewCiliumAgent(ProviderPool...)
+		return ProviderDaemon{agent.Start, agent.Stop, agent.Endpoints}
+	}},
+	{"multus, unwind below it", func(n *Chained) ProviderDaemon { return multus(n, false) }},
+	{"multus, unwind in front", func(n *Chained) ProviderDaemon { return multus(n, true) }},
+}
+
+func multus(n *Chained, front bool) ProviderDaemon {
+	api := n.ConfigureMultus(n.Unwind, front, n.Faulty())
+	return ProviderDaemon{api.Start, api.Stop, api.Addresses}
+}
+
+// Trial is a node with a provider's chain, whose runtime is cnitool.
+type Trial struct {
+	Chained
+	ProviderDaemon
+	Away bool // the daemon is
+}
+
+// Sandboxes is how many a crash loop makes: more than a provider has addresses.
+const Sandboxes = 8
+
+// TrialPods is how many pods a situation has that is no crash loop, and how many are started after it.
+const TrialPods = 3
+
+// PodsNamed returns the names of pods.
+func PodsNamed(name string) (names []string) {
+	for i := range TrialPods {
+		names = append(names, fmt.Sprintf("%s-%d", name, i))
+	}
+	return names
+}
+
+// Add starts a sandbox: see call.
+func (n *Trial) Add(t *testing.T, sandbox string) error {
+	n.AddNetNS(sandbox)
+	return n.Call(t, "add", sandbox)
+}
+
+// Del ends a sandbox. As containerd does after a failed ADD, the runtime asks for the DEL once, and
+// forgets the sandbox.
+func (n *Trial) Del(t *testing.T, sandbox string) {
+	_ = n.Call(t, "del", sandbox)
+	n.RemoveNetNS(sandbox)
+}
+
+// Call has the runtime add or delete a sandbox, which has the name of its pod, or that, a dot and a
+// number.
+func (n *Trial) Call(t *testing.T, verb, sandbox string) error {
+	pod, _, _ := strings.Cut(sandbox, ".")
+	return n.Chained.Call(t, verb, sandbox, pod)
+}
+
+// CrashLoop starts sandboxes of a pod, which fail.
+func (n *Trial) CrashLoop(t *testing.T) {
+	for i := range Sandboxes {
+		sandbox := fmt.Sprint("crash.", i)
+		if n.Add(t, sandbox) == nil {
+			t.Error("ADD passed")
+		}
+		n.Del(t, sandbox)
+	}
+}
+
+func (n *Trial) AddAll(t *testing.T) {
+	for _, pod := range PodsNamed("pod") {
+		check(t, n.Add(t, pod))
+	}
+	if held := n.Held(); held < TrialPods {
+		t.Errorf("%d pods hold %d, so that the test shows nothing", TrialPods, held)
+	}
+}
+
+func (n *Trial) DelAll(t *testing.T, name string) {
+	for _, pod := range PodsNamed(name) {
+		n.Del(t, pod)
+	}
+}
+
+// TrialOutcome is what a situation leaves: what is held at once, how many of the next pods are
+// refused, and what is held and pending at the end, without any pod.
+type TrialOutcome struct{ Held, Refused, End, Pending int }
+
+// Outcome runs a situation, repairs what is broken, lets unwind sweep, starts the next pods, and
+// ends them.
+func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
+	n.Start()
+	run(t, n)
+	o.Held = n.Held()
+	n.Plan(nil)
+	if n.Away {
+		n.Settled() // a daemon looks for the interfaces of its pods at its start
+		n.Start()
+	}
+	n.Sweep()
+	for _, pod := range PodsNamed("next") {
+		if n.Add(t, pod) != nil {
+			o.Refused++
+		}
+	}
+	n.DelAll(t, "next")
+	n.Settle()
+	o.End, o.Pending = n.Held(), n.Pending()
+	return o
+}

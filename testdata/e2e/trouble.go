@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Tries is how often kubelet tries to start a pod here: more often than a /28 has addresses.
+const Tries = 20
+
+// healTime bounds the time from when plugins work again until the journal is empty: unwind waits for at most 30 s between two
+// tries of a DEL, and kubelet asks for the runtime's status every 5 s.
+const healTime = 60 * time.Second
+
+// Trouble is a way in which a chain of bridge, firewall and faulty is broken for a while.
+type Trouble struct {
+	Name  string
+	Begin func(n *Node)
+	End   func(n *Node)
+}
+
+var Troubles = []Trouble{
+	{
+		Name:  "a plugin fails ADD and DEL",
+		Begin: func(n *Node) { n.Plan(map[string]string{"ADD": "fail", "DEL": "fail"}) },
+		End:   func(n *Node) { n.Plan(nil) },
+	},
+	{
+		Name:  "a plugin's binary is missing",
+		Begin: func(n *Node) { moveFaulty(n, "faulty", "faulty.away") },
+		End:   func(n *Node) { moveFaulty(n, "faulty.away", "faulty") },
+	},
+	{
+		Name:  "a plugin fails DEL",
+		Begin: func(n *Node) { n.Plan(map[string]string{"DEL": "fail"}) },
+		End:   func(n *Node) { n.Plan(nil) },
+	},
+}
+
+func moveFaulty(n *Node, from, to string) {
+	check(n, os.Rename(n.File(PluginDir, from), n.File(PluginDir, to)))
+}
+
+// Outcome is what a trouble has left on a node.
+type Outcome struct {
+	During  Left         // while it lasts, after kubelet has stopped and removed what it can
+	After   Left         // once it is over, after the same and the healing
+	Known   int          // sandboxes that the runtime knows at the end of the trouble
+	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
+	Begun   int          // pods that started during it
+	Owed    int          // entries of the journal at the end of the trouble
+	Entries []Attachment // … after the healing
+	Healed  time.Duration
+	Starts  error // of a pod at the end of all
+}
+
+// Suffer has pods tried on a new node, which prepare may change, while the trouble lasts.
+func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(*Node)) (o Outcome) {
+	n := NewNode(t)
+	if prepare != nil {
+		prepare(n)
+	}
+	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})
+	rt := n.StartContainerd(v)
+	rt.HealthyPod()
+
+	trouble.Begin(n)
+	for attempt := range Tries {
+		id, err := rt.RunPod(Pod{Name: "crashing", Attempt: uint32(attempt)})
+		if err == nil {
+			o.Begun++
+			err = rt.StopPod(id)
+		}
+		if err == nil {
+			t.Fatalf("try %d passed, and %s", attempt, trouble.Name)
+		}
+	}
+	o.Stops = len(rt.RemovePods())
+	o.During, o.Known = n.Settled(), len(rt.Pods())
+	o.During.NetNS = max(0, o.During.NetNS-o.Known) // of a sandbox that it knows the runtime keeps it
+	if unwind {
+		o.Owed = len(n.Journal())
+	}
+
+	trouble.End(n)
+	if errs := rt.RemovePods(); len(errs) > 0 {
+		t.Errorf("after the trouble: %v", errs)
+	}
+	if unwind {
+		o.Healed = rt.Heal()
+		o.Entries = n.Journal()
+	}
+	o.After = n.Settled()
+	_, o.Starts = rt.RunPod(Pod{Name: "next"})
+	return o
+}
+
+// Heal does what comes by itself on a node, until the journal has only pods that run: kubelet's question for the status, or the
+// timer's sweep where the runtime does not ask the plugins.
+func (c *Containerd) Heal() time.Duration {
+	n := c.node
+	n.Helper()
+	begin := time.Now()
+	if c.Version.Major == 1 {
+		n.Unwindctl("sweep")
+		return time.Since(begin)
+	}
+	for len(n.Owed(c.CRI)) > 0 && time.Since(begin) < healTime {
+		time.Sleep(100 * time.Millisecond)
+		c.NetworkReady()
+	}
+	return time.Since(begin)
+}
+
+// Owed returns the entries of the journal that are not of pods that run.
+func (n *Node) Owed(c *CRI) []Attachment {
+	n.Helper()
+	pods := c.Pods()
+	return slices.DeleteFunc(n.Journal(), func(a Attachment) bool {
+		state, known := pods[a.ContainerID]
+		return known && state == Ready && a.State == "live"
+	})
+}
+
+// HealthyPod shows that the node is well, and that what a pod has is counted.
+func (c *Containerd) HealthyPod() {
+	n := c.node
+	n.Helper()
+	c.AwaitNetwork()
+	id := c.MustRunPod(Pod{Name: "healthy"})
+	left := n.Left()
+	if left.Addresses != 1 || left.NetNS != 1 || left.Veths != 1 || left.Rules == 0 {
+		n.Errorf("a pod that runs has %s", left)
+	}
+	if n.Reserved()[c.IP(id)] != id {
+		n.Errorf("the pod's address %s is not reserved for it: %v", c.IP(id), n.Reserved())
+	}
+	if errs := c.RemovePods(); len(errs) > 0 {
+		n.Fatal(errs)
+	}
+	if left := n.Settled(); left != (Left{}) {
+		n.Fatalf("a pod that was removed leaves %s:\n%s", left, strings.Join(n.Rules(), "\n"))
+	}
+}
+
+// SomePods returns pods named pod-0 and so on.
+func SomePods(count int) []Pod {
+	pods := make([]Pod, count)
+	for i := range pods {
+		pods[i].Name = fmt.Sprintf("pod-%d", i)
+	}
+	return pods
+}
+
+// CheckLive checks all pods that run.
+func (n *Node) CheckLive(c *CRI) {
+	n.Helper()
+	for id, state := range c.Pods() {
+		if state == Ready {
+			n.CheckPod(c, id)
+		}
+	}
+}
