@@ -27,7 +27,7 @@ import (
 )
 
 // journal examines the journal's file, long-pending DELs, failed ADDs and the last sweep.
-func (e *examination) journal(ctx context.Context, found *inspect.Node) {
+func (e *examination) journal(ctx context.Context, found *inspect.Report) {
 	store := &journal.Store{Dir: e.StateDir}
 	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
 	var damaged *journal.DamagedError
@@ -97,7 +97,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 	}
 }
 
-func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
+func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Report) {
 	var long, held, gone []string
 	pending := 0
 	for _, a := range s.Attachments {
@@ -150,7 +150,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-func (e *examination) verdicts(found *inspect.Node, pending int) {
+func (e *examination) verdicts(found *inspect.Report, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
 	for _, f := range found.Findings {
@@ -185,7 +185,7 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 }
 
 // pools reports how full each range set of each pool is.
-func (e *examination) pools(found *inspect.Node) {
+func (e *examination) pools(found *inspect.Report) {
 	if found.PoolErr != nil {
 		e.add("pools", Warning, "", "%v", found.PoolErr)
 	}

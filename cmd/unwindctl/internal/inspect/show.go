@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
@@ -160,3 +163,168 @@ func factsOf(f *sweep.Finding) []Fact {
 		fact("it was added again without a journal entry", ev.AddedUnseen),
 	}
 }
+
+// summary describes an attachment's addresses, why it is kept or will be released, and how to
+// release it. all contains every attachment in the journal.
+func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
+	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
+		capital(whose(a)), a.IfName, a.Network)}
+	if n := len(a.Addresses); n > 0 {
+		when := "since " + since(a.Created)
+		is := map[bool]string{true: " is assigned to", false: " are assigned to"}[n == 1]
+		if len(a.freed) > 0 {
+			is = map[bool]string{true: " was assigned to", false: " were assigned to"}[n == 1]
+			when = since(a.Created)
+		}
+		lines[0] = fmt.Sprintf("%s%s %s, interface %s in network %s, %s.",
+			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
+	}
+	if len(a.freed) > 0 {
+		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, so another pod may have "+
+			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
+	}
+	reason := term.OneLine(f.Reason.Text)
+	switch ev := f.Evidence; {
+	case !f.Releasable() && decide.Yes(ev.Locked):
+		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
+			"in a minute.")
+	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
+		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
+			"ADD ran in other namespaces.",
+			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
+	case f.Fate == decide.Unknown:
+		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
+			reason))
+	case !f.Releasable():
+		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", reason),
+			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
+				"namespace, every process in it and the host end of its interface are gone.")
+	case f.Fate == decide.Foreign:
+		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
+			"because a DEL could harm the original machine's pods.", reason),
+			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
+				"now, run unwindctl sweep %s", a.Key))
+	default:
+		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
+		return append(lines, pendingSentences(a, decide.Yes(ev.SameBoot), all)...)
+	}
+}
+
+func whose(a *Attachment) string {
+	if a.Pod == nil || a.Pod.Name == "" {
+		return "container " + a.ContainerID
+	}
+	return fmt.Sprintf("pod %s (container %s)", podName(a.Pod),
+		term.Short(a.ContainerID, term.Plain))
+}
+
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "an unknown time"
+	}
+	return fmt.Sprintf("%s (%s ago)", term.Time(t), term.Ago(t))
+}
+
+// pendingSentences returns sentences that explain why each DEL is pending, and what to do.
+func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []string) {
+	var untried []string
+	failed, ready := false, false
+	_, err := os.Lstat(a.NetNS)
+	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot,
+		GracePeriod: a.of.Added.GracePeriod,
+		Since:       a.of.Undo.Since.Boot, Steps: a.of.Undo.Steps, Claims: a.of.Got.Claims,
+		NoNetNS:        errors.Is(err, fs.ErrNotExist),
+		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
+		PodLives:       func() bool { return anyLives(all, a, samePod) },
+		Withheld:       func(*journal.Step) bool { return true }}
+	for _, s := range a.Steps {
+		wait := decide.Due(&s.of, by)
+		in := term.Roughly(decide.Left(wait, by))
+		waits := "The DEL of " + s.Plugin + " waits, "
+		switch wait.Why {
+		case journal.ForContainer:
+			lines = append(lines, waits+"because it could release resources of another ADD of its "+
+				"container or pod. It runs once that ADD is undone.")
+		case journal.ForRuntime:
+			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
+				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
+		case journal.ForPort:
+			lines = append(lines, waits+"because a host port may forward to its address. It runs once "+
+				"the DEL of the plugin that created the host port succeeds, or after a reboot.")
+		case journal.ForOwner:
+			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
+				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
+		case journal.ForRepeat:
+			lines = append(lines, fmt.Sprintf("%s. unwind will run the DEL again in %s.",
+				s.whyOnceMore(), in))
+		case journal.RunNow, journal.ForBackoff:
+			next := "The next sweep retries it."
+			if wait.Why == journal.ForBackoff {
+				next = fmt.Sprintf("unwind will retry it in %s.", in)
+			}
+			ready = true
+			switch {
+			case s.of.Next.Why == journal.ForRepeat:
+				lines = append(lines, s.whyOnceMore()+". The next sweep runs the DEL again.")
+			case s.Code != 0:
+				failed = true
+				lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
+					"code %d: %s. %s", s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
+					strings.TrimSuffix(term.OneLine(s.Last), "."), next))
+			default:
+				untried = append(untried, s.Plugin)
+			}
+		}
+	}
+	if len(untried) > 0 {
+		lines = append(lines, fmt.Sprintf("The DEL of %s has not been tried yet.",
+			strings.Join(untried, " and of ")))
+	}
+	if ready {
+		lines = append(lines, fmt.Sprintf("To run the pending DELs now, run unwindctl sweep %s", a.Key))
+	}
+	if failed {
+		lines = append(lines, fmt.Sprintf("If it can never succeed, for example because the plugin is "+
+			"gone for good, run unwindctl forget %s", a.Key))
+	}
+	return lines
+}
+
+func sameContainer(a, b *Attachment) bool { return a.ContainerID == b.ContainerID }
+
+func samePod(a, b *Attachment) bool {
+	return a.Pod != nil && b.Pod != nil && a.Pod.Name == b.Pod.Name &&
+		a.Pod.Namespace == b.Pod.Namespace && !sameContainer(a, b)
+}
+
+// anyLives reports whether another attachment is live and related to a.
+func anyLives(all []Attachment, a *Attachment, related func(a, b *Attachment) bool) bool {
+	return slices.ContainsFunc(all, func(other Attachment) bool {
+		return other.Key != a.Key && related(a, &other) && decide.KeepsContainer(other.State)
+	})
+}
+
+// newOwner returns the end of a sentence, which names the new owner of one of a's addresses. It
+// returns "" if the journal does not contain that owner.
+func newOwner(a *Attachment, all []Attachment) string {
+	for _, other := range all {
+		for _, address := range other.Addresses {
+			if other.Key != a.Key && slices.Contains(a.Addresses, address) {
+				return fmt.Sprintf(": %s now has %s", whose(&other), address)
+			}
+		}
+	}
+	return ""
+}
+
+// whyOnceMore returns the reason why a DEL that has succeeded runs again.
+func (s *Step) whyOnceMore() string {
+	if s.Killed {
+		return fmt.Sprintf("%s was killed while it ran, so a process that it started may have "+
+			"continued", s.Plugin)
+	}
+	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing", s.Plugin)
+}
+
+// capital returns a text with a capital first letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
