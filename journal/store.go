@@ -124,7 +124,7 @@ func (s *Store) transact(
 	defer func() {
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
-			err = errors.Join(fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r), cause)
+			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
 			// the state of bbolt's own locks is unknown, so the file stays mapped, which would keep
 			// its flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
