@@ -135,10 +135,17 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	if chain != nil {
 		e.plugins(ctx, r, chain)
 	}
-	scope := inspect.Scope{Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}}
-	found := inspect.Look(ctx, term.Streams{Err: e.Stderr}, scope)
-	if e.directory() {
-		e.journal(ctx, found)
+	found, err := inspect.Look(ctx, term.Streams{Err: e.Stderr}, inspect.Scope{CRI: "auto",
+		Sockets:     r.Sockets(),
+		Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}})
+	if err != nil {
+		return nil, err
+	}
+	if found.ListErr != nil {
+		e.add("runtime", Failure, term.HintOf(found.ListErr), "%v", found.ListErr)
+	}
+	if e.degraded(found); e.directory() {
+		e.journal(found)
 	}
 	e.pools(found)
 	return &e.Report, nil

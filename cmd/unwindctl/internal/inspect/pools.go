@@ -66,6 +66,18 @@ type reservation struct {
 	Remedy      string       `json:"remedy,omitempty"`
 }
 
+// readPools reads pools. The error names those that cannot be read completely.
+func (r *Report) readPools(found []sweep.Pool) (err error) {
+	for _, one := range found {
+		p, readErr := readPool(one, r)
+		err = errors.Join(err, readErr)
+		if p != nil {
+			r.Pools = append(r.Pools, p)
+		}
+	}
+	return err
+}
+
 // readPool reads a pool. A pool that it returns with an error lacks the chain's ranges or some of
 // its addresses.
 func readPool(of sweep.Pool, n *Report) (*Pool, error) {
@@ -213,13 +225,11 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 		one.State, one.Why = states[f.Fate], whyOf(f)
 		if f.Recent() {
 			one.State = "recent"
-			one.Remedy = "To judge it sooner, run " + n.sweep + " --grace-period 1m"
+			one.Remedy = "To judge it sooner, run unwindctl sweep" + n.ListFlags() +
+				" --grace-period 1m"
 		}
 		if f.Releasable() {
-			command := "unwindctl sweep"
-			if len(f.Addresses) > 0 || f.Reason == decide.Unlisted { // only the list shows this
-				command = n.sweep
-			}
+			command := "unwindctl sweep" + n.ListFlags()
 			one.State, one.Remedy = "leaked", command+" releases it"
 			if len(f.Addresses) > 0 {
 				return one
@@ -235,7 +245,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 		}
 		return one
 	}
-	if n.Findings == nil && n.SweepErr != nil {
+	if n.JournalErr != nil {
 		one.State, one.Why = "unknown", "the journal cannot be read"
 		return one
 	}
@@ -244,8 +254,8 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 	if of.Plain {
 		one.Why = "only the runtime knows whether its owner is live"
 	}
-	if !n.asked {
-		one.Remedy = "unwindctl ipam --cri auto queries the runtime"
+	if n.NoRuntime {
+		one.Remedy = "To query the runtime, set its socket with --cri"
 	}
 	return one
 }

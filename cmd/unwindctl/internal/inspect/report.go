@@ -4,78 +4,136 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"log/slog"
 	"slices"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
+	"cni-unwind/plugin"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
 )
 
-// Report is the result of a sweep's dry run on this node, with the node's pools.
+// Report is the state of a node, from one look: what is attached, what is reserved, and the verdict
+// of a sweep on each. All commands print parts of it, so they do not contradict each other.
 type Report struct {
-	Findings []sweep.Finding
-	SweepErr error                   // Findings may be set nevertheless
-	Guard    *sweep.MassReleaseError // not nil if so many seem dead that a sweep would keep them
-	Pools    []*Pool
-	PoolErr  error                  // of pools that could not be read, and of the list of pods
-	asked    bool                   // the flags select a list of pods
-	sweep    string                 // the command for a sweep with the same list
-	pods     map[string]journal.Pod // by container ID, from the findings and libcni's cache
-}
-
-// Look judges every attachment as a sweep would, and reads the pools. It is read-only.
-func Look(ctx context.Context, from term.Streams, of Scope) *Report {
-	list, listErr := of.List(ctx, from.In)
-	found, err := of.Pools()
-	n := &Report{Pools: []*Pool{}, asked: of.asks()}
-	n.Findings, n.SweepErr = Plugin(from.Err).Sweep(ctx, of.StateDir,
-		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
-	of.GiveList(n.Findings)
-	n.sweep = "unwindctl sweep" + of.ListFlags()
-	if errors.As(n.SweepErr, &n.Guard) { // each finding reports it
-		n.SweepErr = nil
-	}
-	n.pods = map[string]journal.Pod{}
-	if cached, _ := new(facts.Node).Cache(); list == nil { // with a list, the findings name these pods
-		for _, c := range cached {
-			n.pods[c.ContainerID] = c.Pod()
-		}
-	}
-	for _, f := range n.Findings {
-		n.pods[f.ContainerID] = f.Pod
-	}
-	errs := []error{err}
-	for _, one := range found {
-		p, err := readPool(one, n)
-		errs = append(errs, err)
-		if p != nil {
-			n.Pools = append(n.Pools, p)
-		}
-	}
-	n.PoolErr = errors.Join(append(errs, listErr)...)
-	return n
-}
-
-// ReadPools reads every pool, and judges the owners of its addresses as a sweep would. The error
-// names the pools that cannot be read; ReadPools still returns the others. Without permission to
-// read the journal it returns no pools, because all owners would be unknown.
-func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
-	n := Look(ctx, from, of)
-	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
-		n.Pools = nil
-	}
-	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
-}
-
-type Snapshot struct {
-	Attachments []Attachment
-	Damaged     []error // one for each damaged entry, which Attachments leaves out
+	Scope
+	Attachments []Attachment    // in the journal, sorted by their keys
+	Damaged     []error         // one for each damaged entry, which Attachments leaves out
+	Findings    []sweep.Finding // on attachments and addresses, also those outside the journal
+	Pools       []*Pool
 	Events      []journal.Event
 	Counters    Counters // counted from the events
 	LastSweep   time.Time
+	Guard       *sweep.MassReleaseError // not nil if so many seem dead that a sweep keeps them
+
+	List      *facts.List // the runtime's list; nil without one
+	ListErr   error       // why the runtime returned no list
+	NoRuntime bool        // --cri auto found no runtime
+
+	JournalErr error // the journal cannot be read: Findings is nil
+	HistoryErr error
+	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
+	PoolErr    error // of pools that cannot be shown
+
+	pods map[string]journal.Pod // by container ID, from the findings and libcni's cache
+}
+
+// Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
+// It returns a UsageError if the flags do not select a list.
+func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
+	of.Within = cmp.Or(of.Within, node.LookTimeout)
+	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
+}
+
+// Sweep runs a sweep of the scope, and returns its findings in a report of the node. With
+// job.DryRun it is Look.
+func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
+	*Report, error,
+) {
+	r := &Report{Scope: of, Attachments: []Attachment{}, Pools: []*Pool{}}
+	if of.of != nil {
+		r.List, r.ListErr, r.NoRuntime = of.of.List, of.of.ListErr, of.of.NoRuntime
+	} else {
+		r.List, r.ListErr = of.List(ctx, stdin)
+	}
+	var usage term.UsageError
+	switch {
+	case errors.As(r.ListErr, &usage):
+		return nil, r.ListErr
+	case errors.Is(r.ListErr, node.ErrNoRuntime):
+		r.ListErr, r.NoRuntime = nil, true
+	}
+	found, poolErr := of.Pools()
+	job.Network, job.List, job.Force = of.Network, r.List, of.Force
+	if job.Attachment == nil {
+		job.Pools = found
+	}
+	findings, err := p.Sweep(ctx, of.StateDir, job)
+	if errors.As(err, &r.Guard) { // each finding reports it
+		err = nil
+	}
+	r.take(findings)
+	if findings == nil {
+		r.JournalErr, err = err, nil
+	}
+	r.SweepErr, r.PoolErr = errors.Join(poolErr, err), r.readPools(found)
+	store := &journal.Store{Dir: of.StateDir}
+	events, err := store.History()
+	r.HistoryErr, r.LastSweep = err, store.LastSweep()
+	r.Counters.Add(events)
+	r.Events = Told(events)
+	return r, nil
+}
+
+// take adds a sweep's findings to the report, and the records of the journal that they contain.
+func (r *Report) take(findings []sweep.Finding) {
+	slices.SortStableFunc(findings,
+		func(a, b sweep.Finding) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	r.Findings, r.pods = findings, map[string]journal.Pod{}
+	for i := range findings {
+		f := &findings[i]
+		r.pods[f.ContainerID] = f.Pod
+		f.Reason.Text = r.giveList(f.Reason.Text)
+		var damaged *journal.DamagedError
+		if errors.As(f.Err, &damaged) {
+			r.Damaged = append(r.Damaged, f.Err)
+		}
+		for _, record := range f.Records {
+			r.Attachments = append(r.Attachments, judged(record, f))
+		}
+	}
+	if r.List == nil { // with a list, the findings name these pods
+		cached, _ := new(facts.Node).Cache()
+		for _, c := range cached {
+			r.pods[c.ContainerID] = c.Pod()
+		}
+	}
+}
+
+// Err returns why the journal, or a part of it, cannot be read.
+func (r *Report) Err() error { return errors.Join(errors.Join(r.Damaged...), r.JournalErr) }
+
+// WarnOfRuntime prints a warning if the runtime returned no list.
+func (r *Report) WarnOfRuntime(stderr io.Writer) {
+	if r.ListErr != nil {
+		fmt.Fprintf(stderr, "warning: %v\n", r.ListErr)
+	}
+}
+
+// Plugin returns the plugin that sweeps, judges and forgets for a command. It does not log: the
+// command prints the findings.
+func Plugin(stderr io.Writer) *plugin.Plugin {
+	return &plugin.Plugin{Log: slog.New(slog.DiscardHandler), Env: undo.Env{
+		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},
+	}}
 }
 
 // Counters are counters for metrics. Events in the history increment them.
@@ -113,41 +171,6 @@ func (c Counters) Sum(name string) (n uint64) {
 	return n
 }
 
-// ReadSnapshot reads the history and, in one transaction, the journal. It calls check in the same
-// transaction, unless check is nil.
-func ReadSnapshot(
-	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
-) (*Snapshot, error) {
-	s := &Snapshot{LastSweep: store.LastSweep()}
-	events, historyErr := store.History()
-	s.Counters.Add(events)
-	s.Events = Told(events)
-	return s, cmp.Or(s.read(ctx, store, check), historyErr)
-}
-
-func (s *Snapshot) read(
-	ctx context.Context, store *journal.Store, check func(*journal.Tx) error,
-) error {
-	return store.View(ctx, func(tx *journal.Tx) error {
-		var checkErr error
-		if check != nil {
-			checkErr = check(tx)
-		}
-		s.Attachments, s.Damaged = []Attachment{}, nil
-		if errors.Is(checkErr, journal.ErrDamaged) {
-			return checkErr
-		}
-		return errors.Join(checkErr, tx.All(func(e *journal.Entry, err error) error {
-			if err != nil {
-				s.Damaged = append(s.Damaged, err)
-				return nil
-			}
-			s.Attachments = append(s.Attachments, describe(e))
-			return nil
-		}))
-	})
-}
-
 // Told returns the events to show, with Count cleared. It omits events that only increment a
 // counter.
 func Told(events []journal.Event) (told []journal.Event) {
@@ -159,11 +182,22 @@ func Told(events []journal.Event) (told []journal.Event) {
 	return told
 }
 
-// ReadJournal returns the journal's entries. It leaves out damaged entries; the error names them.
-func ReadJournal(ctx context.Context, store *journal.Store) ([]Attachment, error) {
-	s := &Snapshot{}
-	err := s.read(ctx, store, nil)
-	return s.Attachments, errors.Join(append(s.Damaged, err)...)
+// ReadJournal returns the journal's records without verdicts. It leaves out damaged ones; the error
+// names them.
+func ReadJournal(ctx context.Context, store *journal.Store) (all []Attachment, err error) {
+	var damaged []error
+	err = store.View(ctx, func(tx *journal.Tx) error {
+		all, damaged = nil, nil
+		return tx.All(func(e *journal.Entry, err error) error {
+			if err != nil {
+				damaged = append(damaged, err)
+			} else {
+				all = append(all, describe(e))
+			}
+			return nil
+		})
+	})
+	return all, errors.Join(append(damaged, err)...)
 }
 
 func HintFor(err error) string {

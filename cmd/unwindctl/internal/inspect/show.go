@@ -2,12 +2,10 @@ package inspect
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -23,8 +21,6 @@ import (
 
 type shown struct {
 	Attachment
-	Verdict  string `json:"verdict"` // live, dead, unknown, other-machine
-	Why      string `json:"why"`
 	Evidence []Fact `json:"evidence"`
 	// Summary is a list of sentences about the attachment: its addresses, why it is kept, and how to
 	// release it.
@@ -33,58 +29,37 @@ type shown struct {
 
 // Show prints the attachments that an argument names. It then returns errors, which may be about
 // other entries.
-func Show(ctx context.Context, to term.Streams, arg string, of Scope,
-	o *term.Output) error {
-	s, readErr := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
-	all, judgeErr := examine(ctx, to, arg, of, s.Attachments)
-	err := errors.Join(errors.Join(s.Damaged...), readErr, judgeErr)
-	var wrong term.UsageError
-	var damaged *journal.DamagedError
-	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would be wrong
-	switch {
-	case errors.As(judgeErr, &wrong):
-		return judgeErr
-	case unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)):
+func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
+	found, err := Find(r.Attachments, arg)
+	if err != nil {
 		return err
 	}
-	for _, one := range s.Damaged {
-		if len(all) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
-			return explainDamaged(to.Out, damaged, o)
+	err = cmp.Or(r.Err(), r.HistoryErr)
+	var damaged *journal.DamagedError
+	unread := r.JournalErr != nil && len(found) == 0 // an empty list would be wrong
+	if unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
+		return err
+	}
+	for _, one := range r.Damaged {
+		if len(found) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
+			return explainDamaged(out, damaged, o)
 		}
 	}
 	switch {
-	case len(all) == 0:
-		return errors.Join(err, explainNothing(ctx, to, arg, of, s.Events, o))
-	case o.IsObject():
-		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
+	case len(found) == 0:
+		return errors.Join(err, r.explainNothing(out, arg, o))
 	case o.Format == term.Name:
-		var found []Attachment
-		for _, a := range all {
-			found = append(found, a.Attachment)
-		}
-		return errors.Join(err, term.PrintNames(to.Out, names(found)))
+		return errors.Join(err, term.PrintNames(out, names(found)))
 	}
-	return errors.Join(err, printShown(to.Out, all, o))
-}
-
-// examine judges the attachments that an argument names. The error may be about other attachments.
-func examine(ctx context.Context, to term.Streams, arg string, of Scope,
-	attachments []Attachment) (all []shown, err error) {
-	found, err := Find(attachments, arg)
-	if len(found) == 0 || err != nil {
-		return nil, err
+	var all []shown
+	for i := range found {
+		a := &found[i]
+		all = append(all, shown{*a, factsOf(a.finding), summary(a, r.Attachments)})
 	}
-	list, listErr := of.List(ctx, to.In)
-	findings, judgeErr := Judge(ctx, Plugin(to.Err), of.StateDir, list)
-	for _, a := range found {
-		f := findings[a.Key]
-		if f == nil { // it was released between the two reads
-			continue
-		}
-		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), factsOf(f),
-			summary(&a, f, attachments)})
+	if o.IsObject() {
+		return errors.Join(err, o.PrintObject(out, "attachments", all))
 	}
-	return all, errors.Join(listErr, judgeErr)
+	return errors.Join(err, printShown(out, all, o))
 }
 
 func printShown(out io.Writer, all []shown, o *term.Output) error {
@@ -96,7 +71,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(w, "attachment\t%s\n", a.Key)
 		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
-		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
+		fmt.Fprintf(w, "state\t%s for %s\n", a.State, term.Ago(a.Since))
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
 		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
@@ -166,7 +141,8 @@ func factsOf(f *sweep.Finding) []Fact {
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
 // release it. all contains every attachment in the journal.
-func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
+func summary(a *Attachment, all []Attachment) []string {
+	f := a.finding
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
@@ -183,7 +159,7 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, so another pod may have "+
 			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
 	}
-	reason := term.OneLine(f.Reason.Text)
+	var guard *sweep.MassReleaseError
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
@@ -194,19 +170,21 @@ func summary(a *Attachment, f *sweep.Finding, all []Attachment) []string {
 			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
 	case f.Fate == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
-			reason))
+			a.Why))
 	case !f.Releasable():
-		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", reason),
+		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
 			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
 				"namespace, every process in it and the host end of its interface are gone.")
+	case errors.As(f.Err, &guard):
+		return append(lines, fmt.Sprintf("It seems dead (%s), as do too many others: %s", a.Why, guard))
 	case f.Fate == decide.Foreign:
 		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
-			"because a DEL could harm the original machine's pods.", reason),
+			"because a DEL could harm the original machine's pods.", a.Why),
 			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
 				"now, run unwindctl sweep %s", a.Key))
 	default:
-		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", reason))
-		return append(lines, pendingSentences(a, decide.Yes(ev.SameBoot), all)...)
+		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))
+		return append(lines, pendingSentences(a, all)...)
 	}
 }
 
@@ -226,28 +204,20 @@ func since(t time.Time) string {
 }
 
 // pendingSentences returns sentences that explain why each DEL is pending, and what to do.
-func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []string) {
+func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 	var untried []string
 	failed, ready := false, false
-	_, err := os.Lstat(a.NetNS)
-	by := decide.Pass{Now: journal.BootNanos(), SameBoot: thisBoot,
-		GracePeriod: a.of.Added.GracePeriod,
-		Since:       a.of.Undo.Since.Boot, Steps: a.of.Undo.Steps, Claims: a.of.Got.Claims,
-		NoNetNS:        errors.Is(err, fs.ErrNotExist),
-		ContainerLives: func() bool { return anyLives(all, a, sameContainer) },
-		PodLives:       func() bool { return anyLives(all, a, samePod) },
-		Withheld:       func(*journal.Step) bool { return true }}
+	now := decide.Pass{Now: journal.BootNanos(), GracePeriod: a.of.Added.GracePeriod}
 	for _, s := range a.Steps {
-		wait := decide.Due(&s.of, by)
-		in := term.Roughly(decide.Left(wait, by))
+		in := term.Roughly(decide.Left(s.due, now))
 		waits := "The DEL of " + s.Plugin + " waits, "
-		switch wait.Why {
+		switch s.due.Why {
 		case journal.ForContainer:
 			lines = append(lines, waits+"because it could release resources of another ADD of its "+
 				"container or pod. It runs once that ADD is undone.")
 		case journal.ForRuntime:
 			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
-				"network namespace. If it does not, a sweep will run it in %s.", waits, in))
+				"network namespace. If it does not, the first sweep after %s runs it.", waits, in))
 		case journal.ForPort:
 			lines = append(lines, waits+"because a host port may forward to its address. It runs once "+
 				"the DEL of the plugin that created the host port succeeds, or after a reboot.")
@@ -255,12 +225,12 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
 				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
 		case journal.ForRepeat:
-			lines = append(lines, fmt.Sprintf("%s. unwind will run the DEL again in %s.",
+			lines = append(lines, fmt.Sprintf("%s. The first sweep after %s runs the DEL again.",
 				s.whyOnceMore(), in))
 		case journal.RunNow, journal.ForBackoff:
 			next := "The next sweep retries it."
-			if wait.Why == journal.ForBackoff {
-				next = fmt.Sprintf("unwind will retry it in %s.", in)
+			if s.due.Why == journal.ForBackoff {
+				next = fmt.Sprintf("The first sweep after %s retries it.", in)
 			}
 			ready = true
 			switch {
@@ -288,20 +258,6 @@ func pendingSentences(a *Attachment, thisBoot bool, all []Attachment) (lines []s
 			"gone for good, run unwindctl forget %s", a.Key))
 	}
 	return lines
-}
-
-func sameContainer(a, b *Attachment) bool { return a.ContainerID == b.ContainerID }
-
-func samePod(a, b *Attachment) bool {
-	return a.Pod != nil && b.Pod != nil && a.Pod.Name == b.Pod.Name &&
-		a.Pod.Namespace == b.Pod.Namespace && !sameContainer(a, b)
-}
-
-// anyLives reports whether another attachment is live and related to a.
-func anyLives(all []Attachment, a *Attachment, related func(a, b *Attachment) bool) bool {
-	return slices.ContainsFunc(all, func(other Attachment) bool {
-		return other.Key != a.Key && related(a, &other) && decide.KeepsContainer(other.State)
-	})
 }
 
 // newOwner returns the end of a sentence, which names the new owner of one of a's addresses. It
