@@ -18,7 +18,7 @@ import (
 // sweeper runs the agent's sweeps. It logs a state only when it changes.
 type sweeper struct {
 	*agent
-	sockets []string // the sockets that --cri auto tries
+	sockets []string // see inspect.Scope
 	binPath string   // CNI_PATH for attachments that are not in the journal
 
 	would    map[string]bool // what the previous sweep would have released
@@ -61,7 +61,8 @@ func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 		s.log.warnOnce("sweep", "sweep failed", errors.Join(err, r.SweepErr))
 	}
 	s.report(r.Findings)
-	s.look(ctx, of.With(r))
+	of.Of = r
+	s.look(ctx, of)
 }
 
 // look keeps a report of the node for the metrics.

@@ -82,8 +82,7 @@ func (r *Report) PrintNoFindings(out io.Writer) error {
 
 // Results are the words that Result returns, and "not tried", in the order of PrintFindings.
 var Results = []string{"released", "partly released", "to be released", "pending", "waits",
-	"kept", "unknown", "busy",
-	"recent", "live", "not tried"}
+	"kept", "unknown", "busy", "recent", "live", "not tried"}
 
 // PrintFindings prints a table of the findings and their counts. It leaves out live attachments,
 // unless all is set or the runtime does not list them, and attachments that were not tried.
@@ -117,7 +116,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
-			podName(&f.Pod), term.OrDash(stateOf(f)), word, why)
+			podName(&f.Pod), term.OrDash(status(f.State, f.Verdict)), word, why)
 	}
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
@@ -146,14 +145,6 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	}
 	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
 	return err
-}
-
-// stateOf returns the state of an attachment in the journal, as list shows it.
-func stateOf(f *sweep.Finding) string {
-	if f.State == "" {
-		return ""
-	}
-	return status(f.State, f.Verdict)
 }
 
 // Result returns the word for the outcome of a finding, and the reason.
@@ -207,38 +198,34 @@ func whyOf(f *sweep.Finding) string {
 
 // Remaining returns an error if a sweep left attachments that it should have released.
 func Remaining(findings []sweep.Finding, dryRun bool) error {
-	pending, stuck, unknown, untried := 0, 0, 0, 0
+	count := map[string]int{}
 	var errs []error
 	var failure *delegate.Failure
 	for i := range findings {
-		switch word, _ := Result(&findings[i], dryRun); {
-		case errors.Is(findings[i].Err, sweep.ErrNotTried):
-			untried++
-		case word == "partly released",
-			word == "pending" && (findings[i].State == "" || !errors.As(findings[i].Err, &failure)):
-			stuck++
-		case word == "pending":
-			pending++
+		f := &findings[i]
+		switch word, _ := Result(f, dryRun); {
+		case errors.Is(f.Err, sweep.ErrNotTried):
+			count["not tried"]++
+		// not in the journal, or the journal cannot be written
+		case word == "pending" && (f.State == "" || !errors.As(f.Err, &failure)):
+			count["partly released"]++
 		case word == "unknown":
-			unknown++
-			errs = append(errs, findings[i].Err) // nil, or about a damaged entry
+			errs = append(errs, f.Err) // nil, or about a damaged entry
+			fallthrough
+		default:
+			count[word]++
 		}
 	}
-	if pending > 0 {
-		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
-			"the pending DELs", term.Attachments(pending)))
-	}
-	if stuck > 0 { // they are not in the journal, or the journal cannot be written
-		errs = append(errs, fmt.Errorf("%s could not be released completely; see the REASON column",
-			term.Attachments(stuck)))
-	}
-	if untried > 0 {
-		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",
-			term.Attachments(untried)))
-	}
-	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("kept %s whose state is unknown; see the REASON column",
-			term.Attachments(unknown)))
+	const incomplete = "%s could not be released completely; "
+	for _, one := range [][2]string{
+		{"pending", incomplete + "the next sweep retries the pending DELs"},
+		{"partly released", incomplete + "see the REASON column"},
+		{"not tried", "%s not tried; run unwindctl sweep again"},
+		{"unknown", "kept %s whose state is unknown; see the REASON column"},
+	} {
+		if n := count[one[0]]; n > 0 {
+			errs = append(errs, fmt.Errorf(one[1], term.Attachments(n)))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -91,11 +91,10 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 				continue
 			}
 			owner := ""
-			if r.ContainerID != "" {
-				owner = " for container " + term.OneLine(r.ContainerID)
-			}
-			if r.IfName != "" {
-				owner += ", interface " + term.OneLine(r.IfName)
+			for _, of := range [][2]string{{" for container ", r.ContainerID}, {", interface ", r.IfName}} {
+				if of[1] != "" {
+					owner += of[0] + term.OneLine(of[1])
+				}
 			}
 			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
 			if r.Remedy != "" {

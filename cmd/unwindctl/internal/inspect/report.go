@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
@@ -59,8 +60,8 @@ func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job
 	*Report, error,
 ) {
 	r := &Report{Scope: of, Attachments: []Attachment{}, Pools: []*Pool{}}
-	if of.of != nil {
-		r.List, r.ListErr, r.NoRuntime = of.of.List, of.of.ListErr, of.of.NoRuntime
+	if of.Of != nil {
+		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
 	} else {
 		r.List, r.ListErr = of.List(ctx, stdin)
 	}
@@ -101,7 +102,8 @@ func (r *Report) take(findings []sweep.Finding) {
 	for i := range findings {
 		f := &findings[i]
 		r.pods[f.ContainerID] = f.Pod
-		f.Reason.Text = r.giveList(f.Reason.Text)
+		f.Reason.Text = strings.Replace(f.Reason.Text, "unwindctl sweep --force",
+			"unwindctl sweep"+r.ListFlags()+" --force", 1)
 		var damaged *journal.DamagedError
 		if errors.As(f.Err, &damaged) {
 			r.Damaged = append(r.Damaged, f.Err)

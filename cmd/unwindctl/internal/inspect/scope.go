@@ -24,11 +24,10 @@ type Scope struct {
 	CRI, Valid string   // the source of the list of attachments: see List
 	Force      bool     // accept an empty list from Valid, and see sweep.Job
 	Ours       bool     // only the pools of chains that unwind runs
-	Sockets    []string // the sockets that --cri auto tries; nil for the known ones
+	Sockets    []string // the sockets that --cri auto tries besides the known ones
 	// Within bounds the query of the runtime, see node.PodSandboxes.
 	Within time.Duration
-
-	of *Report // has the list; nil to query it
+	Of     *Report // use the list of this report; nil to query the runtime
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other
@@ -43,10 +42,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	case s.Valid != "":
 		return s.readValid(stdin)
 	case s.CRI == "auto":
-		if s.Sockets == nil {
-			s.Sockets = node.CRISockets
-		}
-		return node.FindPodSandboxes(ctx, s.Within, s.Sockets)
+		return node.FindPodSandboxes(ctx, s.Within, slices.Concat(node.CRISockets, s.Sockets))
 	case s.CRI != "" && s.CRI != "none":
 		return node.PodSandboxes(ctx, s.Within, s.CRI)
 	}
@@ -65,12 +61,6 @@ func (s Scope) ListFlags() (flags string) {
 		flags += " --cri " + s.CRI
 	}
 	return flags
-}
-
-// giveList adds the flags for the same list to the command in a reason.
-func (s Scope) giveList(reason string) string {
-	return strings.Replace(reason, "unwindctl sweep --force", "unwindctl sweep"+s.ListFlags()+
-		" --force", 1)
 }
 
 // readValid reads the list from Valid. Without Force it refuses an empty list: the script that
@@ -140,12 +130,6 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 	}
 	return term.WithHint(hint, "--network %s: no conflist in %s and no attachment on this node has "+
 		"this network", network, strings.Join(at.All(), ", "))
-}
-
-// With returns the scope with the list of a report, which is not queried again.
-func (s Scope) With(r *Report) Scope {
-	s.of = r
-	return s
 }
 
 // Pools returns the host-local pools in the scope, with or without unwind.

@@ -205,57 +205,52 @@ func since(t time.Time) string {
 
 // pendingSentences returns sentences that explain why each DEL is pending, and what to do.
 func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	var untried []string
 	failed, ready := false, false
 	now := decide.Pass{Now: journal.BootNanos(), GracePeriod: a.of.Added.GracePeriod}
 	for _, s := range a.Steps {
-		in := term.Roughly(decide.Left(s.due, now))
-		waits := "The DEL of " + s.Plugin + " waits, "
+		in := "The next sweep"
+		if s.due.Why != journal.RunNow {
+			in = "The first sweep after " + term.Roughly(decide.Left(s.due, now))
+		}
 		switch s.due.Why {
 		case journal.ForContainer:
-			lines = append(lines, waits+"because it could release resources of another ADD of its "+
-				"container or pod. It runs once that ADD is undone.")
+			say("The DEL of %s waits, because it could release resources of another ADD of its "+
+				"container or pod. It runs once that ADD is undone.", s.Plugin)
 		case journal.ForRuntime:
-			lines = append(lines, fmt.Sprintf("%sbecause the runtime may still send a DEL with the "+
-				"network namespace. If it does not, the first sweep after %s runs it.", waits, in))
+			say("The DEL of %s waits, because the runtime may still send a DEL with the network "+
+				"namespace. %s runs it otherwise.", s.Plugin, in)
 		case journal.ForPort:
-			lines = append(lines, waits+"because a host port may forward to its address. It runs once "+
-				"the DEL of the plugin that created the host port succeeds, or after a reboot.")
+			say("The DEL of %s waits, because a host port may forward to its address. It runs once the "+
+				"DEL of the plugin that created the host port succeeds, or after a reboot.", s.Plugin)
 		case journal.ForOwner:
-			lines = append(lines, fmt.Sprintf("%sbecause it would remove the rules of the address's "+
-				"new owner%s. It runs once that owner is gone.", waits, newOwner(a, all)))
-		case journal.ForRepeat:
-			lines = append(lines, fmt.Sprintf("%s. The first sweep after %s runs the DEL again.",
-				s.whyOnceMore(), in))
-		case journal.RunNow, journal.ForBackoff:
-			next := "The next sweep retries it."
-			if s.due.Why == journal.ForBackoff {
-				next = fmt.Sprintf("The first sweep after %s retries it.", in)
-			}
-			ready = true
+			say("The DEL of %s waits, because it would remove the rules of the address's new owner%s. "+
+				"It runs once that owner is gone.", s.Plugin, newOwner(a, all))
+		default:
+			ready = ready || s.due.Why != journal.ForRepeat
 			switch {
 			case s.of.Next.Why == journal.ForRepeat:
-				lines = append(lines, s.whyOnceMore()+". The next sweep runs the DEL again.")
+				say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
 			case s.Code != 0:
 				failed = true
-				lines = append(lines, fmt.Sprintf("The DEL of %s has failed %s, the last time with "+
-					"code %d: %s. %s", s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
-					strings.TrimSuffix(term.OneLine(s.Last), "."), next))
+				say("The DEL of %s has failed %s, the last time with code %d: %s. %s retries it.",
+					s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
+					strings.TrimSuffix(term.OneLine(s.Last), "."), in)
 			default:
 				untried = append(untried, s.Plugin)
 			}
 		}
 	}
 	if len(untried) > 0 {
-		lines = append(lines, fmt.Sprintf("The DEL of %s has not been tried yet.",
-			strings.Join(untried, " and of ")))
+		say("The DEL of %s has not been tried yet.", strings.Join(untried, " and of "))
 	}
 	if ready {
-		lines = append(lines, fmt.Sprintf("To run the pending DELs now, run unwindctl sweep %s", a.Key))
+		say("To run the pending DELs now, run unwindctl sweep %s", a.Key)
 	}
 	if failed {
-		lines = append(lines, fmt.Sprintf("If it can never succeed, for example because the plugin is "+
-			"gone for good, run unwindctl forget %s", a.Key))
+		say("If it can never succeed, for example because the plugin is gone for good, run unwindctl "+
+			"forget %s", a.Key)
 	}
 	return lines
 }

@@ -48,14 +48,6 @@ var CRISockets = []string{
 	"/run/cri-dockerd.sock",
 }
 
-// Sockets returns the default sockets and the runtime's own.
-func (r *Runtime) Sockets() []string {
-	if r.Socket == "" || slices.Contains(CRISockets, r.Socket) {
-		return CRISockets
-	}
-	return append(slices.Clone(CRISockets), r.Socket)
-}
-
 // WithoutRuntime says what a sweep does on a node on which no runtime listens.
 const WithoutRuntime = "found no CRI runtime, so attachments are judged without a list of pods; " +
 	"if the node has a runtime, set its socket with --cri"
@@ -208,8 +200,9 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 func FindPodSandboxes(
 	ctx context.Context, within time.Duration, sockets []string,
 ) (all *facts.List, err error) {
-	for _, socket := range sockets {
-		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+	for i, socket := range sockets {
+		_, err := os.Stat(socket)
+		if errors.Is(err, fs.ErrNotExist) || slices.Contains(sockets[:i], socket) {
 			continue
 		}
 		list, err := PodSandboxes(ctx, within, socket)
