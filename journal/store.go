@@ -117,7 +117,7 @@ func (s *Store) transact(
 	defer func() {
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
-			err = errors.Join(fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r), cause)
+			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
 			// bbolt's own locks may be held, so the file stays mapped, which would keep its flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ import (
 type Plugin struct {
 	undo.Env
 	Stdout io.Writer
+	Log    *slog.Logger // nil: as the configuration says
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
@@ -113,7 +115,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 	if conf.LogFormat == "json" {
 		handler = slog.NewJSONHandler(out, &slog.HandlerOptions{Level: conf.LogLevel})
 	}
-	log := slog.New(handler)
+	log := cmp.Or(p.Log, slog.New(handler))
 	store := &journal.Store{Dir: conf.StateDir, Logger: log, Point: p.Point}
 	o := &op{plugin: p, args: args, log: log}
 	o.Worker = &undo.Worker{

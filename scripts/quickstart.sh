@@ -173,7 +173,7 @@ exhausted() {
 # freed runs a sweep, and succeeds if all addresses of the network are free. While a pod is being started, it fails,
 # because the pod has an address. It sets pools to the output of unwindctl ipam.
 freed() {
-	unwindctl sweep --cri auto >/dev/null 2>&1 || true # the failing plugin's DELs stay pending
+	unwindctl sweep >/dev/null 2>&1 || true # the failing plugin's DELs stay pending
 	pools=$(unwindctl ipam)
 	[[ $pools == *" $addresses addresses, 0 used, "* ]]
 }

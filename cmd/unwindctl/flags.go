@@ -36,14 +36,17 @@ func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, h
 
 // addScopeFlags adds the flags of commands that judge attachments.
 func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
-	cmd.Flags().StringVar(&of.CRI, "cri", "",
-		"get the list of pods from the runtime at `SOCKET`, such as "+
-			"/run/containerd/containerd.sock; auto finds the socket")
+	addCRIFlag(cmd, &of.CRI)
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
 		"find the host-local pools in the conflists in `DIR` (default: the runtime's directory)")
-	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 	addStateFlag(cmd, &of.Directories)
 	checkDirs(cmd, "conf-dir")
+}
+
+func addCRIFlag(cmd *cobra.Command, cri *string) {
+	cmd.Flags().StringVar(cri, "cri", "auto",
+		"get the list of pods from the runtime at `SOCKET`; auto finds the socket, none uses no list")
+	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 }
 
 // noCache is the value of --cache-dir if the runtime has no libcni cache.
@@ -152,7 +155,7 @@ func completeSockets(
 	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
 		return !durable.Exists(path)
 	})
-	return beginning(begun, append(sockets, "auto")), cobra.ShellCompDirectiveDefault
+	return beginning(begun, append(sockets, "auto", "none")), cobra.ShellCompDirectiveDefault
 }
 
 func complete(cmd *cobra.Command, at node.Directories, history bool) (args, networks []string) {

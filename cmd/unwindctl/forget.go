@@ -1,22 +1,19 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/journal"
+	"cni-unwind/plugin/sweep"
 )
 
 type forgetFlags struct {
-	node.Directories
-	network   string
+	inspect.Scope
 	dead, yes bool
 }
 
@@ -40,88 +37,83 @@ func forgetCommand() *cobra.Command {
 			switch {
 			case len(args) > 1:
 				return term.Usage("forget takes one attachment, not %d", len(args))
-			case len(args) == 1 && (flags.network != "" || flags.dead):
+			case len(args) == 1 && (flags.Network != "" || flags.dead):
 				return term.Usage("use either an attachment or --network NETWORK --dead, not both")
-			case len(args) == 0 && (flags.network == "" || !flags.dead):
+			case len(args) == 0 && (flags.Network == "" || !flags.dead):
 				return term.Usage("name an attachment, or use --network NETWORK --dead for all dead ones")
 			}
 			return nil
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			keys, err := forgettable(cmd, args, flags)
+			found, err := forgettable(cmd, args, flags)
 			if err != nil {
 				return err
 			}
-			return runForget(cmd, keys, flags)
+			return runForget(cmd, found, flags)
 		},
 	}
-	addNetworkFlag(cmd, &flags.Directories, &flags.network,
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network,
 		"with --dead: forget all dead attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.dead, "dead", false,
 		"with --network: forget all dead attachments of that network")
 	cmd.Flags().BoolVar(&flags.yes, "yes", false,
 		"forget the attachments; without --yes, only list them")
-	addStateFlag(cmd, &flags.Directories)
+	addScopeFlags(cmd, &flags.Scope)
+	checkDirs(cmd, "state-dir")
 	return cmd
 }
 
-// forgettable returns the attachments that the command names.
-func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) ([]journal.Key, error) {
-	if err := inspect.CheckNetwork(cmd.Context(), flags.Directories, flags.network); err != nil {
+// forgettable returns the findings on the attachments that the command names.
+func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) (
+	found []*sweep.Finding, err error,
+) {
+	r, err := look(cmd, flags.Scope)
+	if err != nil {
 		return nil, err
 	}
-	p := inspect.Plugin(cmd.ErrOrStderr())
-	findings, err := inspect.Judge(cmd.Context(), p, flags.StateDir, nil)
 	if len(args) == 1 {
-		key, findErr := inspect.FindOne(cmd.Context(), flags.StateDir, args[0])
-		for k, f := range findings { // a damaged entry is found only by its full name
-			if k.String() == args[0] && f.Err != nil {
-				key, findErr = k, nil
-			}
+		f, err := r.FindOne(args[0])
+		if err == nil && f.Err == nil && !f.Releasable() {
+			err = fmt.Errorf("%s is %s (%s); only dead attachments can be forgotten", f.Key, f.Fate,
+				f.Reason.Text)
 		}
-		if f := findings[key]; findErr == nil && f != nil && f.Err == nil && !f.Releasable() {
-			findErr = fmt.Errorf("%s is %s (%s); only dead attachments can be forgotten",
-				key, f.Fate, f.Reason.Text)
-		}
-		return []journal.Key{key}, findErr
+		return []*sweep.Finding{f}, err
 	}
-	var keys []journal.Key
-	for k, f := range findings {
-		if k.Network == flags.network && f.Releasable() {
-			keys = append(keys, k)
+	for i := range r.Findings {
+		if f := &r.Findings[i]; f.Releasable() && f.Err == nil && len(f.Records) > 0 {
+			found = append(found, f)
 		}
 	}
-	slices.SortFunc(keys, func(a, b journal.Key) int { return cmp.Compare(a.String(), b.String()) })
-	return keys, err
+	if r.Guard != nil { // sweep --force runs the DELs of these
+		return found, r.Guard
+	}
+	return found, r.JournalErr
 }
 
-func runForget(cmd *cobra.Command, keys []journal.Key, flags forgetFlags) error {
+func runForget(cmd *cobra.Command, found []*sweep.Finding, flags forgetFlags) error {
 	out := cmd.OutOrStdout()
-	if len(keys) == 0 {
-		_, err := fmt.Fprintf(out, "No dead attachments in network %s.\n", flags.network)
+	if len(found) == 0 {
+		_, err := fmt.Fprintf(out, "No dead attachments in network %s.\n", flags.Network)
 		return err
 	}
-	store := &journal.Store{Dir: flags.StateDir}
 	p := inspect.Plugin(cmd.ErrOrStderr())
 	var errs []error
-	for _, key := range keys {
-		leaks, err := inspect.Leaks(cmd.Context(), store, key)
-		if flags.yes && err == nil {
-			err = p.Forget(cmd.Context(), flags.StateDir, key)
+	for _, f := range found {
+		word := "to be forgotten"
+		if flags.yes {
+			if err := p.Forget(cmd.Context(), flags.StateDir, f.Key); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			word = "forgotten"
 		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		word := map[bool]string{true: "forgotten", false: "to be forgotten"}[flags.yes]
+		leaks := inspect.Leaks(f)
 		if len(leaks) == 0 {
 			leaks = []string{"none known"}
 		}
-		fmt.Fprintf(out, "%s: %s; resources that may remain:\n", key, word)
-		for _, leak := range leaks {
-			fmt.Fprintf(out, "  %s\n", leak)
-		}
+		fmt.Fprintf(out, "%s: %s; resources that may remain:\n  %s\n", f.Key, word,
+			strings.Join(leaks, "\n  "))
 	}
 	if !flags.yes {
 		errs = append(errs, errors.New("nothing was forgotten; run this again with --yes"))

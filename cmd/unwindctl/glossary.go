@@ -4,16 +4,22 @@ import "strings"
 
 // glossary explains each word that a command prints. The help texts contain it.
 var glossary = []struct{ kind, word, meaning string }{
-	{"state", "adding", "its ADD is running, or was killed, and has no result yet"},
-	{"state", "live", "its ADD succeeded, or has a result and is still running"},
+	{"state", "adding", "its ADD is running and has no result yet"},
+	{"state", "live", "in use; only the runtime's DEL releases it"},
+	{"state", "recent", "not on the runtime's list, but too young to be judged by that list"},
+	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime sent a DEL, or a sweep found it dead, and it has pending DELs"},
+	{"state", "unknown", "cannot be judged from here, and is kept"},
+	{"state", "other-machine", "from another machine, of which this disk is a copy"},
 	{"verdict", "live", "in use; only the runtime's DEL releases it"},
 	{"verdict", "dead", "gone for good; a sweep releases it"},
 	{"verdict", "unknown", "cannot be judged from here, and is kept"},
 	{"verdict", "other-machine", "from another machine, of which this disk is a copy; a sweep " +
 		"releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
+	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
+		"retry it; see REASON"},
 	{"result", "to be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead; the next sweep retries its failed DELs"},
 	{"result", "waits", "dead, but cannot be released yet; see REASON"},
@@ -31,7 +37,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
-	{"address", "unknown", "its owner cannot be judged; see unwindctl ipam --cri auto"},
+	{"address", "unknown", "its owner cannot be judged"},
 	{"address", "free", "not allocated"},
 	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
 		"plugin's own error"},

@@ -24,7 +24,7 @@ func TestGlossary(t *testing.T) {
 		reasons = append(reasons, string(r))
 	}
 	for kind, want := range map[string][]string{
-		"state":   {string(journal.Adding), string(journal.Live), string(journal.RollingBack), string(journal.Deleting)},
+		"state":   {string(journal.Adding), string(journal.Live), "recent", string(decide.Dead), string(journal.RollingBack), string(journal.Deleting), string(decide.Unknown), string(decide.Foreign)},
 		"verdict": {string(decide.Live), string(decide.Dead), string(decide.Unknown), string(decide.Foreign)},
 		"result":  inspect.Results, "address": {"live", "recent", "leaked", "empty", "unknown", "free"}, "event": eventKinds, "status": reasons,
 	} {

@@ -84,6 +84,7 @@ func historyCommand() *cobra.Command {
 	cmd.Flags().DurationVar(&flags.since, "since", 0, "only events of the last `DURATION`, such as 2h")
 	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N` events; 0 for all")
 	addStateFlag(cmd, &flags.Directories)
+	checkDirs(cmd, "state-dir")
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -28,7 +28,6 @@ func ipamCommand() *cobra.Command {
 			"The states of addresses:\n" +
 			describe("address"),
 		Example: "  unwindctl ipam\n" +
-			"  unwindctl ipam --cri auto\n" +
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
@@ -48,24 +47,22 @@ func ipamCommand() *cobra.Command {
 }
 
 func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
-	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
+	r, err := look(cmd, of)
+	if err != nil {
 		return err
 	}
-	pools, err := inspect.ReadPools(cmd.Context(), streams(cmd), of)
-	var wrong term.UsageError
-	if errors.As(err, &wrong) {
-		return err
-	}
-	if len(pools) == 0 && errors.Is(err, fs.ErrPermission) {
+	err = errors.Join(r.PoolErr, r.SweepErr, r.JournalErr)
+	unknown := errors.Is(r.JournalErr, fs.ErrPermission) // that is, all owners
+	if unknown || len(r.Pools) == 0 && errors.Is(err, fs.ErrPermission) {
 		return term.WithHint("only root can read the conflists, the journal and the pools; "+
 			"run this as root", "cannot read the pools: %w", err)
 	}
 	out := cmd.OutOrStdout()
 	switch {
 	case o.IsObject():
-		return errors.Join(o.PrintObject(out, "pools", pools), err)
-	case len(pools) == 0 && err != nil:
+		return errors.Join(o.PrintObject(out, "pools", r.Pools), err)
+	case len(r.Pools) == 0 && err != nil:
 		return err
 	}
-	return errors.Join(inspect.PrintPools(out, pools, of, o), err)
+	return errors.Join(r.PrintPools(out, o), err)
 }

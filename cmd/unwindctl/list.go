@@ -2,61 +2,66 @@ package main
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
-	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
 )
 
 func listCommand() *cobra.Command {
 	var o term.Output
-	var network string
-	var at node.Directories
+	var of inspect.Scope
 	cmd := &cobra.Command{
 		Use:        "list",
 		SuggestFor: []string{"ls", "ps"},
 		Short:      "List the attachments in the journal",
-		Long: "List the attachments in the journal: first those with DELs that fail, then those\n" +
-			"with DELs that wait, then the rest. list is read-only and takes no locks.\n\n" +
+		Long: "List the attachments in the journal: first those with DELs that fail, then other\n" +
+			"dead ones, then the rest. list is read-only and takes no locks.\n\n" +
 			"The states:\n" +
 			describe("state"),
 		Example: "  unwindctl list\n" +
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := inspect.CheckNetwork(cmd.Context(), at, network); err != nil {
+			r, err := look(cmd, of)
+			if err != nil {
 				return err
 			}
-			store := &journal.Store{Dir: at.StateDir}
-			attachments, err := inspect.ReadJournal(cmd.Context(), store)
-			attachments = slices.DeleteFunc(attachments, func(a inspect.Attachment) bool {
-				return network != "" && a.Network != network
-			})
-			if err != nil && len(attachments) == 0 {
+			err = r.Err()
+			if err != nil && len(r.Attachments) == 0 {
 				return err
 			}
-			inspect.Sort(attachments)
+			inspect.Sort(r.Attachments)
 			out := cmd.OutOrStdout()
 			switch {
 			case o.IsObject():
-				err = errors.Join(o.PrintObject(out, "attachments", attachments), err)
-			case len(attachments) == 0 && o.Format != term.Name:
-				err = inspect.PrintNoAttachments(out, store, network)
-			default:
-				err = errors.Join(inspect.PrintAttachments(out, attachments, &o), err)
+				return errors.Join(o.PrintObject(out, "attachments", r.Attachments), err)
+			case len(r.Attachments) == 0 && o.Format != term.Name:
+				return inspect.PrintNoAttachments(out, &journal.Store{Dir: of.StateDir}, of.Network)
 			}
-			return err
+			return errors.Join(inspect.PrintAttachments(out, r.Attachments, &o), err)
 		},
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)
 	term.AddWatch(cmd)
-	addNetworkFlag(cmd, &at, &network, "only attachments of this `NETWORK`")
-	addStateFlag(cmd, &at)
+	addNetworkFlag(cmd, &of.Directories, &of.Network, "only attachments of this `NETWORK`")
+	addScopeFlags(cmd, &of)
+	checkDirs(cmd, "state-dir")
 	return cmd
+}
+
+// look returns a report of the node. It warns on stderr if the runtime returns no list.
+func look(cmd *cobra.Command, of inspect.Scope) (*inspect.Report, error) {
+	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
+		return nil, err
+	}
+	r, err := inspect.Look(cmd.Context(), streams(cmd), of)
+	if err == nil {
+		r.WarnOfRuntime(cmd.ErrOrStderr())
+	}
+	return r, err
 }
 
 func showCommand() *cobra.Command {
@@ -77,7 +82,11 @@ func showCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return inspect.Show(cmd.Context(), streams(cmd), args[0], flags, &o)
+			r, err := look(cmd, flags)
+			if err != nil {
+				return err
+			}
+			return r.Show(cmd.OutOrStdout(), args[0], &o)
 		},
 	}
 	o.AddFlags(cmd, cmd.Flags(), "attachments", lookFormats...)

@@ -122,8 +122,10 @@ var version = "dev"
 func versionCommand() *cobra.Command {
 	var o term.Output
 	cmd := &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version of this program",
+		Use:   "version",
+		Short: "Print the version of this program",
+		Long: "Print the version of this program. In JSON, build is that version, and version is\n" +
+			"that of the format, as for all commands.",
 		Example: "  unwindctl version\n  unwindctl version -o json",
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 )
 
@@ -28,10 +29,15 @@ func metricsCommand() *cobra.Command {
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var failed error
+			r, err := inspect.Look(cmd.Context(), streams(cmd), of)
+			if err != nil {
+				return err
+			}
+			failed := errors.Join(r.Err(), r.HistoryErr, r.SweepErr, r.PoolErr)
 			registry := metrics.Registry(func() metrics.Source {
-				return metrics.Source{Version: version, Scope: of, Stderr: cmd.ErrOrStderr()}
-			}, func(err error) { failed = err })
+				return metrics.Source{Version: version, Report: r, Counters: r.Counters,
+					Off: install.ReadOff(of.StateDir)}
+			})
 			if textfile != "" {
 				// a rename would replace a device such as /dev/stdout
 				if info, err := os.Stat(textfile); err == nil && !info.Mode().IsRegular() {

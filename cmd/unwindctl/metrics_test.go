@@ -18,7 +18,8 @@ import (
 )
 
 // agentMetrics are those that the agent serves, with their labels, sorted. What monitoring is built on
-// is not renamed. Counters end in _total; ofAgent alone has those that the command does not print.
+// is not renamed. Counters end in _total; ofAgent has those that the command does not print, at least
+// where no runtime is.
 var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},
@@ -32,10 +33,11 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_pending_deletes":                         {"network", "plugin"},
 	"unwind_plugin_info":                             {"version"},
 	"unwind_rollbacks_total":                         {"plugin", "result"},
+	"unwind_runtime_up":                              nil,
 	"unwind_sweep_last_success_timestamp_seconds":    nil,
 	"unwind_swept_attachments_total":                 {"reason"},
 	"unwind_waiting_deletes":                         {"for", "network", "plugin"},
-}, []string{"unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info"}
+}, []string{"unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info", "unwind_runtime_up"}
 
 // counted is a node that has something for every metric.
 func counted(t *testing.T) (n *machine, confDir string) {

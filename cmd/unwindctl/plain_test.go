@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -117,7 +118,7 @@ func plainScripts(t *testing.T, dir string, chain plainChain) {
 			env.Values["n"] = n
 			for name, value := range map[string]string{
 				"PATH": n.bin + ":" + env.Getenv("PATH"), "GORACE": noExitDelay, "POOL": poolDir, "CACHE": cacheDir, "STATE": n.state,
-				"CONF": n.confDir, "CRI": n.socket, "PLUGINS": n.binDir, "PROGRAMS": n.bin, "NETNS": filepath.Join(n.dir, "netns"), "LONG": strings.Repeat("0123456789abcdef", 6),
+				"CONF": n.confDir, "CRI": n.socket, "TOOLS": n.tools, "PLUGINS": n.binDir, "PROGRAMS": n.bin, "NETNS": filepath.Join(n.dir, "netns"), "LONG": strings.Repeat("0123456789abcdef", 6),
 			} {
 				env.Setenv(name, value)
 			}
@@ -155,6 +156,16 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		if got := n.mustAdd(conf); len(args) > 1 && got != args[1] {
 			ts.Fatalf("another address: %s", got)
 		}
+	},
+	// deaf PATH: a socket at which nobody answers.
+	"deaf": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		l, err := new(net.ListenConfig).Listen(context.Background(), "unix", args[0])
+		ts.Check(err)
+		n.Cleanup(func() { _ = l.Close() })
+	},
+	// journal VERB DIR ARG…: writes what the plugin would have written.
+	"journal": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) {
+		nodetest.WriteJournal(ts, neg, args)
 	},
 	// netns ID…, drop ID…: make and remove network namespaces.
 	"netns": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },

@@ -45,8 +45,7 @@ func runCommand() *cobra.Command {
 		},
 	}
 	addInstallFlags(cmd, &options.Options)
-	cmd.Flags().StringVar(&options.CRI, "cri", "auto",
-		"get the list of pods from the runtime at `SOCKET`; auto finds the socket, none uses no list")
+	addCRIFlag(cmd, &options.CRI)
 	cmd.Flags().StringVar(&options.LogFormat, "log-format", "text", "log in this `FORMAT`: text, json")
 	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
 		"log messages of at least this `LEVEL`: debug, info, warn, error")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,8 +31,8 @@ func sweepCommand() *cobra.Command {
 		Long: "Release dead attachments, and retry every pending DEL.\n\n" +
 			"An attachment is dead if its ADD failed, if the runtime sent its DEL, if it was\n" +
 			"added before this boot, or if its network namespace, all processes in it and its\n" +
-			"interface on the host are gone. With a list of attachments (--cri,\n" +
-			"--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
+			"interface on the host are gone. With the runtime's list of pods (--cri), or another\n" +
+			"list (--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
 			"namespace and its grace period is over. sweep keeps everything else.\n\n" +
 			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
@@ -55,7 +54,7 @@ func sweepCommand() *cobra.Command {
 			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
 			"recent or live, else 1.",
 		Example: "  unwindctl sweep --dry-run\n" +
-			"  unwindctl sweep --cri auto\n" +
+			"  unwindctl sweep\n" +
 			"  unwindctl sweep default/web-0\n" +
 			"  unwindctl sweep --network podnet --valid-attachments attached.json",
 		Args:              term.OneArg,
@@ -72,7 +71,7 @@ func sweepCommand() *cobra.Command {
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only attachments of this `NETWORK`")
 	cmd.Flags().BoolVar(&flags.job.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
-	cmd.Flags().BoolVar(&flags.job.Force, "force", false,
+	cmd.Flags().BoolVar(&flags.Force, "force", false,
 		"also release attachments that are kept because too many seem dead, the list is empty or an "+
 			"entry is damaged")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
@@ -92,9 +91,9 @@ func sweepCommand() *cobra.Command {
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
 	s := flags.job
-	s.Network, s.Progress = flags.Network, progress(ctx, cmd.ErrOrStderr())
+	s.Progress = progress(ctx, cmd.ErrOrStderr())
 	if len(args) == 1 {
-		key, err := inspect.FindOne(ctx, flags.StateDir, args[0])
+		key, err := inspect.FindKey(ctx, flags.StateDir, args[0])
 		if err != nil {
 			return err
 		}
@@ -103,26 +102,12 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		}
 		s.Attachment = &key
 	}
-	flags.Force = s.Force
-	list, listErr := flags.List(ctx, cmd.InOrStdin())
-	if flags.CRI == "auto" && errors.Is(listErr, node.ErrNoRuntime) { // as on a node of Nomad
-		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
-		listErr = nil
-	}
-	var wrong term.UsageError
-	if errors.As(listErr, &wrong) {
-		return listErr
-	}
 	if err := inspect.CheckNetwork(ctx, flags.Directories, flags.Network); err != nil {
 		return err
 	}
-	s.List = list
-	var poolErr error
-	s.Cache, s.Path = true, cmp.Or(s.Path, node.BinPath(ctx))
-	if s.Attachment == nil {
-		s.Pools, poolErr = flags.Pools()
+	if s.Cache = true; !s.DryRun {
+		s.Path = cmp.Or(s.Path, node.BinPath(ctx))
 	}
-	p := inspect.Plugin(cmd.ErrOrStderr())
 	defer context.AfterFunc(ctx, func() {
 		if s.Progress != nil { // the terminal shows ^C; continue on the next line
 			fmt.Fprintln(cmd.ErrOrStderr())
@@ -130,27 +115,29 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		fmt.Fprintln(cmd.ErrOrStderr(),
 			"interrupted: waiting for running DELs; interrupt again to exit immediately")
 	})()
-	findings, err := p.Sweep(ctx, flags.StateDir, s)
-	flags.GiveList(findings)
-	listErr = errors.Join(listErr, poolErr)
-	if findings == nil && err != nil {
-		return errors.Join(listErr, err)
+	r, err := inspect.Sweep(ctx, inspect.Plugin(cmd.ErrOrStderr()), cmd.InOrStdin(), flags.Scope, s)
+	if err != nil {
+		return err
 	}
-	if len(findings) == 0 && !flags.output.IsObject() && flags.output.Format != term.Name {
-		return errors.Join(listErr, err, inspect.PrintNoFindings(cmd.OutOrStdout(), flags.Scope, s))
+	if r.NoRuntime && cmd.Flags().Changed("cri") { // as on a node of Nomad
+		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
 	}
-	slices.SortFunc(findings, func(a, b sweep.Finding) int {
-		return cmp.Compare(a.Key.String(), b.Key.String())
-	})
-	var printErr error
-	if flags.output.IsObject() {
-		printErr = flags.output.PrintObject(cmd.OutOrStdout(), "findings",
-			inspect.JSONFindings(findings, s.DryRun))
-	} else {
-		printErr = inspect.PrintFindings(cmd.OutOrStdout(), findings, s.DryRun,
-			s.Attachment != nil, &flags.output)
+	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
+	if r.Guard != nil {
+		err = errors.Join(err, r.Guard)
 	}
-	return errors.Join(listErr, err, inspect.Remaining(findings, s.DryRun), printErr)
+	out := cmd.OutOrStdout()
+	switch {
+	case r.JournalErr != nil:
+		return err
+	case flags.output.IsObject():
+		return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun), flags.output.PrintObject(out,
+			"findings", inspect.JSONFindings(r.Findings, s.DryRun)))
+	case len(r.Findings) == 0 && flags.output.Format != term.Name:
+		return errors.Join(err, r.PrintNoFindings(out))
+	}
+	return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun),
+		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
 }
 
 // progress returns a function that shows a sweep's progress until ctx is cancelled, or nil if out

@@ -82,7 +82,7 @@ func TestTables(t *testing.T) {
 		whole string // is not cut
 		args  []string
 	}{
-		{80, "", []string{"list"}}, {80, "faulty: p ADD refused\n", []string{"history"}},
+		{80, "faulty (tried 1×, code", []string{"list"}}, {80, "faulty: p ADD refused\n", []string{"history"}},
 		{120, "faulty: p ADD refused\n", []string{"history"}}, {80, "", []string{"sweep", "--dry-run"}},
 		{80, "", []string{"doctor", "--cni-bin-dir", n.dir}},
 		{80, "", []string{"list", "-o", "wide"}},

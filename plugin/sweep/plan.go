@@ -32,18 +32,26 @@ type Finding struct {
 	State     journal.State // before the release
 	Busy      bool          // another unwind process holds its lock, so it counts as live
 	Deferred  bool          // it is dead, but not ready to retry
-	Released  bool          // nothing remains of it
+	Released  bool          // nothing remains of it that a sweep would find
 	Pending   []string      // the delegates with a pending DEL, each with the reason
-	Err       error         // why it was not released
+	Err       error         // why it was not released, or not completely
 	Left      time.Duration // the rest of its grace period, if it is Recent
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
+	Records  []Record        // the attachment's records before the release, newest first
 
 	thisBoot bool     // it was added in this boot
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
 	owner *owner // set if the attachment is not in the journal
+}
+
+// Record is a record of the journal. For each of its steps, Next says when the DEL runs by itself.
+// It is nil if the attachment is not dead, and in a sweep that is no dry run.
+type Record struct {
+	*journal.Entry
+	Next []journal.Next
 }
 
 // Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
@@ -66,20 +74,20 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	records := s.w.Journal.Snapshot(ctx)
 	findings, keys := s.skipLive(records)
-	entries := make([]*journal.Entry, 0, len(keys))
+	entries := make([][]*journal.Entry, 0, len(keys))
 	for _, k := range keys {
-		e, err := records.Get(k)
+		all, err := records.Pending(k)
 		switch {
 		case err != nil:
 			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
 				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
-		case e != nil:
-			entries = append(entries, e)
+		case len(all) > 0:
+			entries = append(entries, all)
 		}
 	}
 	sortByAge(entries, journal.BootNanos())
-	for _, e := range entries {
-		f := s.finding(ctx, e)
+	for _, all := range entries {
+		f := s.finding(ctx, all)
 		if findings = append(findings, f); enough(&f) {
 			return findings, nil
 		}
@@ -87,17 +95,18 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 	return findings, s.guardMassRelease(findings)
 }
 
-// sortByAge sorts records by the time since their last change, the longest first. It uses the boot
-// clock, because somebody may set the wall clock. A time after now is from an earlier boot.
-func sortByAge(entries []*journal.Entry, now int64) {
-	changed := func(e *journal.Entry) int64 {
-		if e.Updated.Boot > now {
+// sortByAge sorts attachments by the time since the last change of their newest record, the longest
+// first. It uses the boot clock, because somebody may set the wall clock. A time after now is from
+// an earlier boot.
+func sortByAge(attachments [][]*journal.Entry, now int64) {
+	changed := func(records []*journal.Entry) int64 {
+		if records[0].Updated.Boot > now {
 			return 0
 		}
-		return e.Updated.Boot
+		return records[0].Updated.Boot
 	}
-	slices.SortStableFunc(entries,
-		func(a, b *journal.Entry) int { return cmp.Compare(changed(a), changed(b)) })
+	slices.SortStableFunc(attachments,
+		func(a, b []*journal.Entry) int { return cmp.Compare(changed(a), changed(b)) })
 }
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
@@ -133,8 +142,9 @@ func (s *Sweep) skipLive(
 	return findings, look
 }
 
-// finding judges an attachment.
-func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
+// finding judges an attachment by its newest record.
+func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
+	e := records[0]
 	f := Finding{
 		Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State,
 		thisBoot: s.w.Node.SameBoot(e) == tristate.Yes,
@@ -152,6 +162,13 @@ func (s *Sweep) finding(ctx context.Context, e *journal.Entry) Finding {
 	if f.Releasable() {
 		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
 		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
+	}
+	for _, e := range records {
+		r := Record{Entry: e}
+		if f.Releasable() && s.DryRun {
+			r.Next = s.w.Due(ctx, e, false)
+		}
+		f.Records = append(f.Records, r)
 	}
 	return f
 }

@@ -29,19 +29,19 @@ func TestMade(t *testing.T) {
 // clock may have been set in between, and a time that is yet to come is of an earlier boot.
 func TestSortByAge(t *testing.T) {
 	t.Parallel()
-	var entries []*journal.Entry
+	var entries [][]*journal.Entry
 	for _, e := range []struct {
 		id   string
 		boot int64
 		wall int
 	}{{"last", 90, 1}, {"first", 10, 3}, {"second", 20, 2}, {"earlier boot", 101, 4}} {
-		entries = append(entries, &journal.Entry{Key: journal.Key{ContainerID: e.id},
-			Updated: journal.Time{Boot: e.boot, Wall: time.Unix(int64(e.wall), 0)}})
+		entries = append(entries, []*journal.Entry{{Key: journal.Key{ContainerID: e.id},
+			Updated: journal.Time{Boot: e.boot, Wall: time.Unix(int64(e.wall), 0)}}})
 	}
 	sortByAge(entries, 100)
 	var got []string
 	for _, e := range entries {
-		got = append(got, e.ContainerID)
+		got = append(got, e[0].ContainerID)
 	}
 	if !slices.Equal(got, []string{"earlier boot", "first", "second", "last"}) {
 		t.Errorf("%q", got)

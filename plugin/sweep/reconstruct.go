@@ -29,8 +29,8 @@ import (
 //  1. Judge it again, under the lock of the attachment.
 //  2. Reconstruct the record, unless a file of the attachment is from before this boot.
 //  3. Run the chain's DELs in reverse order.
-//  4. Release the addresses that host-local still reserves for it, even if DELs failed. But keep
-//     them while its host ports may forward to them (see decide.PortPending), or if there was no
+//  4. Release the addresses that host-local still reserves for it, even if DELs failed. Keep them
+//     while its host ports may forward to them (see decide.PortPending), or if there was no
 //     time for a DEL.
 //  5. If all DELs succeeded, remove the cache file, as libcni does.
 //
@@ -54,49 +54,57 @@ func (s *Sweep) undoOwner(
 	}
 	e, err := s.reconstruct(o)
 	if err != nil {
-		w.Log.Warn("cannot reconstruct the record of an attachment; running no DELs, only releasing "+
-			"its addresses", "attachment", o.Key.String(), "err", err)
+		err = fmt.Errorf("cannot reconstruct its record, so no DEL ran: %w", err)
 	}
-	if err = s.undoRecord(ctx, w, f, e); err != nil || !f.Released {
+	if err = s.undoRecord(ctx, w, f, e, err); !f.Released {
 		return err
 	}
 	w.Log.Info("released", "attachment", o.Key.String(), "addresses", f.Addresses, "reason",
 		f.Reason.Text)
-	w.Journal.Event(journal.Event{Kind: journal.Released, Key: o.Key, Pod: f.Pod,
-		Addresses: f.Addresses, Reason: f.Reason.Text}, record.CountSwept, f.Reason.Label())
-	if s.hasJournal() {
-		w.Journal.Flush()
+	event := journal.Event{Kind: journal.Released, Key: o.Key, Pod: f.Pod, Plugins: f.Pending,
+		Addresses: f.Addresses, Reason: f.Reason.Text}
+	if err != nil {
+		event.Reason += "; " + err.Error()
 	}
-	return nil
+	w.Journal.Event(event, record.CountSwept, f.Reason.Label())
+	w.Journal.Flush()
+	return err
 }
 
-// undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses.
+// undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses. why is
+// the reason if there is none. If nothing is left that another sweep would find, undoRecord sets
+// Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
-	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry,
+	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry, why error,
 ) error {
-	var failures []*delegate.Failure
 	if f.Pending = nil; e != nil {
-		failures, _ = w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed})
+		failures, _ := w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed})
 		f.Pending = undo.PendingSteps(e)
 		if err := whyReserved(e, failures); err != nil {
 			return err
+		}
+		if len(failures) > 0 {
+			why = failures[0]
 		}
 	}
 	if err := freeHeld(ctx, f.owner); err != nil {
 		return err
 	}
-	if f.owner.cached != nil {
-		if len(failures) > 0 {
-			return fmt.Errorf("%w; its host-local addresses are released; fix %s and sweep "+
-				"again, or remove %s to forget the attachment", failures[0], failures[0].Plugin,
-				f.owner.cached.Path)
-		}
-		// A DEL to be repeated later counts as successful: nothing records when to repeat it.
-		if e == nil || slices.ContainsFunc(e.Undo.Steps,
-			func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat }) {
-			return nil
-		}
-		if err := os.Remove(f.owner.cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	cached := f.owner.cached
+	switch {
+	case why != nil && cached != nil:
+		return fmt.Errorf("%w; its host-local addresses are released; fix that and sweep again, "+
+			"or remove %s to forget the attachment", why, cached.Path)
+	case why != nil: // no file is left from which another sweep could reconstruct the record
+		f.Released = true
+		return fmt.Errorf("%w; its host-local addresses are released, but rules and devices may remain",
+			why)
+	// A DEL to be repeated later counts as successful: nothing records when to repeat it.
+	case cached != nil && (e == nil || slices.ContainsFunc(e.Undo.Steps,
+		func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat })):
+		return nil
+	case cached != nil:
+		if err := os.Remove(cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

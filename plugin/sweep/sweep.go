@@ -114,9 +114,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	if err == nil && !s.DryRun {
 		s.noteEnd(ctx, findings)
 	}
-	if s.w.Node.Invoked || s.hasJournal() { // an operator's sweep does not create a journal
-		s.w.Journal.Flush()
-	}
+	s.w.Journal.Flush()
 	return findings, err
 }
 

@@ -310,14 +310,23 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 // Ready reports whether a record has a step whose DEL is due. If ignorePause is set, the pause
 // after a failed try does not count.
 func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
+	return slices.Contains(w.Due(ctx, e, ignorePause), journal.Next{})
+}
+
+// Due returns for each step of a record when its DEL runs (see decide.Due).
+func (w *Worker) Due(
+	ctx context.Context, e *journal.Entry, ignorePause bool,
+) (next []journal.Next) {
 	u := &undoing{Worker: w, Job: Job{Entry: e}, Log: w.Log}
 	p := u.pass(ctx, ignorePause)
 	others, _ := w.Journal.Snapshot(ctx).AddedAgain(e)
 	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Entry) bool {
 		return o.Number > e.Number && decide.KeepsContainer(o.Undo.State)
 	})
-	return slices.ContainsFunc(e.Undo.Steps,
-		func(s journal.Step) bool { return decide.Due(&s, p) == journal.Next{} })
+	for i := range e.Undo.Steps {
+		next = append(next, decide.Due(&e.Undo.Steps[i], p))
+	}
+	return next
 }
 
 // FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has

@@ -9,13 +9,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -37,13 +38,15 @@ type Options struct {
 type agent struct {
 	Options
 	log    *dedupLogger
-	sweeps *dedupWriter // receives the log of sweeps, and the plugins' stderr
+	sweeps *dedupHandler // receives the log of sweeps, and the plugins' stderr
 	find   func() (node.Runtime, error)
 
 	reconciling, sweeping heartbeat
 
 	mu       sync.Mutex
 	stateDir string // the last state directory that our conflist named
+
+	seen atomic.Pointer[metrics.Source] // the report of the last sweep; nil before the first look
 }
 
 // Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
@@ -55,13 +58,12 @@ func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	}
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)
-	sweeps := &dedupWriter{to: stderr, level: o.LogLevel}
 	if o.LogFormat == "json" {
 		handler = slog.NewJSONHandler(stderr, options)
-		sweeps.json = slog.New(handler)
 	}
-	a := &agent{Options: o, log: newDedupLogger(slog.New(handler)), sweeps: sweeps,
-		find: func() (node.Runtime, error) { return o.Find(ctx, "/") }}
+	a := &agent{Options: o, log: newDedupLogger(slog.New(handler)),
+		sweeps: &dedupHandler{Handler: handler, rounds: &rounds{}},
+		find:   func() (node.Runtime, error) { return o.Find(ctx, "/") }}
 	return a.run(ctx)
 }
 
@@ -124,14 +126,12 @@ func (a *agent) switchOff(setup install.Setup) error {
 }
 
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
-	s := &sweeper{agent: a, sockets: slices.Clone(node.CRISockets),
+	s := &sweeper{agent: a, sockets: []string{paths.Socket},
 		binPath: strings.Join(paths.BinDirs, string(filepath.ListSeparator))}
-	if !slices.Contains(s.sockets, paths.Socket) {
-		s.sockets = append(s.sockets, paths.Socket)
-	}
+	s.look(ctx, s.scope(setup.ConfDir, a.journalDir(setup)))
 	for ctx.Err() == nil {
 		a.sweeping.beat()
-		s.sweep(ctx, setup.ConfDir, a.journalDir(setup))
+		s.sweep(ctx, s.scope(setup.ConfDir, a.journalDir(setup)))
 		select {
 		case <-ctx.Done():
 		case <-time.After(a.Interval):

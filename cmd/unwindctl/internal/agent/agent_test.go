@@ -93,16 +93,16 @@ func TestCounted(t *testing.T) {
 		t.Helper()
 		check(t, store.Record(journal.Event{Count: []string{"swept", "interrupted"}}))
 	}
-	s := &server{agent: &agent{}}
+	s := &sweeper{}
 	for n := range uint64(4) {
 		record()
-		if got := s.counted(store.Dir).Sum("swept"); got != n+1 {
+		if got := s.count(store.Dir).Sum("swept"); got != n+1 {
 			t.Errorf("%d, want %d", got, n+1)
 		}
 		check(t, os.Rename(path, path+".1"))
 	}
 	record()
-	if got := (&server{agent: &agent{}}).counted(store.Dir).Sum("swept"); got != 2 {
+	if got := (&sweeper{}).count(store.Dir).Sum("swept"); got != 2 {
 		t.Errorf("another agent counts %d, want what the history has", got)
 	}
 }

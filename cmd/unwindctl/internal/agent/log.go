@@ -2,9 +2,8 @@ package agent
 
 import (
 	"context"
-	"io"
+	"fmt"
 	"log/slog"
-	"maps"
 	"regexp"
 	"strings"
 	"sync"
@@ -43,39 +42,52 @@ func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	}
 }
 
-// dedupWriter passes on the lines of a sweep that have at least its level and that the previous
-// sweep did not write. It compares log lines without their time. Any other line, such as a plugin's
-// stderr, counts as a warning.
-type dedupWriter struct {
-	to          io.Writer
-	json        *slog.Logger // receives each line as text; nil if LogFormat is text
-	level       slog.Level
+// dedupHandler passes on the warnings and errors of a sweep that the previous sweep did not log.
+type dedupHandler struct {
+	slog.Handler
+	*rounds
+	attrs string // those of WithAttrs
+}
+
+type rounds struct {
 	mu          sync.Mutex
 	before, now map[string]bool
 }
 
-func (w *dedupWriter) nextRound() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.before, w.now = maps.Clone(w.now), map[string]bool{}
+func (r *rounds) nextRound() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.before, r.now = r.now, map[string]bool{}
 }
 
-func (w *dedupWriter) Write(p []byte) (int, error) {
-	text, level := string(p), slog.LevelWarn
-	if strings.HasPrefix(text, "time=") {
-		_, text, _ = strings.Cut(text, " ")
-		word, _, _ := strings.Cut(strings.TrimPrefix(text, "level="), " ")
-		_ = level.UnmarshalText([]byte(word)) // a line without a level stays a warning
+func (h *dedupHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && h.Handler.Enabled(ctx, level)
+}
+
+func (h *dedupHandler) Handle(ctx context.Context, record slog.Record) error {
+	text := record.Message + h.attrs
+	record.Attrs(func(a slog.Attr) bool {
+		text += " " + a.String()
+		return true
+	})
+	h.mu.Lock()
+	known := h.before[text] || h.now[text]
+	h.now[text] = true
+	h.mu.Unlock()
+	if known {
+		return nil
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.now[text] = true
-	switch {
-	case w.before[text] || level < w.level:
-		return len(p), nil
-	case w.json != nil:
-		w.json.Log(context.Background(), level, "sweep", "line", strings.TrimSpace(text))
-		return len(p), nil
+	return h.Handler.Handle(ctx, record)
+}
+
+func (h *dedupHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &dedupHandler{h.Handler.WithAttrs(attrs), h.rounds, h.attrs + fmt.Sprint(attrs)}
+}
+
+// Write logs what a plugin writes to its stderr.
+func (h *dedupHandler) Write(p []byte) (int, error) {
+	if text := strings.TrimSpace(string(p)); text != "" {
+		slog.New(h).Warn(text)
 	}
-	return w.to.Write(p)
+	return len(p), nil
 }

@@ -16,31 +16,22 @@ import (
 	"golang.org/x/net/netutil"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
-	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/journal"
 )
 
 // DefaultListen is the address on which an agent serves its metrics.
 const DefaultListen = "127.0.0.1:9469"
 
 // server serves the metrics and the health of the loops. Any user of the node may send requests, so
-// concurrent requests share one collection of the metrics, and at most one begins each second. All
-// other responses come from memory.
+// they come from memory: the metrics are those of the last sweep.
 type server struct {
 	*agent
 	setup install.Setup
 	found func() status
-
-	// used by one collection at a time
-	history  journal.Tail
-	counters inspect.Counters
-	began    time.Time // when the last collection began
 }
 
-// Limits of a connection, which serves one request. toWrite includes the time to collect metrics.
+// Limits of a connection, which serves one request.
 const (
 	toRead          = 2 * time.Second
 	toWrite         = 15 * time.Second
@@ -72,30 +63,19 @@ func (s *server) serve(ctx context.Context) (stop func(), err error) {
 }
 
 func (s *server) metricsHandler() http.Handler {
-	failed := func(err error) { s.log.warnOnce("metrics", "cannot collect all metrics", err) }
-	all := prometheus.Gatherers{metrics.Registry(s.source, failed), prometheus.DefaultGatherer}
+	all := prometheus.Gatherers{metrics.Registry(s.source), prometheus.DefaultGatherer}
 	return promhttp.HandlerFor(all, promhttp.HandlerOpts{CoalesceGather: true})
 }
 
 func (s *server) source() metrics.Source {
-	time.Sleep(time.Until(s.began.Add(time.Second)))
-	s.began = time.Now()
-	at := node.Directories{ConfDir: s.setup.ConfDir, StateDir: s.journalDir(s.setup)}
-	is := s.found()
-	return metrics.Source{Version: s.Version, Scope: inspect.Scope{Directories: at},
-		Stderr: io.Discard, Status: is.Reason, Plugin: is.plugin,
-		Counters: s.counted(at.StateDir)}
-}
-
-// counted returns the counters of all events that the history contained when this process started,
-// and of all later ones. It adds them up, because the history drops its oldest events.
-func (s *server) counted(stateDir string) inspect.Counters {
-	if s.history.Store == nil || s.history.Store.Dir != stateDir {
-		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
+	source := metrics.Source{Version: s.Version}
+	if seen := s.seen.Load(); seen != nil {
+		source = *seen
 	}
-	events, _ := s.history.Next() // the collection reports a history that cannot be read
-	s.counters.Add(events)
-	return s.counters
+	is := s.found()
+	source.Status, source.Plugin = is.Reason, is.plugin
+	source.Off = install.ReadOff(s.journalDir(s.setup))
+	return source
 }
 
 // readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot

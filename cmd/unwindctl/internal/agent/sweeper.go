@@ -1,74 +1,95 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/pools"
-	"cni-unwind/plugin/facts"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
 )
 
 // sweeper runs the agent's sweeps. It logs a state only when it changes.
 type sweeper struct {
 	*agent
-	sockets []string // the sockets that --cri auto tries
+	sockets []string // see inspect.Scope
 	binPath string   // CNI_PATH for attachments that are not in the journal
 
-	would map[string]bool // what the previous sweep would have released
+	would    map[string]bool // what the previous sweep would have released
+	history  journal.Tail
+	counters inspect.Counters
 }
 
-// list returns the runtime's list of pods. It returns nil if it cannot get one; the sweep then
-// judges attachments by other evidence. An empty list means that the runtime has no pods.
-func (s *sweeper) list(ctx context.Context) *facts.List {
-	list, err := inspect.Scope{CRI: s.CRI, Sockets: s.sockets}.List(ctx, nil)
-	none := ""
-	if s.CRI == "auto" && errors.Is(err, node.ErrNoRuntime) {
-		none, err = "none", nil
-	}
-	if ctx.Err() == nil {
-		s.log.warnOnce("cri", "cannot list the runtime's pods", err)
-		if s.log.changed("no runtime", none) && none != "" {
-			s.log.Info(node.WithoutRuntime)
-		}
-	}
-	return list
+func (s *sweeper) scope(confDir, stateDir string) inspect.Scope {
+	return inspect.Scope{CRI: s.CRI, Sockets: s.sockets,
+		Directories: node.Directories{ConfDir: confDir, StateDir: stateDir}}
 }
 
-// sweep releases the dead attachments, or, with --observe, logs what it would release. When ctx
-// ends, it lets running DELs finish.
-func (s *sweeper) sweep(ctx context.Context, confDir, stateDir string) {
-	list := s.list(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	pools, err := pools.Read(stateDir, confDir)
-	// the agent sweeps only the pools of chains that unwind runs
-	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return p.Plain })
-	s.log.warnOnce("pools", "cannot read the pools", err)
+// sweep releases the dead attachments, or, with --observe, logs what it would release. The agent
+// sweeps only the pools of chains that unwind runs. When ctx ends, it lets running DELs finish.
+func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 	s.sweeps.nextRound()
 	p := inspect.Plugin(s.sweeps)
-	findings, err := p.Sweep(ctx, stateDir, sweep.Job{
-		List: list, Pools: pools, Path: s.binPath, DryRun: s.Observe, Periodic: true,
+	p.Log = slog.New(s.sweeps)
+	ours := of
+	ours.Ours = true
+	r, err := inspect.Sweep(ctx, p, nil, ours, sweep.Job{
+		Path: s.binPath, DryRun: s.Observe, Periodic: true,
 		Progress: func(int, int) { s.sweeping.beat() },
 	})
-	if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
-		s.log.warnOnce("sweep", "sweep failed", err)
+	if err != nil || ctx.Err() != nil && r.ListErr != nil {
+		return
 	}
-	s.report(findings)
+	none := ""
+	if r.NoRuntime {
+		none = node.WithoutRuntime
+	}
+	s.log.warnOnce("cri", "cannot list the runtime's pods", r.ListErr)
+	if s.log.changed("no runtime", none) && none != "" {
+		s.log.Info(none)
+	}
+	if err := r.JournalErr; ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+		if r.Guard != nil {
+			err = r.Guard
+		}
+		s.log.warnOnce("sweep", "sweep failed", errors.Join(err, r.SweepErr))
+	}
+	s.report(r.Findings)
+	of.Of = r
+	s.look(ctx, of)
+}
+
+// look keeps a report of the node for the metrics.
+func (s *sweeper) look(ctx context.Context, of inspect.Scope) {
+	r, err := inspect.Look(ctx, term.Streams{}, of)
+	if err != nil || ctx.Err() != nil {
+		return
+	}
+	s.log.warnOnce("metrics", "cannot collect all metrics",
+		errors.Join(r.Err(), r.HistoryErr, r.SweepErr, r.PoolErr))
+	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
+}
+
+// count returns the counters of all events that the history contained when this process started,
+// and of all later ones. It adds them up, because the history drops its oldest events.
+func (s *sweeper) count(stateDir string) inspect.Counters {
+	if s.history.Store == nil || s.history.Store.Dir != stateDir {
+		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
+	}
+	events, _ := s.history.Next() // the report has the error
+	s.counters.Add(events)
+	return slices.Clone(s.counters)
 }
 
 // report logs each released attachment. With --observe, it logs each attachment that it would
 // release, unless the previous sweep logged it. It then logs the counts.
 func (s *sweeper) report(findings []sweep.Finding) {
-	slices.SortStableFunc(findings, func(a, b sweep.Finding) int {
-		return cmp.Compare(a.Key.String(), b.Key.String())
-	})
 	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
 		f := &findings[i]
@@ -81,7 +102,7 @@ func (s *sweeper) report(findings []sweep.Finding) {
 		if word == "to be released" {
 			would[thing] = true
 		}
-		if word == "released" || would[thing] && !s.would[thing] {
+		if word == "released" || word == "partly released" || would[thing] && !s.would[thing] {
 			s.log.Info(word, "attachment", f.Key.String(), "why", why)
 		}
 	}
@@ -101,8 +122,8 @@ func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 		s.log.Warn(nothing, "attachments", words["unknown"])
 	}
 	state, counts := fmt.Sprint("pending or waits ", words["pending"]+words["waits"]), []any{}
-	for _, word := range []string{"released", "to be released", "pending", "waits", "kept",
-		"unknown"} {
+	for _, word := range []string{"released", "partly released", "to be released", "pending",
+		"waits", "kept", "unknown"} {
 		if words[word] == 0 {
 			continue
 		}

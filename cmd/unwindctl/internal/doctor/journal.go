@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,36 +26,39 @@ import (
 )
 
 // journal examines the journal's file, long-pending DELs, failed ADDs and the last sweep.
-func (e *examination) journal(ctx context.Context, found *inspect.Node) {
-	store := &journal.Store{Dir: e.StateDir}
-	s, err := inspect.ReadSnapshot(ctx, store, (*journal.Tx).Check)
+func (e *examination) journal(found *inspect.Report) {
+	path := (&journal.Store{Dir: e.StateDir}).Path()
 	var damaged *journal.DamagedError
-	switch {
+	switch err := errors.Join(found.Err(), found.HistoryErr); {
 	case errors.As(err, &damaged):
 		e.add("journal", Warning,
 			"if its container no longer exists, run unwindctl forget "+damaged.Key.String(), "%v", err)
 	case err != nil:
-		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", store.Path(), err)
+		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", path, err)
 		return
 	default:
-		e.add("journal", OK, "", "%s is intact", store.Path())
+		e.add("journal", OK, "", "%s is intact", path)
 	}
-	if n := s.Counters.Sum(record.CountDegraded); n > 0 {
+	e.attachments(found)
+	e.rollbacks(found.Events)
+	e.lastSweep(found)
+}
+
+// degraded reports ADDs and DELs that the journal does not contain.
+func (e *examination) degraded(found *inspect.Report) {
+	if n := found.Counters.Sum(record.CountDegraded); n > 0 {
 		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
 			"%s continued without the journal",
 			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
 	}
-	e.attachments(s, found)
-	e.rollbacks(s.Events)
-	e.lastSweep(s, found.Guard)
 }
 
 // sweptLately is the age from which doctor reports the last sweep as too old.
 const sweptLately = 10 * time.Minute
 
-func (e *examination) lastSweep(s *inspect.Snapshot, guard *sweep.MassReleaseError) {
+func (e *examination) lastSweep(s *inspect.Report) {
 	remedy := node.Timer + ", or run the agent (unwindctl run)"
-	if guard != nil {
+	if s.Guard != nil {
 		remedy = "no sweep finishes while the mass-release guard keeps attachments; see attachments above"
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
@@ -96,10 +98,10 @@ func (e *examination) rollbacks(events []journal.Event) {
 	}
 }
 
-func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
+func (e *examination) attachments(found *inspect.Report) {
 	var long, held, gone []string
 	pending := 0
-	for _, a := range s.Attachments {
+	for _, a := range found.Attachments {
 		if !a.PendingDEL() {
 			continue
 		}
@@ -148,7 +150,7 @@ func (e *examination) attachments(s *inspect.Snapshot, found *inspect.Node) {
 	e.verdicts(found, pending)
 }
 
-func (e *examination) verdicts(found *inspect.Node, pending int) {
+func (e *examination) verdicts(found *inspect.Report, pending int) {
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
 	for _, f := range found.Findings {
@@ -171,17 +173,15 @@ func (e *examination) verdicts(found *inspect.Node, pending int) {
 			"the state of %d of %s is unknown: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
-	if found.SweepErr != nil {
-		e.add("attachments", Failure, "", "%v", found.SweepErr)
-	} else if elsewhere+len(unknown) == 0 {
+	if elsewhere+len(unknown) == 0 {
 		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all), pending)
 	}
 }
 
 // pools reports how full each range set of each pool is.
-func (e *examination) pools(found *inspect.Node) {
-	if found.PoolErr != nil {
-		e.add("pools", Warning, "", "%v", found.PoolErr)
+func (e *examination) pools(found *inspect.Report) {
+	if err := errors.Join(found.SweepErr, found.PoolErr); err != nil {
+		e.add("pools", Warning, "", "%v", err)
 	}
 	for _, p := range found.Pools {
 		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
@@ -213,7 +213,7 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 		s.Empty, s.Unknown, full)
 }
 
-const showOwners = "unwindctl ipam --cri auto -o wide shows each address's owner"
+const showOwners = "unwindctl ipam -o wide shows each address's owner"
 
 // doctor reports an error if the journal's disk has less free space than this. A journal takes a
 // few MiB.

@@ -122,10 +122,17 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	if chain != nil {
 		e.plugins(ctx, r, chain)
 	}
-	scope := inspect.Scope{Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}}
-	found := inspect.Look(ctx, term.Streams{Err: e.Stderr}, scope)
-	if e.directory() {
-		e.journal(ctx, found)
+	found, err := inspect.Look(ctx, term.Streams{Err: e.Stderr}, inspect.Scope{CRI: "auto",
+		Sockets:     []string{r.Socket},
+		Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}})
+	if err != nil {
+		return nil, err
+	}
+	if found.ListErr != nil {
+		e.add("runtime", Failure, term.HintOf(found.ListErr), "%v", found.ListErr)
+	}
+	if e.degraded(found); e.directory() {
+		e.journal(found)
 	}
 	e.pools(found)
 	slices.SortStableFunc(e.checks, func(a, b check) int { return int(b.Severity - a.Severity) })

@@ -14,14 +14,17 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/sweep"
 )
 
 // Attachment is a journal entry as the JSON output shows it. It omits the plugins' configurations,
 // which may contain secrets.
 type Attachment struct {
 	journal.Key
-	State     journal.State `json:"state"`
+	State     journal.State `json:"state"` // in the journal; see Status
 	Reason    string        `json:"reason,omitempty"`
+	Verdict   decide.Fate   `json:"verdict,omitempty"`
+	Why       string        `json:"why,omitempty"` // the reason for the verdict
 	Pod       *journal.Pod  `json:"pod,omitempty"`
 	NetNS     string        `json:"netns,omitempty"`
 	Addresses []netip.Addr  `json:"addresses"`
@@ -30,8 +33,9 @@ type Attachment struct {
 	Updated   time.Time     `json:"updated"`
 	Steps     []Step        `json:"steps"`
 
-	freed []netip.Addr // addresses that may have another owner by now
-	of    *journal.Entry
+	freed   []netip.Addr // addresses that may have another owner by now
+	of      *journal.Entry
+	finding *sweep.Finding // nil without a verdict
 }
 
 // Step is a plugin whose DEL is still to run. A live attachment has a step for each plugin of its
@@ -45,7 +49,8 @@ type Step struct {
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
-	of journal.Step // see decide.Due
+	of  journal.Step
+	due journal.Next // when its DEL runs by itself, if the attachment is dead
 }
 
 // words returns the outcome of the step's DELs in a few words.
@@ -56,17 +61,42 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Sort sorts attachments: first those with a failing DEL, then those with a DEL that waits or has
-// not run, then the rest.
+// Status is the state of an attachment as a table and a metric show it. Where the journal says that
+// the attachment is live or being added, and the verdict is another one, that is the verdict.
+func (a *Attachment) Status() string {
+	if a.finding == nil {
+		return string(a.State)
+	}
+	return status(a.State, a.finding.Verdict)
+}
+
+// status returns "" for an attachment that is not in the journal.
+func status(state journal.State, v decide.Verdict) string {
+	switch {
+	case state == "":
+		return ""
+	case v.Fate == decide.Unknown, v.Fate == decide.Foreign,
+		v.Fate == decide.Dead && decide.KeepsContainer(state):
+		return string(v.Fate)
+	case v.Recent():
+		return "recent"
+	}
+	return string(state)
+}
+
+// Sort sorts attachments: first those with a failing DEL, then dead ones, then those whose state is
+// unknown, then the rest.
 func Sort(attachments []Attachment) {
 	order := func(a *Attachment) int {
-		switch {
-		case !a.PendingDEL():
-			return 2
-		case slices.ContainsFunc(a.Steps, func(s Step) bool { return decide.Failing(&s.of) }):
+		switch fails := func(s Step) bool { return decide.Failing(&s.of) }; {
+		case a.PendingDEL() && slices.ContainsFunc(a.Steps, fails):
 			return 0
+		case a.PendingDEL(), a.Verdict == decide.Dead, a.Verdict == decide.Foreign:
+			return 1
+		case a.Verdict == decide.Unknown:
+			return 2
 		}
-		return 1
+		return 3
 	}
 	slices.SortStableFunc(attachments, func(a, b Attachment) int { return order(&a) - order(&b) })
 }
@@ -115,6 +145,19 @@ func describe(e *journal.Entry) Attachment {
 	return a
 }
 
+// judged returns a record of the journal with the verdict on its attachment.
+func judged(r sweep.Record, f *sweep.Finding) Attachment {
+	a := describe(r.Entry)
+	a.finding, a.Verdict, a.Why = f, f.Fate, term.OneLine(whyOf(f))
+	if a.PendingDEL() && f.Fate == decide.Dead && a.Reason != "" {
+		a.Why = term.OneLine(a.Reason) // it may contain more details
+	}
+	for i, due := range r.Next {
+		a.Steps[i].due = due
+	}
+	return a
+}
+
 // PrintNoAttachments prints that the journal does not exist, or contains no attachment of the
 // network.
 func PrintNoAttachments(out io.Writer, store *journal.Store, network string) error {
@@ -136,16 +179,16 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 	t := term.NewTable(
 		term.Column{Name: "NETWORK", Optional: true}, term.Column{Name: "CONTAINER", Least: 11},
 		term.Column{Name: "IFNAME", Optional: true}, term.Column{Name: "STATE"},
-		term.Column{Name: "AGE"}, term.Column{Name: "POD", Least: 36},
+		term.Column{Name: "AGE"}, term.Column{Name: "POD", Least: 16},
 		term.Column{Name: "ADDRESSES", Least: 10, Optional: true},
-		term.Column{Name: "PENDING DELS", Least: 12},
+		term.Column{Name: "PENDING DELS", Least: 22, Wrap: true},
 		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
 		term.Column{Name: "REASON", Wide: true})
 	for _, a := range attachments {
-		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, string(a.State),
+		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, a.Status(),
 			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
 			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
-			term.OrDash(term.OneLine(a.Reason)))
+			term.OrDash(a.Why))
 	}
 	return t.Print(out, o)
 }

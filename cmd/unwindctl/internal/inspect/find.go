@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/sweep"
 )
 
 // Find returns the attachments that an argument names: NETWORK/CONTAINER/IFNAME, a container ID, a
@@ -64,33 +66,56 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	if slices.ContainsFunc(found, func(a Attachment) bool {
 		return a.ContainerID != found[0].ContainerID
 	}) {
-		return nil, term.Usage("%s matches %d attachments; use a longer container ID", arg,
-			len(found))
+		return nil, several(arg, found, "use a longer container ID")
 	}
 	return found, nil
 }
 
-// FindOne returns the only attachment that an argument names. It does not find a damaged entry, but
-// its error then names the entry. A missing attachment is not a usage error: it may have been
-// released since the user listed it.
-func FindOne(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
-	attachments, err := ReadJournal(ctx, &journal.Store{Dir: stateDir})
-	found, findErr := Find(attachments, arg)
-	switch {
-	case findErr != nil:
-		return key, findErr
-	case len(found) == 1:
-		return found[0].Key, nil
-	case len(found) > 1:
-		some := strings.Join(names(found[:min(4, len(found))]), ", ")
-		if len(found) > 4 {
-			some += ", …"
-		}
-		return key, term.Usage("%s matches %d attachments: %s; name one of them", arg, len(found), some)
-	case err != nil:
-		return key, err
+// several returns the error that an argument names several attachments.
+func several(arg string, found []Attachment, remedy string) error {
+	some := strings.Join(names(found[:min(4, len(found))]), ", ")
+	if len(found) > 4 {
+		some += ", …"
 	}
-	return key, nothing(arg, stateDir)
+	return term.Usage("%s matches %d attachments: %s; %s", arg, len(found), some, remedy)
+}
+
+// findOne returns the only attachment that an argument names, or nil. A missing attachment is not a
+// usage error: it may have been released since the user listed it.
+func findOne(attachments []Attachment, arg string) (*Attachment, error) {
+	found, err := Find(attachments, arg)
+	switch {
+	case len(found) > 1:
+		return nil, several(arg, found, "name one of them")
+	case len(found) == 1:
+		return &found[0], nil
+	}
+	return nil, err
+}
+
+// FindKey returns the key of the only attachment in the journal that an argument names.
+func FindKey(ctx context.Context, stateDir, arg string) (key journal.Key, err error) {
+	attachments, readErr := ReadJournal(ctx, &journal.Store{Dir: stateDir})
+	a, err := findOne(attachments, arg)
+	if a == nil {
+		return key, cmp.Or(err, readErr, nothing(arg, stateDir))
+	}
+	return a.Key, nil
+}
+
+// FindOne returns the finding on the only attachment that an argument names. It finds a damaged
+// entry by its full name alone.
+func (r *Report) FindOne(arg string) (*sweep.Finding, error) {
+	for i := range r.Findings {
+		if f := &r.Findings[i]; f.Key.String() == arg && len(f.Records) == 0 && f.Err != nil {
+			return f, nil //nolint:nilerr // the caller shows f.Err
+		}
+	}
+	a, err := findOne(r.Attachments, arg)
+	if a == nil {
+		return nil, cmp.Or(err, r.Err(), nothing(arg, r.StateDir))
+	}
+	return a.finding, nil
 }
 
 // CheckName returns an error if an argument names no attachment in the journal and none in events.
@@ -112,10 +137,10 @@ const completeTime = time.Second
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()
-	s, _ := ReadSnapshot(ctx, &journal.Store{Dir: stateDir}, nil)
-	attachments := s.Attachments
-	if history {
-		attachments = append(attachments, attachmentsOf(s.Events)...)
+	store := &journal.Store{Dir: stateDir}
+	attachments, _ := ReadJournal(ctx, store)
+	if events, _ := store.History(); history {
+		attachments = append(attachments, attachmentsOf(Told(events))...)
 	}
 	for _, a := range attachments {
 		networks = append(networks, a.Network)

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,14 +8,10 @@ import (
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/journal"
-	"cni-unwind/plugin"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/undo"
 )
 
 // finding is one finding as sweep --json prints it, about an attachment or about an address without
@@ -67,35 +62,30 @@ func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached 
 
 // PrintNoFindings prints that there are no attachments, in the selected network or at all. Without
 // a list of pods, it also prints how many addresses were not judged.
-func PrintNoFindings(out io.Writer, of Scope, job sweep.Job) error {
-	err := PrintNoAttachments(out, &journal.Store{Dir: of.StateDir}, of.Network)
+func (r *Report) PrintNoFindings(out io.Writer) error {
+	err := PrintNoAttachments(out, &journal.Store{Dir: r.StateDir}, r.Network)
 	given := 0
-	for _, p := range job.Pools {
-		taken, _ := pools.Taken(p.Dir)
-		given += len(taken)
+	for _, p := range r.Pools {
+		given += p.Used
 	}
 	switch {
 	case err != nil:
-	case of.Network != "" && len(job.Pools) == 0:
-		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", of.Network)
-	case job.List == nil && given > 0:
-		remedy := ". To query it, run unwindctl sweep --dry-run" + of.ListFlags()
-		if of.asks() {
-			remedy = ", and it returned no list."
-		}
+	case r.Network != "" && len(r.Pools) == 0:
+		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", r.Network)
+	case r.List == nil && given > 0:
 		_, err = fmt.Fprintf(out, "%s%s\n", term.Plural(given, "address is allocated. Only the runtime "+
 			"knows whether its owner is live", "addresses are allocated. Only the runtime knows whether "+
-			"their owners are live"), remedy)
+			"their owners are live"), r.noList())
 	}
 	return err
 }
 
 // Results are the words that Result returns, and "not tried", in the order of PrintFindings.
-var Results = []string{"released", "to be released", "pending", "waits", "kept", "unknown", "busy",
-	"recent", "live", "not tried"}
+var Results = []string{"released", "partly released", "to be released", "pending", "waits",
+	"kept", "unknown", "busy", "recent", "live", "not tried"}
 
 // PrintFindings prints a table of the findings and their counts. It leaves out live attachments,
-// unless all is set, and attachments that were not tried.
+// unless all is set or the runtime does not list them, and attachments that were not tried.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -117,7 +107,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			count["not tried"]++
 			continue
 		}
-		if count[word]++; word == "live" && !all {
+		if count[word]++; word == "live" && !all && !f.Warn {
 			continue
 		}
 		name := f.Key.String()
@@ -126,7 +116,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
-			podName(&f.Pod), term.OrDash(string(f.State)), word, why)
+			podName(&f.Pod), term.OrDash(status(f.State, f.Verdict)), word, why)
 	}
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
@@ -179,6 +169,8 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 		word = "waits"
 	case dryRun:
 		word = "to be released"
+	case f.Released && f.Err != nil:
+		word = "partly released"
 	case f.Released:
 		return "released", why
 	case f.Err == nil:
@@ -186,10 +178,11 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	default:
 		word = "pending"
 	}
-	if f.Fate == decide.Dead && len(f.Pending) > 0 { // no DEL runs for another machine's attachment
+	// no DEL runs for another machine's attachment, nor for one of which nothing is left
+	if f.Fate == decide.Dead && len(f.Pending) > 0 && word != "partly released" {
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
-	if word == "pending" {
+	if word == "pending" || word == "partly released" {
 		why += "; " + term.OneLine(f.Err.Error())
 	}
 	return word, why
@@ -205,56 +198,34 @@ func whyOf(f *sweep.Finding) string {
 
 // Remaining returns an error if a sweep left attachments that it should have released.
 func Remaining(findings []sweep.Finding, dryRun bool) error {
-	pending, stuck, unknown, untried := 0, 0, 0, 0
+	count := map[string]int{}
 	var errs []error
 	var failure *delegate.Failure
 	for i := range findings {
-		switch word, _ := Result(&findings[i], dryRun); {
-		case errors.Is(findings[i].Err, sweep.ErrNotTried):
-			untried++
-		case word == "pending" && (findings[i].State == "" || !errors.As(findings[i].Err, &failure)):
-			stuck++
-		case word == "pending":
-			pending++
+		f := &findings[i]
+		switch word, _ := Result(f, dryRun); {
+		case errors.Is(f.Err, sweep.ErrNotTried):
+			count["not tried"]++
+		// not in the journal, or the journal cannot be written
+		case word == "pending" && (f.State == "" || !errors.As(f.Err, &failure)):
+			count["partly released"]++
 		case word == "unknown":
-			unknown++
-			errs = append(errs, findings[i].Err) // nil, or about a damaged entry
+			errs = append(errs, f.Err) // nil, or about a damaged entry
+			fallthrough
+		default:
+			count[word]++
 		}
 	}
-	if pending > 0 {
-		errs = append(errs, fmt.Errorf("%s could not be released completely; the next sweep retries "+
-			"the pending DELs", term.Attachments(pending)))
-	}
-	if stuck > 0 { // they are not in the journal, or the journal cannot be written
-		errs = append(errs, fmt.Errorf("%s could not be released completely; see the REASON column",
-			term.Attachments(stuck)))
-	}
-	if untried > 0 {
-		errs = append(errs, fmt.Errorf("%s not tried; run unwindctl sweep again",
-			term.Attachments(untried)))
-	}
-	if unknown > 0 {
-		errs = append(errs, fmt.Errorf("kept %s whose state is unknown; see the REASON column",
-			term.Attachments(unknown)))
+	const incomplete = "%s could not be released completely; "
+	for _, one := range [][2]string{
+		{"pending", incomplete + "the next sweep retries the pending DELs"},
+		{"partly released", incomplete + "see the REASON column"},
+		{"not tried", "%s not tried; run unwindctl sweep again"},
+		{"unknown", "kept %s whose state is unknown; see the REASON column"},
+	} {
+		if n := count[one[0]]; n > 0 {
+			errs = append(errs, fmt.Errorf(one[1], term.Attachments(n)))
+		}
 	}
 	return errors.Join(errs...)
-}
-
-// Plugin returns the plugin that sweeps, judges and forgets for a command.
-func Plugin(stderr io.Writer) *plugin.Plugin {
-	return &plugin.Plugin{Env: undo.Env{
-		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},
-	}}
-}
-
-// Judge returns the findings of a dry run of a sweep.
-func Judge(
-	ctx context.Context, p *plugin.Plugin, stateDir string, list *facts.List,
-) (map[journal.Key]*sweep.Finding, error) {
-	findings, err := p.Sweep(ctx, stateDir, sweep.Job{DryRun: true, Force: true, List: list})
-	byKey := map[journal.Key]*sweep.Finding{}
-	for i := range findings {
-		byKey[findings[i].Key] = &findings[i]
-	}
-	return byKey, err
 }

@@ -28,7 +28,7 @@ func newHostLocal(t *testing.T, ipam string) *pool { return &pool{hostlocal.New(
 
 // read reads the pool of a configuration.
 func (h *pool) read(config string) (*Pool, error) {
-	return readPool(sweep.Pool{Network: "podnet", Dir: h.Pool(), Config: json.RawMessage(config)}, &Node{})
+	return readPool(sweep.Pool{Network: "podnet", Dir: h.Pool(), Config: json.RawMessage(config)}, &Report{})
 }
 
 // wantFull checks whether the pool is full.

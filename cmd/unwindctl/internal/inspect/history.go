@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -60,26 +59,26 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 
 // explainNothing explains an argument that names no attachment in the journal. It uses the pools
 // and past events.
-func explainNothing(ctx context.Context, to term.Streams, arg string, of Scope,
-	events []journal.Event, o *term.Output) error {
+func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error {
 	if o.IsObject() {
-		return errors.Join(o.PrintObject(to.Out, "attachments", []any{}), nothing(arg, of.StateDir))
+		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, r.StateDir))
 	}
 	var text strings.Builder
 	if address, err := netip.ParseAddr(arg); err == nil {
-		explainAddress(&text, address.Unmap(), Look(ctx, to, of).Pools)
+		explainAddress(&text, address.Unmap(), r.Pools)
 	}
-	events = slices.DeleteFunc(events, func(e journal.Event) bool { return !About(e, arg) })
+	events := slices.DeleteFunc(slices.Clone(r.Events),
+		func(e journal.Event) bool { return !About(e, arg) })
 	if len(events) > 0 {
 		fmt.Fprintf(&text, "The journal contains no attachment %s. Its last events, as in unwindctl "+
 			"history:\n", arg)
 	}
 	if text.Len() == 0 {
-		return nothing(arg, of.StateDir)
+		return nothing(arg, r.StateDir)
 	}
-	_, err := io.WriteString(to.Out, text.String())
+	_, err := io.WriteString(out, text.String())
 	if len(events) > 0 {
-		err = errors.Join(err, PrintHistory(to.Out, events[max(0, len(events)-3):], o))
+		err = errors.Join(err, PrintHistory(out, events[max(0, len(events)-3):], o))
 	}
 	return err
 }
@@ -92,11 +91,10 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 				continue
 			}
 			owner := ""
-			if r.ContainerID != "" {
-				owner = " for container " + term.OneLine(r.ContainerID)
-			}
-			if r.IfName != "" {
-				owner += ", interface " + term.OneLine(r.IfName)
+			for _, of := range [][2]string{{" for container ", r.ContainerID}, {", interface ", r.IfName}} {
+				if of[1] != "" {
+					owner += of[0] + term.OneLine(of[1])
+				}
 			}
 			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
 			if r.Remedy != "" {
@@ -120,8 +118,8 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 func nothing(arg, stateDir string) error {
 	path := (&journal.Store{Dir: stateDir}).Path()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return term.WithHint("without a journal, unwindctl ipam --cri auto shows addresses, and "+
-			"unwindctl sweep --cri auto releases leaked ones",
+		return term.WithHint("without a journal, unwindctl ipam shows addresses, and unwindctl sweep "+
+			"releases leaked ones",
 			"no attachment %s: there is no journal in %s", arg, stateDir)
 	}
 	return fmt.Errorf("no attachment %s in the journal in %s; unwindctl list shows all attachments",

@@ -12,7 +12,8 @@ import (
 )
 
 // PrintPools prints the pools. In the wide format it prints every allocated address instead.
-func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
+func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
+	all, of := r.Pools, r.Scope
 	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, all, o)
 	}
@@ -44,7 +45,7 @@ func PrintPools(out io.Writer, all []*Pool, of Scope, o *term.Output) error {
 		}
 		p.explain(&text)
 	}
-	text.WriteString(next(all, of))
+	text.WriteString(r.next())
 	_, err := io.WriteString(out, text.String())
 	return err
 }
@@ -97,12 +98,12 @@ func (p *Pool) explain(out io.Writer) {
 
 // next returns the commands to run next: to judge the owners of addresses, to free leaked addresses
 // and to prevent leaks. It returns "" if there are no pools.
-func next(pools []*Pool, of Scope) string {
-	if len(pools) == 0 {
+func (r *Report) next() string {
+	if len(r.Pools) == 0 {
 		return ""
 	}
 	leaked, undecided, unknown, plain, full := 0, 0, 0, false, ""
-	for _, p := range pools {
+	for _, p := range r.Pools {
 		leaked, unknown, plain = leaked+p.Leaked+p.Empty, unknown+p.Unknown, plain || p.Plain
 		undecided += p.Unknown + p.Recent
 		if p.Full && p.Live == p.Used {
@@ -114,21 +115,31 @@ func next(pools []*Pool, of Scope) string {
 	case leaked > 0:
 		fmt.Fprintf(&text, "\n%s leaked. To see what a sweep would free, run unwindctl sweep "+
 			"--dry-run%s\n",
-			term.Plural(leaked, "address is", "addresses are"), of.ListFlags())
+			term.Plural(leaked, "address is", "addresses are"), r.ListFlags())
 	case undecided == 0:
 		text.WriteString("\nNo address is leaked.\n")
 	}
 	if full != "" {
 		fmt.Fprintf(&text, "The pool of network %s is too small: all its addresses are in use.\n", full)
 	}
-	if unknown > 0 && !of.asks() {
-		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live. To query it, "+
-			"run unwindctl ipam%s\n",
-			term.Plural(unknown, "address", "addresses"), of.ListFlags())
+	if unknown > 0 && r.List == nil {
+		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live%s\n",
+			term.Plural(unknown, "address", "addresses"), r.noList())
 	}
 	if plain {
 		fmt.Fprintf(&text, "unwind can prevent leaks. To see what it would install, run unwindctl "+
 			"install --dry-run\n")
 	}
 	return text.String()
+}
+
+// noList returns the end of a sentence, which says why there is no list of the runtime.
+func (r *Report) noList() string {
+	switch {
+	case r.NoRuntime:
+		return ", and no runtime was found. Set its socket with --cri."
+	case r.ListErr != nil:
+		return ", and it returned no list."
+	}
+	return ". With --cri none, it is not queried."
 }

@@ -1,8 +1,6 @@
 package inspect
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -12,22 +10,15 @@ import (
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
+	"cni-unwind/plugin/sweep"
 )
 
 // Leaks describes the resources that may remain on this machine if an attachment's DELs never run.
-func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []string, err error) {
-	var e *journal.Entry
-	err = store.View(ctx, func(tx *journal.Tx) error {
-		e, err = tx.Get(key)
-		return err
-	})
-	var damaged *journal.DamagedError
-	if errors.As(err, &damaged) {
-		return []string{"unknown: the attachment's journal entry cannot be read"}, nil
+func Leaks(f *sweep.Finding) (leaks []string) {
+	if len(f.Records) == 0 {
+		return []string{"unknown: the attachment's journal entry cannot be read"}
 	}
-	if err != nil || e == nil {
-		return nil, err
-	}
+	e := f.Records[0].Entry
 	for _, l := range e.Got.HostLinks {
 		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
 			continue // it is gone, or another interface has its name
@@ -38,7 +29,7 @@ func Leaks(ctx context.Context, store *journal.Store, key journal.Key) (leaks []
 		leaks = append(leaks, leaksOfStep(e, &s)...)
 	}
 	slices.Sort(leaks)
-	return slices.Compact(leaks), nil
+	return slices.Compact(leaks)
 }
 
 func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {

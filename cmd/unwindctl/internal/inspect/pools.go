@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,12 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -69,65 +66,21 @@ type reservation struct {
 	Remedy      string       `json:"remedy,omitempty"`
 }
 
-// Node is the result of a sweep's dry run on this node, with the node's pools.
-type Node struct {
-	Findings []sweep.Finding
-	SweepErr error                   // Findings may be set nevertheless
-	Guard    *sweep.MassReleaseError // not nil if so many seem dead that a sweep would keep them
-	Pools    []*Pool
-	PoolErr  error                  // of pools that could not be read, and of the list of pods
-	asked    bool                   // the flags select a list of pods
-	sweep    string                 // the command for a sweep with the same list
-	pods     map[string]journal.Pod // by container ID, from the findings and libcni's cache
-}
-
-// Look judges every attachment as a sweep would, and reads the pools. It is read-only.
-func Look(ctx context.Context, from term.Streams, of Scope) *Node {
-	list, listErr := of.List(ctx, from.In)
-	found, err := of.Pools()
-	n := &Node{Pools: []*Pool{}, asked: of.asks()}
-	n.Findings, n.SweepErr = Plugin(from.Err).Sweep(ctx, of.StateDir,
-		sweep.Job{Network: of.Network, List: list, Pools: found, Cache: true, DryRun: true})
-	of.GiveList(n.Findings)
-	n.sweep = "unwindctl sweep" + of.ListFlags()
-	if errors.As(n.SweepErr, &n.Guard) { // each finding reports it
-		n.SweepErr = nil
-	}
-	n.pods = map[string]journal.Pod{}
-	if cached, _ := new(facts.Node).Cache(); list == nil { // with a list, the findings name these pods
-		for _, c := range cached {
-			n.pods[c.ContainerID] = c.Pod()
-		}
-	}
-	for _, f := range n.Findings {
-		n.pods[f.ContainerID] = f.Pod
-	}
-	errs := []error{err}
+// readPools reads pools. The error names those that cannot be read completely.
+func (r *Report) readPools(found []sweep.Pool) (err error) {
 	for _, one := range found {
-		p, err := readPool(one, n)
-		errs = append(errs, err)
+		p, readErr := readPool(one, r)
+		err = errors.Join(err, readErr)
 		if p != nil {
-			n.Pools = append(n.Pools, p)
+			r.Pools = append(r.Pools, p)
 		}
 	}
-	n.PoolErr = errors.Join(append(errs, listErr)...)
-	return n
-}
-
-// ReadPools reads every pool, and judges the owners of its addresses as a sweep would. The error
-// names the pools that cannot be read; ReadPools still returns the others. Without permission to
-// read the journal it returns no pools, because all owners would be unknown.
-func ReadPools(ctx context.Context, from term.Streams, of Scope) ([]*Pool, error) {
-	n := Look(ctx, from, of)
-	if n.Findings == nil && errors.Is(n.SweepErr, fs.ErrPermission) {
-		n.Pools = nil
-	}
-	return n.Pools, errors.Join(n.PoolErr, n.SweepErr)
+	return err
 }
 
 // readPool reads a pool. A pool that it returns with an error lacks the chain's ranges or some of
 // its addresses.
-func readPool(of sweep.Pool, n *Node) (*Pool, error) {
+func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}
 	var sets []pools.Set
@@ -252,7 +205,7 @@ func (s *Set) String() string {
 }
 
 // judgeOwner returns a reservation with the sweep's verdict on its owner.
-func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
+func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 	one := reservation{Address: r.Address, ContainerID: r.Owner.ContainerID, IfName: r.Owner.IfName}
 	if pod := n.pods[r.Owner.ContainerID]; pod != (journal.Pod{}) {
 		one.Pod = &pod
@@ -272,13 +225,11 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		one.State, one.Why = states[f.Fate], whyOf(f)
 		if f.Recent() {
 			one.State = "recent"
-			one.Remedy = "To judge it sooner, run " + n.sweep + " --grace-period 1m"
+			one.Remedy = "To judge it sooner, run unwindctl sweep" + n.ListFlags() +
+				" --grace-period 1m"
 		}
 		if f.Releasable() {
-			command := "unwindctl sweep"
-			if len(f.Addresses) > 0 || f.Reason == decide.Unlisted { // only the list shows this
-				command = n.sweep
-			}
+			command := "unwindctl sweep" + n.ListFlags()
 			one.State, one.Remedy = "leaked", command+" releases it"
 			if len(f.Addresses) > 0 {
 				return one
@@ -294,7 +245,7 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 		}
 		return one
 	}
-	if n.Findings == nil && n.SweepErr != nil {
+	if n.JournalErr != nil {
 		one.State, one.Why = "unknown", "the journal cannot be read"
 		return one
 	}
@@ -303,8 +254,8 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Node) reservation {
 	if of.Plain {
 		one.Why = "only the runtime knows whether its owner is live"
 	}
-	if !n.asked {
-		one.Remedy = "unwindctl ipam --cri auto queries the runtime"
+	if n.NoRuntime {
+		one.Remedy = "To query the runtime, set its socket with --cri"
 	}
 	return one
 }

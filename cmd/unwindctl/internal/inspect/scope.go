@@ -1,12 +1,12 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"io"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -22,8 +22,12 @@ type Scope struct {
 	node.Directories
 	Network    string   // "" for all
 	CRI, Valid string   // the source of the list of attachments: see List
-	Force      bool     // accept an empty list from Valid
-	Sockets    []string // the sockets that --cri auto tries; nil for the known ones
+	Force      bool     // accept an empty list from Valid, and see sweep.Job
+	Ours       bool     // only the pools of chains that unwind runs
+	Sockets    []string // the sockets that --cri auto tries besides the known ones
+	// Within bounds the query of the runtime, see node.PodSandboxes.
+	Within time.Duration
+	Of     *Report // use the list of this report; nil to query the runtime
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other
@@ -31,45 +35,32 @@ type Scope struct {
 // empty list: an empty list means that the runtime has no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
-	case s.CRI != "" && s.Valid != "":
+	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":
 		return nil, term.Usage("--cri and --valid-attachments are mutually exclusive")
-	case s.CRI == "auto":
-		if s.Sockets == nil {
-			s.Sockets = node.CRISockets
-		}
-		return node.FindPodSandboxes(ctx, s.Sockets)
-	case s.CRI != "" && s.CRI != "none":
-		return node.PodSandboxes(ctx, s.CRI)
 	case s.Valid != "" && s.Network == "":
 		return nil, term.Usage("--valid-attachments needs --network: a list covers one network")
 	case s.Valid != "":
 		return s.readValid(stdin)
+	case s.CRI == "auto":
+		return node.FindPodSandboxes(ctx, s.Within, slices.Concat(node.CRISockets, s.Sockets))
+	case s.CRI != "" && s.CRI != "none":
+		return node.PodSandboxes(ctx, s.Within, s.CRI)
 	}
 	return nil, nil
 }
 
-func (s Scope) asks() bool { return s.Valid != "" || s.CRI != "" && s.CRI != "none" }
-
-// ListFlags returns the flags that select the same list, with a leading blank. If the scope selects
-// no list, it returns flags that query the runtime.
-func (s Scope) ListFlags() string {
-	network := ""
+// ListFlags returns the flags that select the same list, with a leading blank.
+func (s Scope) ListFlags() (flags string) {
 	if s.Network != "" {
-		network = " --network " + s.Network
+		flags = " --network " + s.Network
 	}
-	if s.Valid != "" {
-		return network + " --valid-attachments " + s.Valid
+	switch {
+	case s.Valid != "":
+		flags += " --valid-attachments " + s.Valid
+	case s.CRI != "" && s.CRI != "auto" && s.CRI != "none":
+		flags += " --cri " + s.CRI
 	}
-	return network + " --cri " + cmp.Or(strings.TrimPrefix(s.CRI, "none"), "auto")
-}
-
-// GiveList adds the flags for the same list to the commands in a sweep's findings.
-func (s Scope) GiveList(findings []sweep.Finding) {
-	for i := range findings {
-		r := &findings[i].Reason
-		r.Text = strings.Replace(r.Text, "unwindctl sweep --force",
-			"unwindctl sweep"+s.ListFlags()+" --force", 1)
-	}
+	return flags
 }
 
 // readValid reads the list from Valid. Without Force it refuses an empty list: the script that
@@ -103,12 +94,14 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 	if network == "" {
 		return nil
 	}
-	s, err := ReadSnapshot(ctx, &journal.Store{Dir: at.StateDir}, nil)
-	if err != nil || len(s.Damaged) > 0 {
+	store := &journal.Store{Dir: at.StateDir}
+	attachments, err := ReadJournal(ctx, store)
+	events, historyErr := store.History()
+	if err != nil || historyErr != nil {
 		return nil //nolint:nilerr // the journal may contain the network
 	}
 	var networks []string
-	for _, a := range append(s.Attachments, attachmentsOf(s.Events)...) {
+	for _, a := range append(attachments, attachmentsOf(Told(events))...) {
 		networks = append(networks, a.Network)
 	}
 	cached, _ := new(facts.Node).Cache()
@@ -143,6 +136,6 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 func (s Scope) Pools() ([]sweep.Pool, error) {
 	pools, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
-		return s.Network != "" && p.Network != s.Network
+		return s.Network != "" && p.Network != s.Network || s.Ours && p.Plain
 	}), err
 }

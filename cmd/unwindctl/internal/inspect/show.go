@@ -2,13 +2,14 @@ package inspect
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
@@ -20,8 +21,6 @@ import (
 
 type shown struct {
 	Attachment
-	Verdict  string `json:"verdict"` // live, dead, unknown, other-machine
-	Why      string `json:"why"`
 	Evidence []Fact `json:"evidence"`
 	// Summary is a list of sentences about the attachment: its addresses, why it is kept, and how to
 	// release it.
@@ -30,58 +29,37 @@ type shown struct {
 
 // Show prints the attachments that an argument names. It then returns errors, which may be about
 // other entries.
-func Show(ctx context.Context, to term.Streams, arg string, of Scope,
-	o *term.Output) error {
-	s, readErr := ReadSnapshot(ctx, &journal.Store{Dir: of.StateDir}, nil)
-	all, judgeErr := examine(ctx, to, arg, of, s.Attachments)
-	err := errors.Join(errors.Join(s.Damaged...), readErr, judgeErr)
-	var wrong term.UsageError
-	var damaged *journal.DamagedError
-	unread := err != nil && !errors.As(err, &damaged) && len(all) == 0 // an empty list would be wrong
-	switch {
-	case errors.As(judgeErr, &wrong):
-		return judgeErr
-	case unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)):
+func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
+	found, err := Find(r.Attachments, arg)
+	if err != nil {
 		return err
 	}
-	for _, one := range s.Damaged {
-		if len(all) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
-			return explainDamaged(to.Out, damaged, o)
+	err = cmp.Or(r.Err(), r.HistoryErr)
+	var damaged *journal.DamagedError
+	unread := r.JournalErr != nil && len(found) == 0 // an empty list would be wrong
+	if unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
+		return err
+	}
+	for _, one := range r.Damaged {
+		if len(found) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
+			return explainDamaged(out, damaged, o)
 		}
 	}
 	switch {
-	case len(all) == 0:
-		return errors.Join(err, explainNothing(ctx, to, arg, of, s.Events, o))
-	case o.IsObject():
-		return errors.Join(err, o.PrintObject(to.Out, "attachments", all))
+	case len(found) == 0:
+		return errors.Join(err, r.explainNothing(out, arg, o))
 	case o.Format == term.Name:
-		var found []Attachment
-		for _, a := range all {
-			found = append(found, a.Attachment)
-		}
-		return errors.Join(err, term.PrintNames(to.Out, names(found)))
+		return errors.Join(err, term.PrintNames(out, names(found)))
 	}
-	return errors.Join(err, printShown(to.Out, all, o))
-}
-
-// examine judges the attachments that an argument names. The error may be about other attachments.
-func examine(ctx context.Context, to term.Streams, arg string, of Scope,
-	attachments []Attachment) (all []shown, err error) {
-	found, err := Find(attachments, arg)
-	if len(found) == 0 || err != nil {
-		return nil, err
+	var all []shown
+	for i := range found {
+		a := &found[i]
+		all = append(all, shown{*a, factsOf(a.finding), summary(a, r.Attachments)})
 	}
-	list, listErr := of.List(ctx, to.In)
-	findings, judgeErr := Judge(ctx, Plugin(to.Err), of.StateDir, list)
-	for _, a := range found {
-		f := findings[a.Key]
-		if f == nil { // it was released between the two reads
-			continue
-		}
-		all = append(all, shown{a, string(f.Fate), term.OneLine(f.Reason.Text), factsOf(f),
-			summary(&a, f, attachments)})
+	if o.IsObject() {
+		return errors.Join(err, o.PrintObject(out, "attachments", all))
 	}
-	return all, errors.Join(listErr, judgeErr)
+	return errors.Join(err, printShown(out, all, o))
 }
 
 func printShown(out io.Writer, all []shown, o *term.Output) error {
@@ -93,7 +71,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(w, "attachment\t%s\n", a.Key)
 		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
-		fmt.Fprintf(w, "state\t%s for %s%s\n", a.State, term.Ago(a.Since), term.Because(a.Reason))
+		fmt.Fprintf(w, "state\t%s for %s\n", a.State, term.Ago(a.Since))
 		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
 		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
 		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
@@ -160,3 +138,144 @@ func factsOf(f *sweep.Finding) []Fact {
 		fact("it was added again without a journal entry", ev.AddedUnseen),
 	}
 }
+
+// summary describes an attachment's addresses, why it is kept or will be released, and how to
+// release it. all contains every attachment in the journal.
+func summary(a *Attachment, all []Attachment) []string {
+	f := a.finding
+	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
+		capital(whose(a)), a.IfName, a.Network)}
+	if n := len(a.Addresses); n > 0 {
+		when := "since " + since(a.Created)
+		is := map[bool]string{true: " is assigned to", false: " are assigned to"}[n == 1]
+		if len(a.freed) > 0 {
+			is = map[bool]string{true: " was assigned to", false: " were assigned to"}[n == 1]
+			when = since(a.Created)
+		}
+		lines[0] = fmt.Sprintf("%s%s %s, interface %s in network %s, %s.",
+			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
+	}
+	if len(a.freed) > 0 {
+		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, so another pod may have "+
+			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
+	}
+	var guard *sweep.MassReleaseError
+	switch ev := f.Evidence; {
+	case !f.Releasable() && decide.Yes(ev.Locked):
+		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
+			"in a minute.")
+	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
+		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
+			"ADD ran in other namespaces.",
+			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
+	case f.Fate == decide.Unknown:
+		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
+			a.Why))
+	case !f.Releasable():
+		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
+			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
+				"namespace, every process in it and the host end of its interface are gone.")
+	case errors.As(f.Err, &guard):
+		return append(lines, fmt.Sprintf("It seems dead (%s), as do too many others: %s", a.Why, guard))
+	case f.Fate == decide.Foreign:
+		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
+			"because a DEL could harm the original machine's pods.", a.Why),
+			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
+				"now, run unwindctl sweep %s", a.Key))
+	default:
+		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))
+		return append(lines, pendingSentences(a, all)...)
+	}
+}
+
+func whose(a *Attachment) string {
+	if a.Pod == nil || a.Pod.Name == "" {
+		return "container " + a.ContainerID
+	}
+	return fmt.Sprintf("pod %s (container %s)", podName(a.Pod),
+		term.Short(a.ContainerID, term.Plain))
+}
+
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "an unknown time"
+	}
+	return fmt.Sprintf("%s (%s ago)", term.Time(t), term.Ago(t))
+}
+
+// pendingSentences returns sentences that explain why each DEL is pending, and what to do.
+func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	var untried []string
+	failed, ready := false, false
+	now := decide.Pass{Now: journal.BootNanos(), GracePeriod: a.of.Added.GracePeriod}
+	for _, s := range a.Steps {
+		in := "The next sweep"
+		if s.due.Why != journal.RunNow {
+			in = "The first sweep after " + term.Roughly(decide.Left(s.due, now))
+		}
+		switch s.due.Why {
+		case journal.ForContainer:
+			say("The DEL of %s waits, because it could release resources of another ADD of its "+
+				"container or pod. It runs once that ADD is undone.", s.Plugin)
+		case journal.ForRuntime:
+			say("The DEL of %s waits, because the runtime may still send a DEL with the network "+
+				"namespace. %s runs it otherwise.", s.Plugin, in)
+		case journal.ForPort:
+			say("The DEL of %s waits, because a host port may forward to its address. It runs once the "+
+				"DEL of the plugin that created the host port succeeds, or after a reboot.", s.Plugin)
+		case journal.ForOwner:
+			say("The DEL of %s waits, because it would remove the rules of the address's new owner%s. "+
+				"It runs once that owner is gone.", s.Plugin, newOwner(a, all))
+		default:
+			ready = ready || s.due.Why != journal.ForRepeat
+			switch {
+			case s.of.Next.Why == journal.ForRepeat:
+				say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
+			case s.Code != 0:
+				failed = true
+				say("The DEL of %s has failed %s, the last time with code %d: %s. %s retries it.",
+					s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
+					strings.TrimSuffix(term.OneLine(s.Last), "."), in)
+			default:
+				untried = append(untried, s.Plugin)
+			}
+		}
+	}
+	if len(untried) > 0 {
+		say("The DEL of %s has not been tried yet.", strings.Join(untried, " and of "))
+	}
+	if ready {
+		say("To run the pending DELs now, run unwindctl sweep %s", a.Key)
+	}
+	if failed {
+		say("If it can never succeed, for example because the plugin is gone for good, run unwindctl "+
+			"forget %s", a.Key)
+	}
+	return lines
+}
+
+// newOwner returns the end of a sentence, which names the new owner of one of a's addresses. It
+// returns "" if the journal does not contain that owner.
+func newOwner(a *Attachment, all []Attachment) string {
+	for _, other := range all {
+		for _, address := range other.Addresses {
+			if other.Key != a.Key && slices.Contains(a.Addresses, address) {
+				return fmt.Sprintf(": %s now has %s", whose(&other), address)
+			}
+		}
+	}
+	return ""
+}
+
+// whyOnceMore returns the reason why a DEL that has succeeded runs again.
+func (s *Step) whyOnceMore() string {
+	if s.Killed {
+		return fmt.Sprintf("%s was killed while it ran, so a process that it started may have "+
+			"continued", s.Plugin)
+	}
+	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing", s.Plugin)
+}
+
+// capital returns a text with a capital first letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }

@@ -2,67 +2,52 @@
 package metrics
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/journal"
 	"cni-unwind/plugin/record"
 )
 
+// Source is what the metrics show.
 type Source struct {
-	Version string // this program's version
-	Scope   inspect.Scope
-	Stderr  io.Writer      // receives the log of the sweep's dry run
-	Status  install.Reason // "" if this program does not keep unwind installed
-	Plugin  string         // the version of the installed plugin, "" if unknown
-
-	// Counters are this process's own counts, which never decrease. If nil, the counters come from the
-	// history, which drops old events.
+	Version string          // this program's version
+	Report  *inspect.Report // nil before the first one
+	// Counters are those of the report, or this process's own, which never decrease. The history,
+	// from which a report has them, drops old events.
 	Counters inspect.Counters
+	Off      *install.OffState // nil while unwind is on
+	Status   install.Reason    // "" if this program does not keep unwind installed
+	Plugin   string            // the version of the installed plugin, "" if unknown
 }
 
 // Registry returns a registry that collects the metrics of a source at each scrape. It leaves out
-// metrics that it cannot read, and passes the error, or nil, to failed.
-func Registry(source func() Source, failed func(error)) *prometheus.Registry {
+// what the report could not read.
+func Registry(source func() Source) *prometheus.Registry {
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(collector{source, failed})
+	r.MustRegister(collector(source))
 	return r
 }
 
-type collector struct {
-	source func() Source
-	failed func(error)
-}
+type collector func() Source
 
 // Describe implements prometheus.Collector. It describes no metric, so the registry checks metrics
 // only when it gathers them.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// atMost is the timeout of a collection. Prometheus times out after 10 s.
-const atMost = 9 * time.Second
-
-func (c collector) Collect(to chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), atMost)
-	defer cancel()
-	all := &collection{Source: c.source(), to: to}
-	c.failed(all.collect(ctx))
+func (source collector) Collect(to chan<- prometheus.Metric) {
+	(&collection{Source: source(), to: to}).collect()
 }
 
 // helps contains the help text and the labels of each metric, by its name without unwind_.
 var helps = map[string][]string{
-	"attachments": {"Attachments in the journal.", "network", "state"},
+	"attachments": {"Attachments in the journal, by their state in unwindctl list.",
+		"network", "state"},
 	"pending_deletes": {"DELs that fail or have not run yet, of attachments that are no longer live.",
 		"network", "plugin"},
 	"waiting_deletes": {"DELs that wait for something other than their plugin, of attachments that " +
@@ -91,6 +76,8 @@ var helps = map[string][]string{
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
+	"runtime_up": {"Whether the runtime returned its list of pods: 1 or 0; absent if no runtime was " +
+		"found."},
 }
 
 // collection is one collection of the metrics.
@@ -108,34 +95,41 @@ func (c *collection) add(name string, value float64, labels ...string) {
 	c.to <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 }
 
-// collect reads the current values. It leaves out values that it cannot read, and reports them in
-// journal_readable and in the error.
-func (c *collection) collect(ctx context.Context) error {
+func (c *collection) collect() {
 	c.add("build_info", 1, c.Version, runtime.Version())
 	if c.Status != "" {
 		for _, state := range install.Reasons {
-			c.add("status", map[bool]float64{true: 1}[state == c.Status], string(state))
+			c.add("status", one(state == c.Status), string(state))
 		}
 	}
 	if c.Plugin != "" {
 		c.add("plugin_info", 1, c.Plugin)
 	}
-	if off := install.ReadOff(c.Scope.StateDir); off != nil {
-		c.add("off_timestamp_seconds", float64(off.Since.Unix()), off.By)
+	if c.Off != nil {
+		c.add("off_timestamp_seconds", float64(c.Off.Since.Unix()), c.Off.By)
 	}
-	err := c.collectJournal(ctx)
-	c.add("journal_readable", map[bool]float64{true: 1}[err == nil])
-	return errors.Join(err, c.collectPools(ctx))
+	if r := c.Report; r != nil {
+		c.add("journal_readable", one(r.Err() == nil))
+		if r.List != nil || r.ListErr != nil {
+			c.add("runtime_up", one(r.ListErr == nil))
+		}
+		if !r.LastSweep.IsZero() {
+			c.add("sweep_last_success_timestamp_seconds", float64(r.LastSweep.Unix()))
+		}
+		c.collectAttachments()
+		c.collectCounters()
+		c.collectPools()
+	}
 }
 
-func (c *collection) collectJournal(ctx context.Context) error {
-	store := &journal.Store{Dir: c.Scope.StateDir}
-	s, err := inspect.ReadSnapshot(ctx, store, nil)
+func one(is bool) float64 { return map[bool]float64{true: 1}[is] }
+
+func (c *collection) collectAttachments() {
 	type count struct{ metric, network, label, waits string }
 	counts := map[count]float64{}
 	var oldest float64
-	for _, a := range s.Attachments {
-		counts[count{"attachments", a.Network, string(a.State), ""}]++
+	for _, a := range c.Report.Attachments {
+		counts[count{"attachments", a.Network, a.Status(), ""}]++
 		if !a.PendingDEL() {
 			continue
 		}
@@ -162,35 +156,28 @@ func (c *collection) collectJournal(ctx context.Context) error {
 	if oldest > 0 {
 		c.add("oldest_pending_delete_timestamp_seconds", oldest)
 	}
-	values := map[string]string{
+}
+
+func (c *collection) collectCounters() {
+	names := map[string]string{
 		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
 		record.CountDegraded:   "degraded_operations_total",
 		record.CountDuplicates: "duplicate_addresses_total",
 	}
-	counters := c.Counters
-	if counters == nil {
-		counters = s.Counters
-	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
 	// after an error the counter is unknown, and 0 would look like a restart
-	if err == nil && !slices.ContainsFunc(counters, duplicates) {
+	if c.Report.HistoryErr == nil && !slices.ContainsFunc(c.Counters, duplicates) {
 		c.add("duplicate_addresses_total", 0)
 	}
-	if !s.LastSweep.IsZero() {
-		c.add("sweep_last_success_timestamp_seconds", float64(s.LastSweep.Unix()))
-	}
-	for _, one := range counters {
-		name := values[one.Name]
-		if len(helps[name]) == 1+len(one.Labels) {
-			c.add(name, float64(one.Value), one.Labels...)
+	for _, is := range c.Counters {
+		if name := names[is.Name]; len(helps[name]) == 1+len(is.Labels) {
+			c.add(name, float64(is.Value), is.Labels...)
 		}
 	}
-	return errors.Join(append(s.Damaged, err)...)
 }
 
-func (c *collection) collectPools(ctx context.Context) error {
-	pools, err := inspect.ReadPools(ctx, term.Streams{Err: c.Stderr}, c.Scope)
-	for _, p := range pools {
+func (c *collection) collectPools() {
+	for _, p := range c.Report.Pools {
 		for _, s := range p.Sets {
 			set := "none"
 			if s.Number != nil {
@@ -208,8 +195,4 @@ func (c *collection) collectPools(ctx context.Context) error {
 			}
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("cannot read the pools: %w", err)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,7 +30,13 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-const criTimeout = 10 * time.Second
+// LookTimeout bounds the query of a command that only looks, and of every first query. A runtime
+// that does not respond within it is a problem of the node. criTimeout bounds the query of a sweep,
+// which can do less without the list, and Status, which runs the network's STATUS.
+const (
+	LookTimeout = 2 * time.Second
+	criTimeout  = 10 * time.Second
+)
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
 const maxCRIMessage = 16 << 20
@@ -81,7 +88,10 @@ func waitingFor(ctx context.Context, socket string, within time.Duration) (wait 
 	if time.Since(w.silent[socket]) < 3*time.Second { // a later round of --watch tries again
 		return false, nil
 	}
-	notice := time.AfterFunc(time.Second, func() {
+	notice := time.AfterFunc(LookTimeout, func() {
+		if within <= LookTimeout {
+			return
+		}
 		fmt.Fprintf(w.stderr, "waiting for the runtime at %s (up to %s)\n", socket, within)
 	})
 	return true, func() {
@@ -116,9 +126,12 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 }
 
 // PodSandboxes returns a CRI runtime's sandboxes in any state: a sandbox that is not ready keeps
-// its network until it is stopped. The list contains all pods, but no containers outside pods.
-func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
-	answer, err := call(ctx, socket, criTimeout, &cri.ListPodSandboxRequest{},
+// its network until it is stopped. The list contains all pods, but no containers outside pods. The
+// query takes at most within, or criTimeout if that is 0.
+func PodSandboxes(
+	ctx context.Context, within time.Duration, socket string,
+) (*facts.List, error) {
+	answer, err := call(ctx, socket, cmp.Or(within, criTimeout), &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
 		return nil, term.WithHint("check the runtime with crictl --runtime-endpoint unix://"+
@@ -158,16 +171,19 @@ func listener(ctx context.Context, socket string) (pid int) {
 	return pid
 }
 
-// versionTimeout bounds the query for a runtime's version, which is not essential.
-const versionTimeout = 2 * time.Second
+// versionTimeout bounds the query for a runtime's version, which is the first one.
+const versionTimeout = LookTimeout
+
+func askVersion(ctx context.Context, socket string) (*cri.VersionResponse, error) {
+	return call(ctx, socket, versionTimeout, &cri.VersionRequest{}, cri.RuntimeServiceClient.Version)
+}
 
 // runtimeVersion returns the first two numbers of a runtime's version, or 0, 0 if it is unknown.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	if socket == "" {
 		return 0, 0
 	}
-	answer, err := call(ctx, socket, versionTimeout, &cri.VersionRequest{},
-		cri.RuntimeServiceClient.Version)
+	answer, err := askVersion(ctx, socket)
 	if err != nil {
 		return 0, 0
 	}
@@ -181,12 +197,15 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 // FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
 // of them does not respond, it returns an error, because its pods would be missing from the list. A
 // containerd without CRI, such as Docker's, has no pods.
-func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, err error) {
-	for _, socket := range sockets {
-		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+func FindPodSandboxes(
+	ctx context.Context, within time.Duration, sockets []string,
+) (all *facts.List, err error) {
+	for i, socket := range sockets {
+		_, err := os.Stat(socket)
+		if errors.Is(err, fs.ErrNotExist) || slices.Contains(sockets[:i], socket) {
 			continue
 		}
-		list, err := PodSandboxes(ctx, socket)
+		list, err := PodSandboxes(ctx, within, socket)
 		switch {
 		case status.Code(err) == codes.Unimplemented:
 		case err != nil:
@@ -213,10 +232,16 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 // directories come from its configuration.
 //
 // containerd 2 runs the network's STATUS before it responds, as for each status request from a
-// kubelet. ask returns false for a containerd without CRI, such as Docker's, which runs no pods.
+// kubelet. So ask first queries the version: a runtime that hangs does not respond to that either.
+// ask returns false for a containerd without CRI, such as Docker's, which runs no pods.
 func (r *Runtime) ask(ctx context.Context, root string) bool {
-	answer, err := call(ctx, filepath.Join(root, socketPath(r.Socket)), criTimeout,
-		&cri.StatusRequest{Verbose: true}, cri.RuntimeServiceClient.Status)
+	socket := filepath.Join(root, socketPath(r.Socket))
+	var answer *cri.StatusResponse
+	_, err := askVersion(ctx, socket)
+	if status.Code(err) != codes.DeadlineExceeded {
+		answer, err = call(ctx, socket, criTimeout, &cri.StatusRequest{Verbose: true},
+			cri.RuntimeServiceClient.Status)
+	}
 	if status.Code(err) == codes.Unimplemented {
 		return false
 	}

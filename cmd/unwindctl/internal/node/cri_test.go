@@ -99,7 +99,7 @@ func TestFindPodSandboxes(t *testing.T) {
 	} else if err := unix.Bind(fd, &unix.SockaddrUnix{Name: refusing}); err != nil {
 		t.Skip(err) // a long path
 	}
-	if _, err := PodSandboxes(t.Context(), docker); status.Code(err) != codes.Unimplemented {
+	if _, err := PodSandboxes(t.Context(), 0, docker); status.Code(err) != codes.Unimplemented {
 		t.Errorf("Docker's containerd, asked by name: %v", err)
 	}
 	for _, c := range []struct {
@@ -129,7 +129,7 @@ func TestFindPodSandboxes(t *testing.T) {
 			if testing.Short() && c.err == "DeadlineExceeded" {
 				t.Skip("it waits 10 s")
 			}
-			list, err := FindPodSandboxes(t.Context(), c.sockets)
+			list, err := FindPodSandboxes(t.Context(), LookTimeout, c.sockets)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}

@@ -1,0 +1,222 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
+	"cni-unwind/plugin"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
+)
+
+// Report is the state of a node, from one look: what is attached, what is reserved, and the verdict
+// of a sweep on each. All commands print parts of it, so they do not contradict each other.
+type Report struct {
+	Scope
+	Attachments []Attachment    // in the journal, sorted by their keys
+	Damaged     []error         // one for each damaged entry, which Attachments leaves out
+	Findings    []sweep.Finding // on attachments and addresses, also those outside the journal
+	Pools       []*Pool
+	Events      []journal.Event
+	Counters    Counters // counted from the events
+	LastSweep   time.Time
+	Guard       *sweep.MassReleaseError // not nil if so many seem dead that a sweep keeps them
+
+	List      *facts.List // the runtime's list; nil without one
+	ListErr   error       // why the runtime returned no list
+	NoRuntime bool        // --cri auto found no runtime
+
+	JournalErr error // the journal cannot be read: Findings is nil
+	HistoryErr error
+	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
+	PoolErr    error // of pools that cannot be shown
+
+	pods map[string]journal.Pod // by container ID, from the findings and libcni's cache
+}
+
+// Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
+// It returns a UsageError if the flags do not select a list.
+func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
+	of.Within = cmp.Or(of.Within, node.LookTimeout)
+	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
+}
+
+// Sweep runs a sweep of the scope, and returns its findings in a report of the node. With
+// job.DryRun it is Look.
+func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
+	*Report, error,
+) {
+	r := &Report{Scope: of, Attachments: []Attachment{}, Pools: []*Pool{}}
+	if of.Of != nil {
+		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
+	} else {
+		r.List, r.ListErr = of.List(ctx, stdin)
+	}
+	var usage term.UsageError
+	switch {
+	case errors.As(r.ListErr, &usage):
+		return nil, r.ListErr
+	case errors.Is(r.ListErr, node.ErrNoRuntime):
+		r.ListErr, r.NoRuntime = nil, true
+	}
+	found, poolErr := of.Pools()
+	job.Network, job.List, job.Force = of.Network, r.List, of.Force
+	if job.Attachment == nil {
+		job.Pools = found
+	}
+	findings, err := p.Sweep(ctx, of.StateDir, job)
+	if errors.As(err, &r.Guard) { // each finding reports it
+		err = nil
+	}
+	r.take(findings)
+	if findings == nil {
+		r.JournalErr, err = err, nil
+	}
+	r.SweepErr, r.PoolErr = errors.Join(poolErr, err), r.readPools(found)
+	store := &journal.Store{Dir: of.StateDir}
+	events, err := store.History()
+	r.HistoryErr, r.LastSweep = err, store.LastSweep()
+	r.Counters.Add(events)
+	r.Events = Told(events)
+	return r, nil
+}
+
+// take adds a sweep's findings to the report, and the records of the journal that they contain.
+func (r *Report) take(findings []sweep.Finding) {
+	slices.SortStableFunc(findings,
+		func(a, b sweep.Finding) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	r.Findings, r.pods = findings, map[string]journal.Pod{}
+	for i := range findings {
+		f := &findings[i]
+		r.pods[f.ContainerID] = f.Pod
+		f.Reason.Text = strings.Replace(f.Reason.Text, "unwindctl sweep --force",
+			"unwindctl sweep"+r.ListFlags()+" --force", 1)
+		var damaged *journal.DamagedError
+		if errors.As(f.Err, &damaged) {
+			r.Damaged = append(r.Damaged, f.Err)
+		}
+		for _, record := range f.Records {
+			r.Attachments = append(r.Attachments, judged(record, f))
+		}
+	}
+	if r.List == nil { // with a list, the findings name these pods
+		cached, _ := new(facts.Node).Cache()
+		for _, c := range cached {
+			r.pods[c.ContainerID] = c.Pod()
+		}
+	}
+}
+
+// Err returns why the journal, or a part of it, cannot be read.
+func (r *Report) Err() error { return errors.Join(errors.Join(r.Damaged...), r.JournalErr) }
+
+// WarnOfRuntime prints a warning if the runtime returned no list.
+func (r *Report) WarnOfRuntime(stderr io.Writer) {
+	if r.ListErr != nil {
+		fmt.Fprintf(stderr, "warning: %v\n", r.ListErr)
+	}
+}
+
+// Plugin returns the plugin that sweeps, judges and forgets for a command. It does not log: the
+// command prints the findings.
+func Plugin(stderr io.Writer) *plugin.Plugin {
+	return &plugin.Plugin{Log: slog.New(slog.DiscardHandler), Env: undo.Env{
+		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},
+	}}
+}
+
+// Counters are counters for metrics. Events in the history increment them.
+type Counters []Counter
+
+type Counter struct {
+	Name   string
+	Labels []string
+	Value  uint64
+}
+
+// Add increments the counters that the events name.
+func (c *Counters) Add(events []journal.Event) {
+	for _, e := range events {
+		if len(e.Count) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(*c, func(is Counter) bool {
+			return is.Name == e.Count[0] && slices.Equal(is.Labels, e.Count[1:])
+		})
+		if i < 0 {
+			i = len(*c)
+			*c = append(*c, Counter{Name: e.Count[0], Labels: e.Count[1:]})
+		}
+		(*c)[i].Value++
+	}
+}
+
+func (c Counters) Sum(name string) (n uint64) {
+	for _, is := range c {
+		if is.Name == name {
+			n += is.Value
+		}
+	}
+	return n
+}
+
+// Told returns the events to show, with Count cleared. It omits events that only increment a
+// counter.
+func Told(events []journal.Event) (told []journal.Event) {
+	for _, e := range events {
+		if e.Count = nil; e.Kind != "" {
+			told = append(told, e)
+		}
+	}
+	return told
+}
+
+// ReadJournal returns the journal's records without verdicts. It leaves out damaged ones; the error
+// names them.
+func ReadJournal(ctx context.Context, store *journal.Store) (all []Attachment, err error) {
+	var damaged []error
+	err = store.View(ctx, func(tx *journal.Tx) error {
+		all, damaged = nil, nil
+		return tx.All(func(e *journal.Entry, err error) error {
+			if err != nil {
+				damaged = append(damaged, err)
+			} else {
+				all = append(all, describe(e))
+			}
+			return nil
+		})
+	})
+	return all, errors.Join(append(damaged, err)...)
+}
+
+func HintFor(err error) string {
+	var damaged *journal.DamagedError
+	switch hint := term.HintOf(err); {
+	case hint != "":
+		return hint
+	case errors.Is(err, fs.ErrPermission):
+		return "only root can read the journal; run this as root"
+	case errors.Is(err, journal.ErrDamaged):
+		return "the next ADD or DEL through unwind sets the file aside and starts a new journal; " +
+			"running pods are not affected. If unwind is off, rename the file yourself"
+	case errors.Is(err, journal.ErrBusy):
+		return "another process is using the journal; try again"
+	case errors.As(err, &damaged):
+		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
+			"configuration"
+	}
+	return ""
+}
