@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -250,5 +251,7 @@ func TestVersions(t *testing.T) {
 func (n *node) script(plugin, body string) {
 	n.Helper()
 	file := filepath.Join(n.path[0], plugin)
+	syscall.ForkLock.RLock() // a child of another test would keep the file open, which is then "text file busy"
+	defer syscall.ForkLock.RUnlock()
 	must(n, os.WriteFile(file, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
 }

@@ -74,13 +74,13 @@ func TestVocabulary(t *testing.T) {
 	}
 	operations := read("cmd/unwindctl/OPERATIONS.md")
 	named, kubectl := find(documents, `--([a-z][a-z-]+)`), find(read("cmd/kubectl-unwind/*.go"), `"([a-z-]+)"`)
-	flags := []string{"cleanup-config-on-exit", "cri-socket", "ip-masq", "multus-conf-file"} // of other programs
+	flags := []string{"cleanup-config-on-exit", "config", "cri-socket", "ip-masq", "monitor", "multus-conf-file"} // of other programs
 	root, all := commands()
 	flags = append(flags, find(root.PersistentFlags().FlagUsages(), `--([a-z-]+)`)...)
 	for _, cmd := range all {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			flags = append(flags, f.Name)
-			if !slices.Contains(named, f.Name) && !slices.Contains([]string{"json", "output", "version"}, f.Name) {
+			if !slices.Contains(named, f.Name) && !slices.Contains([]string{"json", "output", "verbose", "version"}, f.Name) {
 				t.Errorf("no document names the flag --%s of %s", f.Name, cmd.CommandPath())
 			}
 		})

@@ -239,7 +239,7 @@ func TestInContainer(t *testing.T) {
 			t.Errorf("%s: %+v", args, out)
 		}
 	}
-	if out := n.run(c.command(n, "list", "--state-dir", "/state")); out.code != 0 {
+	if out := n.run(c.command(n, "list", "--state-dir", "/")); out.code != 0 {
 		t.Errorf("a directory that is given: %+v", out)
 	}
 }

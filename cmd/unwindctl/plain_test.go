@@ -159,7 +159,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// deaf PATH: a socket at which nobody answers.
 	"deaf": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
-		l, err := new(net.ListenConfig).Listen(context.Background(), "unix", args[0])
+		l, err := new(net.ListenConfig).Listen(context.Background(), "unix", ts.MkAbs(args[0]))
 		ts.Check(err)
 		n.Cleanup(func() { _ = l.Close() })
 	},
