@@ -51,8 +51,10 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
 	var at unix.Stat_t
-	switch err := unix.Stat(a.args.Netns, &at); { // skel checks this after the result is printed
-	case a.overridesNetNS() || err != nil:
+	if a.overridesNetNS() || unix.Stat(a.args.Netns, &at) != nil {
+		return nil
+	}
+	switch { // skel checks this after the result is printed
 	case a.Host.NetNS == "":
 		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
 			"mounted")
