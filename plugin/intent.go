@@ -51,10 +51,9 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 			"missing: "+strings.Join(missing, ", ")), missing...)
 	}
 	var at unix.Stat_t
-	if a.overridesNetNS() || unix.Stat(a.args.Netns, &at) != nil {
-		return nil
-	}
+	there := !a.overridesNetNS() && unix.Stat(a.args.Netns, &at) == nil
 	switch { // skel checks this after the result is printed
+	case !there:
 	case a.Host.NetNS == "":
 		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
 			"mounted")

@@ -89,7 +89,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
 			e.add("network", Warning,
-				"run unwindctl install, which puts the plugins of unwind's chain there", "%s contains unwind, but the runtime uses %s", path, ours.Path)
+				"run unwindctl install, which puts the plugins of unwind's chain there",
+				"%s contains unwind, but the runtime uses %s", path, ours.Path)
 		default:
 			ours = c
 		}
