@@ -79,7 +79,7 @@ func TestRoundTrip(t *testing.T) {
 	visit(reflect.ValueOf(whole), func(field string, zero bool) { filled[field] = filled[field] || !zero })
 	for field, ok := range filled {
 		if !ok {
-			t.Errorf("%s is zero in the entry that is to hold everything", field)
+			t.Errorf("set %s in everything(); if a tombstone needs it, also in Entry.Bury", field)
 		}
 	}
 	want(t, "entry read back", get(t, s, whole.Key), whole)

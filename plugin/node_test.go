@@ -112,8 +112,8 @@ func (n *node) stderr() *os.File {
 	must(n, err)
 	n.Cleanup(func() {
 		_ = f.Close()
-		if n.Failed() {
-			n.Logf("stderr of successful verbs:\n%s", n.log())
+		if log := n.log(); n.Failed() && log != "" {
+			n.Logf("stderr of successful verbs:\n%s", log)
 		}
 	})
 	return f

@@ -270,10 +270,14 @@ func tellings(script string) (all []telling, oneIn int) {
 				}
 			}
 		default:
+			used := false
 			for i, a := range all {
 				if l.condition == "" || strings.Contains(a.name, l.name) == (l.condition == "if") {
-					all[i] = a.with(statements)
+					all[i], used = a.with(statements), true
 				}
+			}
+			if !used {
+				panic(fmt.Sprintf("%s %s: it holds for no choice above it", l.condition, l.name))
 			}
 		}
 	}
@@ -284,6 +288,12 @@ func tellings(script string) (all []telling, oneIn int) {
 // run carries out statements.
 func (s *story) run(statements []string) {
 	s.Helper()
+	done := false
+	defer func() {
+		if !done && !s.Failed() && !s.Skipped() {
+			s.Errorf("panic: is a word missing?") // Go prints where
+		}
+	}()
 	for i, text := range statements {
 		s.at = fmt.Sprintf("%d %q", i+1, text)
 		text = variable.ReplaceAllStringFunc(text, s.value)
@@ -293,6 +303,7 @@ func (s *story) run(statements []string) {
 		}
 		s.verb(words[0])(s, words[1:])
 	}
+	done = true
 }
 
 // verb returns a verb of the test's own, or else of all stories.

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 
 	"github.com/vishvananda/netlink"
 
@@ -116,7 +117,7 @@ func init() {
 				steps += len(one.Undo.Steps)
 			}
 			got := []string{string(e.Undo.State), strconv.Itoa(steps), strconv.Itoa(len(all))}
-			s.want(slices.Equal(got[:len(w)-1], w[1:]), "it is %q: %+v", got, e.Undo)
+			s.want(slices.Equal(got[:len(w)-1], w[1:]), "it is %q: %s", got, asJSON(s, e.Undo))
 		},
 		// pending POD PLUGINS: of its generations in order, each in the order of the chain
 		"pending": func(s *story, w []string) {
@@ -262,9 +263,16 @@ func (s *story) want(is bool, format string, a ...any) {
 	}
 }
 
+func asJSON(t testing.TB, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	must(t, err)
+	return string(text)
+}
+
 func (s *story) wantCount(got int, want string) {
 	s.Helper()
-	s.want(strconv.Itoa(got) == want, "%d", got)
+	s.want(strconv.Itoa(got) == want, "there are %d", got)
 }
 
 // steady checks that something is as it was when it was last looked at.

@@ -24,13 +24,13 @@ func TestRows(t *testing.T) {
 			"has two rows":                 seen[p.Name],
 			"has no source with a version": !source.MatchString(p.Source),
 			"has no fact":                  reflect.ValueOf(facts).IsZero(),
-			"goes by an interface and is not kept from it": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
-			"does nothing without what it gets":            p.SkipsUnnamed && p.NetNS != "",
-			"frees by pod and by container":                p.FreesByPod && p.MayFreeNothing,
-			"is elsewhere, and frees by nothing":           p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
-			"removes by address and by container":          p.RemovesByAddress && p.ByContainer,
-			"is pinned to what it does not get":            p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
-			"moves a device, which it could take":          slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
+			"has some of ByInterface, NetNS Empty and LeftTo, but not all": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
+			"has SkipsUnnamed and NetNS":                                   p.SkipsUnnamed && p.NetNS != "",
+			"has FreesByPod and MayFreeNothing":                            p.FreesByPod && p.MayFreeNothing,
+			"has Elsewhere, but neither FreesByPod nor MayFreeNothing":     p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
+			"has RemovesByAddress and ByContainer":                         p.RemovesByAddress && p.ByContainer,
+			"has Pinned, and NetNS Empty or SkipsUnnamed":                  p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
+			"moves a device, and would take it from a Scratch namespace":   slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
 		} {
 			if is {
 				t.Errorf("%q %s: %+v", p.Name, problem, p)
@@ -84,7 +84,7 @@ func TestColumns(t *testing.T) {
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},
 	} {
 		if got := strings.Join(names(tt.holds), " "); got != tt.want {
-			t.Errorf("%s: %s; want %s", tt.column, got, tt.want)
+			t.Errorf("the rows with %s are of %s; this test wants %s", tt.column, got, tt.want)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func TestDocument(t *testing.T) {
 	_, rest, found := strings.Cut(string(text), head)
 	body, _, closed := strings.Cut(rest, "|\n\n")
 	if !found || !closed {
-		t.Fatalf("no table %s", head)
+		t.Fatalf("plugin/README.md has no table %s", head)
 	}
 	has := func(p *Plugin) bool { return p.MayFreeNothing || p.FreesByPod || p.SkipsUnnamed }
 	var named []string
@@ -156,13 +156,13 @@ func TestDocument(t *testing.T) {
 		for _, m := range regexp.MustCompile(`([a-z][a-z0-9-]*) \(([^)]+)\)`).FindAllStringSubmatch(cell, -1) {
 			p := Of(m[1])
 			if named = append(named, p.Name); has(p) && !strings.Contains(p.Source, m[2]) {
-				t.Errorf("%s says %s; the table has %s", head, m[0], p.Source)
+				t.Errorf("plugin/README.md, table %s: %s; table.go has %s", head, m[0], p.Source)
 			}
 		}
 	}
 	for _, name := range names(has) {
 		if !slices.Contains(named, name) {
-			t.Errorf("%s lacks %s", head, name)
+			t.Errorf("plugin/README.md, table %s: no row of %s, which has MayFreeNothing, FreesByPod or SkipsUnnamed", head, name)
 		}
 	}
 }

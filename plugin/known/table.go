@@ -9,8 +9,8 @@ type Plugin struct {
 	Name   string
 	Source string // the repository that was read, with its version; comments in a row name the files
 
-	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. Nil
-	// means unknown: the plugin, or its daemon, may implement ipam.type itself.
+	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. It is
+	// nil if that is unknown, or if the plugin, or its daemon, assigns addresses itself.
 	ExecutesIPAM func(ipam string, config Object) bool
 	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
 	// only if this plugin's entry also contains "ipam".

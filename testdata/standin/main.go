@@ -43,7 +43,7 @@ func main() {
 	name := filepath.Base(os.Args[0])
 	of, known := rules[name]
 	if !known {
-		fmt.Fprintf(os.Stderr, "standin: %s is no plugin with a rule here\n", name)
+		fmt.Fprintf(os.Stderr, "standin: no rule for %s; add it to rules in testdata/standin, and run make faulty\n", name)
 		os.Exit(1)
 	}
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: of[0].parsed, Del: of[1].parsed}, version.All, "stand-in for "+name)
