@@ -199,7 +199,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 }
 
 // The states of the last commit. The queue file contains one of the first two, and the boot ID. It
-// is not synced, because after a reboot the page cache counts no more.
+// is not synced: after a reboot, the boot ID differs, and the state is not used.
 const (
 	began     = 'b' // it failed, or its process died; or a reader found damage
 	succeeded = 's'
@@ -233,7 +233,8 @@ var bootID = sync.OnceValue(func() string {
 	return string(bytes.TrimSpace(data))
 })
 
-// openFile opens a regular file of the journal. It follows no link, and waits for no pipe's writer.
+// openFile opens a regular file of the journal. It doesn't follow links, and
+// doesn't block on a pipe without a writer.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	switch {

@@ -247,8 +247,8 @@ const chunk = 64 << 10
 // makeRoom allocates disk space at the end of the file, behind the pages in use, so that neither
 // this commit nor those that follow an intent can fail because the disk is full: bbolt only sets
 // the file's size, and the copy after a failed commit (see trust) needs space, too. makeRoom does
-// nothing on a file system that cannot allocate in advance. One that copies a page on each write
-// (btrfs, ZFS) may be full nevertheless.
+// nothing on a file system that cannot allocate in advance. A file system that copies a page on
+// each write (btrfs, ZFS) may still be full.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {

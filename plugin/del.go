@@ -275,7 +275,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		failed, n, err := d.Undo(ctx, job, reason)
 		if failures, ran = append(failures, failed...), ran+n; err != nil {
 			d.Journal.Degraded("DEL", err)
-			d.log.Error("cannot record a DEL; a later pass may run it again", "err", err)
+			d.log.Error("cannot record a DEL, so it may run again later", "err", err)
 		}
 		durable = durable && err == nil && d.Journal.Lost == nil
 	}
@@ -287,8 +287,8 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 
 // noteIdle logs that the DEL succeeds without running a delegate, and why. It also records this in
 // the history. It does not record an expected DEL, which follows a failed ADD, because the history
-// already contains the rollback. err, if any, is the reason why unwind knows no more about the
-// attachment.
+// already contains the rollback. err, if any, is the reason why unwind knows nothing else about
+// the attachment.
 func (d *deleting) noteIdle(why string, err error, expected bool) {
 	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {

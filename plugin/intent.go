@@ -177,7 +177,7 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 	for i, e := range ready {
 		left := time.Until(deadline)
 		if left < a.Budgets.Step {
-			a.log.Debug("out of time; a later verb releases the other attachments of the pod",
+			a.log.Debug("out of time; the other attachments of the pod are released later",
 				"attachments", len(ready)-i)
 			return
 		}

@@ -9,7 +9,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "recent", "not on the runtime's list, but too young to be judged by that list"},
 	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
-	{"state", "deleting", "the runtime sent a DEL, or a sweep found it dead, and it has pending DELs"},
+	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
 	{"state", "other-machine", "from another machine, of which this disk is a copy"},
 	{"verdict", "live", "in use; only the runtime's DEL releases it"},
@@ -54,9 +54,9 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
-	{"status", "no-provider", "the directory contains no provider's conflist to use; install the " +
-		"network's provider"},
-	{"status", "mesh-in-the-way", "another program keeps using unwind's conflist for its own"},
+	{"status", "no-provider", "the directory contains no usable conflist of a CNI provider; install the " +
+		"provider"},
+	{"status", "mesh-in-the-way", "another program keeps copying or changing unwind's conflist"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
 	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +
 		"start"},

@@ -139,8 +139,8 @@ func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {
 }
 
 // Share returns the time for one step's DEL, given the time that is left for the remaining steps. A
-// delegate may be slow as long as the others do not need the time. One that was killed before gets
-// only an equal share.
+// delegate may be slow as long as the others do not need the time. A delegate that was killed
+// before gets only an equal share.
 func Share(s *journal.Step, left time.Duration, steps int, least time.Duration) time.Duration {
 	limit := max(left-time.Duration(steps-1)*least, left/2)
 	if s.ADD == journal.AddKilled {

@@ -102,8 +102,8 @@ func Left(n journal.Next, p Pass) time.Duration {
 }
 
 // PortPending reports whether a host port may still forward to the addresses that the delegate at
-// an index of the chain allocated. It may while the DEL of a later delegate is pending that got
-// port mappings, unless its ADD failed or the machine has booted since. The next pod with such an
+// an index of the chain allocated. It may while a later delegate that got port mappings has a
+// pending DEL, unless its ADD failed or the machine has booted since. The next pod with such an
 // address would get the traffic, so nothing releases the address meanwhile.
 func PortPending(index int, p Pass) bool {
 	return p.SameBoot && slices.ContainsFunc(p.Steps,

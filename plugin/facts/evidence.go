@@ -57,7 +57,8 @@ type fact struct {
 	looked bool
 }
 
-// Ask returns the fact. why is the first of several joined errors, shortened for a reason.
+// Ask returns the fact. why is the text of the first error, shortened so that it fits into
+// a reason.
 func (f *fact) Ask() (v tristate.Value, why string) {
 	if !f.looked {
 		is, err := f.look()

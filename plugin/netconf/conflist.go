@@ -164,8 +164,8 @@ func (c *Conf) readChainFile() (*Chain, error) {
 			chain, err = c.ParseChain(list.Data, "")
 		case err == nil:
 			if chain, err = c.ParseChain(list.Data, ""); err == nil {
-				chain.Warning = fmt.Sprintf("chainFile %s contains unwind; running the plugins of %s instead "+
-					"of it", c.ChainFile, from)
+				chain.Warning = fmt.Sprintf("chainFile %s contains unwind; running the plugins of %s instead",
+					c.ChainFile, from)
 			}
 		case errors.Is(err, fs.ErrNotExist):
 			chain, err = c.readRenamed(err)
@@ -235,8 +235,8 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 			return list.ReplaceUnwind(chain), from, nil
 		}
 	}
-	return nil, "", fmt.Errorf("the file contains unwind, and no file has the plugins that belong "+
-		"there: another one of network %q, or %s", list.Name, list.Unwind.Copy())
+	return nil, "", fmt.Errorf("the file contains unwind, and neither another file of network %q "+
+		"nor %s has the plugins to run instead", list.Name, list.Unwind.Copy())
 }
 
 // ReplaceUnwind returns the chain's configuration with the list's other plugins before and after
@@ -267,8 +267,8 @@ func (c *Conflist) object() map[string]json.RawMessage {
 	return map[string]json.RawMessage{"name": Marshal(c.Name), "cniVersion": Marshal(c.CNIVersion)}
 }
 
-// ReadFile reads a configuration from a regular file. It follows no link in a directory that others
-// can write to.
+// ReadFile reads a configuration from a regular file. It doesn't follow links in a directory that
+// others can write to.
 func ReadFile(path string) ([]byte, error) {
 	flags := os.O_RDONLY | syscall.O_NONBLOCK
 	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode().Perm()&0o022 != 0 {

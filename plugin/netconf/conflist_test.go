@@ -42,7 +42,7 @@ func TestChainFileRenamed(t *testing.T) {
 		{"made from unwind's file: the copy", map[string]string{"10-podnet.conflist": made, "state/provider-podnet.conflist": one("podnet", "a"),
 			"20-other.conflist": one("other", "b")}, "a of provider-podnet.conflist"},
 		{"made from unwind's file, alone", map[string]string{"10-podnet.conflist": made}, `chainFile DIR/10-podnet.conflist: the file contains ` +
-			`unwind, and no file has the plugins that belong there: another one of network "podnet", or DIR/state/provider-podnet.conflist`},
+			`unwind, and neither another file of network "podnet" nor DIR/state/provider-podnet.conflist has the plugins to run instead`},
 		{"no file", nil, none},
 		{"another network alone", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
 			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +
@@ -65,7 +65,7 @@ func TestChainFileRenamed(t *testing.T) {
 				warning, found := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" is gone; using ")
 				file, _, _ := strings.Cut(warning, " of the same network")
 				if made, is := strings.CutPrefix(chain.Warning, "chainFile "+conf.ChainFile+" contains unwind; running the plugins of "); is {
-					file, found = strings.TrimSuffix(made, " instead of it"), true
+					file, found = strings.TrimSuffix(made, " instead"), true
 				}
 				if found {
 					got += " of " + filepath.Base(file)

@@ -63,8 +63,8 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	return nil
 }
 
-// warmUp adds and deletes one pod, since plugins fail that create at the same time the chains which
-// all pods share.
+// warmUp adds and deletes one pod, because plugins fail if several of them create the shared
+// iptables chains at the same time.
 func (n *network) warmUp(ctx context.Context) error {
 	p, err := n.newPod(3999)
 	if err != nil {

@@ -41,8 +41,8 @@ type reconciler struct {
 	repairs  int             // how often, since the last Interval without a repair
 }
 
-// maxRepairs is the number of repairs in an Interval from which on the reconciler waits, so that it
-// does not write without end. An installer that watches the first file needs two.
+// maxRepairs is the number of repairs in an Interval after which the reconciler waits, so that it
+// does not write forever. An installer that watches the first file needs two.
 const maxRepairs = 4
 
 type status struct {
@@ -328,11 +328,11 @@ func (r *reconciler) install(ctx context.Context) error {
 		return install.NewObstacle(install.MeshInTheWay,
 			"see the page of that program's provider; if it changes unwind's file, set the agent's "+
 				"--unwind-file to a name that ends in .json",
-			"another program keeps using unwind's file for its own; the agent last changed %s",
+			"another program keeps copying or changing unwind's file; the agent last changed %s",
 			strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired, r.repairs = time.Now(), r.repairs+1
-		r.log.Warn("another program has used unwind's file for its own", "changing", repairs)
+		r.log.Warn("another program has copied or changed unwind's file", "changing", repairs)
 	}
 	r.warnOfStateDir()
 	if r.removed() { // removed since this run began

@@ -121,8 +121,8 @@ func (e *examination) entry(
 				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
 		e.add("configuration", Failure, remedy,
-			"%s runs plugins outside of unwind's chain (%s), and unwind cannot undo these",
-			c.Path, strings.Join(c.Types, ", "))
+			"%s runs plugins outside unwind's chain, so unwind cannot roll them back: %s", c.Path,
+			strings.Join(c.Types, ", "))
 	}
 	var list struct {
 		CNIVersions []string `json:"cniVersions"`
@@ -144,7 +144,7 @@ func (e *examination) entry(
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
 		durable.Exists(directory) {
 		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true to `+c.Path,
-			"libcni runs the plugins in %s after unwind, and unwind cannot undo these", directory)
+			"libcni runs the plugins in %s after unwind, so unwind cannot roll them back", directory)
 	}
 	chain, err := c.Unwind.LoadChain()
 	if err != nil {
@@ -240,8 +240,8 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		ask(p.Type, version)
 		_, err := netconf.FindPlugin(p.IPAM, e.binPath)
 		if p.IPAM != "" && !p.ExecutesIPAM() && err != nil {
-			e.add("plugins", OK, "", "%s sets ipam.type %s, but there is no such plugin in %s: %s must "+
-				"implement it itself", p.Type, p.IPAM, dirs, p.Type)
+			e.add("plugins", OK, "", "%s must implement ipam.type %s itself, because there is no such "+
+				"plugin in %s", p.Type, p.IPAM, dirs)
 			continue
 		}
 		ask(p.IPAM, version)

@@ -174,7 +174,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	case f.Released:
 		return "released", why
 	case f.Err == nil:
-		word = "waits" // a sweep can do no more now
+		word = "waits" // a sweep can do nothing else now
 	default:
 		word = "pending"
 	}

@@ -75,8 +75,8 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	err = errors.Join(err, done.try(ctx, steps...))
 	if err == nil && done.Of("kept") != nil {
 		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
-			"%w", term.Coded{Code: ExitKept, Text: "unwind is not removed from this node yet: something " +
-				"needs the files that are kept"})
+			"%w", term.Coded{Code: ExitKept, Text: "unwind is not completely removed from this node yet: " +
+				"the files that are kept are still needed"})
 	}
 	return errors.Join(err, done.print(out, &o.Output))
 }
@@ -245,7 +245,7 @@ func (u *uninstall) users() (string, error) {
 	cached, cacheErr := cachedNaming(filepath.Join(u.CacheDir, "results"), u.attachments)
 	unowned, running, store := 0, 0, &journal.Store{Dir: u.StateDir}
 	for _, a := range u.attachments {
-		if u.own == nil { // it may use a conflist in another directory
+		if u.own == nil { // the attachment may use a conflist in another directory
 			unowned++
 		}
 		if lock, err := store.LookAtLock(a.Key); err != nil || lock.Held {

@@ -48,11 +48,11 @@ func (source collector) Collect(to chan<- prometheus.Metric) {
 var helps = map[string][]string{
 	"attachments": {"Attachments in the journal, by their state in unwindctl list.",
 		"network", "state"},
-	"pending_deletes": {"DELs that fail or have not run yet, of attachments that are no longer live.",
+	"pending_deletes": {"Pending DELs that failed or have not run yet.",
 		"network", "plugin"},
-	"waiting_deletes": {"DELs that wait for something other than their plugin, of attachments that " +
-		"are no longer live. The label for is owner (another attachment has the address), container, " +
-		"port, runtime or repeat. unwind_pending_deletes does not count these DELs.",
+	"waiting_deletes": {"Pending DELs that cannot run yet. The label for names the reason: owner " +
+		"(another attachment has the address), container, port, runtime or repeat. " +
+		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
 		"absent if no DEL is pending."},
@@ -71,8 +71,8 @@ var helps = map[string][]string{
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
 	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
-	"off_timestamp_seconds": {"Time when unwind was switched off, and by whom; absent while unwind " +
-		"is on.", "by"},
+	"off_timestamp_seconds": {"Time when unwind was switched off; the label by names who did it; " +
+		"absent while unwind is on.", "by"},
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},

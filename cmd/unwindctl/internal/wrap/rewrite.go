@@ -96,7 +96,7 @@ func (r Rewrite) read(arg string) (path string, data []byte, err error) {
 }
 
 // followLinks returns the path of a file after following symbolic links. Like the plugin, it
-// follows no link in a directory that others can write to: they could choose which file is
+// doesn't follow links in a directory that others can write to: they could choose which file is
 // replaced.
 func followLinks(path string) (string, error) {
 	for range 40 { // the kernel's limit, path_resolution(7)

@@ -58,7 +58,7 @@ func Inline(src Source) ([]byte, error) {
 	}
 	directory := filepath.Join(filepath.Dir(src.arg), src.Name)
 	if more, err := netconf.InlineDirectory(directory); err != nil || len(more) > 0 {
-		return nil, cmp.Or(err, fmt.Errorf("the runtime would also run the plugins in %s, outside of "+
+		return nil, cmp.Or(err, fmt.Errorf("the runtime would also run the plugins in %s, outside "+
 			`unwind's chain; move them to the end of key "plugins"`, directory))
 	}
 	return out, nil
