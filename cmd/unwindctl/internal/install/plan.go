@@ -207,7 +207,7 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 		return nil
 	}
 	lacking := slices.DeleteFunc(slices.Clone(taken.Types), func(plugin string) bool {
-		return slices.Contains(chain.Types, plugin)
+		return plugin == netconf.Name || slices.Contains(chain.Types, plugin) // netconf.Name: a copy of ours
 	})
 	err := fmt.Errorf("without unwind the runtime would use %s, but unwind's chain is %s", first,
 		chainFile)
