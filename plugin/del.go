@@ -269,7 +269,7 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			job.Killed = d.killed
 		}
 		reason := decide.Requested
-		if e != d.records[0] {
+		if e != d.records[0] || e.Undo.State == journal.RollingBack {
 			reason = decide.Recorded(e.Undo.Cause, e.Undo.Reason)
 		}
 		failed, n, err := d.Undo(ctx, job, reason)

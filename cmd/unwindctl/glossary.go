@@ -65,7 +65,13 @@ var glossary = []struct{ kind, word, meaning string }{
 
 // describe returns all words of a kind, with their meanings, as lines of a help text.
 func describe(kind string) (lines string) {
-	const left, width = 18, 80
+	const width = 80
+	left := 18
+	for _, g := range glossary {
+		if g.kind == kind {
+			left = max(left, len(g.word)+4)
+		}
+	}
 	for _, g := range glossary {
 		if g.kind != kind {
 			continue

@@ -49,6 +49,7 @@ func runCommand() *cobra.Command {
 	cmd.Flags().StringVar(&options.LogFormat, "log-format", "text", "log in this `FORMAT`: text, json")
 	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
 		"log messages of at least this `LEVEL`: debug, info, warn, error")
+	cmd.Flags().Lookup("log-level").DefValue = "info"
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
 		"serve /metrics and /healthz at `ADDRESS`; if empty, serve neither")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")

@@ -179,7 +179,8 @@ func DecideOrphan(o Orphan) Verdict {
 	case Yes(o.Listed):
 		return live("the runtime lists its owner")
 	case unknown(o.PastGracePeriod):
-		return Undecided("its age is unknown", "")
+		return Undecided("its age is unknown, because this process cannot see whether it runs in the "+
+			"time namespace of process 1 (run this on the host as root, or with --host)", "")
 	case No(o.PastGracePeriod):
 		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
 			"the runtime does not list its owner, but the grace period has not expired"}}

@@ -87,7 +87,7 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, strings.TrimSpace("ok\n"+why)+"\n")
 		return
 	}
-	text := strings.TrimSuffix(fmt.Sprintf("unwind is not in use: %s: %s", is.Reason, why), ": ")
+	text := strings.TrimSuffix(fmt.Sprintf("not ready: %s: %s", is.Reason, why), ": ")
 	http.Error(w, text, http.StatusServiceUnavailable)
 }
 

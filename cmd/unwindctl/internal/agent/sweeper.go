@@ -132,6 +132,10 @@ func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 		}
 	}
 	if (s.log.changed("counts", state) || words["released"] > 0) && len(counts) > 0 {
-		s.log.Info("swept", append(counts, "live", words["live"]+words["recent"])...)
+		done := "swept"
+		if s.Observe {
+			done = "observed"
+		}
+		s.log.Info(done, append(counts, "live", words["live"]+words["recent"])...)
 	}
 }

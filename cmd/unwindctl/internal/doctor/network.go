@@ -166,7 +166,8 @@ func (e *examination) entry(
 	}
 	if !c.Unwind.SweepOnStatus {
 		e.add("configuration", Warning,
-			"remove sweepOnStatus from unwind's entry, or run unwindctl sweep from a timer",
+			"start the agent without --observe; without an agent, remove sweepOnStatus from unwind's "+
+				"entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
 	e.hiddenIPAM(chain)

@@ -44,7 +44,7 @@ type Report struct {
 }
 
 func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
-	r.checks = append(r.checks, check{what, s, term.Printable(fmt.Sprintf(format, args...)), remedy})
+	r.checks = append(r.checks, check{what, s, term.Printable(strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")), remedy})
 }
 
 // Worst returns the highest severity.
@@ -74,7 +74,7 @@ func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	if o.Format != term.Line {
 		err = t.Print(out, o)
 	} else if last = r.Worst().String(); r.Worst() != OK {
-		last += ": " + r.checks[0].What + ": " + r.checks[0].Text
+		last += ": " + r.checks[0].What + ": " + strings.TrimSuffix(r.checks[0].Text, ".")
 		if more := len(r.checks) - count[OK] - 1; more > 0 {
 			last += "; " + term.Plural(more, "more problem", "more problems")
 		}

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
 // PrintPools prints the pools. In the wide format it prints every allocated address instead.
@@ -102,10 +105,13 @@ func (r *Report) next() string {
 	if len(r.Pools) == 0 {
 		return ""
 	}
-	leaked, undecided, unknown, plain, full := 0, 0, 0, false, ""
+	leaked, undecided, unknown, plain, full, what := 0, 0, 0, false, "", "leaked"
 	for _, p := range r.Pools {
 		leaked, unknown, plain = leaked+p.Leaked+p.Empty, unknown+p.Unknown, plain || p.Plain
 		undecided += p.Unknown + p.Recent
+		if p.Empty > 0 {
+			what = "leaked or empty"
+		}
 		if p.Full && p.Live == p.Used {
 			full = p.Network
 		}
@@ -113,9 +119,9 @@ func (r *Report) next() string {
 	var text strings.Builder
 	switch {
 	case leaked > 0:
-		fmt.Fprintf(&text, "\n%s leaked. To see what a sweep would free, run unwindctl sweep "+
+		fmt.Fprintf(&text, "\n%s %s. To see what a sweep would free, run unwindctl sweep "+
 			"--dry-run%s\n",
-			term.Plural(leaked, "address is", "addresses are"), r.ListFlags())
+			term.Plural(leaked, "address is", "addresses are"), what, r.ListFlags())
 	case undecided == 0:
 		text.WriteString("\nNo address is leaked.\n")
 	}
@@ -126,7 +132,10 @@ func (r *Report) next() string {
 		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live%s\n",
 			term.Plural(unknown, "address", "addresses"), r.noList())
 	}
-	if plain {
+	switch {
+	case plain && durable.Exists(filepath.Join(r.StateDir, node.OffName)):
+		text.WriteString("unwind is off. To switch it on again, run unwindctl on\n")
+	case plain:
 		fmt.Fprintf(&text, "unwind can prevent leaks. To see what it would install, run unwindctl "+
 			"install --dry-run\n")
 	}

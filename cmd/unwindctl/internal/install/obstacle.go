@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -98,7 +99,7 @@ func (s Setup) renamed() string {
 // OffName is the file in the state directory that switches unwind off: while it exists, no agent
 // installs unwind. Its modification time shows since when, and its text by whom. An administrator
 // can also create it with touch.
-const OffName = "off"
+const OffName = node.OffName
 
 // somebody is the value of OffState.By if the file names nobody.
 const somebody = "somebody"

@@ -97,11 +97,15 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	was := ReadOff(u.StateDir)
 	text := "by " + u.By
 	if was != nil {
-		text = was.String()
+		text = "already done: " + was.String()
+	}
+	verb := "off"
+	if !u.OffOnly {
+		verb = "uninstall"
 	}
 	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
-			return term.WithHint("run unwindctl off again once the disk is writable", "%w",
+			return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
 				term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
 					"will install it again: " + err.Error()})
 		}

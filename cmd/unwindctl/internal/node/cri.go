@@ -135,7 +135,7 @@ func PodSandboxes(
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
 		return nil, term.WithHint("check the runtime with crictl --runtime-endpoint unix://"+
-			socketPath(socket)+" pods, or pass a list with --valid-attachments FILE --network NAME",
+			socketPath(socket)+" pods, or run unwindctl sweep --valid-attachments FILE --network NAME",
 			"the runtime at %s returned no list of pods; attachments are judged by other evidence: %w",
 			socket, err)
 	}
@@ -254,7 +254,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
 			r.Problems = append(r.Problems, fmt.Sprintf("%s does not report its CNI directories at %s, so "+
-				"they may differ from the usual ones; start it, or set --conf-dir and --cni-bin-dir", r.Name,
+				"they may differ from the usual ones; start or restart it, or set --conf-dir and --cni-bin-dir", r.Name,
 				r.Socket))
 		}
 		return true

@@ -131,6 +131,9 @@ func BinPath(ctx context.Context) string {
 // runtime loads the file.
 const OffSuffix = ".off"
 
+// OffName is the file in the state directory that switches unwind off (see install.OffName).
+const OffName = "off"
+
 // Installed returns the conflists that run unwind, in a directory and in the usual ones of all
 // runtimes. In each directory, those that off has kept come last.
 func Installed(dir string) (found []*netconf.Conflist, err error) {
