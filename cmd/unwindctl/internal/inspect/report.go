@@ -211,7 +211,7 @@ func HintFor(err error) string {
 		return "only root can read the journal; run this as root"
 	case errors.Is(err, journal.ErrDamaged):
 		return "the next ADD or DEL through unwind sets the file aside and starts a new journal; " +
-			"running pods are not affected, but its pending DELs are lost. If unwind is off, rename the "+
+			"running pods are not affected, but its pending DELs are lost. If unwind is off, rename the " +
 			"file yourself"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
