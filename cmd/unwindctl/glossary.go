@@ -54,8 +54,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
-	{"status", "no-provider", "the directory contains no usable conflist of a CNI provider; install the " +
-		"provider"},
+	{"status", "no-provider", "the directory contains no usable conflist of a CNI provider; " +
+		"install the provider"},
 	{"status", "mesh-in-the-way", "another program keeps copying or changing unwind's conflist"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
 	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +

@@ -133,9 +133,10 @@ func uninstallCommand() *cobra.Command {
 	}
 	addOffFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
-	cmd.Flags().Lookup("install-dir").Usage = "remove unwindctl and the plugin from `DIR`; if empty, " +
-		"keep both"
-	cmd.Flags().Lookup("systemd").Usage = "remove the systemd units of sweeps and the agent from `DIR`"
+	cmd.Flags().Lookup("install-dir").Usage = "remove unwindctl and the plugin from `DIR`; " +
+		"if empty, keep both"
+	cmd.Flags().Lookup("systemd").Usage = "remove the systemd units of sweeps and the agent from " +
+		"`DIR`"
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"use the runtime's libcni cache in `DIR`; "+noCache+": it has no cache")
 	checkDirs(cmd, "cache-dir")

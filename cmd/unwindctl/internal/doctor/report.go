@@ -44,7 +44,8 @@ type Report struct {
 }
 
 func (r *Report) add(what string, s Severity, remedy, format string, args ...any) {
-	r.checks = append(r.checks, check{what, s, term.Printable(strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")), remedy})
+	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; ")
+	r.checks = append(r.checks, check{what, s, term.Printable(text), remedy})
 }
 
 // Worst returns the highest severity.

@@ -260,8 +260,8 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// warnWritable warns if users other than root can write to a file or directory: the runtime runs the
-// plugins that it names as root.
+// warnWritable warns if users other than root can write to a file or directory: the runtime runs
+// the plugins that it names as root.
 func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	if info.Mode().Perm()&0o022 != 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+

@@ -254,8 +254,8 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
 			r.Problems = append(r.Problems, fmt.Sprintf("%s does not report its CNI directories at %s, so "+
-				"they may differ from the usual ones; start or restart it, or set --conf-dir and --cni-bin-dir", r.Name,
-				r.Socket))
+				"they may differ from the usual ones; start or restart it, or set --conf-dir and "+
+				"--cni-bin-dir", r.Name, r.Socket))
 		}
 		return true
 	}
