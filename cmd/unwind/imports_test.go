@@ -102,7 +102,7 @@ func TestUnwindctl(t *testing.T) {
 		"agentlock": {},
 		"wrap":      {"durable"},
 		"pools":     {},
-		"inspect":   {"node", "pools"},
+		"inspect":   {"durable", "node", "pools"},
 		"install":   {"agentlock", "durable", "inspect", "node", "pools", "providers"},
 		"doctor":    {"agentlock", "durable", "inspect", "install", "node", "pools", "providers", "wrap"},
 		"metrics":   {"durable", "inspect", "install"},
