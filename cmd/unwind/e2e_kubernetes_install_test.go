@@ -306,7 +306,8 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	if err != nil || !strings.Contains(out, want) {
+	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6" // the pods' attachments
+	if err != nil && !kept || !strings.Contains(out, want) {
 		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
 	}
 	return out

@@ -31,7 +31,7 @@ func TestKubernetesQuickstart(t *testing.T) {
 	}
 	t.Logf("scripts/quickstart.sh\n%s", &out)
 	check(t, err)
-	for _, want := range []string{"5 of 5 addresses are taken", "no IP addresses available", "5 unknown", "5 free", "Completed"} {
+	for _, want := range []string{"5 of 5 addresses are taken", "no IP addresses available", "5 recent", "5 free", "Completed"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it does not show %q", want)
 		}
