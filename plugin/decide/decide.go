@@ -140,7 +140,7 @@ func decideUnlisted(ev Evidence) Verdict {
 		v.Warn = true
 		return v
 	case unknown(ev.HasProcess):
-		return Undecided("the runtime does not list it, and the processes cannot be inspected",
+		return Undecided("the runtime does not list it, and some processes cannot be inspected",
 			why(ev.HasProcess))
 	case unknown(ev.PastGracePeriod):
 		return Undecided("the runtime does not list it, and its age is unknown", "")

@@ -91,7 +91,8 @@ func (s *Snapshot) Others(
 	return others, nil
 }
 
-// Claims reports whether a record claims an address of a pool. It does if the journal is unknown.
+// Claims reports whether a record claims an address of a pool. It returns true if the records
+// cannot be read.
 func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	records, err := s.ByAddress(address)
 	return s.Err != nil || err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
