@@ -65,7 +65,7 @@ func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) bool {
 	return damaged || slices.ContainsFunc(living, is)
 }
 
-// AddedAgain returns the records of an attachment that belong to other ADDs than a record does.
+// AddedAgain returns the records of an attachment's other ADDs, given the record of one.
 func (s *Snapshot) AddedAgain(e *journal.Entry) ([]*journal.Entry, error) {
 	records, err := s.Pending(e.Key)
 	return slices.DeleteFunc(records,
