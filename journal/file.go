@@ -167,7 +167,8 @@ func syncPath(path string) error {
 	return err
 }
 
-// ErrQueued is the ErrBusy of a caller whose turn has not come while other processes write.
+// ErrQueued is the ErrBusy that a caller gets if its turn does not come because other processes
+// keep writing.
 var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has

@@ -118,8 +118,8 @@ func (a *adding) runDelegate(
 	return result, f
 }
 
-// setResult stores a result in a record. It returns claims, for the delegate of a step, on those of
-// its addresses that the ADD does not claim yet.
+// setResult stores a result in a record. It returns new claims by a step's delegate, on the
+// result's addresses that the ADD does not claim yet.
 func setResult(
 	e *journal.Entry, raw json.RawMessage, by journal.Step,
 ) (claims []journal.Claim, err error) {

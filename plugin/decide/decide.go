@@ -140,7 +140,7 @@ func decideUnlisted(ev Evidence) Verdict {
 		v.Warn = true
 		return v
 	case unknown(ev.HasProcess):
-		return Undecided("the runtime does not list it, and the processes cannot be inspected",
+		return Undecided("the runtime does not list it, and some processes cannot be inspected",
 			why(ev.HasProcess))
 	case unknown(ev.PastGracePeriod):
 		return Undecided("the runtime does not list it, and its age is unknown", "")
@@ -210,7 +210,7 @@ func IsLate(s *journal.Step, c journal.Claim, free bool) bool {
 	return free && c.Receives(s.Index) && !known.Of(s.Type).ByContainer
 }
 
-// maxLateKills limits the tries in which a late DEL with its address reaches its time limit.
+// maxLateKills is the number of times that a late DEL with its address may reach its time limit.
 const maxLateKills = 2
 
 // DropsAddress reports whether a late DEL runs without its address, and its success counts

@@ -65,7 +65,7 @@ func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) bool {
 	return damaged || slices.ContainsFunc(living, is)
 }
 
-// AddedAgain returns the records of an attachment that belong to other ADDs than a record does.
+// AddedAgain returns the records of an attachment's other ADDs, given the record of one.
 func (s *Snapshot) AddedAgain(e *journal.Entry) ([]*journal.Entry, error) {
 	records, err := s.Pending(e.Key)
 	return slices.DeleteFunc(records,
@@ -91,7 +91,8 @@ func (s *Snapshot) Others(
 	return others, nil
 }
 
-// Claims reports whether a record claims an address of a pool. It does if the journal is unknown.
+// Claims reports whether a record claims an address of a pool. It returns true if the records
+// cannot be read.
 func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	records, err := s.ByAddress(address)
 	return s.Err != nil || err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {

@@ -212,8 +212,9 @@ func (u *undoing) delWith(
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
 // ADD, or the last known one, in the configuration's CNI version and without the addresses that are
-// withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL that
-// would only remove rules of the address's next owner gets none: the first one has removed its own.
+// withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL of a
+// plugin that removes rules by address gets none: the first DEL has removed the attachment's own
+// rules, so the second could only remove those of the address's next owner.
 func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
 	if u.Entry.Got.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
 		return nil, nil

@@ -25,9 +25,9 @@ const awsDir = "/run/aws-node"
 // awsVersion is the format of ipamd's file.
 const awsVersion = "vpc-cni-ipam/1"
 
-// ConfigureAWS has the node's network be that of the AWS VPC CNI: its conflist, with the real
-// aws-cni and egress-cni, portmap, and more plugins. The grace period is short, after which unwind
-// runs aws-cni's second DEL.
+// ConfigureAWS gives the node the network of the AWS VPC CNI: its conflist, with the real aws-cni
+// and egress-cni, portmap, and more plugins. The grace period is short, because unwind runs
+// aws-cni's second DEL after it.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
@@ -47,9 +47,10 @@ func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 }
 
 // IPAMD stands in for the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd): it
-// listens where aws-cni calls it, keeps its addresses by network, container ID and interface, and
-// has them in its file before it answers. It makes no call to AWS, has no cooldown of 30 s for an
-// address, and one ENI, which is not the primary one, so that a pod has a rule for each direction.
+// listens where aws-cni calls it, records its addresses by network, container ID and interface, and
+// writes them to its file before it answers. It makes no call to AWS, has no cooldown of 30 s for
+// an address, and has one ENI, which is not the primary one, so that a pod has a rule for each
+// direction.
 type IPAMD struct {
 	n      *Node
 	pool   []string
@@ -74,7 +75,7 @@ type awsKey struct {
 	IfName      string `json:"ifName"`
 }
 
-// AWSPod is whose an allocation is.
+// AWSPod is the pod that owns an allocation.
 type AWSPod struct {
 	Namespace  string `json:"k8sPodNamespace,omitempty"`
 	Name       string `json:"k8sPodName,omitempty"`
@@ -86,8 +87,8 @@ type awsCheckpoint struct {
 	Allocations []AWSAllocation `json:"allocations"`
 }
 
-// StartIPAMD starts the daemon. As ipamd does at its start (ReadBackingStore), it takes back what
-// its file has for pods without an interface on the host, and nothing later on.
+// StartIPAMD starts the daemon. As ipamd does at its start (ReadBackingStore), it drops the
+// allocations in its file whose pods have no interface on the host. It drops none later.
 func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 	n.Helper()
 	const socket = awsDir + "/ipamd.sock"
@@ -120,7 +121,7 @@ func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 // Stop ends the daemon. Its socket and its file stay, as after a kill.
 func (d *IPAMD) Stop() { d.server.Stop() }
 
-// Refuse has each DelNetwork fail with these words and change nothing. With "" none does any more.
+// Refuse makes each DelNetwork fail with this text and change nothing. With "", they succeed again.
 func (d *IPAMD) Refuse(words string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -130,7 +131,7 @@ func (d *IPAMD) Refuse(words string) {
 	}
 }
 
-// AWSAllocations returns what ipamd's file has.
+// AWSAllocations returns the allocations in ipamd's file.
 func (n *Node) AWSAllocations() []AWSAllocation {
 	n.Helper()
 	data, err := os.ReadFile(n.File(awsDir, "ipam.json"))
@@ -270,7 +271,7 @@ func (n *Node) AWSSettled() AWSLeft {
 		Routing: len(n.RoutingRules("")), Rules: left.Rules}
 }
 
-// RoutingRules returns the rules of routing of an address, or of all addresses.
+// RoutingRules returns the routing rules of an address, or of all addresses.
 func (n *Node) RoutingRules(address string) (rules []string) {
 	n.Helper()
 	n.do(func() error {
@@ -287,7 +288,7 @@ func (n *Node) RoutingRules(address string) (rules []string) {
 	return rules
 }
 
-// method makes a call of gRPC of a function.
+// method turns a function into a gRPC method.
 func method(name string, answer func(fields) ([]byte, error)) grpc.MethodDesc {
 	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context,
 		decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {

@@ -11,7 +11,7 @@ type Chained struct {
 	Unwind bool
 }
 
-// Call has the runtime add or delete a sandbox of a pod.
+// Call makes the runtime add or delete a pod's sandbox.
 func (n *Chained) Call(t *testing.T, verb, sandbox, pod string, env ...string) error {
 	t.Helper()
 	out, stderr, err := n.Cnitool(sandbox, verb, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod, env...)
@@ -21,7 +21,8 @@ func (n *Chained) Call(t *testing.T, verb, sandbox, pod string, env ...string) e
 	return err
 }
 
-// Sweep lets unwind try pending DELs, which may fail again. The plain chain has nobody who would.
+// Sweep makes unwind retry pending DELs, which may fail again. Without unwind, nothing retries
+// them.
 func (n *Chained) Sweep() {
 	if n.Unwind {
 		_, _, _ = n.Try(Path(n, "bin/unwindctl"), "sweep")

@@ -21,8 +21,8 @@ const (
 	ciliumSocket = ciliumDir + "/cilium.sock"
 )
 
-// ConfigureCilium has the node's network be that of Cilium, with the real cilium-cni, and more
-// plugins after it. Its agent was killed: its socket is there, and nobody listens.
+// ConfigureCilium gives the node Cilium's network, with the real cilium-cni and more plugins after
+// it. As after a kill of Cilium's agent, its socket exists, but nobody listens.
 func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	n.Helper()
 	text, err := os.ReadFile(Path(n, "testdata/conflists/cilium.conflist"))
@@ -67,7 +67,7 @@ func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
 }
 
 // Start starts the agent. As the real one does, it drops the endpoints whose interface is gone
-// (validateEndpoint), deletes what is queued, and listens then.
+// (validateEndpoint), carries out the queued deletions, and then serves.
 func (a *CiliumAgent) Start() {
 	a.n.Helper()
 	a.refuses = false
@@ -95,8 +95,8 @@ func (a *CiliumAgent) Start() {
 // Stop ends the agent. Its socket, its endpoints and its queue stay, as after a kill.
 func (a *CiliumAgent) Stop() { _ = a.server.Close() }
 
-// Refuse has each deletion get 503 until the next start, as from an agent that cannot restore its
-// endpoints, or none.
+// Refuse sets whether each deletion gets 503 until the next start, as from an agent that cannot
+// restore its endpoints.
 func (a *CiliumAgent) Refuse(refuses bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +110,7 @@ func (a *CiliumAgent) Endpoints() int {
 	return len(a.endpoints)
 }
 
-// takeQueue deletes what is queued: see processQueuedDeleteEntryLocked.
+// takeQueue carries out the queued deletions, as Cilium's processQueuedDeleteEntryLocked does.
 func (a *CiliumAgent) takeQueue() {
 	a.n.Helper()
 	paths, err := filepath.Glob(a.n.File(ciliumQueue, "*.delete"))
@@ -196,8 +196,8 @@ func answer(w http.ResponseWriter, status int, body string) {
 	_, _ = w.Write([]byte(body))
 }
 
-// FillCiliumQueue puts as many deletions into the queue as cilium-cni allows: 256 files, with the
-// lock's own.
+// FillCiliumQueue puts as many deletions into the queue as cilium-cni allows: 256 files. It also
+// adds the lock file.
 func (n *Node) FillCiliumQueue() {
 	n.Helper()
 	for i := range 256 {

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail. It is longer
-// than what kubectl is given with --timeout, so that kubectl can say what it waits for.
+// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail. It is
+// longer than kubectl's --timeout, so that kubectl can report what it waits for.
 const commandTimeout = 150 * time.Second
 
 // File returns the path of a node's file as seen from outside the node.
@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen makes a socket of the node, in the place of one that is there. Its path stays when it is
-// closed: a listener would remove it where the program that closes it is.
+// listen makes a socket on the node, and replaces an existing one. Its path stays when it is
+// closed: a listener would remove that path in the file system of the program that closes it.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

@@ -145,8 +145,9 @@ func (c *Containerd) Ctr(namespace string, args ...string) string {
 	return c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), append([]string{"-n", namespace}, args...)...)
 }
 
-// RunContainer starts a container of the pause image outside of CRI, as nerdctl does, in the namespace
-// "default" and attached to the node's network. Its CNI container ID has that namespace before its own.
+// RunContainer starts a container of the pause image outside of CRI, as nerdctl does, in the
+// namespace "default" and attached to the node's network. Its CNI container ID is the container's
+// ID with the prefix "default-".
 func (c *Containerd) RunContainer(id string) (cniID string) {
 	c.node.Helper()
 	c.Ctr("default", "images", "import", filepath.Join(c.node.Dir, "pause.tar"))
@@ -166,8 +167,8 @@ func (c *Containerd) KillContainer(id string) {
 	c.node.Fatalf("no task of container %s", id)
 }
 
-// Forget has the runtime forget sandboxes that it has: their containers go from its store, and it is
-// started again. It makes no DEL for them.
+// Forget makes the runtime forget sandboxes: it removes their containers from the runtime's store,
+// and restarts the runtime, which sends no DEL for them.
 func (c *Containerd) Forget(ids ...string) {
 	c.node.Helper()
 	c.Ctr("k8s.io", append([]string{"containers", "rm"}, ids...)...)

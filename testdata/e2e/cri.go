@@ -23,7 +23,7 @@ const criTimeout = 2 * time.Minute
 // Ready is the state of a running sandbox.
 const Ready = cri.PodSandboxState_SANDBOX_READY
 
-// CRI is a client of a runtime, in the place of kubelet.
+// CRI is a client of a runtime, in place of kubelet.
 type CRI struct {
 	node    *Node
 	conn    *grpc.ClientConn

@@ -101,7 +101,7 @@ func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	return c
 }
 
-// Stop ends CRI-O as systemd does, and waits for its end. The pods go on.
+// Stop ends CRI-O as systemd does, and waits for its end. The pods keep running.
 func (c *Crio) Stop() {
 	c.node.Helper()
 	if err := c.cmd.Process.Signal(unix.SIGTERM); err != nil {

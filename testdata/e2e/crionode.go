@@ -36,7 +36,7 @@ func crioKeys(unwind bool) map[string]any {
 	return map[string]any{"gracePeriod": crioGrace.String()}
 }
 
-// Pending returns how many records of the journal are not of pods that run.
+// Pending returns the number of journal records that do not belong to running pods.
 func (c *CrioNode) Pending() int {
 	c.Helper()
 	if !c.Unwind {

@@ -92,7 +92,7 @@ func (d *Daemon) Log() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "")
 }
 
-// Kill kills the daemon, as the kernel does when memory runs out. The pods go on.
+// Kill kills the daemon, as the kernel does when memory runs out. The pods keep running.
 func (d *Daemon) Kill() {
 	d.node.Helper()
 	if err := d.cmd.Process.Signal(unix.SIGKILL); err != nil {

@@ -47,7 +47,7 @@ const (
 	clusterTimeout = 2 * time.Minute
 )
 
-// kubeconfig serves everybody: the token is the administrator's.
+// kubeconfig is the same for all programs: they use the administrator's token.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: e2e, cluster: {server: "https://` + controlAddress + `:6443", insecure-skip-tls-verify: true}}]
@@ -166,8 +166,8 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	return w
 }
 
-// Use gives the worker's pods a network, and the other workers a route to it. The old one has no
-// pods.
+// Use gives the worker's pods a network, and the other workers a route to it. The previous network
+// must have no pods left.
 func (w *Worker) Use(network Network) {
 	w.Helper()
 	w.do(func() error { return removeLink("cni0") }) // bridge gives it no address of another range

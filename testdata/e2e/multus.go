@@ -15,17 +15,19 @@ const (
 	multusNetworks   = "/var/lib/cni/networks"
 )
 
-// MultusAPI stands in for the API server, as far as thin Multus 4.3.0 asks it: for a pod, which has
-// a further network, for the definition of that, and to store the pod's status. Every pod exists.
+// MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0: it
+// returns a pod, which has an additional network, returns the definition of that network, and
+// stores the pod's status. Every pod exists.
 type MultusAPI struct {
 	n          *Node
 	definition string // spec.config
 	server     *http.Server
 }
 
-// ConfigureMultus has the node's network be that of Multus, with the real multus: a cluster network
-// of bridge, firewall and more plugins, and a further network of each pod. Each has addresses for 6
-// pods. unwind is in front of Multus, or else it has the chains of both networks, below Multus.
+// ConfigureMultus gives the node Multus' network, with the real multus: a cluster network of
+// bridge, firewall and more plugins, and an additional network for each pod. Each has addresses for
+// 6 pods. unwind runs Multus, or else Multus runs unwind with the chain of each of the two
+// networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
 	if err := os.Symlink(tool(n, "multus/multus"), n.File(PluginDir, "multus")); err != nil {
@@ -87,7 +89,7 @@ func (a *MultusAPI) Start() {
 // Stop ends the API server.
 func (a *MultusAPI) Stop() { _ = a.server.Close() }
 
-// Addresses returns the number of addresses that both networks have given out.
+// Addresses returns the number of addresses that both networks have assigned.
 func (a *MultusAPI) Addresses() (count int) {
 	a.n.Helper()
 	for _, name := range []string{NetworkName, "extra"} {

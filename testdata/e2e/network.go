@@ -222,13 +222,13 @@ func (n *Node) ForgetAddresses() {
 	}
 }
 
-// Reserved returns host-local's reservations: address to container ID.
+// Reserved returns host-local's reservations, as a map from address to container ID.
 func (n *Node) Reserved() map[string]string {
 	n.Helper()
 	return n.reserved(n.pool)
 }
 
-// reserved returns those of a pool.
+// reserved returns a pool's reservations.
 func (n *Node) reserved(pool string) map[string]string {
 	n.Helper()
 	dir := n.File(pool)
@@ -279,8 +279,8 @@ func (n *Node) RemoveNetNS(name string) {
 	n.do(func() error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) })
 }
 
-// Cnitool has cnitool carry out a command for a network namespace. Further variables of the
-// environment may follow.
+// Cnitool runs a cnitool command for a network namespace. Additional environment variables may
+// follow.
 func (n *Node) Cnitool(netns, command, args string, env ...string) (stdout, stderr string, err error) {
 	n.Helper()
 	env = append(env, "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args)

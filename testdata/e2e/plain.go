@@ -141,8 +141,8 @@ func (n *PlainNode) CheckLive() {
 	}
 }
 
-// FailPods has the runtime start pods of which faulty fails ADD and DEL, and stop and remove what it
-// still lists of them, as kubelet does.
+// FailPods makes the runtime start pods whose ADD and DEL faulty fails, and then stop and remove
+// those that it still lists, as kubelet does.
 func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Helper()
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})
@@ -167,7 +167,8 @@ func (n *PlainNode) RemovePods(but []string) {
 	}
 }
 
-// ForgetPods has the runtime start pods, which then end, and lose its record of them: no DEL comes.
+// ForgetPods makes the runtime start pods, which then end, and lose its record of them, so it sends
+// no DEL.
 func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Helper()
 	before := n.pins()

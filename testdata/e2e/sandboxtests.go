@@ -76,7 +76,7 @@ const grace = 5 * time.Second
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.
 const sandboxTestsTime = 20 * time.Minute
 
-// StartForSandboxTests starts a containerd that comes again each time that a test kills it, with the
+// StartForSandboxTests starts a containerd that is restarted each time a test kills it, with the
 // networks of the tests: each as it is, or in unwind's entry.
 func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 	n.Helper()

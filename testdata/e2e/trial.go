@@ -6,13 +6,13 @@ import (
 	"testing"
 )
 
-// ProviderDaemon is what a provider's plugin calls, with what it keeps.
+// ProviderDaemon is the daemon that a provider's plugin calls.
 type ProviderDaemon struct {
 	Start, Stop func()
 	Held        func() int // addresses or endpoints
 }
 
-// ProviderPool is what a provider has for pods.
+// ProviderPool lists the addresses that a provider can assign to pods.
 var ProviderPool = []string{
 	"10.0.12.34", "10.0.12.35", "10.0.12.36", "10.0.12.37", "10.0.12.38", "10.0.12.39",
 }
@@ -53,10 +53,11 @@ type Trial struct {
 	Away bool // the daemon is
 }
 
-// Sandboxes is how many a crash loop makes: more than a provider has addresses.
+// Sandboxes is the number of sandboxes in a crash loop: more than a provider has addresses.
 const Sandboxes = 8
 
-// TrialPods is how many pods a situation has that is no crash loop, and how many are started after it.
+// TrialPods is the number of pods in a situation that is no crash loop, and of pods that are
+// started after it.
 const TrialPods = 3
 
 // PodsNamed returns the names of pods.
@@ -80,8 +81,8 @@ func (n *Trial) Del(t *testing.T, sandbox string) {
 	n.RemoveNetNS(sandbox)
 }
 
-// Call has the runtime add or delete a sandbox, which has the name of its pod, or that, a dot and a
-// number.
+// Call makes the runtime add or delete a sandbox. Its name is the pod's name, to which a dot and a
+// number may be added.
 func (n *Trial) Call(t *testing.T, verb, sandbox string) error {
 	pod, _, _ := strings.Cut(sandbox, ".")
 	return n.Chained.Call(t, verb, sandbox, pod)

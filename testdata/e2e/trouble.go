@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Tries is how often kubelet tries to start a pod here: more often than a /28 has addresses.
+// Tries is the number of times that kubelet tries to start a pod here. A /28 has fewer addresses.
 const Tries = 20
 
 // healTime bounds the time from when plugins work again until the journal is empty: unwind waits for at most 30 s between two
@@ -58,7 +58,8 @@ type Outcome struct {
 	Starts  error // of a pod at the end of all
 }
 
-// Suffer has pods tried on a new node, which prepare may change, while the trouble lasts.
+// Suffer tries to start pods on a new node while the trouble lasts. prepare may change the node
+// first.
 func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(*Node)) (o Outcome) {
 	n := NewNode(t)
 	if prepare != nil {
@@ -99,8 +100,8 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	return o
 }
 
-// Heal does what comes by itself on a node, until the journal has only pods that run: kubelet's question for the status, or the
-// timer's sweep where the runtime does not ask the plugins.
+// Heal does what happens by itself on a node, until the journal contains only running pods:
+// kubelet's status request, or the timer's sweep if the runtime does not call STATUS.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()
@@ -116,7 +117,7 @@ func (c *Containerd) Heal() time.Duration {
 	return time.Since(begin)
 }
 
-// Owed returns the entries of the journal that are not of pods that run.
+// Owed returns the journal's entries that do not belong to running pods.
 func (n *Node) Owed(c *CRI) []Attachment {
 	n.Helper()
 	pods := c.Pods()

@@ -13,7 +13,7 @@ import (
 // "pipe" a named pipe, "link to X" a symbolic link.
 type Files map[string]string
 
-// Fill writes them into a directory.
+// Fill writes the files into a directory.
 func (files Files) Fill(t testing.TB, dir string) {
 	t.Helper()
 	for name, content := range files {

@@ -20,8 +20,8 @@ type Plugin struct {
 	DataDir string
 }
 
-// New returns one with a directory of its own for its pool, which the first ADD creates. ipam has
-// further keys of its configuration.
+// New returns a Plugin with a directory of its own for its pool, which the first ADD creates. ipam
+// contains additional keys of its configuration.
 func New(t *testing.T, ipam string) *Plugin {
 	sandbox.Need(t)
 	p := &Plugin{T: t, DataDir: t.TempDir()}

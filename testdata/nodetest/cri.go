@@ -1,5 +1,4 @@
-// Package nodetest has what tests of several packages need of a node: a fake runtime, and its
-// directories.
+// Package nodetest provides a fake runtime and its directories to the tests of several packages.
 package nodetest
 
 import (
@@ -63,7 +62,8 @@ func (f *FakeCRI) Serve(t testing.TB) (socket string) {
 	return socket
 }
 
-// Listen makes a socket. Its path is short: a socket's may have no more than some hundred bytes.
+// Listen makes a socket. Its path is short, because a socket's path may have little more than a
+// hundred bytes.
 func Listen(t testing.TB) (path string, l net.Listener) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cri")

@@ -16,7 +16,7 @@ import (
 // OwnFile is the name of unwind's conflist.
 const OwnFile = "00-unwind.conflist"
 
-// Secret is in every provider's file: no output and no log may have it.
+// Secret is in every provider's file. No output and no log may contain it.
 const Secret = "s3cret"
 
 // FakePlugin is a plugin to install that says it is unwind.
@@ -28,14 +28,14 @@ esac
 exit 0
 `
 
-// Dirs are the directories of a runtime, with a provider's file, and beside them a plugin to
+// Dirs are the directories of a runtime, with a provider's file, and next to them, a plugin to
 // install.
 type Dirs struct {
 	testing.TB
 	Dir string
 }
 
-// NewDirs makes them below a directory.
+// NewDirs makes a Dirs below a directory.
 func NewDirs(t testing.TB, dir string) *Dirs {
 	t.Helper()
 	n := &Dirs{t, dir}
@@ -103,8 +103,8 @@ func Conflist(name string, capabilities ...string) string {
 	}}) + strings.Repeat(" ", 100) + "\n"
 }
 
-// Installed says what our conflist is of: NETWORK of FILE with CAPABILITIES, or "" if it is not
-// there.
+// Installed describes unwind's conflist as "NETWORK of FILE with CAPABILITIES", or returns "" if
+// there is none.
 func (n *Dirs) Installed() string {
 	n.Helper()
 	data, err := os.ReadFile(n.Own())
@@ -128,10 +128,11 @@ func (n *Dirs) Installed() string {
 		raw(p.Capabilities))
 }
 
-// First is what Installed says of the provider's file that NewDirs writes.
+// First is what Installed returns for the provider's file that NewDirs writes.
 const First = `podnet of 10-bridge.conflist with {"ips":true,"portMappings":true}`
 
-// AlwaysThere looks at our conflist all the time until it is stopped: it is there, and whole.
+// AlwaysThere checks continuously, until it is stopped, that unwind's conflist exists and is
+// complete.
 func (n *Dirs) AlwaysThere() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -1,7 +1,7 @@
-// Package sandbox runs the tests of a package in mount, PID and network namespaces of their own: what
-// they create on the "host" (bridges, rules, mounts, processes) is gone when they end, however they
-// end, and what a machine has of the like (containers, network namespaces, an installed unwind) is
-// not in theirs.
+// Package sandbox runs the tests of a package in mount, PID and network namespaces of their own:
+// what they create on the "host" (bridges, rules, mounts, processes) is gone when they end, however
+// they end, and the machine's own (containers, network namespaces, an installed unwind) is not
+// visible to them.
 package sandbox
 
 import (

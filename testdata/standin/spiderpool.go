@@ -9,7 +9,7 @@ import (
 )
 
 // addSpiderpool is the ADD of the IPAM plugin spiderpool 1.2.2, pkg/ipam/allocate.go, Allocate: the
-// agent gives an interface of a pod the address again that it has, whichever sandbox asks.
+// agent returns the address that a pod's interface already has, whichever sandbox asks.
 func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {
@@ -21,8 +21,8 @@ func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.add(ofPod)
 }
 
-// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent frees what the pod has, whichever
-// sandbox asks, unless the pod is alive. Here each pod is terminating.
+// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent frees the pod's addresses,
+// whichever sandbox asks, unless the pod is alive. Here each pod is terminating.
 func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {

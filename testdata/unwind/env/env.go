@@ -44,7 +44,7 @@ var Long = undo.Budgets{
 
 const long = 3 * time.Minute
 
-// BudgetsOf returns Long with the budgets in a text: see Budgets.
+// BudgetsOf returns Long, changed by a text in the format of Budgets.
 func BudgetsOf(text string) undo.Budgets {
 	b := Long
 	for field := range strings.FieldsSeq(text) {

@@ -19,8 +19,9 @@ import (
 // afterwards and before.
 const repaired = "changed"
 
-// repairs is the step after which no other file of the directory contains unwind, and no
-// plugin is lost with unwind's file. Installers that use the directory's first file also use ours.
+// repairs returns the changes that remove unwind from the directory's other files, and that save
+// plugins from our file. Both are there because installers that use the directory's first file use
+// ours.
 //
 //  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
 //     unwind (netconf.ReadProvider).
