@@ -27,7 +27,7 @@ func serveVersion(t *testing.T, version string) string {
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	const (
-		each, start, unknown, one = "containerd triggers a sweep every", "CRI-O triggers a sweep only when it starts", "containerd triggers a sweep every few seconds (STATUS) from version 2 on", "containerd 1 calls neither"
+		each, start, unknown, one = "containerd triggers a sweep every", "CRI-O triggers a sweep only when it starts", "From version 2, containerd triggers a sweep every few seconds (STATUS)", "containerd 1 calls neither"
 		none                      = "If the runtime is not"
 	)
 	containerd := func(version string) Runtime {

@@ -143,7 +143,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	case major >= 2:
 		return "containerd triggers a sweep every few seconds (STATUS)."
 	}
-	return "containerd triggers a sweep every few seconds (STATUS) from version 2 on. With an " +
+	return "From version 2, containerd triggers a sweep every few seconds (STATUS). With an " +
 		"earlier version, " + Timer
 }
 
@@ -173,7 +173,7 @@ func readTOML(root, path string, into any) error {
 		var where *toml.DecodeError
 		if errors.As(err, &where) {
 			row, column := where.Position()
-			return fmt.Errorf("%s: not valid TOML in line %d, column %d", path, row, column)
+			return fmt.Errorf("%s: not valid TOML at line %d, column %d", path, row, column)
 		}
 		return fmt.Errorf("%s: not valid TOML", path)
 	}
