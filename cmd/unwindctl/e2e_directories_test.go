@@ -23,7 +23,7 @@ func TestE2EDirectories(t *testing.T) {
 			return n.Unwindctl("install", "--dry-run")
 		}
 		if out := plan(); !strings.Contains(out, "The runtime is containerd, according to "+e2e.Socket+".") ||
-			!strings.Contains(out, "/opt/cni/bin/unwind is up to date\n") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json:\n") {
+			!strings.Contains(out, "unchanged: /opt/cni/bin/unwind (") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json (") {
 			t.Errorf("containerd's defaults:\n%s", out)
 		}
 		rt.Kill()
@@ -38,7 +38,7 @@ func TestE2EDirectories(t *testing.T) {
 			t.Errorf("while containerd is down: %v, %s", err, stderr)
 		}
 		rt.Start()
-		if out := plan(); !strings.Contains(out, "/opt/cni/moved/unwind is up to date\n") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json:\n") {
+		if out := plan(); !strings.Contains(out, "unchanged: /opt/cni/moved/unwind (") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json (") {
 			t.Errorf("after an import has moved them:\n%s", out)
 		}
 	})

@@ -32,7 +32,8 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	count := fmt.Sprintf(": %d used (%d live, %d leaked, 0 empty, 0 unknown)\n", len(all.Reserved), len(n.Live), leaked)
 	next := "\nNo address is leaked.\n"
 	if leaked > 0 {
-		next = fmt.Sprintf("\n%d addresses are leaked. To see what a sweep would free, run unwindctl sweep --dry-run --cri %s\n", leaked, list)
+		next = fmt.Sprintf("\n%d addresses are leaked. To see what a sweep would free, run unwindctl sweep --dry-run%s\n", leaked,
+			strings.TrimSuffix(" --cri "+list, " --cri auto"))
 	}
 	if out := n.Ctl(0, "ipam", "--cri", list); !strings.Contains(out, count) || !strings.Contains(out, next) {
 		n.Errorf("ipam, want %q and %q:\n%s", count, next, out)
