@@ -354,7 +354,7 @@ func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())
 	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, once a minute.
-	e2e.Eventually(i, podTime, "a sweep empties the journal", func() bool {
+	e2e.Eventually(i, 3*podTime, "a sweep empties the journal", func() bool {
 		w.Unwindctl("sweep")
 		return len(w.Journal()) == 0
 	})
