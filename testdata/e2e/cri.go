@@ -70,15 +70,18 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 	return answer.GetPodSandboxId(), err
 }
 
-// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if the firewall plugin failed
-// because another one created the same chain of iptables at the same time.
+// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if another pod that starts at the
+// same time was the cause: its firewall plugin created the same chain of iptables, or its veth
+// changed the bridge's MAC before CRI-O's CHECK.
 func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
-	id, err = c.RunPod(*pod)
-	if err != nil && strings.Contains(err.Error(), "CHAIN_USER_ADD failed") {
-		pod.Attempt++
+	for {
 		id, err = c.RunPod(*pod)
+		if err == nil || pod.Attempt >= 5 || !strings.Contains(err.Error(), "CHAIN_USER_ADD failed") &&
+			!strings.Contains(err.Error(), "Bridge interface cni0 Mac doesn't match") {
+			return id, err
+		}
+		pod.Attempt++
 	}
-	return id, err
 }
 
 // MustRunPod starts a pod's sandbox, and fails the test if it does not start.
