@@ -62,7 +62,6 @@ func (o *op) add(ctx context.Context) error {
 	}
 	defer a.lock.Release()
 	if err := a.open(ctx, killed); err != nil {
-		_ = a.lock.Remove() // the attachment may have no entry
 		return err
 	}
 	if f := a.carryOut(ctx); f != nil {

@@ -26,8 +26,7 @@ type deleting struct {
 	undone  []*journal.Entry // ADDs that are undone, newest first
 	killed  []string         // delegates that held the lock and that unwind had to kill
 	netns   journal.NetNS    // the namespace that the DEL names; without a path if it names none
-	at      facts.Interface  // what names it (see nameOf)
-	sandbox facts.Interface  // the same for the namespace in prevResult
+	sandbox string           // the path of the namespace in prevResult, or ""
 }
 
 // del runs a DEL.
@@ -71,9 +70,9 @@ func (o *op) del(ctx context.Context) error {
 // is of this DEL's ADD. There are none if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
-	sandbox := netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
-	_, d.sandbox = d.nameOf(ctx, sandbox)
-	d.netns, d.at = d.nameOf(ctx, cmp.Or(d.args.Netns, sandbox))
+	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	named, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
+	d.netns = named.Netns
 	if len(d.records) == 0 {
 		if done := d.answered(); done != nil {
 			d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
@@ -111,7 +110,7 @@ func (d *deleting) isOf(e *journal.Entry) bool {
 	if d.netns.Path == "" {
 		return len(d.records) == 0 || e == d.records[0]
 	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.at)
+	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
 }
 
 // isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
@@ -123,23 +122,20 @@ func (d *deleting) isRecorded(e *journal.Entry) bool {
 
 // hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
 func (d *deleting) hasResultOf(e *journal.Entry) bool {
-	return d.sandbox.Netns.Path != "" && d.Names(e, d.sandbox)
+	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
 }
 
-// nameOf returns the namespace that a path leads to, and how it identifies an ADD of this
-// attachment. The namespace of another attachment in the journal, and the runtime's own one,
-// identify none.
-func (d *deleting) nameOf(
-	ctx context.Context, path string,
-) (netns journal.NetNS, at facts.Interface) {
-	at, _ = facts.Look(path, d.Key.IfName)
-	netns = at.Netns
-	hosts := d.IsHost(netns) && !d.overridesNetNS()
-	if netns.Known() && (hosts || d.Anothers(ctx, d.Key, netns)) {
+// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
+// runtime's own one, identify no ADD of this attachment. It enters the namespace, which a DEL of a
+// recorded ADD has no need of.
+func (d *deleting) nameOf(path string) facts.Interface {
+	at, _ := facts.Look(path, d.Key.IfName)
+	hosts := d.IsHost(at.Netns) && !d.overridesNetNS()
+	if at.Netns.Known() && (hosts || d.Anothers(context.Background(), d.Key, at.Netns)) {
 		at = facts.Interface{Netns: journal.NetNS{Path: path}}
 	}
 	at.Again = d.Conf.PrevResult != nil && at.Is(netconf.AddressesOf(d.Conf.PrevResult))
-	return netns, at
+	return at
 }
 
 // answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
@@ -212,9 +208,9 @@ func (d *deleting) reconstruct() (*journal.Entry, error) {
 	e := d.newEntry(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
 	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
-		e.Added.NetNS = d.at.Netns
+		e.Added.NetNS = d.nameOf(d.netns.Path).Netns
 	}
-	if facts.SamePath(d.sandbox.Netns.Path, d.netns.Path) ||
+	if facts.SamePath(d.sandbox, d.netns.Path) ||
 		!slices.ContainsFunc(slices.Concat(d.records, d.undone), d.hasResultOf) {
 		d.takePrevResult(e, chain)
 	}

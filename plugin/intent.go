@@ -271,5 +271,6 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
+	_ = a.lock.Remove() // the attachment may have no entry
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
 }
