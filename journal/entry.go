@@ -22,8 +22,17 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
+// Malformed reports whether the key names no attachment, but a record whose key is damaged: Network
+// is the key in the file.
+func (k Key) Malformed() bool { return k.ContainerID == "" && k.IfName == "" }
+
 // String returns network/containerID/ifname. None may contain a slash (SPEC 1.1 §2 "Parameters").
-func (k Key) String() string { return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName) }
+func (k Key) String() string {
+	if k.Malformed() {
+		return shorten(k.Network)
+	}
+	return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName)
+}
 
 // shorten cuts a text to at most 200 bytes, and escapes one that is not printable as in a URL. A
 // damaged key may contain any byte.

@@ -11,7 +11,6 @@ import (
 	"hash/fnv"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -53,6 +52,9 @@ func unseal(key, value []byte) ([]byte, error) {
 
 // encodeKey returns the prefix of the keys of all records of an attachment.
 func encodeKey(k Key) []byte {
+	if k.Malformed() {
+		return []byte(k.Network)
+	}
 	return []byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName + "\x00")
 }
 
@@ -60,12 +62,14 @@ func recordKey(k Key, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(encodeKey(k), number)
 }
 
+// decodeKey returns the attachment and the number in a key. In a damaged one that names no
+// attachment, the network is the whole key (see Malformed).
 func decodeKey(b []byte) (k Key, number uint64, err error) {
 	n := max(0, len(b)-8)
 	part := strings.Split(string(b[:n]), "\x00")
-	if len(part) != 4 || part[3] != "" {
-		return k, 0, fmt.Errorf("journal: malformed entry key %s; run unwindctl doctor",
-			shorten(strconv.Quote(string(b))))
+	if len(part) != 4 || part[3] != "" || part[1]+part[2] == "" {
+		k = Key{Network: string(b)}
+		return k, 0, &DamagedError{k, errors.New("its key names no attachment")}
 	}
 	return Key{part[0], part[1], part[2]}, binary.BigEndian.Uint64(b[n:]), nil
 }
@@ -79,7 +83,8 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one entry that cannot be read, until the next ADD or DEL removes it.
+// DamagedError is about one entry that cannot be read, until the next ADD or DEL of its attachment
+// or, if its key is malformed, Delete removes it.
 type DamagedError struct {
 	Key Key
 	Err error

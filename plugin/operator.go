@@ -47,7 +47,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 		o.Journal.Event(event) // Update records it if it succeeds
 		err = o.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
 			put := tx.Put
-			if !utf8.ValidString(key.Network + key.ContainerID + key.IfName) {
+			if key.Malformed() || !utf8.ValidString(key.Network+key.ContainerID+key.IfName) {
 				put = tx.Delete // a damaged key, which no DEL can name
 			}
 			for _, e := range records {

@@ -51,7 +51,8 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(r.PoolErr, r.SweepErr, r.JournalErr)
+	unread := errors.Join(r.PoolErr, r.SweepErr, r.JournalErr)
+	err = errors.Join(unread, errors.Join(r.Damaged...))
 	unknown := errors.Is(r.JournalErr, fs.ErrPermission) // that is, all owners
 	if unknown || len(r.Pools) == 0 && errors.Is(err, fs.ErrPermission) {
 		return term.WithHint("only root can read the conflists, the journal and the pools; "+
@@ -61,7 +62,7 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 	switch {
 	case o.IsObject():
 		return errors.Join(o.PrintObject(out, "pools", r.Pools), err)
-	case len(r.Pools) == 0 && err != nil:
+	case len(r.Pools) == 0 && unread != nil:
 		return err
 	}
 	return errors.Join(r.PrintPools(out, o), err)

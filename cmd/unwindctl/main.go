@@ -60,7 +60,7 @@ func rootCommand() *cobra.Command {
 			"--cni-bin-dir and --state-dir.\n\n" +
 			"Every command can be interrupted at any time and run again. The exit codes:\n" +
 			"  0    success\n" +
-			"  1    something failed, was not found, or remains to be done\n" +
+			"  1    something failed, was not found or not readable, or remains to be done\n" +
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor: the worst problem is a warning (with --fail-on: 0 or 1)\n" +
 			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +

@@ -51,7 +51,7 @@ func (c Coded) Error() string { return c.Text }
 
 // The exit codes of both programs. doctor defines two more, and unwindctl uninstall two.
 const (
-	ExitError       = 1 // something failed, was not found, or remains to be done
+	ExitError       = 1 // something failed, was not found or not readable, or remains
 	ExitUsage       = 2 // usage error; nothing was done
 	ExitInterrupted = 130
 )

@@ -28,20 +28,34 @@ import (
 // journal examines the journal's file, long-pending DELs, failed ADDs and the last sweep.
 func (e *examination) journal(found *inspect.Report) {
 	path := (&journal.Store{Dir: e.StateDir}).Path()
-	var damaged *journal.DamagedError
-	switch err := errors.Join(found.Err(), found.HistoryErr); {
-	case errors.As(err, &damaged):
-		e.add("journal", Warning,
-			"if its container no longer exists, run unwindctl forget "+damaged.Key.String(), "%v", err)
+	e.damaged(found.Damaged)
+	switch err := errors.Join(found.JournalErr, found.HistoryErr); {
 	case err != nil:
 		e.add("journal", Failure, inspect.HintFor(err), "%s: %v", path, err)
 		return
-	default:
+	case len(found.Damaged) == 0:
 		e.add("journal", OK, "", "%s is intact", path)
 	}
 	e.attachments(found)
 	e.rollbacks(found.Events)
 	e.lastSweep(found)
+}
+
+// damaged reports damaged entries: all of them, or the first ones and the number of the others.
+func (e *examination) damaged(all []error) {
+	const most = 5
+	var one *journal.DamagedError
+	for _, err := range all[:min(most, len(all))] {
+		remedy := inspect.HintFor(err)
+		if errors.As(err, &one) && !one.Key.Malformed() {
+			remedy = "if its container no longer exists, run unwindctl forget " + one.Key.String()
+		}
+		e.add("journal", Warning, remedy, "%v", err)
+	}
+	if more := len(all) - most; more > 0 {
+		e.add("journal", Warning, "unwindctl list names them", "%s damaged",
+			term.Plural(more, "more entry is", "more entries are"))
+	}
 }
 
 // degraded reports ADDs and DELs that the journal does not contain.

@@ -215,6 +215,9 @@ func HintFor(err error) string {
 			"file yourself"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
+	case errors.As(err, &damaged) && damaged.Key.Malformed():
+		return "to drop the entry, which no ADD or DEL replaces, run unwindctl forget " +
+			damaged.Key.String()
 	case errors.As(err, &damaged):
 		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
 			"configuration"
