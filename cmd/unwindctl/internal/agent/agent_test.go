@@ -96,13 +96,13 @@ func TestCounted(t *testing.T) {
 	s := &sweeper{}
 	for n := range uint64(4) {
 		record()
-		if got := s.count(store.Dir).Sum("swept"); got != n+1 {
+		if got := s.count(store.Dir)[0].Value; got != n+1 {
 			t.Errorf("%d, want %d", got, n+1)
 		}
 		check(t, os.Rename(path, path+".1"))
 	}
 	record()
-	if got := (&sweeper{}).count(store.Dir).Sum("swept"); got != 2 {
+	if got := (&sweeper{}).count(store.Dir)[0].Value; got != 2 {
 		t.Errorf("another agent counts %d, want what the history has", got)
 	}
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -58,13 +59,25 @@ func (e *examination) damaged(all []error) {
 	}
 }
 
-// degraded reports ADDs and DELs that the journal does not contain.
+// degraded reports ADDs and DELs that the journal does not contain, by their verb and the reason.
 func (e *examination) degraded(found *inspect.Report) {
-	if n := found.Counters.Sum(record.CountDegraded); n > 0 {
-		e.add("journal", Warning, "unwindctl metrics shows why (unwind_degraded_operations_total)",
-			"%s continued without the journal",
-			term.Plural(int(n), "ADD or DEL", "ADDs and DELs"))
+	for _, c := range found.Counters {
+		if c.Name != record.CountDegraded || len(c.Labels) != 2 {
+			continue
+		}
+		verb, reason := c.Labels[0], c.Labels[1]
+		e.add("journal", Warning, "unwind's log (logFile, or the runtime's log) has each error",
+			"%s continued without the journal (%s), the last one %s ago",
+			term.Plural(int(c.Value), verb, verb+"s"), cmp.Or(troubles[reason], reason), term.Ago(c.Last))
 	}
+}
+
+// troubles explains the reasons for which a verb continues without the journal.
+var troubles = map[string]string{
+	"busy": "other processes used it for too long", "full": "its disk was full",
+	"read-only":  "its file system was read-only",
+	"permission": "unwind lacked the permission", "newer": "a newer unwind wrote it",
+	"other": "for another reason",
 }
 
 // sweptLately is the age from which doctor reports the last sweep as too old.

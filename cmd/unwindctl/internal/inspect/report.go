@@ -145,6 +145,7 @@ type Counter struct {
 	Name   string
 	Labels []string
 	Value  uint64
+	Last   time.Time // when an event last incremented it
 }
 
 // Add increments the counters that the events name.
@@ -161,16 +162,8 @@ func (c *Counters) Add(events []journal.Event) {
 			*c = append(*c, Counter{Name: e.Count[0], Labels: e.Count[1:]})
 		}
 		(*c)[i].Value++
+		(*c)[i].Last = e.At.Wall
 	}
-}
-
-func (c Counters) Sum(name string) (n uint64) {
-	for _, is := range c {
-		if is.Name == name {
-			n += is.Value
-		}
-	}
-	return n
 }
 
 // Told returns the events to show, with Count cleared. It omits events that only increment a
