@@ -129,12 +129,15 @@ func (e *examination) entry(
 		OnlyInlined bool     `json:"loadOnlyInlinedPlugins"`
 	}
 	_ = json.Unmarshal(c.Data, &list)
-	isList := filepath.Ext(c.Path) == ".conflist"
+	isList, offered := filepath.Ext(c.Path) == ".conflist", c.CNIVersion
+	if slices.Contains(list.CNIVersions, "1.1.0") {
+		offered = "1.1.0"
+	}
 	switch newest := r.CNIVersion(ctx); {
 	case newest == "1.0.0" && c.CNIVersion == "1.1.0":
 		e.add("configuration", Failure, "run unwindctl install",
 			"%s has cniVersion 1.1.0, which this runtime does not support: no pod can start", c.Path)
-	case isList && !slices.Contains(list.CNIVersions, "1.1.0") && c.CNIVersion != "1.1.0":
+	case isList && offered != "1.1.0":
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"] to it`,
 			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
@@ -175,8 +178,12 @@ func (e *examination) entry(
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
 	}
-	e.add("configuration", OK, "", "%s: network %s, chain %s, cniVersion %s", c.Path, c.Name,
-		strings.Join(types, " → "), chain.CNIVersion)
+	verbs := ""
+	if offered == "1.1.0" && chain.CNIVersion != offered {
+		verbs = ", so unwind does not pass STATUS and GC on to them"
+	}
+	e.add("configuration", OK, "", "%s: network %s, cniVersion %s; plugins %s, cniVersion %s%s", c.Path,
+		c.Name, offered, strings.Join(types, " → "), term.OrDash(chain.CNIVersion), verbs)
 	return chain
 }
 

@@ -64,8 +64,12 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, r.StateDir))
 	}
 	var text strings.Builder
+	none := nothing(arg, r.StateDir)
 	if address, err := netip.ParseAddr(arg); err == nil {
-		explainAddress(&text, address.Unmap(), r.Pools)
+		if explainAddress(&text, address.Unmap(), r.Pools); text.Len() == 0 {
+			none = errors.Join(fmt.Errorf("%w; no host-local pool on this node contains the address", none),
+				r.PoolErr, r.SweepErr)
+		}
 	}
 	events := slices.DeleteFunc(slices.Clone(r.Events),
 		func(e journal.Event) bool { return !About(e, arg) })
@@ -77,7 +81,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 		return nil //nolint:nilerr // it may be in the journal; the caller returns why that is unread
 	}
 	if text.Len() == 0 {
-		return nothing(arg, r.StateDir)
+		return none
 	}
 	_, err := io.WriteString(out, text.String())
 	if len(events) > 0 {
@@ -86,9 +90,13 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainAddress describes the reservation of an address that is not in the journal.
+// explainAddress says in which pools an address that is not in the journal is reserved or free.
 func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	for _, p := range pools {
+		taken := func(r reservation) bool { return r.Address == address }
+		if !slices.ContainsFunc(p.Reservations, taken) {
+			p.explainFree(text, address)
+		}
 		for _, r := range p.Reservations {
 			if r.Address != address {
 				continue
@@ -102,6 +110,20 @@ func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
 			if r.Remedy != "" {
 				fmt.Fprintf(text, "%s.\n", r.Remedy)
+			}
+		}
+	}
+}
+
+func (p *Pool) explainFree(text *strings.Builder, address netip.Addr) {
+	for _, s := range p.Sets {
+		for _, r := range s.ranges {
+			if r.Has(address) {
+				fmt.Fprintf(text, "%s is free in %s, so the next ADD in network %s can get it.\n", address,
+					p.Dir, p.Network)
+			} else if r.Contains(address) {
+				fmt.Fprintf(text, "%s is the gateway of network %s (%s), which no ADD gets.\n", address,
+					p.Network, r)
 			}
 		}
 	}
