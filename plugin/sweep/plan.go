@@ -38,20 +38,15 @@ type Finding struct {
 	Left      time.Duration // the rest of its grace period, if it is Recent
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
-	Records  []Record        // the attachment's records before the release, newest first
+	// Records has the attachment's records before the release, newest first. In a dry run, the steps
+	// of a dead one say what their DELs wait for now, not when they were last tried.
+	Records []*journal.Entry
 
 	thisBoot bool     // it was added in this boot
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
 	owner *owner // set if the attachment is not in the journal
-}
-
-// Record is a record of the journal. For each of its steps, Next says when the DEL runs by itself.
-// It is nil if the attachment is not dead, and in a sweep that is no dry run.
-type Record struct {
-	*journal.Entry
-	Next []journal.Next
 }
 
 // Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
@@ -159,18 +154,30 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
+	for _, e := range records {
+		if f.Releasable() && s.DryRun {
+			e = s.waiting(ctx, e)
+		}
+		f.Records = append(f.Records, e)
+	}
 	if f.Releasable() {
-		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
+		f.Pending, f.failing = undo.PendingSteps(f.Records[0]), undo.FailingPlugins(e)
 		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
 	}
-	for _, e := range records {
-		r := Record{Entry: e}
-		if f.Releasable() && s.DryRun {
-			r.Next = s.w.Due(ctx, e, false)
-		}
-		f.Records = append(f.Records, r)
-	}
 	return f
+}
+
+// waiting returns a copy of a record whose steps say what their DELs wait for now.
+func (s *Sweep) waiting(ctx context.Context, e *journal.Entry) *journal.Entry {
+	now := e.Clone()
+	for i, next := range s.w.Due(ctx, e, false) {
+		step := &now.Undo.Steps[i]
+		if next.Why == journal.RunNow && step.Next.Why == journal.ForRepeat {
+			next.Why = journal.ForRepeat // it succeeded, and its time has come
+		}
+		step.Next = next
+	}
+	return now
 }
 
 // ready reports whether a sweep would release the attachment now.

@@ -45,12 +45,11 @@ type Step struct {
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
 	Last   string `json:"lastError,omitempty"` // the error of the last try
 	Code   uint   `json:"code,omitempty"`      // the error's code
-	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the next pass runs it.
+	// WaitsFor says what the DEL waits for now (see journal.Why). It is absent if the next pass runs it.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
-	of  journal.Step
-	due journal.Next // when its DEL runs by itself, if the attachment is dead
+	of journal.Step
 }
 
 // words returns the outcome of the step's DELs in a few words.
@@ -146,14 +145,11 @@ func describe(e *journal.Entry) Attachment {
 }
 
 // judged returns a record of the journal with the verdict on its attachment.
-func judged(r sweep.Record, f *sweep.Finding) Attachment {
-	a := describe(r.Entry)
+func judged(e *journal.Entry, f *sweep.Finding) Attachment {
+	a := describe(e)
 	a.finding, a.Verdict, a.Why = f, f.Fate, term.OneLine(whyOf(f))
 	if a.PendingDEL() && f.Fate == decide.Dead && a.Reason != "" {
 		a.Why = term.OneLine(a.Reason) // it may contain more details
-	}
-	for i, due := range r.Next {
-		a.Steps[i].due = due
 	}
 	return a
 }

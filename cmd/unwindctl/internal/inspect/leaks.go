@@ -18,7 +18,7 @@ func Leaks(f *sweep.Finding) (leaks []string) {
 	if len(f.Records) == 0 {
 		return []string{"unknown: the attachment's journal entry cannot be read"}
 	}
-	e := f.Records[0].Entry
+	e := f.Records[0]
 	for _, l := range e.Got.HostLinks {
 		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
 			continue // it is gone, or another interface has its name

@@ -210,11 +210,11 @@ func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 	failed, ready := false, false
 	now := decide.Pass{Now: journal.BootNanos(), GracePeriod: a.of.Added.GracePeriod}
 	for _, s := range a.Steps {
-		in := "The next sweep"
-		if s.due.Why != journal.RunNow {
-			in = "The first sweep after " + term.Roughly(decide.Left(s.due, now))
+		in, left := "The next sweep", decide.Left(s.of.Next, now)
+		if left > 0 {
+			in = "The first sweep after " + term.Roughly(left)
 		}
-		switch s.due.Why {
+		switch s.WaitsFor {
 		case journal.ForContainer:
 			say("The DEL of %s waits, because it could release resources of another ADD of its "+
 				"container or pod. It runs once that ADD is undone.", s.Plugin)
@@ -227,19 +227,18 @@ func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 		case journal.ForOwner:
 			say("The DEL of %s waits, because it would remove the rules of the address's new owner%s. "+
 				"It runs once that owner is gone.", s.Plugin, newOwner(a, all))
+		case journal.ForRepeat:
+			ready = ready || left == 0
+			say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
 		default:
-			ready = ready || s.due.Why != journal.ForRepeat
-			switch {
-			case s.of.Next.Why == journal.ForRepeat:
-				say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
-			case s.Code != 0:
-				failed = true
-				say("The DEL of %s has failed %s, the last time with code %d: %s. %s retries it.",
-					s.Plugin, term.Plural(s.Tries, "time", "times"), s.Code,
-					strings.TrimSuffix(term.OneLine(s.Last), "."), in)
-			default:
+			if ready = true; s.Code == 0 {
 				untried = append(untried, s.Plugin)
+				continue
 			}
+			failed = true
+			say("The DEL of %s has failed %s, the last time with code %d: %s. %s retries it.", s.Plugin,
+				term.Plural(s.Tries, "time", "times"), s.Code,
+				strings.TrimSuffix(term.OneLine(s.Last), "."), in)
 		}
 	}
 	if len(untried) > 0 {

@@ -16,16 +16,16 @@ func TestSentences(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		step journal.Step
-		due  journal.Next
+		next journal.Next
 		want string
 	}{
 		{journal.Step{Type: "calico", Tries: 1, Last: "no route.", Code: 11}, in(journal.ForBackoff, 2*time.Minute),
 			"The DEL of calico has failed 1 time, the last time with code 11: no route. The first sweep after 2m retries it."},
 		{journal.Step{Type: "old", Tries: 2, Last: "no", Code: 11}, journal.Next{},
 			"The DEL of old has failed 2 times, the last time with code 11: no. The next sweep retries it."},
-		{journal.Step{Type: "killed", Tries: 1, ADD: journal.AddKilled, Next: journal.Next{Why: journal.ForRepeat}}, in(journal.ForRepeat, 10*time.Minute),
+		{journal.Step{Type: "killed", Tries: 1, ADD: journal.AddKilled}, in(journal.ForRepeat, 10*time.Minute),
 			"killed was killed while it ran, so a process that it started may have continued. The first sweep after 10m runs the DEL again."},
-		{journal.Step{Type: "lied", Tries: 1, Next: journal.Next{Why: journal.ForRepeat}}, journal.Next{},
+		{journal.Step{Type: "lied", Tries: 1}, journal.Next{Why: journal.ForRepeat},
 			"The DEL of lied succeeds even if it frees nothing. The next sweep runs the DEL again."},
 		{journal.Step{Type: "gone", Tries: 1}, journal.Next{Why: journal.ForOwner},
 			"The DEL of gone waits, because it would remove the rules of the address's new owner. It runs once that owner is gone."},
@@ -37,9 +37,10 @@ func TestSentences(t *testing.T) {
 			"The DEL of macvlan waits, because it could release resources of another ADD of its container or pod. It runs once that ADD is undone."},
 		{journal.Step{Type: "new"}, journal.Next{}, "The DEL of new has not been tried yet."},
 	} {
+		tt.step.Next = tt.next
 		e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, Added: journal.Added{GracePeriod: time.Hour},
 			Undo: journal.Undo{State: journal.Deleting, Steps: []journal.Step{tt.step}}}
-		a := judged(sweep.Record{Entry: e, Next: []journal.Next{tt.due}}, &sweep.Finding{})
+		a := judged(e, &sweep.Finding{})
 		if got := pendingSentences(&a, nil); got[0] != tt.want {
 			t.Errorf("got\n%s\nwant\n%s", got[0], tt.want)
 		}
