@@ -38,8 +38,8 @@ type Finding struct {
 	Left      time.Duration // the rest of its grace period, if it is Recent
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
-	// Records has the attachment's records before the release, newest first. In a dry run, the steps
-	// of a dead one say what their DELs wait for now, not when they were last tried.
+	// Records has the attachment's records before the release, newest first. If it is dead, and the
+	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
 
 	thisBoot bool     // it was added in this boot
@@ -154,15 +154,17 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
+	if f.Releasable() {
+		f.failing, f.Deferred = undo.FailingPlugins(e), !s.w.Ready(ctx, e, !s.Periodic)
+	}
 	for _, e := range records {
-		if f.Releasable() && s.DryRun {
+		if s.DryRun && f.Releasable() || f.Deferred && !s.Quick {
 			e = s.waiting(ctx, e)
 		}
 		f.Records = append(f.Records, e)
 	}
 	if f.Releasable() {
-		f.Pending, f.failing = undo.PendingSteps(f.Records[0]), undo.FailingPlugins(e)
-		f.Deferred = !s.w.Ready(ctx, e, !s.Periodic)
+		f.Pending = undo.PendingSteps(f.Records[0])
 	}
 	return f
 }
