@@ -39,7 +39,8 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 		r.BinDirs = []string{node.DefaultBinDir}
 	}
 	for _, p := range r.Problems {
-		e.add("runtime", Failure, "see unwindctl install --help", "%s", p)
+		problem, remedy, _ := strings.Cut(p, "; ")
+		e.add("runtime", Failure, remedy, "%s", problem)
 	}
 	for _, n := range r.Notes {
 		e.add("runtime", Warning, "", "%s", n)
@@ -182,8 +183,8 @@ func (e *examination) entry(
 	if offered == "1.1.0" && chain.CNIVersion != offered {
 		verbs = ", so unwind does not pass STATUS and GC on to them"
 	}
-	e.add("configuration", OK, "", "%s: network %s, cniVersion %s; plugins %s, cniVersion %s%s", c.Path,
-		c.Name, offered, strings.Join(types, " → "), term.OrDash(chain.CNIVersion), verbs)
+	e.add("configuration", OK, "", "%s: network %s, cniVersion %s; plugins %s, cniVersion %s%s",
+		c.Path, c.Name, offered, strings.Join(types, " → "), term.OrDash(chain.CNIVersion), verbs)
 	return chain
 }
 
@@ -218,8 +219,11 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		asked[name] = true
 		path, err := netconf.FindPlugin(name, e.binPath)
 		if err != nil {
-			e.add("plugins", Failure, "install it; without it no pod can start", "%s not found in %s",
-				name, dirs)
+			remedy := "install it; without it no pod can start"
+			if name == netconf.Name {
+				remedy = "run unwindctl install; until then, no pod can start"
+			}
+			e.add("plugins", Failure, remedy, "%s not found in %s", name, dirs)
 			return
 		}
 		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {

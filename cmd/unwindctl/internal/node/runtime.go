@@ -39,7 +39,7 @@ type Runtime struct {
 	BinDirs  []string // the plugin directories; unwind is installed into the first
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
-	Problems []string // reasons in the configuration not to install unwind
+	Problems []string // reasons in the configuration not to install unwind: "PROBLEM; REMEDY"
 
 	DefaultNetwork string   // the only network that it uses; "" for that of the first conflist
 	Notes          []string // facts to report that do not prevent an install
