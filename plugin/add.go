@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -180,11 +181,11 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		}
 		a.log.Warn("cannot release another attachment that claims the same address", "other",
 			other.Key.String(), "why", err)
-		for _, c := range a.duplicates(ctx, claims, other) {
+		for _, address := range a.duplicates(ctx, addresses, other) {
 			a.Journal.Count(record.CountDuplicates)
 			if a.Conf.OnDuplicateAddress == "fail" && other.Network == a.Network {
 				return a.callOf(i).Failed(types.ErrInternal,
-					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", c.Address,
+					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", address,
 						other.Key, other.Key))
 			}
 		}
@@ -192,34 +193,23 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	return nil
 }
 
-// duplicates returns the claims of addresses that another attachment certainly uses: both got the
-// address from the same node-local pool, or from node-local pools for the same bridge, because an
-// installer has renamed the network. The other attachment is not dead, and its interface has the
-// address.
+// duplicates returns the addresses, of the given ones, that another attachment certainly uses (see
+// netconf.SharedAddresses): it is not dead, and its interface has the address.
 func (a *adding) duplicates(
-	ctx context.Context, claims []journal.Claim, other *journal.Entry,
-) (used []journal.Claim) {
-	own, _ := netconf.ParseResult(a.entry.Got.Result)
-	theirs, _ := netconf.ParseResult(other.Got.Result)
-	bridged := own.SharesLink(theirs)
-	for _, c := range claims {
-		if c.Pool != "" && slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
-			return o.Address == c.Address && (o.Pool == c.Pool || o.Pool != "" && bridged)
-		}) {
-			used = append(used, c)
-		}
-	}
+	ctx context.Context, addresses []netip.Addr, other *journal.Entry,
+) []netip.Addr {
+	used := slices.DeleteFunc(netconf.SharedAddresses(a.entry, other),
+		func(address netip.Addr) bool { return !slices.Contains(addresses, address) })
 	if len(used) == 0 || a.Judge(ctx, other).Fate == decide.Dead {
 		return nil
 	}
-	place, err := facts.Find(other.Added.NetNS, other.IfName)
-	place.Close()
+	has, err := facts.AddressesOf(other)
 	if err != nil {
 		a.log.Warn("cannot check for a duplicate address", "addresses", used, "other",
 			other.Key.String(), "err", err)
 	}
 	return slices.DeleteFunc(used,
-		func(c journal.Claim) bool { return !slices.Contains(place.Seen.Addresses, c.Address) })
+		func(address netip.Addr) bool { return !slices.Contains(has, address) })
 }
 
 // printResult prints the result in the CNI version of unwind's own configuration. It does not

@@ -107,6 +107,13 @@ func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	})
 }
 
+// AddressesOf returns the addresses that the interface of an attachment has now.
+func AddressesOf(e *journal.Entry) ([]netip.Addr, error) {
+	place, err := Find(e.Added.NetNS, e.IfName)
+	place.Close()
+	return place.Seen.Addresses, err
+}
+
 // search opens a network namespace at one of the paths that look returns. These may lead elsewhere
 // by now, so it calls look up to three times. An error means that the namespace may still exist.
 func search(

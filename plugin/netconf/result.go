@@ -57,6 +57,23 @@ func (r *Result) SharesLink(other *Result) bool {
 	return false
 }
 
+// SharedAddresses returns the addresses that an ADD and another one both got from the same
+// node-local pool, or from node-local pools for the same bridge, because an installer has renamed
+// the network. Between other networks, the same address is no error.
+func SharedAddresses(e, other *journal.Entry) (shared []netip.Addr) {
+	own, _ := ParseResult(e.Got.Result)
+	theirs, _ := ParseResult(other.Got.Result)
+	bridged := own.SharesLink(theirs)
+	for _, c := range e.Got.Claims {
+		if c.Pool != "" && slices.ContainsFunc(other.Got.Claims, func(o journal.Claim) bool {
+			return o.Address == c.Address && (o.Pool == c.Pool || o.Pool != "" && bridged)
+		}) {
+			shared = append(shared, c.Address)
+		}
+	}
+	return shared
+}
+
 // Prefixes returns the addresses of a result with their prefix lengths. It skips invalid addresses.
 func (r *Result) Prefixes() (all []netip.Prefix) {
 	texts := []string{r.IP4.IP, r.IP6.IP}

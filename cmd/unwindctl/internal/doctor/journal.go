@@ -38,6 +38,7 @@ func (e *examination) journal(found *inspect.Report) {
 		e.add("journal", OK, "", "%s is intact", path)
 	}
 	e.attachments(found)
+	e.duplicates(found.Duplicates())
 	e.rollbacks(found.Events)
 	e.lastSweep(found)
 }
@@ -175,6 +176,15 @@ func (e *examination) attachments(found *inspect.Report) {
 				"keep them", g.Dead, g.Live)
 	}
 	e.verdicts(found, pending)
+}
+
+func (e *examination) duplicates(all []inspect.Duplicate) {
+	for _, d := range all[:min(3, len(all))] {
+		e.add("pods", Failure, "delete one of the two pods; then check for two networks with the same "+
+			"range, and for a pool directory that was emptied or restored while pods ran",
+			"%s is in use twice, by %s and %s (%s)", d.Address, d.One.Key, d.Other.Key,
+			term.Plural(len(all), "such address", "such addresses"))
+	}
 }
 
 func (e *examination) verdicts(found *inspect.Report, pending int) {

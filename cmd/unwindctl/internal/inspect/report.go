@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -16,8 +17,10 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
 	"cni-unwind/plugin"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
@@ -118,6 +121,36 @@ func (r *Report) take(findings []sweep.Finding) {
 			r.pods[c.ContainerID] = c.Pod()
 		}
 	}
+}
+
+// Duplicate is an address that two live attachments use.
+type Duplicate struct {
+	Address    netip.Addr
+	One, Other *Attachment
+}
+
+// Duplicates returns the addresses that were assigned twice by one pool, or on one bridge (see
+// netconf.SharedAddresses), and that the interfaces of both attachments have.
+func (r *Report) Duplicates() (all []Duplicate) {
+	owners := map[netip.Addr][]*Attachment{}
+	for i := range r.Attachments {
+		a := &r.Attachments[i]
+		for _, address := range a.Addresses {
+			for _, other := range owners[address] {
+				if other.Key != a.Key && slices.Contains(netconf.SharedAddresses(a.of, other.of), address) &&
+					a.uses(address) && other.uses(address) {
+					all = append(all, Duplicate{address, other, a})
+				}
+			}
+			owners[address] = append(owners[address], a)
+		}
+	}
+	return all
+}
+
+func (a *Attachment) uses(address netip.Addr) bool {
+	has, _ := facts.AddressesOf(a.of) // of a namespace that cannot be found, nothing is known
+	return a.Verdict == decide.Live && slices.Contains(has, address)
 }
 
 // Err returns why the journal, or a part of it, cannot be read.
