@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,8 +37,6 @@ func (e *examination) journal(found *inspect.Report) {
 		e.add("journal", OK, "", "%s is intact", path)
 	}
 	e.attachments(found)
-	e.duplicates(found.Duplicates())
-	e.rollbacks(found.Events)
 	e.lastSweep(found)
 }
 
@@ -66,19 +63,10 @@ func (e *examination) degraded(found *inspect.Report) {
 		if c.Name != record.CountDegraded || len(c.Labels) != 2 {
 			continue
 		}
-		verb, reason := c.Labels[0], c.Labels[1]
 		e.add("journal", Warning, "unwind's log (logFile, or the runtime's log) has each error",
-			"%s continued without the journal (%s), the last one %s ago",
-			term.Plural(int(c.Value), verb, verb+"s"), cmp.Or(troubles[reason], reason), term.Ago(c.Last))
+			"%s continued without the journal (reason: %s), the last one %s ago",
+			term.Plural(int(c.Value), c.Labels[0], c.Labels[0]+"s"), c.Labels[1], term.Ago(c.Last))
 	}
-}
-
-// troubles explains the reasons for which a verb continues without the journal.
-var troubles = map[string]string{
-	"busy": "other processes used it for too long", "full": "its disk was full",
-	"read-only":  "its file system was read-only",
-	"permission": "unwind lacked the permission", "newer": "a newer unwind wrote it",
-	"other": "for another reason",
 }
 
 // sweptLately is the age from which doctor reports the last sweep as too old.
@@ -175,16 +163,12 @@ func (e *examination) attachments(found *inspect.Report) {
 			"%d of the %d attachments of this boot seem dead, which is implausibly many; sweeps "+
 				"keep them", g.Dead, g.Live)
 	}
-	e.verdicts(found, pending)
-}
-
-func (e *examination) duplicates(all []inspect.Duplicate) {
-	for _, d := range all[:min(3, len(all))] {
-		e.add("pods", Failure, "delete one of the two pods; then check for two networks with the same "+
-			"range, and for a pool directory that was emptied or restored while pods ran",
-			"%s is in use twice, by %s and %s (%s)", d.Address, d.One.Key, d.Other.Key,
-			term.Plural(len(all), "such address", "such addresses"))
+	if all := found.Duplicates(); len(all) > 0 {
+		e.add("attachments", Failure, "delete one of the two pods; then check for two networks with the "+
+			"same range, and for a pool directory that was emptied or restored while pods ran",
+			"%s assigned twice: %s", term.Plural(len(all), "address was", "addresses were"), some(all))
 	}
+	e.verdicts(found, pending)
 }
 
 func (e *examination) verdicts(found *inspect.Report, pending int) {

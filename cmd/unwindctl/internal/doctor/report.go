@@ -132,7 +132,9 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	if found.ListErr != nil {
 		e.add("runtime", Failure, term.HintOf(found.ListErr), "%v", found.ListErr)
 	}
-	if e.degraded(found); e.directory() {
+	e.degraded(found)
+	e.rollbacks(found.Events)
+	if e.directory() {
 		e.journal(found)
 	}
 	e.pools(found)

@@ -123,15 +123,9 @@ func (r *Report) take(findings []sweep.Finding) {
 	}
 }
 
-// Duplicate is an address that two live attachments use.
-type Duplicate struct {
-	Address    netip.Addr
-	One, Other *Attachment
-}
-
-// Duplicates returns the addresses that were assigned twice by one pool, or on one bridge (see
-// netconf.SharedAddresses), and that the interfaces of both attachments have.
-func (r *Report) Duplicates() (all []Duplicate) {
+// Duplicates names the addresses that were assigned twice by one pool, or on one bridge (see
+// netconf.SharedAddresses), and that the interfaces of both live attachments have.
+func (r *Report) Duplicates() (all []string) {
 	owners := map[netip.Addr][]*Attachment{}
 	for i := range r.Attachments {
 		a := &r.Attachments[i]
@@ -139,7 +133,7 @@ func (r *Report) Duplicates() (all []Duplicate) {
 			for _, other := range owners[address] {
 				if other.Key != a.Key && slices.Contains(netconf.SharedAddresses(a.of, other.of), address) &&
 					a.uses(address) && other.uses(address) {
-					all = append(all, Duplicate{address, other, a})
+					all = append(all, fmt.Sprintf("%s to %s and %s", address, other.Key, a.Key))
 				}
 			}
 			owners[address] = append(owners[address], a)
