@@ -43,13 +43,8 @@ func (e *examination) journal(found *inspect.Report) {
 // damaged reports damaged entries: all of them, or the first ones and the number of the others.
 func (e *examination) damaged(all []error) {
 	const most = 5
-	var one *journal.DamagedError
 	for _, err := range all[:min(most, len(all))] {
-		remedy := inspect.HintFor(err)
-		if errors.As(err, &one) && !one.Key.Malformed() {
-			remedy = "if its container no longer exists, run unwindctl forget " + one.Key.String()
-		}
-		e.add("journal", Warning, remedy, "%v", err)
+		e.add("journal", Warning, inspect.HintFor(err), "%v", err)
 	}
 	if more := len(all) - most; more > 0 {
 		e.add("journal", Warning, "unwindctl list names them", "%s damaged",

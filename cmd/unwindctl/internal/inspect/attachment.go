@@ -52,9 +52,6 @@ type Step struct {
 	of journal.Step
 }
 
-// words returns the outcome of the step's DELs in a few words.
-func (s *Step) words() string { return decide.Words(&s.of) }
-
 // PendingDEL reports whether unwind runs the DELs without another request from the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
@@ -210,9 +207,9 @@ func pending(a Attachment) string {
 			why := fmt.Sprintf("tried %d×", s.Tries)
 			switch {
 			case s.WaitsFor.Blocked():
-				why = s.words()
+				why = decide.Words(&s.of)
 			case s.Last != "":
-				why += ", " + s.words()
+				why += ", " + decide.Words(&s.of)
 			}
 			texts = append(texts, fmt.Sprintf("%s (%s)", s.Plugin, why))
 		}

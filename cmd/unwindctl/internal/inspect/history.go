@@ -133,13 +133,8 @@ func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output
 	if o.IsObject() {
 		err = o.PrintObject(out, "attachments", []any{})
 	} else {
-		next := "The attachment's next ADD or DEL replaces the entry; a DEL then uses the runtime's " +
-			"configuration. To forget the attachment"
-		if damaged.Key.Malformed() {
-			next = "No ADD or DEL replaces the entry. To drop it"
-		}
-		_, err = fmt.Fprintf(out, "The journal entry of %s cannot be read. Sweeps keep it.\n"+
-			"%s, run unwindctl forget %s\n", damaged.Key, next, damaged.Key)
+		_, err = fmt.Fprintf(out, "The journal entry of %s cannot be read. Sweeps keep it.\n",
+			damaged.Key)
 	}
 	return errors.Join(damaged, err)
 }

@@ -240,7 +240,8 @@ func HintFor(err error) string {
 			damaged.Key.String()
 	case errors.As(err, &damaged):
 		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
-			"configuration"
+			"configuration. If its container no longer exists, run unwindctl forget " +
+			damaged.Key.String()
 	}
 	return ""
 }

@@ -105,9 +105,9 @@ func (s *Step) state(pending bool) string {
 	case !pending:
 		return "not pending"
 	case decide.Failing(&s.of):
-		return fmt.Sprintf("failed (%s)", s.words())
+		return fmt.Sprintf("failed (%s)", decide.Words(&s.of))
 	}
-	return cmp.Or(s.words(), "pending")
+	return cmp.Or(decide.Words(&s.of), "pending")
 }
 
 // Fact is one piece of evidence in readable form: a question, and "yes", "no" or "unknown".
