@@ -204,6 +204,9 @@ func (e *examination) pools(found *inspect.Report) {
 		if len(p.Sets) == 0 {
 			e.add("pools", OK, "", "%s: no address is used; the chain does not define the ranges", name)
 		}
+		if text, remedy := p.Lost(); len(p.Unreserved) > 0 {
+			e.add("pools", Warning, remedy, "%s: %s", name, text)
+		}
 		for _, s := range p.Sets {
 			e.set(name, s, found.Guard != nil)
 		}

@@ -109,14 +109,16 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	e.binPath = strings.Join(r.BinDirs, ":")
 	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
-	given, _ := filepath.Abs(e.StateDir)
+	if e.StateDir != "" { // chains name an absolute path
+		e.StateDir, _ = filepath.Abs(e.StateDir)
+	}
 	switch {
 	case e.StateDir == "" && conf != nil:
 		e.StateDir = conf.StateDir
 	case e.StateDir == "": // off keeps unwind's conflist, which names it
 		kept := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}.Entry()
 		e.StateDir = cmp.Or(kept.StateDir, netconf.DefaultStateDir)
-	case conf != nil && given != filepath.Clean(conf.StateDir):
+	case conf != nil && e.StateDir != conf.StateDir:
 		e.add("journal", Warning, "omit --state-dir to examine unwind's journal",
 			"examining the journal in %s, but unwind uses the one in %s", e.StateDir, conf.StateDir)
 	}

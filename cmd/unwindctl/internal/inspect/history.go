@@ -57,14 +57,21 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explainNothing explains an argument that names no attachment in the journal. It uses the pools
-// and past events.
+// explainNothing explains an argument that names no attachment in the journal that can be read. It
+// uses the damaged entries, the pools and past events.
 func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error {
-	if o.IsObject() {
-		return errors.Join(o.PrintObject(out, "attachments", []any{}), nothing(arg, r.StateDir))
-	}
 	var text strings.Builder
 	none := nothing(arg, r.StateDir)
+	for _, err := range r.Damaged {
+		var damaged *journal.DamagedError
+		if errors.As(err, &damaged) && damaged.Key.String() == arg {
+			fmt.Fprintf(&text, "The journal entry of %s cannot be read. Sweeps keep it.\n", arg)
+			none = nil
+		}
+	}
+	if o.IsObject() {
+		return errors.Join(o.PrintObject(out, "attachments", []any{}), none)
+	}
 	if address, err := netip.ParseAddr(arg); err == nil {
 		if explainAddress(&text, address.Unmap(), r.Pools); text.Len() == 0 {
 			none = errors.Join(fmt.Errorf("%w; no host-local pool on this node contains the address", none),
@@ -93,24 +100,21 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 // explainAddress says in which pools an address that is not in the journal is reserved or free.
 func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	for _, p := range pools {
-		taken := func(r reservation) bool { return r.Address == address }
-		if !slices.ContainsFunc(p.Reservations, taken) {
+		i := slices.IndexFunc(p.Reservations, func(r reservation) bool { return r.Address == address })
+		if i < 0 {
 			p.explainFree(text, address)
+			continue
 		}
-		for _, r := range p.Reservations {
-			if r.Address != address {
-				continue
+		r, owner := p.Reservations[i], ""
+		for _, of := range [][2]string{{" for container ", term.OneLine(r.ContainerID)},
+			{", interface ", term.OneLine(r.IfName)}, {", pod ", strings.Trim(podName(r.Pod), "-")}} {
+			if of[1] != "" {
+				owner += of[0] + of[1]
 			}
-			owner := ""
-			for _, of := range [][2]string{{" for container ", r.ContainerID}, {", interface ", r.IfName}} {
-				if of[1] != "" {
-					owner += of[0] + term.OneLine(of[1])
-				}
-			}
-			fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
-			if r.Remedy != "" {
-				fmt.Fprintf(text, "%s.\n", r.Remedy)
-			}
+		}
+		fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
+		if r.Remedy != "" {
+			fmt.Fprintf(text, "%s.\n", r.Remedy)
 		}
 	}
 }
@@ -127,16 +131,6 @@ func (p *Pool) explainFree(text *strings.Builder, address netip.Addr) {
 			}
 		}
 	}
-}
-
-func explainDamaged(out io.Writer, damaged *journal.DamagedError, o *term.Output) (err error) {
-	if o.IsObject() {
-		err = o.PrintObject(out, "attachments", []any{})
-	} else {
-		_, err = fmt.Fprintf(out, "The journal entry of %s cannot be read. Sweeps keep it.\n",
-			damaged.Key)
-	}
-	return errors.Join(damaged, err)
 }
 
 func nothing(arg, stateDir string) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -74,11 +75,11 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 
 // explain prints which addresses are not live, and how to free them.
 func (p *Pool) explain(out io.Writer) {
-	groups := map[reservation][]string{}
+	groups := map[reservation][]netip.Addr{}
 	for _, r := range p.Reservations {
 		if r.State != "live" {
 			kind := reservation{State: r.State, Why: r.Why, Remedy: r.Remedy}
-			groups[kind] = append(groups[kind], r.Address.String())
+			groups[kind] = append(groups[kind], r.Address)
 		}
 	}
 	kinds := slices.SortedFunc(maps.Keys(groups), func(a, b reservation) int {
@@ -86,16 +87,14 @@ func (p *Pool) explain(out io.Writer) {
 			cmp.Compare(a.Remedy, b.Remedy))
 	})
 	for _, k := range kinds {
-		addresses := groups[k]
-		few := strings.Join(addresses[:min(4, len(addresses))], ", ")
-		if len(addresses) > 4 {
-			few += ", …"
-		}
-		fmt.Fprintf(out, "  %d %s (%s): %s", len(addresses), k.State, few, k.Why)
+		fmt.Fprintf(out, "  %d %s (%s): %s", len(groups[k]), k.State, few(groups[k]), k.Why)
 		if k.Remedy != "" {
 			fmt.Fprintf(out, ". %s", k.Remedy)
 		}
 		fmt.Fprintln(out, ".")
+	}
+	if text, remedy := p.Lost(); len(p.Unreserved) > 0 {
+		fmt.Fprintf(out, "  %s. %s.\n", text, remedy)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/ipam"
 	"cni-unwind/journal"
@@ -22,6 +23,10 @@ type Pool struct {
 	Plain   bool   `json:"plain"` // a runtime runs the chain itself, without unwind
 	Full    bool   `json:"full"`  // a range set has no free address, so every ADD fails
 	Counts
+	// Unreserved has the addresses of live attachments whose files are gone, for example because
+	// somebody emptied Dir. host-local counts them as free.
+	Unreserved []netip.Addr `json:"unreserved,omitempty"`
+
 	Sets         []*Set        `json:"sets"`
 	NoRanges     string        `json:"rangesUnknown,omitempty"` // why the ranges are unknown
 	Reservations []reservation `json:"reservations"`
@@ -114,6 +119,14 @@ func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 				Remedy: "If nothing needs that file, remove it from " + of.Dir})
 		}
 	}
+	for _, a := range n.Attachments {
+		for _, c := range a.of.Got.Claims {
+			if c.Pool == of.Dir && a.Verdict == decide.Live && !a.finding.Busy &&
+				!slices.Contains(taken, c.Address) {
+				p.Unreserved = append(p.Unreserved, c.Address)
+			}
+		}
+	}
 	slices.SortFunc(p.Reservations, func(a, b reservation) int {
 		return a.Address.Compare(b.Address)
 	})
@@ -169,26 +182,34 @@ func (p *Pool) setOf(a netip.Addr) *Set {
 	return s
 }
 
+// ByState returns the number of each state of addresses.
+func (c *Counts) ByState() map[string]*int {
+	return map[string]*int{"live": &c.Live, "recent": &c.Recent, "leaked": &c.Leaked,
+		"empty": &c.Empty, "unknown": &c.Unknown}
+}
+
 func (c *Counts) count(state string) {
 	c.Used++
-	switch state {
-	case "live":
-		c.Live++
-	case "recent":
-		c.Recent++
-	case "leaked":
-		c.Leaked++
-	case "empty":
-		c.Empty++
-	default:
-		c.Unknown++
-	}
+	*c.ByState()[state]++
 }
 
 func (s *Set) Full() bool { return s.Free != nil && *s.Free <= 0 }
 
 // NearlyFull reports whether less than a tenth of the set is free.
 func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
+
+// Lost describes the Unreserved addresses, and what to do about them.
+func (p *Pool) Lost() (text, remedy string) {
+	return fmt.Sprintf("%d live without a reservation (%s): the files are gone, so host-local can "+
+			"assign these addresses again", len(p.Unreserved), few(p.Unreserved)),
+		"Delete these pods one after the other: their new ones get reserved addresses"
+}
+
+// few returns the first addresses of a list.
+func few(addresses []netip.Addr) string {
+	first := term.Join(term.Addresses(addresses[:min(4, len(addresses))]))
+	return first + map[bool]string{true: ", …"}[len(addresses) > 4]
+}
 
 func (s *Set) String() string {
 	switch ranges := strings.Join(s.Ranges, ","); {

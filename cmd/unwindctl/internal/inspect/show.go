@@ -35,15 +35,9 @@ func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 		return err
 	}
 	err = cmp.Or(r.Err(), r.HistoryErr)
-	var damaged *journal.DamagedError
 	unread := r.JournalErr != nil && len(found) == 0 // an empty list would be wrong
 	if unread && (o.IsObject() || errors.Is(err, fs.ErrPermission)) {
 		return err
-	}
-	for _, one := range r.Damaged {
-		if len(found) == 0 && errors.As(one, &damaged) && damaged.Key.String() == arg {
-			return explainDamaged(out, damaged, o)
-		}
 	}
 	switch {
 	case len(found) == 0:
@@ -162,15 +156,14 @@ func summary(a *Attachment, all []Attachment) []string {
 	var guard *sweep.MassReleaseError
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
-		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. Try again "+
-			"in a minute.")
+		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
+			"takes minutes, a plugin hangs: ps axf shows it below unwind.")
 	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
 		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
 			"ADD ran in other namespaces.",
 			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
 	case f.Fate == decide.Unknown:
-		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.",
-			a.Why))
+		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.", a.Why))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
 			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+

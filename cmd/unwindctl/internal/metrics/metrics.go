@@ -183,15 +183,11 @@ func (c *collection) collectPools() {
 			if s.Number != nil {
 				set = strconv.Itoa(*s.Number)
 			}
-			states := map[string]int64{
-				"live": int64(s.Live), "recent": int64(s.Recent), "leaked": int64(s.Leaked),
-				"empty": int64(s.Empty), "unknown": int64(s.Unknown),
+			for state, n := range s.ByState() {
+				c.add("ipam_addresses", float64(*n), p.Network, p.Dir, set, s.Family, state)
 			}
 			if s.Free != nil {
-				states["free"] = *s.Free
-			}
-			for state, n := range states {
-				c.add("ipam_addresses", float64(n), p.Network, p.Dir, set, s.Family, state)
+				c.add("ipam_addresses", float64(*s.Free), p.Network, p.Dir, set, s.Family, "free")
 			}
 		}
 	}
