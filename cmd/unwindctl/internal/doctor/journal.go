@@ -85,8 +85,9 @@ func (e *examination) lastSweep(s *inspect.Report) {
 	}
 }
 
-// pendingLong is the time for which a DEL may be pending before doctor reports it.
-const pendingLong = 15 * time.Minute
+// pendingLong is the time for which a DEL may be pending before doctor reports it, and addingLong
+// that for which an ADD may run.
+const pendingLong, addingLong = 15 * time.Minute, 2 * time.Minute
 
 // rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
 func (e *examination) rollbacks(events []journal.Event) {
@@ -110,17 +111,19 @@ func (e *examination) rollbacks(events []journal.Event) {
 }
 
 func (e *examination) attachments(found *inspect.Report) {
-	var long, held, gone []string
+	var long, held, gone, adding []string
 	pending := 0
 	for _, a := range found.Attachments {
+		key, age := a.Key.String(), time.Since(a.Since)
+		if a.State == journal.Adding && a.Verdict == decide.Live && age > addingLong {
+			adding = append(adding, key)
+		}
 		if !a.PendingDEL() {
 			continue
 		}
-		pending++
-		if time.Since(a.Since) <= pendingLong {
+		if pending++; age <= pendingLong {
 			continue
 		}
-		key := a.Key.String()
 		if a.HasStep(journal.ForPort) {
 			held = append(held, key)
 		}
@@ -135,6 +138,10 @@ func (e *examination) attachments(found *inspect.Report) {
 		}
 	}
 	some := func(all []string) string { return strings.Join(all[:min(3, len(all))], ", ") }
+	if len(adding) > 0 {
+		e.add("pods", Warning, "a plugin of the chain hangs; ps axf shows it",
+			"%s run for more than 2m: %s", term.Plural(len(adding), "ADD has", "ADDs have"), some(adding))
+	}
 	if len(long) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+long[0]+" explains why",
 			"%s pending DELs for more than 15m: %s",

@@ -239,9 +239,8 @@ func HintFor(err error) string {
 		return "to drop the entry, which no ADD or DEL replaces, run unwindctl forget " +
 			damaged.Key.String()
 	case errors.As(err, &damaged):
-		return "the attachment's next ADD or DEL replaces the entry; the DEL uses the runtime's " +
-			"configuration. If its container no longer exists, run unwindctl forget " +
-			damaged.Key.String()
+		return "the attachment's next ADD or DEL replaces the entry. If its container no longer " +
+			"exists, run unwindctl forget " + damaged.Key.String()
 	}
 	return ""
 }

@@ -157,7 +157,7 @@ func summary(a *Attachment, all []Attachment) []string {
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
-			"takes minutes, a plugin hangs: ps axf shows it below unwind.")
+			"takes minutes, a plugin hangs: ps axf shows it.")
 	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
 		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
 			"ADD ran in other namespaces.",
