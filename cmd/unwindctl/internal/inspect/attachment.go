@@ -45,7 +45,7 @@ type Step struct {
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
 	Last   string `json:"lastError,omitempty"` // the error of the last try
 	Code   uint   `json:"code,omitempty"`      // the error's code
-	// WaitsFor says what the DEL waits for now (see journal.Why). It is absent if the next pass runs it.
+	// WaitsFor says what the DEL waits for now (journal.Why). It is absent if the next pass runs it.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
