@@ -49,7 +49,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 			return err
 		}
 		waits := stuck.Undo.Steps[0]
-		waits.Index, waits.Next = len(stuck.Undo.Steps), journal.Next{Why: journal.ForOwner}
+		waits.Index, waits.Next = len(stuck.Undo.Steps), journal.Next{Why: journal.ForRepeat}
 		stuck.Undo.Steps = append(stuck.Undo.Steps, waits)
 		return tx.Put(stuck)
 	})
