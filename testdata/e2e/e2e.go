@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// root is the repository, relative to a command's directory, where its tests run.
+// root is the repository, relative to this directory, where the tests run.
 const root = "../.."
 
 // Path returns the absolute path of a file of the repository, and fails the test if there is none.
