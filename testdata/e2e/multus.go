@@ -26,7 +26,7 @@ type MultusAPI struct {
 
 // ConfigureMultus gives the node Multus' network, with the real multus: a cluster network of
 // bridge, firewall and more plugins, and an additional network for each pod. Each has addresses for
-// 6 pods. unwind runs Multus, or else Multus runs unwind with the chain of each of the two
+// 6 pods. If front is true, unwind runs Multus; otherwise Multus runs unwind for each of the two
 // networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
@@ -89,7 +89,7 @@ func (a *MultusAPI) Start() {
 // Stop ends the API server.
 func (a *MultusAPI) Stop() { _ = a.server.Close() }
 
-// Addresses returns the number of addresses that both networks have assigned.
+// Addresses returns the number of assigned addresses in both networks.
 func (a *MultusAPI) Addresses() (count int) {
 	a.n.Helper()
 	for _, name := range []string{NetworkName, "extra"} {

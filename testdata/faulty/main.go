@@ -158,7 +158,8 @@ func main() {
 	}
 }
 
-// serve carries out a call, and logs its start and its end. An orphan does the second half only.
+// serve carries out a call, and logs its start and its end. The child of mode orphan only does the
+// second half.
 func serve(args *skel.CmdArgs, role string, parent int) error {
 	c := &call{parent: parent, record: record{
 		Command:     os.Getenv("CNI_COMMAND"),
