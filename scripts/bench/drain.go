@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// runtimeTimeout is the time that containerd and CRI-O by default give one ADD or DEL.
+// runtimeTimeout is the default timeout of containerd and CRI-O for one ADD or DEL.
 const runtimeTimeout = time.Minute
 
-// benchDrain starts this many pods of bridge + firewall + portmap + tuning on a node at once, and
-// ends them at once. A plain chain and unwind take turns. benchDrain prints how many ADDs and DELs
-// failed within the runtime's minute, and the time until the last one ended. Afterwards it deletes
-// the failed ones again until nothing is left. For a busy machine, run two shell loops beside nice
-// -n 19 make bench ARGS="-drain 120".
+// benchDrain starts pods of bridge + firewall + portmap + tuning on a node, all at the same time,
+// and then ends all, alternately with and without unwind. It prints how many ADDs and DELs failed
+// within the runtime's minute, and the time until the last one ended. Then it repeats the failed
+// DELs until none fails. For a busy machine, run two shell loops next to nice -n 19 make bench
+// ARGS="-drain 120".
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network
 	for i, kind := range []string{plain, unwound} {
@@ -80,8 +80,8 @@ type drained struct {
 	wall   time.Duration
 }
 
-// drain adds all pods at once and deletes them at once. Then it deletes those that failed again,
-// until none is left. again is the number of these passes.
+// drain adds all pods at the same time, and then deletes all. It repeats the failed DELs until none
+// fails. again is the number of these passes.
 func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err error) {
 	add, _ = together(ctx, pods, (*pod).add)
 	del, left := together(ctx, pods, (*pod).del)
