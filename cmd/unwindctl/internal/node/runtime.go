@@ -86,7 +86,8 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the runtime has not reported its directories, which are the usual ones.
+// Silent reports whether the runtime didn't report its directories, so that the usual ones are
+// used.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
