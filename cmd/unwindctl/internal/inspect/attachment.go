@@ -61,8 +61,9 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Status is the state of an attachment as tables and metrics show it: the journal's state or, if
-// the verdict contradicts a state of live or adding, the verdict.
+// Status is the state of an attachment as tables and metrics show it: the journal's state, unless
+// the verdict is unknown, foreign or recent, or is dead while the journal's state is adding or
+// live.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
