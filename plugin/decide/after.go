@@ -86,8 +86,8 @@ func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
 
 // tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's
 // error often enough and for long enough, and the attachment has neither a namespace nor an
-// address. Only a plugin that is known not to hide an IPAM plugin of its own can be judged, and
-// host ports cannot.
+// address. It returns false for a plugin that may hide an IPAM plugin, and for one that got port
+// mappings.
 func tookNothing(s *journal.Step, o Outcome, now int64) bool {
 	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
 		o.Reserved == tristate.No && hidesNoIPAM(s) && !HasPorts(s)

@@ -174,8 +174,8 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 }
 
 // OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
-// another network namespace. It never uses the main thread, whose namespace /proc shows as that of
-// the process.
+// another network namespace. It never uses the main thread, whose namespace /proc shows as the
+// process's.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {

@@ -65,7 +65,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// reserved reports whether host-local has an address for the attachment in the pool of a step.
+// reserved reports whether host-local reserves an address for the attachment in the pool of a step.
 func (u *undoing) reserved(s *journal.Step) tristate.Value {
 	pool := ipam.Pool(s.Config, u.Entry.Network)
 	if pool == "" {
