@@ -169,7 +169,7 @@ func syncPath(path string) error {
 
 // ErrQueued is the ErrBusy that a caller gets if its turn does not come because other processes
 // keep writing.
-var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
+var ErrQueued = fmt.Errorf("%w: other processes keep writing the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has
 // written for maxWait, which it checks every maxWait, and after three times maxWait in all.

@@ -209,7 +209,7 @@ func checkStructure(data []byte) error {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {
-		return fmt.Errorf("the meta page gives %d pages; the file has %d", m.pages, len(data)/pageSize)
+		return fmt.Errorf("the meta page counts %d pages; the file has %d", m.pages, len(data)/pageSize)
 	}
 	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true

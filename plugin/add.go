@@ -164,7 +164,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	err = a.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
-		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
+		a.log.Warn("other processes keep writing the journal; the ADD still waits for its turn")
 		err = a.Journal.Update(ctx, write)
 	}
 	if err != nil {

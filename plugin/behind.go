@@ -85,7 +85,7 @@ func seal(data []byte) (*os.File, error) {
 	_, seekErr := f.Seek(0, io.SeekStart)
 	if err := errors.Join(writeErr, sealErr, seekErr); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("the configuration in sealed memory: %w", err)
+		return nil, fmt.Errorf("cannot store the configuration for the sweep: %w", err)
 	}
 	return f, nil
 }

@@ -203,7 +203,7 @@ func (u *undoing) delWith(
 		}
 	}
 	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
-		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
+		u.Log.Info("DEL cannot succeed, because the network namespace is gone; "+to+" cleans up instead",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
 	}

@@ -29,7 +29,8 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 		}
 		networks = append(networks, n)
 	}
-	fmt.Printf("\n%d pods at once of bridge + firewall + portmap + tuning, load %s\n", pods, load())
+	fmt.Printf("\n%d simultaneous pods of bridge + firewall + portmap + tuning, load %s\n",
+		pods, load())
 	walls := map[string]time.Duration{}
 	for round := range rounds {
 		for _, n := range inTurn(networks, round) {
@@ -44,7 +45,7 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 			walls["ADD "+n.kind] += add.wall
 			walls["DEL "+n.kind] += del.wall
 			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs "+
-				"until nothing was left\n",
+				"until all succeeded\n",
 				n.kind, add.failed, add.wall.Seconds(), del.failed, del.wall.Seconds(), again)
 			for _, err := range append(add.errs, del.errs...) {
 				fmt.Printf("        e.g. %.300v\n", err)
@@ -87,7 +88,7 @@ func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err e
 	del, left := together(ctx, pods, (*pod).del)
 	for ; len(left) > 0; again++ {
 		if again == 100 {
-			return add, del, again, fmt.Errorf("%d DELs do not pass", len(left))
+			return add, del, again, fmt.Errorf("%d DELs keep failing", len(left))
 		}
 		_, left = together(ctx, left, (*pod).del)
 	}

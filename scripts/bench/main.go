@@ -88,16 +88,16 @@ func (n *numbers) Set(text string) error {
 
 func main() {
 	o := options{chains: names{"light", "1", "3", "5"}, parallel: numbers{1, 8, 32, 128}}
-	flag.StringVar(&o.out, "out", "", "write what was timed to this `file`")
+	flag.StringVar(&o.out, "out", "", "write the timings to this `file`")
 	flag.Var(&o.chains, "chains", "`names` of the chains, of light, 1, 3, 4 and 5")
-	flag.Var(&o.parallel, "parallel", "`pods` at once")
+	flag.Var(&o.parallel, "parallel", "`pods` at the same time")
 	flag.IntVar(&o.pods, "n", 40,
-		"`pods` of each kind, for each chain and each number at once; at least as many as at once")
-	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` before, of each kind")
+		"`pods` of each kind, for each chain and each number in -parallel; at least that number")
+	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` of each kind to start first, without timing")
 	flag.IntVar(&o.dead, "dead", 250,
-		"dead `pods` to sweep, and to delete one by one; 0 leaves that out")
+		"dead `pods` to sweep, and to delete one by one; 0 for none")
 	flag.IntVar(&o.live, "live", 5000, "live `attachments` in the larger journal")
-	flag.Var(&o.drain, "drain", "start and end so many `pods` at once, and do nothing else")
+	flag.Var(&o.drain, "drain", "start and end this many `pods` at the same time, and do nothing else")
 	flag.IntVar(&o.rounds, "rounds", 3, "`rounds` of -drain, of each kind")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -152,7 +152,7 @@ func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, 
 // that includes the runtime's DEL; unwind has rolled it back already.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
-		return errors.New("it succeeded")
+		return errors.New("the ADD succeeded")
 	}
 	if p.kind == unwound {
 		return nil
@@ -209,7 +209,7 @@ func (n *network) leaves(nothing int) error {
 		}
 	}
 	if held != nothing {
-		err = errors.Join(err, fmt.Errorf("%d addresses are given out in %s, want %d", held, n.list.Name,
+		err = errors.Join(err, fmt.Errorf("%d addresses are assigned in %s, want %d", held, n.list.Name,
 			nothing))
 	}
 	return err

@@ -149,7 +149,7 @@ func (n *cnitool) nothingLeft() error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.name))
 	for _, f := range files {
 		if _, notAddress := netip.ParseAddr(f.Name()); notAddress == nil {
-			return fmt.Errorf("%s is still given out in %s", f.Name(), n.name)
+			return fmt.Errorf("%s is still assigned in %s", f.Name(), n.name)
 		}
 	}
 	return err

@@ -54,7 +54,7 @@ func run(args []string, epoch string) error {
 	ref, archive, dir := args[0], args[4], args[5]
 	// The kubelet asks the runtime for the full name, even if a pod uses a short one.
 	if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
-		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref,
+		return fmt.Errorf("image %q: %w; give the full name, such as docker.io/library/unwind:dev", ref,
 			err)
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
@@ -118,7 +118,7 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 func pack(arch, dir string, date time.Time) ([]byte, error) {
 	machine, known := machines[arch]
 	if !known {
-		return nil, fmt.Errorf("architecture %q: not known; amd64 and arm64 are", arch)
+		return nil, fmt.Errorf("unknown architecture %q; use amd64 or arm64", arch)
 	}
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -130,7 +130,7 @@ func pack(arch, dir string, date time.Time) ([]byte, error) {
 		}
 		binary, err := elf.NewFile(bytes.NewReader(data))
 		if err != nil {
-			return nil, fmt.Errorf("%s: not a program of Linux: %w", path, err)
+			return nil, fmt.Errorf("%s: not a Linux program: %w", path, err)
 		}
 		if binary.Machine != machine {
 			return nil, fmt.Errorf("%s: a program for %v, not %v", path, binary.Machine, machine)

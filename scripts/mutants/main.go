@@ -85,7 +85,7 @@ func readAccepted(path string) (map[string]bool, error) {
 		line = strings.TrimSpace(line)
 		last := strings.LastIndex(line, " | ")
 		if strings.Count(line, " | ") < 3 {
-			return nil, fmt.Errorf("%s: not FILE | FROM TO | LINE | REASON: %s", path, line)
+			return nil, fmt.Errorf("%s: expected FILE | FROM TO | LINE | REASON, not: %s", path, line)
 		}
 		all[line[:last]] = true
 	}

@@ -66,7 +66,7 @@ func copyLicenses(dir string, binaries []binary) (licenses, error) {
 	}
 	for name, ids := range found {
 		if ids == nil {
-			return nil, fmt.Errorf("%s: no license is known, or go list has another version", name)
+			return nil, fmt.Errorf("%s: found no known license, or go list reports another version", name)
 		}
 	}
 	return found, nil
