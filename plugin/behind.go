@@ -69,7 +69,7 @@ func StartSweep(conf []byte) (ended <-chan error, err error) {
 	return done, nil
 }
 
-// seal returns a file in memory that contains data, and that nobody can change.
+// seal returns a file in memory that contains data and cannot be changed.
 func seal(data []byte) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate("unwind", flags|unix.MFD_NOEXEC_SEAL)

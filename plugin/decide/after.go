@@ -28,8 +28,8 @@ type Outcome struct {
 
 	Withheld bool // an address was removed from its prevResult
 	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain,
-	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
-	// address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
+	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local reserves
+	// an address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
 	NotInChain bool
 	NetNSGone  bool
 	Reserved   tristate.Value

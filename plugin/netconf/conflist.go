@@ -259,7 +259,7 @@ func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	return replaced
 }
 
-// object returns the members of a list. A single plugin's list has its name and cniVersion.
+// object returns the members of a list. A single plugin's list contains its name and cniVersion.
 func (c *Conflist) object() map[string]json.RawMessage {
 	if list := ObjectOf(c.Data); list["plugins"] != nil {
 		return list

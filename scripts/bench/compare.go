@@ -236,8 +236,8 @@ func quantile[T float64 | time.Duration](all []T, q float64) T {
 }
 
 // floor measures the least cost of a plugin with a journal: one lean process, and durable commits
-// to a bbolt file, each of which opens and closes the file. An ADD makes one commit more than its
-// chain has plugins, a DEL two.
+// to a bbolt file, each of which opens and closes the file. floor commits once more than the chain
+// has plugins for an ADD, and twice for a DEL.
 type floor struct {
 	noop string
 	file string

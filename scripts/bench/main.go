@@ -30,7 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workEnv tells this program that it is in the namespaces, and names its directory.
+// workEnv is the environment variable with the work directory. It is set in the namespaces only.
 const workEnv = "UNWIND_BENCH_DIR"
 
 // init keeps the main thread out of other network namespaces: see netns.

@@ -34,8 +34,8 @@ var chains = map[string]struct {
 }
 
 // kinds are compared with each other. "plain" is without unwind; the journal of "unwind" has 10
-// entries, and the journal of "unwind-full" -live entries. "noop" is the plain chain behind a
-// plugin that does nothing.
+// entries, and the journal of "unwind-full" -live entries. "noop" is the same chain after a plugin
+// that does nothing.
 const (
 	plain      = "plain"
 	unwound    = "unwind"

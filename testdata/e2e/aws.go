@@ -58,7 +58,7 @@ type IPAMD struct {
 
 	mu          sync.Mutex
 	allocations []AWSAllocation // in the order of their ADDs
-	refusal     error           // what a DelNetwork gets
+	refusal     error           // the error of each DelNetwork
 }
 
 // AWSAllocation is an entry of ipamd's file (CheckpointEntry).

@@ -26,8 +26,8 @@ type MultusAPI struct {
 
 // ConfigureMultus gives the node Multus' network, with the real multus: a cluster network of
 // bridge, firewall and more plugins, and an additional network for each pod. Each has addresses for
-// 6 pods. If front is true, unwind runs Multus; otherwise Multus runs unwind for each of the two
-// networks.
+// 6 pods. With unwind and front, unwind runs Multus; with unwind alone, Multus runs unwind for each
+// of the two networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
 	if err := os.Symlink(tool(n, "multus/multus"), n.File(PluginDir, "multus")); err != nil {

@@ -82,9 +82,9 @@ func newNode(t testing.TB, prepare func() error) *Node {
 	return n
 }
 
-// thread starts the first process and works in its namespaces until there is no more work. Then the
-// thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that all
-// processes and mounts of the node.
+// thread starts the first process and works in its namespaces until the work channel closes. Then
+// the thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that
+// all processes and mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
 	// Never unlocked: no other goroutine may get a thread in other namespaces.
 	runtime.LockOSThread()

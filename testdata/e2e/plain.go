@@ -112,7 +112,7 @@ func Results(of map[string]Found) map[string]int {
 	return count
 }
 
-// Has is what containers have reserved, created or left on the node.
+// Has lists host-local's reservations, the rules of containers, and libcni's cache files.
 type Has struct {
 	Reserved map[string]string
 	Rules    []string

@@ -118,8 +118,8 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 // that are refused, and, once all pods are gone, the held addresses and the pending records.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
-// Outcome runs a situation, repairs what is broken, lets unwind sweep, starts the next pods, and
-// ends them.
+// Outcome runs a situation, repairs the plugin and the daemon, lets unwind sweep, starts the next
+// pods, and ends them.
 func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
 	n.Start()
 	run(t, n)

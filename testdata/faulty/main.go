@@ -90,7 +90,7 @@ const (
 	// env.Hangs.
 	hangsEnv = "UNWIND_TEST_HANGS"
 
-	// roleEnv tells a child of this program its role.
+	// roleEnv is the environment variable with the role of a child of this program.
 	roleEnv    = "CNI_FAULTY_ROLE"
 	roleDaemon = "daemon"
 	roleOrphan = "orphan"

@@ -46,7 +46,7 @@ func addAzure(c conf, args *skel.CmdArgs) error {
 	return types.PrintResult(r, c.CNIVersion)
 }
 
-// request asks CNS for an address.
+// request requests an address from CNS.
 func (c conf) request(args *skel.CmdArgs) (*current.Result, error) {
 	if err := c.free(args); err != nil { // CNS would return the same address
 		return nil, err

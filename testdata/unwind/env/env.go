@@ -17,7 +17,7 @@ const (
 	// FailAt makes a commit of the journal fail: at "commit 1" before it has written anything, at
 	// "committed 1" after it has written everything.
 	FailAt = "UNWIND_TEST_FAIL_AT"
-	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". The others are those of Long.
+	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". Long sets the others.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
 	// there, and the plugin then ends the delegate's time, if that is limited. PLUGIN is the

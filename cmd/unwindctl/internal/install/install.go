@@ -206,7 +206,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-// advice is what to do after an install.
+// advice returns the steps that follow an install.
 func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +

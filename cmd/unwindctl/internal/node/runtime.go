@@ -41,7 +41,7 @@ type Runtime struct {
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons in the configuration not to install unwind
 
-	DefaultNetwork string   // the only network that it uses; "" for that of the first conflist
+	DefaultNetwork string   // the only network that it uses; "" for the first conflist's
 	Notes          []string // facts to report that do not prevent an install
 	Kubelet        bool     // a kubelet runs here, which requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
