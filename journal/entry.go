@@ -222,7 +222,7 @@ const (
 	ForRepeat    Why = "repeat"    // it succeeded, and runs once more
 )
 
-// Blocked reports whether a DEL waits for more than its turn and the end of a pause.
+// Blocked reports whether a DEL waits for something other than its turn or the end of a pause.
 func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
 
 type Outcome string

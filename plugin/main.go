@@ -29,7 +29,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plugin runs the verbs in one process.
+// Plugin carries out CNI verbs. Its fields connect it to its process.
 type Plugin struct {
 	undo.Env
 	Stdout io.Writer

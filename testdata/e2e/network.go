@@ -61,7 +61,7 @@ func (net Network) plain() string {
       "ipam": {"type": "host-local", "ranges": [[%s]], "routes": %s}}`, net.Gateway == "", ranges, routes)
 	versions := `"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]`
 	if net.Kindnet {
-		// kindnet's own: testdata/conflists/kindnet.conflist
+		// as in testdata/conflists/kindnet.conflist
 		first = fmt.Sprintf(`{"type": "ptp", "ipMasq": false, "mtu": 1500,
       "ipam": {"type": "host-local", "dataDir": %q, "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[%s]]}}`, filepath.Dir(net.pool()), ranges)
 		versions = `"cniVersion": "0.3.1"`
