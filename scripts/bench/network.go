@@ -149,7 +149,7 @@ func (p *pod) add(ctx context.Context) error {
 func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, p.list, p.rt) }
 
 // failedAdd runs an ADD that fails, until nothing of it is left. Without unwind, and with multus,
-// that includes the runtime's DEL; unwind has rolled it back already.
+// that includes the runtime's DEL; unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("the ADD succeeded")

@@ -131,7 +131,7 @@ var tunables = map[string]string{
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// keepTunables mounts files with the kubelet's values over the settings, so that it changes none.
+// keepTunables mounts files with these values over the settings, so that the kubelet changes none.
 func (w *Worker) keepTunables() {
 	w.Helper()
 	w.do(func() error {

@@ -272,7 +272,8 @@ func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }
 
-// InFile changes the values of a bucket's keys with this prefix, without the journal's own code.
+// InFile changes the values of all keys in a bucket that begin with key, without the journal's
+// code.
 func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {

@@ -122,7 +122,7 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function that calls do at the n-th point with a name ("commit 2") or at all ("2").
+// at returns a function that calls do at the n-th point of a name ("commit 2"), or of all ("2").
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]

@@ -1,7 +1,7 @@
 // Pause is the first process of the pods and nodes of the end-to-end tests: it reaps orphans until
 // it gets a signal to end.
 //
-// "pause node" is the first process of new mount and PID namespaces, and mounts their /proc. On
+// "pause node" is the first process of new mount and PID namespaces, and mounts /proc for them. On
 // SIGUSR1, which a test sends to reboot a node, it moves into a new network namespace; the old one
 // ends with the other processes in it. "pause kill-all" kills all other processes that it sees
 // except the first, and returns when they are gone.
