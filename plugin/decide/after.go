@@ -107,12 +107,12 @@ func hidesNoIPAM(s *journal.Step) bool {
 	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
 }
 
-// TryPresent decides whether a DEL that failed with a code runs with the present configuration. It
-// does if the ADD failed too, or if the plugin rejects the recorded one (for example after an
-// upgrade). After another error, success would not prove that the ADD's resources are free: portmap
-// may look for its rules in the wrong place. The reference plugins reject a configuration with the
-// code 999. After that code, needsProof is set: success counts only if host-local has nothing of
-// the attachment afterwards.
+// TryPresent decides whether a DEL that failed with a code runs again with the chain's present
+// configuration. It does if the ADD failed too, or if the plugin rejects the recorded one (for
+// example after an upgrade). After another error, success would not prove that the ADD's resources
+// are free: portmap may look for its rules in the wrong place. The reference plugins reject a
+// configuration with the code 999. After that code, needsProof is set: success counts only if
+// host-local reserves nothing for the attachment afterwards.
 func TryPresent(s *journal.Step, code uint) (try, needsProof bool) {
 	switch {
 	case s.ADD != journal.AddPassed:

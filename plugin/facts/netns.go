@@ -47,8 +47,8 @@ func (p Place) Close() {
 	}
 }
 
-// Open opens the network namespace at a path, and inspects an interface in it, which may be
-// missing, unless ifname is "". After an error, the place contains only the path.
+// Open opens the network namespace at a path. Unless ifname is "", it also inspects that interface,
+// which may be missing. After an error, the place contains only the path.
 func Open(path, ifname string) (none Place, err error) {
 	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)

@@ -58,7 +58,7 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a copy of w, and with the same recorder.
+// New returns a sweep that works with a copy of own, and with the same recorder.
 func New(own *undo.Worker, job Job) *Sweep {
 	worker, node := *own, *own.Node
 	w := &worker

@@ -236,7 +236,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 }
 
 // present returns the configuration of a step's delegate in the network's chain, with the ADD's
-// runtime arguments. It returns nil if the chain contains no such delegate, or two.
+// runtime arguments. It returns nil if the chain contains no such delegate, or several.
 func (u *undoing) present(s *journal.Step) json.RawMessage {
 	chain, of := u.chain(), u.Verb.Conf
 	if chain == nil && u.ChainOf != nil {

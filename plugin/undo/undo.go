@@ -274,9 +274,9 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 	}
 }
 
-// claimedAgain reports whether another ADD of the attachment got the same address. If
-// that ADD is live or running, it may have the address even if its record lacks it, because its
-// commit failed.
+// claimedAgain reports whether another ADD of the attachment got the same address. If that ADD is
+// live or running, it may have the address even if its record lacks it, because an ADD writes a
+// claim only after the delegate has run.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Entry)
 	return err != nil || slices.ContainsFunc(others, func(e *journal.Entry) bool {

@@ -18,8 +18,8 @@ import (
 // directory.
 const repository = "../.."
 
-// The names of a module's legal texts, which must be distributed with its binaries, and of
-// licenses.
+// legal matches the files that must be distributed with a module's binaries, license the licenses
+// among them.
 var (
 	legal   = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents)([-.].*)?$`)
 	license = regexp.MustCompile(`(?i)^(licen[cs]e|copying)`)

@@ -43,8 +43,7 @@ func Run(m *testing.M) int { return run(m, "") }
 // /dev/shm.
 func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
-// run is Run, with a file system in memory for the tests' files at the path memory, unless it is
-// "".
+// run is Run. If memory is not "", it is the path of a file system in memory for the tests' files.
 func run(m *testing.M, memory string) int {
 	if flag.Parse(); !has() {
 		return m.Run()
