@@ -36,7 +36,6 @@ const workEnv = "UNWIND_BENCH_DIR"
 // init keeps the main thread out of other network namespaces: see netns.
 func init() { runtime.LockOSThread() }
 
-// options are the command line's.
 type options struct {
 	out      string
 	chains   names   // see chains

@@ -25,7 +25,6 @@ type network struct {
 	ports int // the first host port of its pods; 0 maps none
 }
 
-// chains are the chains by name.
 var chains = map[string]struct {
 	plugins int  // the number of plugins, see network.chain
 	ports   bool // each pod has a port mapping
@@ -118,7 +117,6 @@ func paths(dirs ...string) ([]string, error) {
 	return path, nil
 }
 
-// pod is one pod of a network.
 type pod struct {
 	*network
 	netns string

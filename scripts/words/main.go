@@ -16,7 +16,6 @@ import (
 	"strings"
 )
 
-// text is a text of a program, with its place.
 type text struct {
 	place string // file:line
 	words string

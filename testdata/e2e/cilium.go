@@ -103,7 +103,6 @@ func (a *CiliumAgent) Refuse(refuses bool) {
 	a.refuses = refuses
 }
 
-// Endpoints returns the number of the agent's endpoints.
 func (a *CiliumAgent) Endpoints() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,7 +188,6 @@ func (a *CiliumAgent) remove(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer writes a JSON response.
 func answer(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

@@ -102,7 +102,6 @@ func (v Version) MovedCNI(confDir, binDir string) string {
 	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  %s\n", confDir, bin)
 }
 
-// Containerd is a containerd on a node.
 type Containerd struct {
 	*Daemon
 	Version Version

@@ -13,7 +13,6 @@ import (
 // CrioSocket is where CRI-O listens on a node.
 const CrioSocket = "/run/crio/crio.sock"
 
-// Crio is CRI-O on a node.
 type Crio struct {
 	*Daemon
 	podman *Podman

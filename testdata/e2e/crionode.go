@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// CrioNode is a node with CRI-O.
 type CrioNode struct {
 	*Node
 	RT     *Crio

@@ -11,7 +11,6 @@ import (
 	"runtime"
 )
 
-// object is a JSON object.
 type object map[string]any
 
 // writePause writes an archive (OCI image layout 1.0) of PauseImage, which contains only program.

@@ -55,7 +55,6 @@ func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	return api
 }
 
-// Start starts the API server.
 func (a *MultusAPI) Start() {
 	a.n.Helper()
 	var listener net.Listener
@@ -86,7 +85,6 @@ func (a *MultusAPI) Start() {
 	go func() { _ = a.server.Serve(listener) }()
 }
 
-// Stop ends the API server.
 func (a *MultusAPI) Stop() { _ = a.server.Close() }
 
 // Addresses returns the number of assigned addresses in both networks.

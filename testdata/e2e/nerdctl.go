@@ -35,7 +35,6 @@ func (n *Nerdctl) Try(args ...string) (stdout string, err error) {
 	return strings.TrimSpace(stdout), err
 }
 
-// Run runs nerdctl, and fails the test if it fails.
 func (n *Nerdctl) Run(args ...string) string {
 	n.node.Helper()
 	stdout, err := n.Try(args...)

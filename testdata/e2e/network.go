@@ -35,7 +35,6 @@ type Network struct {
 	Keys   map[string]any
 }
 
-// Firewall and Portmap are plugins of a chain.
 const (
 	Firewall = `{"type": "firewall"}`
 	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`

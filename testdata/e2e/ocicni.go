@@ -5,7 +5,6 @@ import "fmt"
 // Ocicni is CRI-O's CNI library on a node. It uses the network in the node's /etc/cni/net.d.
 type Ocicni struct{ node *Node }
 
-// NewOcicni returns the node's Ocicni.
 func (n *Node) NewOcicni() *Ocicni { return &Ocicni{n} }
 
 // Add starts a sandbox of a pod, in a new network namespace that is named after its ID. If the ADD

@@ -189,7 +189,6 @@ func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Settled()
 }
 
-// pins returns the pinned network namespaces.
 func (n *PlainNode) pins() (names []string) {
 	n.Helper()
 	entries, err := os.ReadDir(n.File("/run/netns"))

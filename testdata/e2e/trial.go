@@ -60,7 +60,6 @@ const Sandboxes = 8
 // started afterwards.
 const TrialPods = 3
 
-// PodsNamed returns the names of pods.
 func PodsNamed(name string) (names []string) {
 	for i := range TrialPods {
 		names = append(names, fmt.Sprintf("%s-%d", name, i))

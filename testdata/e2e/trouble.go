@@ -148,7 +148,6 @@ func (c *Containerd) HealthyPod() {
 	}
 }
 
-// SomePods returns pods named pod-0 and so on.
 func SomePods(count int) []Pod {
 	pods := make([]Pod, count)
 	for i := range pods {

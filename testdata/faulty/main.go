@@ -132,7 +132,6 @@ type record struct {
 	Stdin       json.RawMessage `json:"stdin"`
 }
 
-// call is one invocation of the plugin.
 type call struct {
 	record
 	conf   conf

@@ -30,7 +30,6 @@ func New(t *testing.T, ipam string) *Plugin {
 	return p
 }
 
-// Pool returns the directory of the pool.
 func (p *Plugin) Pool() string { return filepath.Join(p.DataDir, "podnet") }
 
 // Command returns the command that runs a verb.

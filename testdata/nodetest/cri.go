@@ -24,7 +24,6 @@ type FakeCRI struct {
 	Asked   atomic.Int64      // number of Status calls
 }
 
-// ListPodSandbox implements CRI.
 func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
 	*cri.ListPodSandboxResponse, error) {
 	switch {
@@ -37,12 +36,10 @@ func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxReque
 	return &cri.ListPodSandboxResponse{Items: items}, err
 }
 
-// Version implements CRI.
 func (f *FakeCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
 	return &cri.VersionResponse{RuntimeName: "fake", RuntimeVersion: f.Release}, nil
 }
 
-// Status implements CRI.
 func (f *FakeCRI) Status(_ context.Context, r *cri.StatusRequest) (*cri.StatusResponse, error) {
 	f.Asked.Add(1)
 	if !r.GetVerbose() {

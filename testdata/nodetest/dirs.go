@@ -77,7 +77,6 @@ func (n *Dirs) Rename(path, content string) {
 	}
 }
 
-// Remove removes a file.
 func (n *Dirs) Remove(path string) {
 	n.Helper()
 	if err := os.Remove(path); err != nil {
