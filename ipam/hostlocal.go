@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local has one file for each address, in a directory for each network, the pool. The file
+// host-local keeps one file for each address in a directory for each network, the pool. The file
 // contains the container ID, CR LF, and the interface (no interface before version 0.8). host-local
 // creates and writes the file under the lock of the pool. If host-local dies in between, the file
 // stays empty.

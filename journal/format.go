@@ -79,7 +79,7 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one entry that cannot be read, until the next ADD or DEL removes it.
+// DamagedError reports an entry that cannot be read. The next ADD or DEL removes the entry.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -129,7 +129,7 @@ func decodeEntry(key, value []byte) (e *Entry, err error) {
 	return e, nil
 }
 
-// isUndone reports whether an encoded entry is undone. It decodes nothing, because most may be.
+// isUndone reports whether an encoded entry is undone, as most may be. So it decodes nothing.
 func isUndone(value []byte) bool {
 	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
 }
@@ -209,7 +209,7 @@ func checkStructure(data []byte) error {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {
-		return fmt.Errorf("the meta page gives %d pages; the file has %d", m.pages, len(data)/pageSize)
+		return fmt.Errorf("the meta page counts %d pages; the file has %d", m.pages, len(data)/pageSize)
 	}
 	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true

@@ -164,7 +164,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	err = a.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
-		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
+		a.log.Warn("other processes keep writing the journal; the ADD still waits for its turn")
 		err = a.Journal.Update(ctx, write)
 	}
 	if err != nil {
@@ -192,10 +192,10 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	return nil
 }
 
-// duplicates returns the claims of addresses that another attachment certainly uses: both got the
-// address from the same node-local pool, or from node-local pools for the same bridge, because an
-// installer has renamed the network. The other attachment is not dead, and its interface has the
-// address.
+// duplicates returns the claims of addresses that another attachment certainly uses: both
+// attachments got the address from the same node-local pool (or from pools for the same bridge, if
+// an installer has renamed the network), and the other one is not dead and has the address on its
+// interface.
 func (a *adding) duplicates(
 	ctx context.Context, claims []journal.Claim, other *journal.Entry,
 ) (used []journal.Claim) {

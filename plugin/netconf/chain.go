@@ -28,7 +28,7 @@ type Chain struct {
 type Delegate struct {
 	Type         string
 	IPAM         string                     // ipam.type, or ""
-	Capabilities map[string]bool            // those that are true
+	Capabilities map[string]bool            // the capabilities that are set to true
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
@@ -274,9 +274,9 @@ func (ch *Chain) capabilities() map[string]bool {
 	return all
 }
 
-// AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
-// has. podman adds it to the first plugin of the list of a container with static addresses, unless
-// that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
+// delegate does. For a container with static addresses, podman adds it to the first plugin of the
+// list, unless that declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}

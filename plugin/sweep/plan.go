@@ -47,8 +47,8 @@ type Finding struct {
 	owner *owner // set if the attachment is not in the journal
 }
 
-// Record is a record of the journal. For each of its steps, Next says when the DEL runs by itself.
-// It is nil if the attachment is not dead, and in a sweep that is no dry run.
+// Record is a record of the journal. Next contains, for each step, when the DEL runs by itself. It
+// is nil if the attachment is not dead, or the sweep is no dry run.
 type Record struct {
 	*journal.Entry
 	Next []journal.Next
@@ -70,7 +70,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	return s.plan(ctx, func(*Finding) bool { return false })
 }
 
-// plan does the work of Plan by the snapshot. It ends at a finding for which enough returns true.
+// plan is Plan with the current snapshot. It stops at a finding for which enough returns true.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	records := s.w.Journal.Snapshot(ctx)
 	findings, keys := s.skipLive(records)

@@ -72,7 +72,7 @@ func (s *Sweep) undoOwner(
 }
 
 // undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses. why is
-// the reason if there is none. If nothing is left that another sweep would find, undoRecord sets
+// the reason why it has none. If nothing is left that another sweep would find, undoRecord sets
 // Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry, why error,

@@ -28,7 +28,7 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned is the Assigned of the Job.
+// holds another lock. assigned becomes Job.Assigned.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key, nil)
 	if err != nil {

@@ -65,7 +65,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// reserved reports whether host-local has an address for the attachment in the pool of a step.
+// reserved reports whether host-local reserves an address for the attachment in the pool of a step.
 func (u *undoing) reserved(s *journal.Step) tristate.Value {
 	pool := ipam.Pool(s.Config, u.Entry.Network)
 	if pool == "" {
@@ -203,7 +203,7 @@ func (u *undoing) delWith(
 		}
 	}
 	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
-		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
+		u.Log.Info("DEL cannot succeed, because the network namespace is gone; "+to+" cleans up instead",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
 	}
@@ -236,7 +236,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 }
 
 // present returns the configuration of a step's delegate in the network's chain, with the ADD's
-// runtime arguments. It returns nil if the chain contains no such delegate, or two.
+// runtime arguments. It returns nil if the chain contains no such delegate, or several.
 func (u *undoing) present(s *journal.Step) json.RawMessage {
 	chain, of := u.chain(), u.Verb.Conf
 	if chain == nil && u.ChainOf != nil {

@@ -138,7 +138,7 @@ func (e *examination) entry(
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"] to it`,
 			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
-		e.add("configuration", Warning, "run unwindctl install while the runtime runs",
+		e.add("configuration", Warning, "run unwindctl install while the runtime is running",
 			"%s has cniVersion %s, so the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&

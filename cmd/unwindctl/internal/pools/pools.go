@@ -53,7 +53,7 @@ func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 }
 
 // Conflists returns the paths of all configurations in a directory: the runtime's, and those of
-// nerdctl's own networks, which are in a folder for each containerd namespace (nerdctl 2.3.5
+// nerdctl's own networks, which are in a directory for each containerd namespace (nerdctl 2.3.5
 // pkg/netutil/store.go).
 func Conflists(dir string) ([]string, error) {
 	paths, err := netconf.Conflists(dir)
