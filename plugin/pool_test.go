@@ -76,7 +76,7 @@ func TestLostJournal(t *testing.T) {
 }
 
 // TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
-// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#162); unwind's
+// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#207); unwind's
 // grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	stories(t, `

@@ -33,7 +33,7 @@ type Plugin struct {
 	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
 	FreesByPod bool
 	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
-	// container ID only, so a second DEL cannot free another container's address.
+	// container, so a second DEL cannot free another container's address.
 	MayFreeNothing bool
 	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
