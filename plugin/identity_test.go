@@ -135,7 +135,7 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 	plan; add b
 	if live: calls DEL p1, DEL p0, ADD p0, ADD p1
 	unless live: calls DEL p1, ADD p0, ADD p1
-	entry b live 2 1
+	entry b live 2 1; locks 1
 	del b`)
 }
 
@@ -306,7 +306,7 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 	either never on record:
 	or an earlier one on record: add a; past del a; move a later
 	past add a; remember a
-	fails add a 'is already attached'; unchanged a
+	fails add a 'is already attached'; locks 0; unchanged a
 	del a`)
 }
 
