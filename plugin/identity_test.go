@@ -71,8 +71,12 @@ func TestStaleResult(t *testing.T) {
 	breaks bridge; add a; remember a; fails del a
 	either the first is undone: works bridge; again a b; kill added 1 add b
 	or the first is pending: again a b; drop a; kill added 1 add b; works bridge
-	was-killed; drop b
+	or the first is pending, the second past unwind: again a b; drop a; works bridge; forgets
+		chain bridge, "ipMasq": true | firewall | portmap | p3; fails past add b 'duplicate allocation'
+	unless past: was-killed
+	drop b
 	if pending: tries del b
+	if past: stdin p3 prevResult; calls DEL p3
 	del b; vanished a; gone b; reserved 0`)
 }
 
