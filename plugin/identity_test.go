@@ -146,7 +146,7 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 }
 
 // TestOldGenerationMovesOn: if the rest of an earlier ADD of the container ID cannot be undone yet,
-// the DEL of the next ADD undoes it, after its own, with the path of the old namespace.
+// the DEL of the next ADD undoes it, after its own, with the path of the old namespace, and keeps an address that both got.
 func TestOldGenerationMovesOn(t *testing.T) {
 	stories(t, `
 	chain p0 | p1 | p2 | p3
@@ -156,8 +156,8 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	plan p2 DEL fail; add b
 	entry b live 5 2; pending b p0 p1 p2 p3 p2
 	plan; forgets; del b
-	shown b b b b a
-	calls DEL p3, DEL p2, DEL p1, DEL p0, DEL p2`)
+	shown b b b b a; calls DEL p3, DEL p2, DEL p1, DEL p0, DEL p2
+	chain single | p1; add c; plan p1 DEL fail; fails del c; drop c; again c d; add d; plan p0 DEL fail, p1 DEL fail; fails del d; reserved 1; plan; del d`)
 }
 
 // TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
