@@ -105,12 +105,9 @@ func (d *deleting) readJournal(ctx context.Context) {
 }
 
 // isOf reports whether the runtime's DEL is that of a record's ADD. Without a path, it is that of
-// the newest one.
+// each, and the newest one counts.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	if d.netns.Path == "" {
-		return len(d.records) == 0 || e == d.records[0]
-	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+	return d.netns.Path == "" || d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
 }
 
 // isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
