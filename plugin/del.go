@@ -104,13 +104,10 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for the
-// newest ADD.
+// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for all ADDs
+// of the attachment.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	if d.netns.Path == "" {
-		return len(d.records) == 0 || e == d.records[0]
-	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+	return d.netns.Path == "" || d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
 }
 
 // isRecorded reports whether a record is of this DEL's ADD. An interrupted ADD printed no result,
