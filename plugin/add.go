@@ -17,6 +17,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -127,7 +128,7 @@ func setResult(
 		return nil, err
 	}
 	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
-	pool := ipam.Pool(by.Config, e.Network)
+	pool := ipam.Pool(known.IPAMOf(by.Config).Name, by.Config, e.Network)
 	for _, address := range r.Addresses() {
 		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})

@@ -102,7 +102,7 @@ func hidesNoIPAM(s *journal.Step) bool {
 	}
 	plugin, ipam := known.Of(s.Type), known.IPAMOf(s.Config).Name
 	if ipam == "" {
-		return plugin.Source != "" && !plugin.HidesIPAM
+		return plugin.Source != ""
 	}
 	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
 }

@@ -89,7 +89,7 @@ func (r *Result) Addresses() []netip.Addr {
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
-		return nil, fmt.Errorf("invalid result %q: %w", Shorten(string(stdout), 200), err)
+		return nil, fmt.Errorf("%w: invalid result %q", err, Shorten(string(stdout), 200))
 	}
 	return json.Marshal(r)
 }

@@ -13,6 +13,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -177,7 +178,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 // example because the conflist is gone.
 func (g *gathering) addHeld(o *owner) {
 	for _, step := range o.chain.Steps(o.conf) {
-		dir := ipam.Pool(step.Config, o.Network)
+		dir := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, o.Network)
 		if dir == "" || slices.ContainsFunc(g.Pools, func(p Pool) bool { return p.Dir == dir }) {
 			continue
 		}

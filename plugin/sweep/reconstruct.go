@@ -197,11 +197,7 @@ func resultOf(o *owner) json.RawMessage {
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {
-		pool := ipam.Pool(s.Config, o.Network)
-		if pool == "" && len(o.held) > 0 && known.Of(s.Type).HidesIPAM {
-			pool = o.held[0].Pool
-		}
-		if pool != "" {
+		if pool := ipam.Pool(known.IPAMOf(s.Config).Name, s.Config, o.Network); pool != "" {
 			claim = journal.Claim{Step: s.Index, Pool: pool}
 		}
 	}

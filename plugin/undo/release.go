@@ -14,6 +14,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -103,7 +104,7 @@ func (w *Worker) ReleaseLocked(
 func purge(ctx context.Context, e *journal.Entry) error {
 	pools := map[string]bool{}
 	for _, step := range e.Undo.Steps {
-		pools[ipam.Pool(step.Config, e.Network)] = true
+		pools[ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)] = true
 	}
 	for _, c := range e.Got.Claims {
 		pools[c.Pool] = true

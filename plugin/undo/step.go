@@ -67,9 +67,10 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 
 // reserved reports whether host-local reserves an address for the attachment in the pool of a step.
 func (u *undoing) reserved(s *journal.Step) tristate.Value {
-	pool := ipam.Pool(s.Config, u.Entry.Network)
+	plugin := known.IPAMOf(s.Config).Name
+	pool := ipam.Pool(plugin, s.Config, u.Entry.Network)
 	if pool == "" {
-		return tristate.Equal(known.IPAMOf(s.Config).Name == "", false)
+		return tristate.Equal(plugin == "", false)
 	}
 	addresses, err := ipam.HeldBy(pool, u.Entry.ContainerID, u.Entry.IfName)
 	return tristate.Of(len(addresses) > 0, err)

@@ -290,7 +290,7 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 // ClaimHeld reports whether it added any.
 func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	for _, step := range e.Undo.Steps {
-		pool := ipam.Pool(step.Config, e.Network)
+		pool := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)
 		if pool == "" || slices.ContainsFunc(e.Got.Claims,
 			func(c journal.Claim) bool { return c.Step == step.Index }) {
 			continue

@@ -170,35 +170,21 @@ func (e *examination) entry(
 				"entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
-	e.hiddenIPAM(chain)
+	newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0")
 	var types []string
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
-	}
-	e.add("configuration", OK, "", "%s: network %s, chain %s, cniVersion %s", c.Path, c.Name,
-		strings.Join(types, " → "), chain.CNIVersion)
-	return chain
-}
-
-// hiddenIPAM checks the entry of a plugin that runs another plugin (flannel). It reports missing
-// settings without which unwind cannot see the plugin's addresses.
-func (e *examination) hiddenIPAM(chain *netconf.Chain) {
-	for _, p := range chain.Delegates {
-		if !known.Of(p.Type).HidesIPAM {
-			continue
-		}
-		where := fmt.Sprintf(" in the source of %[1]s's conflist: see scripts/providers/%[1]s.md",
-			p.Type)
-		if p.IPAM == "" {
-			e.add("configuration", Warning, `set "ipam"`+where, `%s's entry has no "ipam": unwind cannot `+
-				"see its addresses, so an address that a DEL does not release leaks", p.Type)
-		}
-		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
-			e.add("configuration", Warning, "set a newer cniVersion"+where,
+		if known.Of(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once had no version
+			e.add("configuration", Warning,
+				fmt.Sprintf("set a newer cniVersion in the source of %[1]s's conflist: see "+
+					"scripts/providers/%[1]s.md", p.Type),
 				"%s's conflist has cniVersion %s, so its results contain no interfaces", p.Type,
 				term.OrDash(chain.CNIVersion))
 		}
 	}
+	e.add("configuration", OK, "", "%s: network %s, chain %s, cniVersion %s", c.Path, c.Name,
+		strings.Join(types, " → "), chain.CNIVersion)
+	return chain
 }
 
 // plugins checks that every plugin of the chain exists and supports the chain's cniVersion.

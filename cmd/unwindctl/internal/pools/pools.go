@@ -3,7 +3,6 @@
 package pools
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +12,6 @@ import (
 	"slices"
 
 	"cni-unwind/ipam"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
@@ -75,13 +73,6 @@ func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) 
 	pools = sweep.PoolsOf(chain, conf)
 	if list.Unwind != nil {
 		return pools, conf.StateDir == filepath.Clean(stateDir), nil
-	}
-	for i, d := range chain.Delegates {
-		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin then uses host-local
-			pool := sweep.PoolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), chain, conf)
-			pool.Config = chain.Config(i, conf)
-			pools = append(pools, pool)
-		}
 	}
 	for i := range pools {
 		pools[i].Plain = true
