@@ -196,7 +196,7 @@ test: deps tools build ## run all tests on real plugins and namespaces, then tho
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestPlantedLinks|TestShownToProviders|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestTurnNotCome|TestCutOffReservation|TestPlantedLinks|TestShownToProviders|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin/... ./cmd/unwindctl
 
 soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
@@ -221,13 +221,13 @@ mutants: go ## change one operator at a time in the packages that decide: their 
 	go run ./scripts/mutants $(MUTATED)
 
 e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as root); SHORT=1: the newest containerd only
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run E2E ./cmd/...
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 90m -v -run E2E ./testdata/e2e
 
 e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./cmd/unwind ./cmd/kubectl-unwind
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./testdata/e2e
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)

@@ -18,21 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local has one file for each address, in a directory for each network, the pool. The file
+// host-local keeps one file for each address in a directory for each network, the pool. The file
 // contains the container ID, CR LF, and the interface (no interface before version 0.8). host-local
 // creates and writes the file under the lock of the pool. If host-local dies in between, the file
 // stays empty.
 
-// Pool returns the pool of a network, given the configuration of a delegate, or "" if the delegate
-// does not call host-local. network must be a valid network name.
-func Pool(config json.RawMessage, network string) string {
+// Pool returns the pool of a network, given the IPAM plugin and the configuration of a delegate, or
+// "" if the plugin is not host-local. network must be a valid network name.
+func Pool(plugin string, config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
-			Type    string `json:"type"`
 			DataDir string `json:"dataDir"`
 		} `json:"ipam"`
 	}
-	if json.Unmarshal(config, &conf) != nil || conf.IPAM.Type != "host-local" {
+	if json.Unmarshal(config, &conf) != nil || plugin != "host-local" {
 		return ""
 	}
 	dir := cmp.Or(conf.IPAM.DataDir, "/var/lib/cni/networks") // host-local's default

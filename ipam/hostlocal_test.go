@@ -81,14 +81,15 @@ func check(t testing.TB, err error) {
 // host-local would use none.
 func TestPool(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct{ name, config, want string }{
-		{"default", `{"ipam": {"type": "host-local"}}`, "/var/lib/cni/networks/podnet"},
-		{"dataDir", `{"ipam": {"type": "host-local", "dataDir": "/run/ipam/"}}`, "/run/ipam/podnet"},
-		{"a dataDir that depends on where one is", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
-		{"another IPAM", `{"ipam": {"type": "static"}}`, ""},
-		{"an IPAM that is none", `{"ipam": "host-local"}`, ""},
+	for _, tt := range []struct{ name, plugin, config, want string }{
+		{"default", "host-local", `{"ipam": {"type": "host-local"}}`, "/var/lib/cni/networks/podnet"},
+		{"dataDir", "host-local", `{"ipam": {"type": "host-local", "dataDir": "/run/ipam/"}}`, "/run/ipam/podnet"},
+		{"a dataDir that depends on where one is", "host-local", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
+		{"no ipam", "host-local", `{}`, "/var/lib/cni/networks/podnet"},
+		{"another IPAM", "static", `{"ipam": {"type": "static"}}`, ""},
+		{"an IPAM that is none", "host-local", `{"ipam": "host-local"}`, ""},
 	} {
-		if got := Pool(json.RawMessage(tt.config), "podnet"); got != tt.want {
+		if got := Pool(tt.plugin, json.RawMessage(tt.config), "podnet"); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}

@@ -37,7 +37,7 @@ type Reservation struct {
 // be about to write the owner.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} }
 
-// WhyEmpty says why an empty reservation can be released.
+// WhyEmpty is the reason why an empty reservation can be released.
 const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases the address"
 
 // belongsTo reports whether the reservation belongs to an attachment.
@@ -45,23 +45,22 @@ func (r Reservation) belongsTo(o Owner) bool {
 	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
-// isOf reports whether the reservation of an address that an attachment's record claims belongs to
-// the attachment. Then a file that contains only the beginning of the attachment's text, or
-// nothing, is the attachment's too: a power loss cut it off. Neither host-local nor a DEL removes
-// such a file.
+// isOf reports whether a reservation belongs to an attachment whose record claims the address. A
+// file with only the beginning of the attachment's text, or nothing, then belongs to it too: a
+// power loss cut the text off. Neither host-local nor a DEL removes such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
 	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))
 }
 
 // HasFileOf reports whether the file of an address belongs to an attachment whose record claims the
-// address, or was cut off.
+// address, even if a power loss cut its text off.
 func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
 	r, there, err := look(pool, address)
 	return there && r.isOf(owner), err
 }
 
-// OwnedByOther reports whether an address has an owner that is none of the given ones, whose
+// OwnedByOther reports whether an address has an owner other than the given attachments, whose
 // records claim the address.
 func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
 	r, _, err := look(pool, address)

@@ -122,14 +122,14 @@ type Added struct {
 	Occupant string `json:"occupant,omitempty"`
 }
 
-// Got is what the ADD got so far.
+// Got records the outcome of the ADD so far.
 type Got struct {
 	Result    json.RawMessage `json:"result,omitempty"` // the last known result
 	Claims    []Claim         `json:"claims,omitempty"`
 	HostLinks []HostLink      `json:"hostLinks,omitempty"`
 }
 
-// Undo is the state of the attachment, and what is left to undo.
+// Undo is the state of the attachment, with its pending DELs.
 type Undo struct {
 	State  State  `json:"state"`
 	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
@@ -190,8 +190,8 @@ type Step struct {
 	// the time of the runtime's DEL if unwind did not see the ADD.
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
-	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the last tries of its DEL
-	// that failed in a row with the same error, the first of them at AlikeSince.
+	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the consecutive tries of its
+	// DEL that failed with that error; the first was at AlikeSince.
 	Refusal    Refusal `json:"refusal,omitzero"`
 	Alike      int     `json:"alike,omitempty"`
 	AlikeSince int64   `json:"alikeSince,omitempty"` // CLOCK_BOOTTIME, nanoseconds
@@ -225,13 +225,13 @@ const (
 	RunNow       Why = ""          // nothing: the next pass runs it
 	ForBackoff   Why = "backoff"   // the pause after a failed try
 	ForOwner     Why = "owner"     // its address has another owner
-	ForContainer Why = "container" // it would free what another ADD of the container or pod uses
+	ForContainer Why = "container" // it could release what another ADD of the container or pod uses
 	ForPort      Why = "port"      // a host port may forward to its address
 	ForRuntime   Why = "runtime"   // it is left to the runtime's own DEL
 	ForRepeat    Why = "repeat"    // it succeeded, and runs once more
 )
 
-// Blocked reports whether a DEL waits for more than its turn and the end of a pause.
+// Blocked reports whether a DEL waits for something other than its turn or the end of a pause.
 func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
 
 type Outcome string
@@ -243,8 +243,8 @@ const (
 	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
 )
 
-// Claim is an address that a delegate added to the result. The delegates after it know the address
-// only from prevResult, and make their rules for it.
+// Claim is an address that a delegate added to the result. The delegates after it get the address
+// in prevResult, and create their rules for it.
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // Index of that step
@@ -296,7 +296,7 @@ type Host struct {
 	Machine string `json:"machine"` // DMI product UUID, else machine-id
 	MountNS string `json:"mountNS"` // the link text of /proc/self/ns/mnt
 	PIDNS   string `json:"pidNS"`
-	NetNS   string `json:"netNS,omitempty"`  // it has the host's bridges and firewall rules
+	NetNS   string `json:"netNS,omitempty"`  // contains the host's bridges and firewall rules
 	TimeNS  string `json:"timeNS,omitempty"` // can shift CLOCK_BOOTTIME; "" on kernels before 5.6
 }
 

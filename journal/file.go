@@ -50,8 +50,8 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 	return nil
 }
 
-// syncFolders syncs the directory and its parents on the same file system. Some may be new, and
-// their creator may have been killed.
+// syncFolders syncs the directory and its parents on the same file system. A parent may be new, and
+// its creator may have been killed before it synced it.
 func (s *Store) syncFolders() error {
 	var own, above unix.Stat_t
 	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
@@ -169,7 +169,7 @@ func syncPath(path string) error {
 
 // ErrQueued is the ErrBusy that a caller gets if its turn does not come because other processes
 // keep writing.
-var ErrQueued = fmt.Errorf("%w: other processes write the journal", ErrBusy)
+var ErrQueued = fmt.Errorf("%w: other processes keep writing the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has
 // written for maxWait, which it checks every maxWait, and after three times maxWait in all.
@@ -251,8 +251,8 @@ func openFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// waiters limits the threads of this process that wait for an flock. Such a thread waits until it
-// gets the lock, and releases it if its caller has given up.
+// waiters limits the threads of this process that wait for an flock. Such a thread always waits
+// until it gets the lock, and releases it immediately if its caller no longer wants it.
 var waiters = make(chan struct{}, 64)
 
 // flock takes the flock of an open file, which the kernel grants in the order of the requests. how

@@ -134,7 +134,7 @@ func decodeEntry(key, value []byte) (e *Entry, err error) {
 	return e, nil
 }
 
-// isUndone reports whether an encoded entry is undone. It decodes nothing, because most may be.
+// isUndone reports whether an encoded entry is undone, as most may be. So it decodes nothing.
 func isUndone(value []byte) bool {
 	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
 }
@@ -214,7 +214,7 @@ func checkStructure(data []byte) error {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {
-		return fmt.Errorf("the meta page gives %d pages; the file has %d", m.pages, len(data)/pageSize)
+		return fmt.Errorf("the meta page counts %d pages; the file has %d", m.pages, len(data)/pageSize)
 	}
 	p := &pages{data: data, used: make([]bool, m.pages)}
 	p.used[0], p.used[1] = true, true

@@ -227,7 +227,7 @@ const (
 )
 
 // LockSweep takes the lock of the sweep behind a STATUS, or returns ErrBusy if another such sweep
-// has it. If that one has run for sweepTime, it may hang: LockSweep returns nil, because
+// holds it. If that one has run for sweepTime, it may hang: LockSweep then returns nil, because
 // attachments have locks of their own, and sweepTime begins again.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {

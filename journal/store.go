@@ -38,7 +38,7 @@ type Store struct {
 	Logger *slog.Logger // nil: no log
 	// Trusting is set by the plugin, which runs for every pod (see trust).
 	Trusting bool
-	Point    func(name string) // called where tests can crash: the disk is in another state
+	Point    func(name string) // called where a test can kill this process: after a change on disk
 
 	wait time.Duration // replaces maxWait in tests
 	boot string        // replaces bootID in tests
@@ -107,7 +107,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// transact does the steps from the second on. The caller has locked the queue file.
+// transact runs the steps from the second on. The caller has locked the queue file.
 func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
@@ -244,8 +244,8 @@ func (s *Store) at(point string) {
 // chunk is the unit, in bytes, by which the file grows.
 const chunk = 64 << 10
 
-// makeRoom allocates disk space at the end of the file, behind the pages in use, so that neither
-// this commit nor those that follow an intent can fail because the disk is full: bbolt only sets
+// makeRoom allocates disk space at the end of the file, after the pages in use, so that neither
+// this commit nor the commits after an intent can fail because the disk is full: bbolt only sets
 // the file's size, and the copy after a failed commit (see trust) needs space, too. makeRoom does
 // nothing on a file system that cannot allocate in advance. A file system that copies a page on
 // each write (btrfs, ZFS) may still be full.
@@ -274,11 +274,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 	return nil
 }
 
-// pages returns the most pages that a commit of this size writes. bbolt writes each changed page,
-// and the pages above it, to another place. It splits a leaf of large records at the fifth; those
-// of one network have about the same size. 12 pages are for the rest: two leaves that are split or
-// merged, the branches, the list of buckets, and the page that bbolt leaves free at the end. The
-// whole list of the free pages takes 8 bytes for each.
+// pages returns the maximum number of pages that a commit of this size writes. bbolt writes each
+// changed page, and the pages above it, to another place. It splits a leaf of large records at the
+// fifth; the records of one network have about the same size. 12 pages are for the rest: two leaves
+// that are split or merged, the branches, the list of buckets, and the page that bbolt leaves free
+// at the end. The freelist takes 8 bytes for each free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

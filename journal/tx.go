@@ -15,7 +15,7 @@ import (
 type Tx struct {
 	btx    *bolt.Tx // nil: a snapshot, or no journal exists yet
 	size   int      // the bytes that it puts or deletes; 0: there is nothing to commit
-	begins bool     // it puts an intent, which two more transactions of its size follow
+	begins bool     // it puts an intent; two more transactions of its size follow
 
 	copied  [][2][]byte       // a snapshot's keys and values, in key order
 	decoded map[string]*Entry // its records that were decoded, by key
@@ -114,8 +114,8 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 
 // Put writes a record. It rejects an illegal change of state. With an intent (a record in state
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
-// of its size: for the result, and for the DELs that a failed ADD leaves. To a record of a new ADD,
-// Put assigns a number. It then deletes the attachment's undone and damaged records.
+// of its size: for the result, and for the DELs that a failed ADD leaves. Put assigns a number to
+// the record of a new ADD, and then deletes the attachment's undone and damaged records.
 func (tx *Tx) Put(e *Entry) error {
 	from, err := tx.checkChange(e, e.Undo.State)
 	if err != nil {

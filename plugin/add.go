@@ -18,6 +18,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -128,7 +129,7 @@ func setResult(
 		return nil, err
 	}
 	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
-	pool := ipam.Pool(by.Config, e.Network)
+	pool := ipam.Pool(known.IPAMOf(by.Config).Name, by.Config, e.Network)
 	for _, address := range r.Addresses() {
 		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
@@ -165,7 +166,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	err = a.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
-		a.log.Warn("other processes write the journal; the ADD still waits for its turn")
+		a.log.Warn("other processes keep writing the journal; the ADD still waits for its turn")
 		err = a.Journal.Update(ctx, write)
 	}
 	if err != nil {

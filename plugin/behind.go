@@ -28,7 +28,7 @@ import (
 //	stdin           the configuration of the STATUS, in sealed memory; every user can read arguments
 //	stdout, stderr  /dev/null; a runtime's pipe that stays open would block the runtime
 //	descriptors     no others
-//	environment     that of the STATUS, without CNI_COMMAND
+//	environment     the environment of the STATUS, without CNI_COMMAND
 //	session         its own, so that no signal for the runtime's process group ends it
 
 const (
@@ -39,7 +39,8 @@ const (
 )
 
 // StartSweep starts this program as the sweep behind a STATUS, with the configuration of the
-// STATUS. ended gets the outcome of the process. If this process ends first, the sweep continues.
+// STATUS. ended receives the error of the sweep's process, or nil, once that has exited. If this
+// process ends first, the sweep continues.
 func StartSweep(conf []byte) (ended <-chan error, err error) {
 	stdin, err := seal(conf)
 	if err != nil {
@@ -68,7 +69,7 @@ func StartSweep(conf []byte) (ended <-chan error, err error) {
 	return done, nil
 }
 
-// seal returns a file in memory that contains data, and that nobody can change.
+// seal returns a file in memory that contains data and cannot be changed.
 func seal(data []byte) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate("unwind", flags|unix.MFD_NOEXEC_SEAL)
@@ -84,7 +85,7 @@ func seal(data []byte) (*os.File, error) {
 	_, seekErr := f.Seek(0, io.SeekStart)
 	if err := errors.Join(writeErr, sealErr, seekErr); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("the configuration in sealed memory: %w", err)
+		return nil, fmt.Errorf("cannot store the configuration for the sweep: %w", err)
 	}
 	return f, nil
 }
@@ -119,7 +120,7 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
 	o.Invoked = true // it is in the runtime's namespaces
-	// "exe" would be its name
+	// ps would show the name "exe"
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
 	lock, err := o.Journal.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {

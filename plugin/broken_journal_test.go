@@ -146,7 +146,7 @@ func TestResultNotWritten(t *testing.T) {
 	break $breakage; lose $dir/faulty/held/ADD.a.p0
 	fails wait add a code=11 'cannot record the result: journal: '
 	calls ADD p0, DEL p0; taken; mend; plan
-	entry a adding 3
+	entry a adding 3; locks 1
 	either the same sandbox: add a; entry a live 3; del a
 	or the next sandbox: sandbox a b; add b; gone a; del b
 	or a STATUS: status; gone a`)
@@ -236,18 +236,18 @@ func TestTurnNotCome(t *testing.T) {
 // those that go. An ADD whose intent is written has room for its result.
 func TestDiskFull(t *testing.T) {
 	stories(t, `
-	disk; chain bridge | p1 | p2
+	disk; chain bridge | p1, "rules": true | p2
 	either from the start: fill; crowd 20; logged 'the journal failed; continuing without it'
 	or in an ADD: plan p2 ADD hold-effect; start add a; appears $dir/faulty/held/ADD.a.p2
 		fill; plan; lose $dir/faulty/held/ADD.a.p2; wait add a; entry a live 3; crowd 20
-	or between intent and result: plan p0 ADD hold; chain p0 | bridge | p1
+	or between intent and result: plan p0 ADD hold; chain p0 | bridge | p1, "rules": true
 		start add a; appears $dir/faulty/held/ADD.a.p0
 		fill; plan; lose $dir/faulty/held/ADD.a.p0; wait add a; entry a live 3; crowd 20
 	or from a DEL on: crowd 20; fill
 	unless start: logged 'cannot record' 0
 	if in an ADD: del a
 	if between: del a
-	del $all; reserved 0; taken; drain
+	del $all; reserved 0; taken; rules; drain
 	if start: sweep
 	unless start: entries 0`, disks)
 }

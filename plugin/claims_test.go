@@ -156,17 +156,21 @@ func TestHangingDELFreesAddress(t *testing.T) {
 }
 
 // TestTwoSlowLateDELs: b gets a's address while the first of two slow DELs of a runs. b goes on before the second
-// one ends, which does not get the address.
+// one ends, which does not get the address. Nor does a DEL that cannot know of b, or for which b would not wait.
 func TestTwoSlowLateDELs(t *testing.T) {
 	stories(t, `
 	budget LateDel 10s; budget Release 12s
 	chain single | p1, "rules": true | p2, "rules": true; let held $dir/faulty/held
 	add a; plan p1 DEL fail, p2 DEL fail; fails del a; reserved 0; rules $a.p1 $a.p2
 	plan p1 DEL hold, p2 DEL hold
-	start del a; appears $held/DEL.a.p2; add b; rules $b.p1 $b.p2
-	appears $held/DEL.a.p1; lose $held/DEL.a.p1; fails wait del a
-	rules $b.p1 $b.p2; pending a p1 p2
-	plan; del b; sweep; gone a; rules`)
+	either b gets the address: start del a; appears $held/DEL.a.p2; add b; rules $b.p1 $b.p2
+		appears $held/DEL.a.p1; lose $held/DEL.a.p1; fails wait del a
+		rules $b.p1 $b.p2; pending a p1 p2; plan; del b
+	or the journal cannot be read: start del a; appears $held/DEL.a.p2; plan; break file; lose $held/DEL.a.p2
+		wait del a; rules $a.p1; mend
+	or it cannot be written: plan; break read-only file system; forgets; del a; previous; calls DEL p2, DEL p1
+		rules $a.p1 $a.p2; mend
+	sweep; gone a; rules`)
 }
 
 // TestSlowLateDELEnds: a late DEL always needs more time than its address may be free. The third one runs without

@@ -34,7 +34,7 @@ type deleting struct {
 //  1. Take the attachment's lock. If an ADD of the attachment still runs, end it, because the
 //     runtime that started it is dead.
 //  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
-//     nothing to do. If the journal does not have this ADD, create an entry from the chain on
+//     nothing to do. If the journal does not contain this ADD, create an entry from the chain on
 //     stdin. Write the entries if they have changed.
 //  3. Undo the entries, and write the DELs that are still pending.
 //
@@ -66,8 +66,8 @@ func (o *op) del(ctx context.Context) error {
 	return d.report(failures, durable)
 }
 
-// find sets d.records to the entries to undo: those of the journal, and a new one if none of them
-// is of this DEL's ADD. There are none if nothing is left to undo.
+// find sets d.records to the entries to undo: the journal's, and a new one if none of these records
+// this DEL's ADD. There are none if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
 	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
@@ -85,7 +85,7 @@ func (d *deleting) find(ctx context.Context) error {
 	return nil
 }
 
-// readJournal reads the attachment's records, and copies the journal for the questions that follow.
+// readJournal reads the attachment's records, and copies the journal for all later decisions.
 func (d *deleting) readJournal(ctx context.Context) {
 	err := d.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
@@ -104,17 +104,14 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is that of a record's ADD. Without a path, it is that of
-// the newest one.
+// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for all ADDs
+// of the attachment.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	if d.netns.Path == "" {
-		return len(d.records) == 0 || e == d.records[0]
-	}
-	return d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
+	return d.netns.Path == "" || d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
 }
 
-// isRecorded reports whether a record is that of this DEL's ADD. An interrupted ADD printed no
-// result. So if the runtime has one of the same namespace, it comes from an ADD without a record.
+// isRecorded reports whether a record is of this DEL's ADD. An interrupted ADD printed no result,
+// so if the runtime has a result for the same namespace, it comes from an ADD without a record.
 func (d *deleting) isRecorded(e *journal.Entry) bool {
 	interrupted := e.Undo.State == journal.Adding && e.Got.Result == nil
 	return d.isOf(e) && !(interrupted && d.hasResultOf(e))
@@ -125,9 +122,9 @@ func (d *deleting) hasResultOf(e *journal.Entry) bool {
 	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
 }
 
-// nameOf returns what a path leads to. The namespace of another attachment in the journal, and the
-// runtime's own one, identify no ADD of this attachment. It enters the namespace, which a DEL of a
-// recorded ADD has no need of.
+// nameOf returns the namespace and the interface at a path. If the path leads to the namespace of
+// another attachment in the journal, or to the runtime's own, it returns only the path, because
+// these identify no ADD of this attachment. It has to enter the namespace, so isOf calls it last.
 func (d *deleting) nameOf(path string) facts.Interface {
 	at, _ := facts.Look(path, d.Key.IfName)
 	hosts := d.IsHost(at.Netns) && !d.overridesNetNS()
@@ -165,7 +162,7 @@ func (d *deleting) holdsAddress() bool {
 	})
 }
 
-// addUnrecorded adds an entry for the ADD of this DEL, which the journal does not have: it ran
+// addUnrecorded adds an entry for the ADD of this DEL, which the journal does not contain: it ran
 // before unwind was installed, while unwind was off, or while the journal could not be written.
 // Without any entry, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
 func (d *deleting) addUnrecorded() error {
@@ -197,9 +194,10 @@ func (d *deleting) addUnrecorded() error {
 	return nil
 }
 
-// reconstruct returns an entry for an ADD that the journal does not have, from the runtime's input,
-// or nil if no delegate can have allocated anything. The runtime's prevResult is not taken if it
-// names the namespace of one of the records instead. An error means that the chain cannot be read.
+// reconstruct returns an entry for an ADD that the journal does not contain, from the runtime's
+// input, or nil if no delegate can have allocated anything. It ignores the runtime's prevResult if
+// that names the namespace of one of the records instead. An error means that the chain cannot be
+// read.
 func (d *deleting) reconstruct() (*journal.Entry, error) {
 	chain, err := d.Chain()
 	if err != nil {

@@ -91,8 +91,8 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
-// sweepBriefly lets run work with a sweep that belongs to another verb. An error of the sweep does
-// not fail the verb.
+// sweepBriefly calls run with a sweep that is part of another verb. An error of the sweep does not
+// fail that verb.
 func (o *op) sweepBriefly(job sweep.Job, run func(*sweep.Sweep) error) error {
 	job.Periodic, job.Quick = true, true
 	err := o.Safely(func() error { return run(sweep.New(o.Worker, job)) })

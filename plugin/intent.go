@@ -128,7 +128,7 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 // writeIntent runs a transaction that writes the intent. A commit that failed may have happened, so
 // writeIntent reads the journal once more: an intent that is there counts as written. If that is
 // unknown, the ADD fails, because an entry in state adding must not belong to an ADD that succeeds.
-// Otherwise journalFailed decides. An error that refuses the ADD is not the journal's.
+// Otherwise journalFailed decides. writeIntent returns an error with which write refuses the ADD.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.entry.Number = 0
 	err := a.Journal.Update(ctx, write)

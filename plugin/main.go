@@ -29,7 +29,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plugin contains what the verbs need from their process.
+// Plugin carries out CNI verbs. Its fields connect it to its process.
 type Plugin struct {
 	undo.Env
 	Stdout io.Writer
@@ -154,8 +154,8 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// The first delegate gets static addresses that no delegate declares, except those of a pod: Multus
-// sends them too, but only to plugins that declare them.
+// The first delegate gets static addresses that no delegate declares, but not a pod's: Multus sends
+// those too, but only to plugins that declare them.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Conf.LoadChain()
 	if err != nil {

@@ -48,7 +48,7 @@ func TestMistake(t *testing.T) {
 func TestTakenAndFailed(t *testing.T) {
 	stories(t, `
 	breaks host-local
-	chain bridge, "ipMasq": true, "ipMasqBackend": "bogus"; fails add a
+	chain bridge, "ipMasq": true, "ipMasqBackend": "bogus"; fails add a; locks 1
 	chain bridge; del a; entry a rolling-back 1; reserved 1
 	chain bridge, "mtu": 1400; del a; entry a rolling-back 1; reserved 1
 	chain loopback; del a; entry a rolling-back 1; reserved 1

@@ -76,7 +76,7 @@ func TestLostJournal(t *testing.T) {
 }
 
 // TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
-// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#162); unwind's
+// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#207); unwind's
 // grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	stories(t, `
@@ -86,13 +86,16 @@ func TestReservedWhileListed(t *testing.T) {
 }
 
 // TestAddressLeftByDEL: host-device does not call its IPAM plugin if its device went with the
-// namespace. Its success proves nothing.
+// namespace, and flannel does not if a power loss emptied its file of the ADD (flannel#1662). Their
+// success proves nothing. flannel's entry does not name its IPAM plugin.
 func TestAddressLeftByDEL(t *testing.T) {
 	stories(t, `
 	either plain: let past past; let left 1; leaves
 	or wrapped: let past; let left 0
-	shell 'ip link add d$bridge type veth peer name e$bridge'
-	chain {"type": "host-device", "device": "d$bridge", "ipam": $hostlocal}
+	either device: shell 'ip link add d$bridge type veth peer name e$bridge'
+		chain {"type": "host-device", "device": "d$bridge", "ipam": $hostlocal}
+	or flannel: script flannel '[ $CNI_COMMAND = DEL ] || sed "s/\"flannel\"/\"bridge\"/; s/\"ipam\": *{/&\"type\":\"host-local\",/" | exec $cni/bridge'
+		chain {"type": "flannel", "bridge": "$bridge", "ipam": {"subnet": "$subnet", "dataDir": "$data"}}
 	$past add a; drop a; names a; $past del a; reserved $left`)
 }
 

@@ -97,6 +97,7 @@ func TestSecondDEL(t *testing.T) {
 	or the first has a next owner: add a; away; del a; back $x; ipamd 1; add b; let dels '$x $y | none'
 	or the second has a next owner: add a; away; del a; back $y; ipamd 1; add b; let dels '$x $y | none'
 	or all have: add a; away; del a; back $x $y; add b; let dels '$x $y'
+	or all have, and its DEL is b's: add a; drop a; back $x $y; add b; let dels none
 	or they have an owner from before: chain {"type": "aws-cni"}; add b; back $x $y; add a; del a; let dels 'none | none'
 	unless all: status; sweep; entry a deleting 1; due a; sweep
 	gone a; aws-dels a $dels

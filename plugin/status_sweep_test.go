@@ -120,12 +120,12 @@ func TestSlowDELBehindStatus(t *testing.T) {
 }
 
 // TestStatusOpensJournalOnce: a STATUS opens the journal once, however many DELs are pending, and
-// starts no sweep while none of them is due.
+// starts no sweep while none of them is due. ADD and DEL of another pod open it twice each.
 func TestStatusOpensJournalOnce(t *testing.T) {
 	stories(t, `
 	each many 1 300
 	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; deleted a 0
-	leaves`, owing(), acts{
+	plan; openings 2 add b; openings 2 del b; leaves`, owing(), acts{
 		"wait-for": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(4*time.Minute) })
 		},

@@ -29,14 +29,14 @@ const (
 // careful are the commands of unwindctl that take unwind out of use.
 var careful = []string{"off", "uninstall"}
 
-// outcome is what a command printed on a node. If it failed, it has a reason and an exit code.
+// outcome is the output of a command on a node and, if it failed, the reason and the exit code.
 type outcome struct {
 	text, reason string
 	code         int
 }
 
 // exec runs a command of unwindctl on the selected nodes, and prints the outputs in their order. It
-// asks before a careful command, and starts it on no further node after a failure.
+// asks the user before a careful command, and stops starting such a command after a failure.
 func (o *options) exec(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())
@@ -99,8 +99,8 @@ func operator() string {
 	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")
 }
 
-// start starts a command on all nodes, and returns a channel for the outcome on each. Once a
-// command has failed, it is started on no further node if stops is true.
+// start starts a command on all nodes, and returns a channel for the outcome on each. If stops is
+// true, it starts the command on no further node once the command has failed on one.
 func (o *options) start(ctx context.Context, nodes []node, args []string, atOnce int,
 	stops bool) []chan outcome {
 	outcomes := make([]chan outcome, len(nodes))
@@ -191,7 +191,7 @@ func summarize(ctx context.Context, failed map[string][]string, code, nodes int)
 	return term.Coded{Code: code, Text: text}
 }
 
-// bounded keeps what is written to it, up to mostOutput.
+// bounded buffers output, up to mostOutput.
 type bounded struct {
 	text strings.Builder
 	full bool

@@ -55,7 +55,7 @@ func rootCommand() *cobra.Command {
 			"  in the cluster: list nodes, to see the nodes without an agent\n" +
 			"Permission to exec into an agent's pod amounts to root on its node.\n\n" +
 			"The exit code is the highest exit code of unwindctl on any node. It is 1 if all other\n" +
-			"nodes succeeded and a node has no agent or did not answer, 2 after a usage error, and\n" +
+			"nodes succeeded and a node has no agent or did not respond, 2 after a usage error, and\n" +
 			"130 after an interrupt.",
 		Example: "  kubectl unwind doctor\n" +
 			"  kubectl unwind exec -- history --since 2h",
@@ -109,7 +109,7 @@ func execCommand(o *options) *cobra.Command {
 			"or -l selects. unwindctl --help lists the commands.\n\n" +
 			"off and uninstall take unwind out of use. On more than one node, kubectl unwind asks\n" +
 			"before it runs them, runs them on 10 nodes at a time, and stops at the first failure.\n\n" +
-			"If a node does not answer in time, the command may still finish on it.",
+			"If a node does not respond in time, the command may still finish on it.",
 		Example: "  kubectl unwind exec -- list -o wide\n" +
 			"  kubectl unwind exec --timeout 10m -l pool=batch -- sweep\n" +
 			"  kubectl unwind exec --nodes worker-1,worker-2 -- off\n" +

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// node is a node of the cluster. Its pod is the agent's, or "" if the node has none.
+// node is a node of the cluster, with the agent's pod, or "" if it has none.
 type node struct{ name, pod string }
 
 // findNodes returns the selected nodes, sorted by name: each node with an agent's pod and, if the

@@ -64,7 +64,7 @@ func forgetCommand() *cobra.Command {
 	return cmd
 }
 
-// forgettable returns the findings on the attachments that the command names.
+// forgettable returns the findings on the attachments that the command line names.
 func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) (
 	found []*sweep.Finding, err error,
 ) {

@@ -2,7 +2,7 @@ package main
 
 import "strings"
 
-// glossary explains each word that a command prints. The help texts contain it.
+// glossary explains the words in the output of commands. It is part of the help texts.
 var glossary = []struct{ kind, word, meaning string }{
 	{"state", "adding", "its ADD is running and has no result yet"},
 	{"state", "live", "in use; only the runtime's DEL releases it"},

@@ -28,8 +28,8 @@ type Outcome struct {
 
 	Withheld bool // an address was removed from its prevResult
 	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain,
-	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local has an
-	// address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
+	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local reserves
+	// an address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
 	NotInChain bool
 	NetNSGone  bool
 	Reserved   tristate.Value
@@ -86,8 +86,8 @@ func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
 
 // tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's
 // error often enough and for long enough, and the attachment has neither a namespace nor an
-// address. Only a plugin that is known not to hide an IPAM plugin of its own can be judged, and
-// host ports cannot.
+// address. It returns false for a plugin that may hide an IPAM plugin, and for one that got port
+// mappings.
 func tookNothing(s *journal.Step, o Outcome, now int64) bool {
 	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
 		o.Reserved == tristate.No && hidesNoIPAM(s) && !HasPorts(s)
@@ -102,17 +102,17 @@ func hidesNoIPAM(s *journal.Step) bool {
 	}
 	plugin, ipam := known.Of(s.Type), known.IPAMOf(s.Config).Name
 	if ipam == "" {
-		return plugin.Source != "" && !plugin.HidesIPAM
+		return plugin.Source != ""
 	}
 	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
 }
 
-// TryPresent decides whether a DEL that failed with a code runs with the present configuration. It
-// does if the ADD failed too, or if the plugin rejects the recorded one (for example after an
-// upgrade). After another error, success would not prove that the ADD's resources are free: portmap
-// may look for its rules in the wrong place. The reference plugins reject a configuration with the
-// code 999. After that code, needsProof is set: success counts only if host-local has nothing of
-// the attachment afterwards.
+// TryPresent decides whether a DEL that failed with a code runs again with the chain's present
+// configuration. It does if the ADD failed too, or if the plugin rejects the recorded one (for
+// example after an upgrade). After another error, success would not prove that the ADD's resources
+// are free: portmap may look for its rules in the wrong place. The reference plugins reject a
+// configuration with the code 999. After that code, needsProof is set: success counts only if
+// host-local reserves nothing for the attachment afterwards.
 func TryPresent(s *journal.Step, code uint) (try, needsProof bool) {
 	switch {
 	case s.ADD != journal.AddPassed:

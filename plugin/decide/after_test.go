@@ -51,8 +51,7 @@ func TestTookNothing(t *testing.T) {
 		{"no IPAM plugin", config(`{}`), true, 20, int64(2 * time.Hour)},
 		{"no IPAM plugin, unknown", func(one *try) { one.step.Type = "own"; config(`{}`)(one) }, false, 20, int64(2 * time.Hour)},
 		{"an IPAM plugin, unknown", func(one *try) { one.step.Type = "own" }, false, 20, int64(2 * time.Hour)},
-		{"its IPAM plugin is hidden", func(one *try) { one.step.Type = "flannel"; config(`{}`)(one) }, false, 20, int64(2 * time.Hour)},
-		{"its IPAM plugin is not hidden", func(one *try) { one.step.Type = "flannel" }, true, 20, int64(2 * time.Hour)},
+		{"its IPAM plugin is its default", func(one *try) { one.step.Type = "flannel"; config(`{"type": "flannel"}`)(one) }, true, 20, int64(2 * time.Hour)},
 		{"it does not execute its IPAM plugin", func(one *try) { one.step.Type = "egress-cni" }, false, 20, int64(2 * time.Hour)},
 		{"it does", func(one *try) {
 			one.step.Type = "egress-cni"

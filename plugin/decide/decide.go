@@ -97,8 +97,8 @@ func decideRecorded(ev Evidence) Verdict {
 	case unknown(ev.Locked):
 		return Undecided("its lock cannot be inspected", "")
 	case !Yes(ev.SameNamespaces):
-		return Undecided("cannot judge it from these namespaces; run this on the host, or with "+
-			"--host", "")
+		return Undecided("cannot judge it from these namespaces; run this in the runtime's, on "+
+			"the host or with --host", "")
 	case No(ev.SameBoot) && Yes(ev.OtherHost):
 		return Verdict{Fate: Foreign, Reason: OtherMachine}
 	case ev.State == journal.RollingBack:
@@ -252,7 +252,8 @@ var (
 	NetNSGone   = Reason{"netns-gone", "its network namespace is gone"}
 	Unlisted    = Reason{"unlisted",
 		"the runtime does not list it, and no process is in its network namespace"}
-	OtherMachine = Reason{"other-machine", "it was added on another machine, and this disk is a copy"}
+	OtherMachine = Reason{"other-machine",
+		"it was added on another machine, or the machine-id changed"}
 )
 
 // Recorded returns an entry's reason, given its code and text.

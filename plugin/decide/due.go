@@ -52,8 +52,8 @@ type Pass struct {
 	PodLives       func() bool // another sandbox of the pod is live or being added
 	// Withheld reports whether an address in the step's prevResult has another owner.
 	Withheld func(*journal.Step) bool
-	// Reassigned reports whether the step's IPAM plugin has freed each address that the step's ADD
-	// got, because an ADD of the same network has just got it.
+	// Reassigned reports whether the step's IPAM plugin has freed each address of the step's ADD: an
+	// ADD of the same network has just got it.
 	Reassigned func(*journal.Step) bool
 
 	Steps  []journal.Step  // the record's pending DELs

@@ -17,7 +17,7 @@ import (
 //
 // The decisions are the code's own: Decide, Owns, IsLate, DropsAddress, Due, Show, After,
 // journal.CheckEdge and Claim.Receives. The model proves that these decisions, in this order, keep
-// the invariants (see wrong). It does not prove that the code has this order: TestModel and TestStress
+// the invariants (see wrong). It does not prove that the code has this order: TestModel and TestSoak
 // run the code.
 //
 // In a trace, A, B and C are containers 0 to 2, and the verb that the runtime runs for each; "sweep"

@@ -65,7 +65,7 @@ func TestVerdictTables(t *testing.T) {
 	orphan("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = tristate.No })
 	orphan("a list contains the container, with any interface", func() { o.Listed = tristate.Yes })
 	orphan("unwind does not know when the address was allocated", func() { o.Listed = tristate.No })
-	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#162][162])",
+	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#207][207])",
 		func() { o.PastGracePeriod = tristate.No })
 	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = tristate.Yes })
 	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = tristate.Yes })

@@ -16,7 +16,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Runner runs delegates, also for several goroutines. In tests, a Runner starts no process.
+// Runner runs delegates. Several goroutines may use it at the same time. In tests, a Runner starts
+// no process.
 type Runner interface {
 	// Run runs a delegate and returns its standard output. A nil Failure means that the delegate
 	// ran and succeeded.

@@ -155,8 +155,9 @@ func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
 	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
 }
 
-// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache, or none if
-// there is none in the ADD's network namespace, or it has no address of the cached result.
+// CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
+// none if the ADD's network namespace does not contain it, or if it has no address of the cached
+// result.
 func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	c, err := n.readCached(fileName(key))
 	if c == nil || err != nil {

@@ -48,8 +48,8 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	return ev
 }
 
-// fact is a decide.Fact that costs a look at the node, for one goroutine. It looks once, when it is
-// first needed. It is unknown if look returns an error.
+// fact is a decide.Fact that look determines once, when it is first needed. If look returns an
+// error, the fact is unknown. Only one goroutine may use it.
 type fact struct {
 	look   func() (bool, error)
 	value  tristate.Value
@@ -70,7 +70,7 @@ func (f *fact) Ask() (v tristate.Value, why string) {
 	return f.value, f.why
 }
 
-// Known returns a fact without a look. looked is false if the fact is not determined yet.
+// Known returns a fact without inspecting the node. looked is false if it is not determined yet.
 func Known(f decide.Fact) (v tristate.Value, looked bool) {
 	switch f := f.(type) {
 	case *fact:
@@ -160,7 +160,7 @@ func (l *List) Names(k journal.Key) bool {
 }
 
 // hasContainer reports whether the list contains a container, with any interface. A list of pods
-// does not cover one that libcni's cache shows to be no pod's.
+// does not cover a container that belongs to no pod according to libcni's cache.
 func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
 	if l == nil || l.Network != "" && l.Network != o.Network {
 		return tristate.Unknown

@@ -47,8 +47,8 @@ func (p Place) Close() {
 	}
 }
 
-// Open opens the network namespace at a path, and inspects an interface in it, which may be
-// missing, unless ifname is "". After an error, the place contains only the path.
+// Open opens the network namespace at a path. Unless ifname is "", it also inspects that interface,
+// which may be missing. After an error, the place contains only the path.
 func Open(path, ifname string) (none Place, err error) {
 	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)
@@ -181,8 +181,8 @@ func In(netns ns.NetNS, fn func() error) (err error) {
 }
 
 // OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
-// another network namespace. It never uses the main thread, whose namespace /proc shows as that of
-// the process.
+// another network namespace. It never uses the main thread, whose namespace /proc shows as the
+// process's.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {

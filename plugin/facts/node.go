@@ -175,13 +175,16 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// Names reports whether a path names the network namespace of a record's ADD, by which alone an ADD
-// is known: it leads to that namespace, or is the ADD's path. The ADD's path doesn't count if it
-// leads to another namespace, unless the ADD's own one is gone and no ADD without a record uses the
-// other one. Any path names the namespace of a record that has no path.
+// Names reports whether a path identifies a record's ADD, which is known by its network namespace
+// alone. It does if
 //
-// at is what the path leads to. It has only the path if that leads nowhere, to another attachment
-// in the journal, or to the runtime's own namespace.
+//   - the record has no path;
+//   - the path leads to the ADD's namespace; or
+//   - the path is the ADD's, and leads nowhere or, after the ADD's namespace is gone, to another
+//     one that no ADD without a record uses (at.Again).
+//
+// at is the namespace at the path. It contains only the path if that leads nowhere, to another
+// attachment in the journal, or to the runtime's own namespace.
 func (n *Node) Names(e *journal.Entry, at Interface) bool {
 	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
 	case e.Added.NetNS.Path == "":

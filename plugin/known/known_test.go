@@ -79,7 +79,7 @@ func TestColumns(t *testing.T) {
 		{"RemovesByAddress", func(p *Plugin) bool { return p.RemovesByAddress }, "aws-cni"},
 		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf portmap bandwidth ovn-k8s-cni-overlay terway"},
-		{"HidesIPAM", func(p *Plugin) bool { return p.HidesIPAM }, "flannel"},
+		{"DefaultIPAM", func(p *Plugin) bool { return p.DefaultIPAM == "host-local" }, "flannel"},
 		{"ExecutesIPAM", func(p *Plugin) bool { return p.ExecutesIPAM != nil },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},
 	} {

@@ -2,7 +2,10 @@
 // for each plugin, including IPAM plugins, and a field for each fact. The package does no I/O.
 package known
 
-import "encoding/json"
+import (
+	"cmp"
+	"encoding/json"
+)
 
 // Plugin lists the facts about a plugin. The zero value is safe for an unknown plugin.
 type Plugin struct {
@@ -12,9 +15,8 @@ type Plugin struct {
 	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. It is
 	// nil if that is unknown, or if the plugin, or its daemon, assigns addresses itself.
 	ExecutesIPAM func(ipam string, config Object) bool
-	// HidesIPAM is set if the plugin calls another plugin. unwind finds that plugin's addresses
-	// only if this plugin's entry also contains "ipam".
-	HidesIPAM bool
+	// DefaultIPAM is the IPAM plugin of an entry without ipam.type.
+	DefaultIPAM string
 
 	// Pinned is set if the plugin's DEL only opens CNI_NETNS, so that any path of the namespace will
 	// do, such as /proc/PID/fd/N.
@@ -33,7 +35,7 @@ type Plugin struct {
 	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
 	FreesByPod bool
 	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
-	// container ID only, so a second DEL cannot free another container's address.
+	// container, so a second DEL cannot free another container's address.
 	MayFreeNothing bool
 	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
@@ -68,15 +70,16 @@ func Of(name string) *Plugin {
 	return &Plugin{Name: name}
 }
 
-// IPAMOf returns the facts about the IPAM plugin that a delegate's configuration names, if any.
+// IPAMOf returns the facts about the IPAM plugin of a delegate's configuration, if it has one.
 func IPAMOf(config json.RawMessage) *Plugin {
 	var conf struct {
+		Type string `json:"type"`
 		IPAM struct {
 			Type string `json:"type"`
 		} `json:"ipam"`
 	}
 	_ = json.Unmarshal(config, &conf) // an error leaves the type empty
-	return Of(conf.IPAM.Type)
+	return Of(cmp.Or(conf.IPAM.Type, Of(conf.Type).DefaultIPAM))
 }
 
 const reference = "containernetworking/plugins 1.10.0"
@@ -135,9 +138,9 @@ var table = []Plugin{
 	},
 	// cni-plugin/internal/pkg/utils/utils.go, AddIPAM
 	{Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030", ExecutesIPAM: always},
-	{ // flannel_linux.go: passes its ipam to the plugin that it calls
+	{ // flannel_linux.go, getDelegateIPAM: for the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
-		ExecutesIPAM: always, HidesIPAM: true,
+		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},
 	// pkg/daemon/handler.go, handleDel
 	{Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true},

@@ -27,8 +27,8 @@ type Chain struct {
 
 type Delegate struct {
 	Type         string
-	IPAM         string                     // ipam.type, or ""
-	Capabilities map[string]bool            // those that are true
+	IPAM         string                     // the IPAM plugin, or ""
+	Capabilities map[string]bool            // the capabilities that are set to true
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
@@ -137,7 +137,7 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	if err := cmp.Or(json.Unmarshal(raw, &d.object), json.Unmarshal(raw, &conf)); err != nil {
 		return d, jsonError(err)
 	}
-	d.Type, d.IPAM, d.Capabilities = conf.Type, conf.IPAM.Type, conf.Capabilities
+	d.Type, d.IPAM, d.Capabilities = conf.Type, known.IPAMOf(raw).Name, conf.Capabilities
 	maps.DeleteFunc(d.Capabilities, func(_ string, enabled bool) bool { return !enabled })
 	if d.Type == "" {
 		return d, errors.New(`key "type" is missing`)
@@ -240,7 +240,7 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	return slices.Concat(config[:len(config)-1], []byte(key), prevResult, []byte("}"))
 }
 
-// ExecutesIPAM reports whether the delegate is known to execute the binary that ipam.type names.
+// ExecutesIPAM reports whether the delegate is known to execute its IPAM plugin's binary.
 func (d Delegate) ExecutesIPAM() bool {
 	executes := known.Of(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
@@ -274,9 +274,9 @@ func (ch *Chain) capabilities() map[string]bool {
 	return all
 }
 
-// AdoptIPs gives the first delegate the capability "ips", if unwind's entry has it and no delegate
-// has. podman adds it to the first plugin of the list of a container with static addresses, unless
-// that plugin declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
+// delegate does. For a container with static addresses, podman adds it to the first plugin of the
+// list, unless that declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}

@@ -392,7 +392,7 @@ func TestMissingOfProviders(t *testing.T) {
 		"cilium.conflist":               "cilium-cni", "cilium-aws-cni.conflist": "aws-cni portmap cilium-cni",
 		"cilium-azure-ipam.conflist": "cilium-cni", "cilium-generic-veth.conflist": "ptp host-local portmap cilium-cni",
 		"cilium-portmap.conflist": "cilium-cni portmap", "cri-o.conflist": "bridge host-local",
-		"flannel.conflist": "flannel portmap", "istio-cni.conflist": "bridge host-local istio-cni",
+		"flannel.conflist": "flannel host-local portmap", "istio-cni.conflist": "bridge host-local istio-cni",
 		"kindnet.conflist": "ptp host-local portmap", "multus-thick.conf": "multus-shim", "multus-thin.conf": "multus",
 		"nerdctl.conflist":    "bridge host-local portmap firewall tuning",
 		"ovn-kubernetes.conf": "ovn-k8s-cni-overlay", "podman.conflist": "bridge host-local portmap firewall tuning",

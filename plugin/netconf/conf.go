@@ -68,7 +68,7 @@ var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlin
 var emptyKeys = []string{"dns", "ipam"}
 
 // validKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
-// second is an error in SPEC 1.1, and libcni writes it too (cni#1101).
+// second is an error in SPEC 1.1, but libcni also writes it (cni#1101).
 var validKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
 // ParseConf reads unwind's configuration. An invalid key keeps its default value, and the error

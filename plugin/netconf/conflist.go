@@ -52,7 +52,7 @@ func ParseConflist(data []byte) (*Conflist, error) {
 		return nil, err
 	}
 	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
-	if list.Type == Name { // unwindctl's .json file, which is also a list, or made from one
+	if list.Type == Name { // unwindctl's .json file, which also contains a list, or a copy of it
 		list.Plugins = slices.Concat([]json.RawMessage{data}, list.Plugins)
 	}
 	for i, raw := range list.Plugins {
@@ -77,8 +77,8 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Chain returns the chain that unwind runs for a configuration, and unwind's entry. In one without
-// unwind, the runtime runs the chain, and the Conf is what unwind would use for it.
+// Chain returns the chain that unwind runs for a configuration, and unwind's entry. In a
+// configuration without unwind, the runtime runs the chain, and conf contains the defaults.
 func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
 	if conf = c.Unwind; conf != nil {
 		conf.Name = c.Name
@@ -94,7 +94,7 @@ func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
 	return chain, conf, err
 }
 
-// list is a list of plugins as libcni reads it: of one, if it is a single plugin's configuration.
+// list is a list of plugins as libcni reads it. A single plugin's configuration is a list of one.
 type list struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -152,8 +152,8 @@ func jsonError(err error) error {
 
 const readDelay = 10 * time.Second // for a chainFile: a disk under load may take seconds
 
-// readChainFile reads the chain in chainFile. It abandons a read that hangs, for example because a
-// mount's server is gone, after readDelay; that occupies a thread.
+// readChainFile reads the chain in chainFile. After readDelay, it abandons a read that hangs, for
+// example because a mount's server is gone. Such a read still occupies a thread.
 func (c *Conf) readChainFile() (*Chain, error) {
 	var chain *Chain
 	read := make(chan error, 1)
@@ -259,7 +259,7 @@ func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	return replaced
 }
 
-// object returns the members of a list. A single plugin's list has its name and cniVersion.
+// object returns the members of a list. A single plugin's list contains its name and cniVersion.
 func (c *Conflist) object() map[string]json.RawMessage {
 	if list := ObjectOf(c.Data); list["plugins"] != nil {
 		return list
@@ -318,7 +318,7 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 }
 
 // InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
-// names. libcni appends those in the directory with the network's name, next to a conflist, to it.
+// names. If a directory next to a conflist has the network's name, libcni appends them to the list.
 func InlineDirectory(dir string) (plugins []json.RawMessage, err error) {
 	paths, err := filesIn(dir, ".conf")
 	for _, path := range paths {
@@ -331,7 +331,8 @@ func InlineDirectory(dir string) (plugins []json.RawMessage, err error) {
 	return plugins, err
 }
 
-// FindPlugin returns the path of a plugin's binary in the first directory of a path list with it.
+// FindPlugin returns the path of a plugin's binary, from the first directory in path that contains
+// it.
 func FindPlugin(plugin, path string) (string, error) {
 	dirs := filepath.SplitList(path)
 	for _, dir := range dirs {

@@ -15,7 +15,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// Result is the part of a CNI result that unwind uses. It stores, and passes on, the bytes.
+// Result is the part of a CNI result that unwind uses. unwind stores and passes on the whole
+// result.
 type Result struct {
 	Interfaces []struct {
 		Name    string `json:"name"`
@@ -101,11 +102,11 @@ func (r *Result) Addresses() []netip.Addr {
 
 // ReadResult returns the result that libcni would pass on, given a delegate's output on ADD (cni
 // pkg/invoke, ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown
-// fields. An output without a version gets that of the configuration (cni#895).
+// fields. An output without a version gets the configuration's version (cni#895).
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
-		return nil, fmt.Errorf("invalid result %q: %w", Shorten(string(stdout), 200), err)
+		return nil, fmt.Errorf("%w: invalid result %q", err, Shorten(string(stdout), 200))
 	}
 	return json.Marshal(r)
 }

@@ -33,7 +33,7 @@ func TestReadResult(t *testing.T) {
 			t.Errorf("%s:\ngot  %s (%v)\nwant %s", tt.name, got, err, tt.want)
 		}
 	}
-	want := `invalid result "` + strings.Repeat("é", 98) + `…": invalid character 'Ã' looking for beginning of value`
+	want := `invalid character 'Ã' looking for beginning of value: invalid result "` + strings.Repeat("é", 98) + `…"`
 	if got, err := ReadResult([]byte(strings.Repeat("é", 200)), "1.0.0"); fmt.Sprint(err) != want {
 		t.Errorf("\ngot  %v (%s)\nwant %s", err, got, want)
 	}

@@ -13,8 +13,8 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Lost says why the verb continues without writing, so that the attachment's record stays as it
-	// is. It is nil if the verb writes.
+	// Lost is the reason why the verb continues without writing the journal, in which the
+	// attachment's record then stays as it is. It is nil if the verb writes.
 	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool

@@ -9,12 +9,13 @@ import (
 	"cni-unwind/plugin/decide"
 )
 
-// Snapshot is a copy of the records in the journal, from one reading. A verb asks it all its
-// questions. It returns the same record each time, so a caller that changes one clones it first.
+// Snapshot is a copy of the records in the journal, from one reading, for all decisions of a verb.
+// It returns the same record each time, so a caller that changes one clones it first.
 type Snapshot struct {
 	*journal.Tx
-	// Err says why the journal could not be read. Then there are no records. Whoever undoes a dead
-	// ADD keeps it; the DELs of the runtime's own DEL, and of a rollback, have no other owners.
+	// Err is the reason why the journal could not be read. The snapshot is then empty: unwind keeps
+	// every ADD that it would undo by itself, but the runtime's own DEL and a rollback continue, and
+	// assume that no address has another owner.
 	Err error
 }
 
@@ -36,7 +37,7 @@ func (r *Recorder) Renew(ctx context.Context) error {
 	return err
 }
 
-// Forget ends the snapshot: the next question reads the journal again.
+// Forget drops the snapshot, so that the next call of Snapshot reads the journal again.
 func (r *Recorder) Forget() { r.last = nil }
 
 // Snapshot returns the last reading of the journal. It reads the journal if there is none.
@@ -59,7 +60,7 @@ func (s *Snapshot) Living() (living []*journal.Entry, damaged bool) {
 	return living, damaged
 }
 
-// AnyLives reports whether a record matches that is live or being added. A damaged one counts.
+// AnyLives reports whether any record that is live or being added matches, or is damaged.
 func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) bool {
 	living, damaged := s.Living()
 	return damaged || slices.ContainsFunc(living, is)

@@ -13,6 +13,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -46,7 +47,7 @@ func (o *owner) addresses() (all []netip.Addr) {
 // getsDELs reports whether enough is known to run DELs. (host-local before 0.8 wrote no interface.)
 func (o *owner) getsDELs() bool { return !o.earlier && o.chain != nil && o.IfName != "" }
 
-// made returns the time of the youngest file of the owner.
+// made returns the time of the owner's newest file.
 func (o *owner) made() time.Time {
 	youngest := time.Unix(0, 0)
 	if o.cached != nil {
@@ -105,8 +106,8 @@ type gathering struct {
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	booted    time.Time
-	// noChain has the files of libcni's cache whose chain cannot be used, by the error: if a chainFile
-	// is gone, all files of its network have the same.
+	// noChain contains the files of libcni's cache whose chain cannot be used, by error. If a
+	// chainFile is gone, all files of its network share one error.
 	noChain map[string][]string
 	errs    []error
 }
@@ -177,7 +178,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 // example because the conflist is gone.
 func (g *gathering) addHeld(o *owner) {
 	for _, step := range o.chain.Steps(o.conf) {
-		dir := ipam.Pool(step.Config, o.Network)
+		dir := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, o.Network)
 		if dir == "" || slices.ContainsFunc(g.Pools, func(p Pool) bool { return p.Dir == dir }) {
 			continue
 		}

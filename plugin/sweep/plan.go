@@ -65,7 +65,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	return s.plan(ctx, func(*Finding) bool { return false })
 }
 
-// plan does the work of Plan by the snapshot. It ends at a finding for which enough returns true.
+// plan is Plan with the current snapshot. It stops at a finding for which enough returns true.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	records := s.w.Journal.Snapshot(ctx)
 	findings, keys := s.skipLive(records)
@@ -250,19 +250,14 @@ type Pool struct {
 // PoolsOf returns the pools of a chain.
 func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	for i := range ch.Delegates {
-		p := PoolOf(ch.Config(i, c), ch, c)
+		config := ch.Config(i, c)
+		p := Pool{Network: c.Name, Dir: ipam.Pool(ch.Delegates[i].IPAM, config, c.Name),
+			Config: config, chain: ch, conf: c}
 		if p.Dir != "" && !slices.ContainsFunc(pools, func(o Pool) bool { return o.Dir == p.Dir }) {
 			pools = append(pools, p)
 		}
 	}
 	return pools
-}
-
-// PoolOf returns the pool of a chain's delegate, given the delegate's configuration. Dir is "" if
-// the delegate does not call host-local.
-func PoolOf(config json.RawMessage, ch *netconf.Chain, c *netconf.Conf) Pool {
-	return Pool{Network: c.Name, Dir: ipam.Pool(config, c.Name), Config: config, chain: ch,
-		conf: c}
 }
 
 // freeEmpty releases the addresses in a pool for which host-local died before it wrote an owner.

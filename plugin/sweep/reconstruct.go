@@ -72,7 +72,7 @@ func (s *Sweep) undoOwner(
 }
 
 // undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses. why is
-// the reason if there is none. If nothing is left that another sweep would find, undoRecord sets
+// the reason why it has none. If nothing is left that another sweep would find, undoRecord sets
 // Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry, why error,
@@ -197,11 +197,7 @@ func resultOf(o *owner) json.RawMessage {
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {
-		pool := ipam.Pool(s.Config, o.Network)
-		if pool == "" && len(o.held) > 0 && known.Of(s.Type).HidesIPAM {
-			pool = o.held[0].Pool
-		}
-		if pool != "" {
+		if pool := ipam.Pool(known.IPAMOf(s.Config).Name, s.Config, o.Network); pool != "" {
 			claim = journal.Claim{Step: s.Index, Pool: pool}
 		}
 	}

@@ -33,7 +33,7 @@ type Job struct {
 	// empty or an entry is damaged, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
-	Quick    bool // part of an ADD, or behind a STATUS: log no warnings that each would repeat
+	Quick    bool // part of an ADD or of a STATUS: don't repeat warnings in each of them
 	// Stops is set if the end of Run's context also ends the DELs that run.
 	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
@@ -58,7 +58,7 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a copy of w, and with the same recorder.
+// New returns a sweep that works with a copy of own, and with the same recorder.
 func New(own *undo.Worker, job Job) *Sweep {
 	worker, node := *own, *own.Node
 	w := &worker
@@ -71,8 +71,8 @@ func New(own *undo.Worker, job Job) *Sweep {
 	return &Sweep{w: w, Job: job}
 }
 
-// chainOf returns the chain of a network in which unwind runs, from the network's pools. It returns
-// nil if there is none, or two.
+// chainOf returns the chain that unwind runs for a network, from the network's pools. It returns
+// nil if there is none, or more than one.
 func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
 	for _, p := range j.Pools {
 		switch {
@@ -118,7 +118,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// Due reports, by the worker's snapshot, whether a sweep would release something now. It releases
+// Due reports from the worker's snapshot whether a sweep would release something now. It releases
 // nothing. If nothing is due, it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })

@@ -16,11 +16,11 @@ import (
 // lockPoll is the interval at which Lock checks whether the lock is free.
 const lockPoll = 10 * time.Millisecond
 
-// Owned decides what Lock does while a live unwind holds the lock: it waits, unless skip is set;
-// then it returns journal.ErrBusy. nil always waits.
+// Owned decides what Lock does while a live unwind holds the lock: if skip is true, Lock returns
+// journal.ErrBusy, otherwise it waits. With a nil Owned, Lock always waits.
 type Owned func(owner int) (skip bool)
 
-// Skip never waits.
+// Skip makes Lock return without waiting.
 func Skip(int) (skip bool) { return true }
 
 // Lock takes the lock of an attachment. While a live unwind holds it, owned decides whether Lock

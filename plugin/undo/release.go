@@ -14,6 +14,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -28,7 +29,7 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned is the Assigned of the Job.
+// holds another lock. assigned becomes Job.Assigned.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
 	lock, killed, err := w.Lock(ctx, key, nil)
 	if err != nil {
@@ -103,7 +104,7 @@ func (w *Worker) ReleaseLocked(
 func purge(ctx context.Context, e *journal.Entry) error {
 	pools := map[string]bool{}
 	for _, step := range e.Undo.Steps {
-		pools[ipam.Pool(step.Config, e.Network)] = true
+		pools[ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)] = true
 	}
 	for _, c := range e.Got.Claims {
 		pools[c.Pool] = true

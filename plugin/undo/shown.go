@@ -143,7 +143,7 @@ func (u *undoing) isFree(c journal.Claim) bool {
 	return err != nil || !given || !owner.Is(u.Entry.ContainerID, u.Entry.IfName)
 }
 
-// recorded reports whether the record is in the journal, so that others find it there.
+// recorded reports whether the record is in the journal, where other processes find it.
 func (u *undoing) recorded() bool {
 	return u.Journal.Lost == nil && u.Entry.Number != 0
 }
@@ -196,9 +196,10 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	return n
 }
 
-// sentPath returns the path that a delegate gets as in the plain chain if the ADD's namespace
-// cannot be found, or "". It is the path in the runtime's DEL, if that is the DEL of this ADD, or
-// the path of an earlier ADD that the runtime's verb undoes too, if nothing is there.
+// sentPath returns the path that a delegate gets, as it would without unwind, if the ADD's
+// namespace cannot be found; or "". It is the path in the runtime's DEL, if that is the DEL of this
+// ADD, or the path of an earlier ADD that the runtime's verb undoes too, if nothing is at that
+// path.
 func (u *undoing) sentPath() string {
 	switch path := u.Entry.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
@@ -209,14 +210,14 @@ func (u *undoing) sentPath() string {
 	return u.Job.Netns
 }
 
-// located says what is known of the network namespace of a record's ADD.
+// located is the result of the search for the network namespace of a record's ADD.
 type located int
 
 const (
 	hidden   located = iota // it may exist, but was not found
 	there                   // it was found
 	gone                    // it is proven gone
-	anothers                // it was found, with the interface of another attachment
+	anothers                // it was found, but its interface belongs to another attachment
 )
 
 // locate finds the record's network namespace: at the path in the runtime's DEL, at its recorded
@@ -250,10 +251,10 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	return where, hidden
 }
 
-// provenGone reports whether a namespace that was not found is gone. err says what could not be
-// inspected. The host end of the interface must be gone, too: the kernel destroys a namespace some
-// time after its last user is gone. Then one of two reasons suffices: there was a host end, or
-// everything could be inspected. Of a namespace that the ADD did not identify, only the path tells.
+// provenGone reports whether a namespace that was not found is gone. err is the error of the
+// search. The host end of the interface must be gone, too: the kernel destroys a namespace some
+// time after its last user is gone. In addition, either there was a host end, or the search had no
+// error. If the ADD did not identify the namespace, its path replaces the search.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Entry.Added.NetNS; !added.Known() {
 		_, pathErr := facts.Look(added.Path, "")
@@ -263,7 +264,7 @@ func (u *undoing) provenGone(err error) bool {
 }
 
 // isAnothers reports whether the interface in a namespace was there before the ADD, or the
-// namespace is that of another attachment in the journal.
+// namespace belongs to another attachment in the journal.
 func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
 	return u.Entry.Added.Occupant != "" && seen.Occupant() == u.Entry.Added.Occupant ||
 		u.Node.Anothers(ctx, u.Entry.Key, seen.Netns)

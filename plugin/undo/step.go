@@ -65,11 +65,12 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// reserved reports whether host-local has an address for the attachment in the pool of a step.
+// reserved reports whether host-local reserves an address for the attachment in the pool of a step.
 func (u *undoing) reserved(s *journal.Step) tristate.Value {
-	pool := ipam.Pool(s.Config, u.Entry.Network)
+	plugin := known.IPAMOf(s.Config).Name
+	pool := ipam.Pool(plugin, s.Config, u.Entry.Network)
 	if pool == "" {
-		return tristate.Equal(known.IPAMOf(s.Config).Name == "", false)
+		return tristate.Equal(plugin == "", false)
 	}
 	addresses, err := ipam.HeldBy(pool, u.Entry.ContainerID, u.Entry.IfName)
 	return tristate.Of(len(addresses) > 0, err)
@@ -203,7 +204,7 @@ func (u *undoing) delWith(
 		}
 	}
 	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
-		u.Log.Info("DEL left to "+to+": it cannot succeed, because its network namespace is gone",
+		u.Log.Info("DEL cannot succeed, because the network namespace is gone; "+to+" cleans up instead",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
 	}
@@ -236,7 +237,7 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 }
 
 // present returns the configuration of a step's delegate in the network's chain, with the ADD's
-// runtime arguments. It returns nil if the chain contains no such delegate, or two.
+// runtime arguments. It returns nil if the chain contains no such delegate, or several.
 func (u *undoing) present(s *journal.Step) json.RawMessage {
 	chain, of := u.chain(), u.Verb.Conf
 	if chain == nil && u.ChainOf != nil {

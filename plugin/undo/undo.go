@@ -54,8 +54,8 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 // Undo undoes one ADD, for a reason, and returns what Run returns:
 //
 //  1. Mark the record.
-//  2. Write it. The runtime's DEL and a rollback do so only if the next pass could not do without,
-//     and they continue after an error.
+//  2. Write it. The runtime's DEL and a rollback write it only if the next pass needs that (see
+//     mark), and continue after an error.
 //  3. Run the DELs that are due.
 //  4. Write the DELs that are still pending, and record the event.
 //
@@ -108,7 +108,7 @@ func (w *Worker) Undo(
 //
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not contain the record, or not that its delegates were killed;
+//   - if the journal does not contain the record, or does not show that its delegates were killed;
 //   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run
 //     its DEL again (see decide.Due).
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
@@ -167,7 +167,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		}
 		return err
 	})
-	w.Journal.Forget() // the record is not what it was
+	w.Journal.Forget() // the snapshot lacks this change
 	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()
 	}
@@ -274,9 +274,9 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 	}
 }
 
-// claimedAgain reports whether another ADD of the attachment got the same address. If
-// that ADD is live or running, it may have the address even if its record lacks it, because its
-// commit failed.
+// claimedAgain reports whether another ADD of the attachment got the same address. If that ADD is
+// live or running, it may have the address even if its record lacks it, because an ADD writes a
+// claim only after the delegate has run.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Entry)
 	return err != nil || slices.ContainsFunc(others, func(e *journal.Entry) bool {
@@ -290,7 +290,7 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 // ClaimHeld reports whether it added any.
 func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 	for _, step := range e.Undo.Steps {
-		pool := ipam.Pool(step.Config, e.Network)
+		pool := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)
 		if pool == "" || slices.ContainsFunc(e.Got.Claims,
 			func(c journal.Claim) bool { return c.Step == step.Index }) {
 			continue

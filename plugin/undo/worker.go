@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Env is what the verbs need from their process.
+// Env is common to all verbs of a process.
 type Env struct {
 	Stderr  io.Writer // also the delegates' standard error
 	Budgets Budgets
@@ -110,9 +110,8 @@ type Budgets struct {
 	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
 }
 
-// DefaultBudgets are the budgets on a real node. A delegate that is slow is not one that hangs, and
-// costs a second DEL if it is killed. So a DEL that cannot have Step does not start, also in an
-// ADD.
+// DefaultBudgets are the budgets on a real node. A delegate that is slow does not hang, and if it
+// is killed, it needs a second DEL. So a DEL does not start if it cannot have Step, even in an ADD.
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,

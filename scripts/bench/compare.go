@@ -59,8 +59,8 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 	return c, err
 }
 
-// run adds and deletes, in each round, parallel pods of each kind at once. The kinds alternate
-// within a round, and each round begins with another kind.
+// run adds and deletes pods of each kind in rounds, parallel pods at the same time. The kinds
+// alternate within a round, and each round begins with another kind.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel
@@ -148,8 +148,8 @@ func goneAll(pods []*pod) error {
 	return errors.Join(errs...)
 }
 
-// timed has the duration of each operation, that of all together, and the processor time of an
-// operation. This process counts, since it is the runtime, which starts and reaps plugins.
+// timed contains the duration of each operation and of all together, and the processor time per
+// operation. This process counts, because it is the runtime, which starts and reaps plugins.
 type timed struct {
 	each      []time.Duration
 	wall      time.Duration
@@ -174,7 +174,7 @@ func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	return t, errors.Join(errs...)
 }
 
-// processorTime returns what this process and all of its descendants have used.
+// processorTime returns the processor time of this process and all of its descendants.
 func processorTime() (used time.Duration) {
 	for _, whose := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -229,15 +229,14 @@ func (r *results) line(format string, args ...any) {
 	}
 }
 
-// quantile returns the smallest value such that at least the part q of all values is not above it.
+// quantile returns the smallest value that is not below the fraction q of all values.
 func quantile[T float64 | time.Duration](all []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
 // floor measures the least cost of a plugin with a journal: one lean process, and durable commits
-// to a bbolt file, each of which opens and closes the file. An ADD makes one commit more than its
-// chain has plugins, a DEL two.
+// to a bbolt file, each of which opens and closes the file: two for an ADD, and one for a DEL.
 type floor struct {
 	noop string
 	file string
@@ -253,7 +252,7 @@ func newFloor(dir string) (*floor, error) {
 }
 
 func (f *floor) time(ctx context.Context, r *results, chain string) error {
-	for verb, commits := range map[string]int{"ADD": chains[chain].plugins + 1, "DEL": 2} {
+	for verb, commits := range map[string]int{"ADD": 2, "DEL": 1} {
 		start := time.Now()
 		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net",
 			IfName: "eth0", Path: "/"}

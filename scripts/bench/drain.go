@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// runtimeTimeout is the time that containerd and CRI-O by default give one ADD or DEL.
+// runtimeTimeout is the default timeout of containerd and CRI-O for one ADD or DEL.
 const runtimeTimeout = time.Minute
 
-// benchDrain starts this many pods of bridge + firewall + portmap + tuning on a node at once, and
-// ends them at once. A plain chain and unwind take turns. benchDrain prints how many ADDs and DELs
-// failed within the runtime's minute, and the time until the last one ended. Afterwards it deletes
-// the failed ones again until nothing is left. For a busy machine, run two shell loops beside nice
-// -n 19 make bench ARGS="-drain 120".
+// benchDrain starts pods of bridge + firewall + portmap + tuning on a node, all at the same time,
+// and then ends all, alternately with and without unwind. It prints how many ADDs and DELs failed
+// within the runtime's minute, and the time until the last one ended. Then it repeats the failed
+// DELs until none fails. For a busy machine, run two shell loops next to nice -n 19 make bench
+// ARGS="-drain 120".
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network
 	for i, kind := range []string{plain, unwound} {
@@ -29,7 +29,8 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 		}
 		networks = append(networks, n)
 	}
-	fmt.Printf("\n%d pods at once of bridge + firewall + portmap + tuning, load %s\n", pods, load())
+	fmt.Printf("\n%d simultaneous pods of bridge + firewall + portmap + tuning, load %s\n",
+		pods, load())
 	walls := map[string]time.Duration{}
 	for round := range rounds {
 		for _, n := range inTurn(networks, round) {
@@ -44,7 +45,7 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 			walls["ADD "+n.kind] += add.wall
 			walls["DEL "+n.kind] += del.wall
 			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs "+
-				"until nothing was left\n",
+				"until all succeeded\n",
 				n.kind, add.failed, add.wall.Seconds(), del.failed, del.wall.Seconds(), again)
 			for _, err := range append(add.errs, del.errs...) {
 				fmt.Printf("        e.g. %.300v\n", err)
@@ -80,14 +81,14 @@ type drained struct {
 	wall   time.Duration
 }
 
-// drain adds all pods at once and deletes them at once. Then it deletes those that failed again,
-// until none is left. again is the number of these passes.
+// drain adds all pods at the same time, and then deletes all. It repeats the failed DELs until none
+// fails. again is the number of these passes.
 func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err error) {
 	add, _ = together(ctx, pods, (*pod).add)
 	del, left := together(ctx, pods, (*pod).del)
 	for ; len(left) > 0; again++ {
 		if again == 100 {
-			return add, del, again, fmt.Errorf("%d DELs do not pass", len(left))
+			return add, del, again, fmt.Errorf("%d DELs keep failing", len(left))
 		}
 		_, left = together(ctx, left, (*pod).del)
 	}

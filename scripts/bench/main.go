@@ -1,13 +1,13 @@
-// Bench times ADD, DEL and a failing ADD of chains of real plugins: plain, through unwind, and, if
-// MULTUS names a multus binary, as delegates of multus; see compare. Then it times the release of
-// dead pods, see benchSweep; and STATUS and GC, see benchStatus.
+// Bench times ADD, DEL and a failing ADD of chains of real plugins: without unwind, with unwind,
+// and, if MULTUS names a multus binary, as delegates of multus (see compare). It also times the
+// release of dead pods (see benchSweep), and STATUS and GC (see benchStatus).
 //
-// libcni is the runtime of all. unwind's stateDir is on the disk of the working directory, since
-// syncing is what costs. All runs in network, mount and PID namespaces of its own, and is gone at
-// the end.
+// libcni is the runtime for all of them. unwind's stateDir is on the disk of the working directory,
+// because disk syncs take most of the time. Everything runs in network, mount and PID namespaces of
+// its own, and is gone at the end.
 //
-// make bench runs it as root in the project's directory. The durations go to the file of -out in
-// the format of go test -bench, for benchstat; the rest is printed.
+// make bench runs it as root in the project's directory. The durations go to the file in -out, in
+// the format of go test -bench, for benchstat; bench prints the rest.
 package main
 
 import (
@@ -30,22 +30,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workEnv tells this program that it is in the namespaces, and names its directory.
+// workEnv is the environment variable with the work directory. It is set in the namespaces only.
 const workEnv = "UNWIND_BENCH_DIR"
 
 // init keeps the main thread out of other network namespaces: see netns.
 func init() { runtime.LockOSThread() }
 
-// options say how much to run.
 type options struct {
 	out      string
 	chains   names   // see chains
-	parallel numbers // pods at once
-	pods     int     // of each kind, in each of the two
+	parallel numbers // pods at the same time
+	pods     int     // of each kind, chain and number at the same time
 	warmUp   int
 	dead     int
 	live     int
-	drain    numbers // pods at once
+	drain    numbers // pods at the same time
 	rounds   int     // of each kind
 }
 
@@ -88,16 +87,16 @@ func (n *numbers) Set(text string) error {
 
 func main() {
 	o := options{chains: names{"light", "1", "3", "5"}, parallel: numbers{1, 8, 32, 128}}
-	flag.StringVar(&o.out, "out", "", "write what was timed to this `file`")
+	flag.StringVar(&o.out, "out", "", "write the timings to this `file`")
 	flag.Var(&o.chains, "chains", "`names` of the chains, of light, 1, 3, 4 and 5")
-	flag.Var(&o.parallel, "parallel", "`pods` at once")
+	flag.Var(&o.parallel, "parallel", "`pods` at the same time")
 	flag.IntVar(&o.pods, "n", 40,
-		"`pods` of each kind, for each chain and each number at once; at least as many as at once")
-	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` before, of each kind")
+		"`pods` of each kind, for each chain and each number in -parallel; at least that number")
+	flag.IntVar(&o.warmUp, "warm-up", 4, "`pods` of each kind to start first, without timing")
 	flag.IntVar(&o.dead, "dead", 250,
-		"dead `pods` to sweep, and to delete one by one; 0 leaves that out")
+		"dead `pods` to sweep, and to delete one by one; 0 for none")
 	flag.IntVar(&o.live, "live", 5000, "live `attachments` in the larger journal")
-	flag.Var(&o.drain, "drain", "start and end so many `pods` at once, and do nothing else")
+	flag.Var(&o.drain, "drain", "start and end this many `pods` at the same time, and do nothing else")
 	flag.IntVar(&o.rounds, "rounds", 3, "`rounds` of -drain, of each kind")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -120,8 +119,8 @@ func main() {
 	os.Exit(1)
 }
 
-// enterNamespaces runs this program again in namespaces of its own, and removes what that run
-// leaves.
+// enterNamespaces runs this program again in namespaces of its own, and removes its files
+// afterwards.
 func enterNamespaces(ctx context.Context) error {
 	work, err := os.MkdirTemp(".tools", "bench-")
 	if err != nil {
@@ -160,7 +159,7 @@ func bench(ctx context.Context, work string, o options) error {
 		}
 		return nil
 	}
-	if o.dead > 0 { // while no pod lives: the sweep waits for the veths of dead pods to go
+	if o.dead > 0 { // before any pod is live, because benchSweep waits until no veth is left
 		if err := benchSweep(ctx, work, o.dead); err != nil {
 			return err
 		}
@@ -189,8 +188,8 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps mounts inside the namespace, has /proc show its processes, hides what plugins keep
-// in /run, as tuning does, and brings the loopback up.
+// prepare keeps mounts inside the namespace, mounts its /proc, hides files of plugins in /run, such
+// as tuning's, and brings up the loopback interface.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)

@@ -25,17 +25,16 @@ type network struct {
 	ports int // the first host port of its pods; 0 maps none
 }
 
-// chains are the chains by name.
 var chains = map[string]struct {
-	plugins int  // of all, see network.chain
+	plugins int  // the number of plugins, see network.chain
 	ports   bool // each pod has a port mapping
 }{
 	"light": {3, false}, "1": {1, true}, "3": {3, true}, "4": {4, true}, "5": {5, true},
 }
 
-// kinds are compared with each other. "plain" is first; the journal of "unwind" has 10 entries,
-// that of "unwind-full" as many as -live says. "noop" is the plain chain behind a plugin that does
-// nothing.
+// kinds are compared with each other. "plain" is without unwind; the journal of "unwind" has 10
+// entries, and the journal of "unwind-full" -live entries. "noop" is the same chain after a plugin
+// that does nothing.
 const (
 	plain      = "plain"
 	unwound    = "unwind"
@@ -44,8 +43,8 @@ const (
 	multus     = "multus"
 )
 
-// newNetwork makes a network with a bridge, a subnet and directories of its own. If fails is set,
-// its last plugin fails each ADD.
+// newNetwork makes a network with its own bridge, subnet and directories. If fails is set, its last
+// plugin fails each ADD.
 func newNetwork(work, kind string, number int, chainName string, fails bool) (*network, error) {
 	name := fmt.Sprintf("%s-%s", kind, chainName)
 	if fails {
@@ -90,7 +89,7 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 
 func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
 
-// chain returns the first plugins of a chain, and the one that fails, if any.
+// chain returns the first plugins of a chain and, if fails is set, the one that fails.
 func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
@@ -118,7 +117,6 @@ func paths(dirs ...string) ([]string, error) {
 	return path, nil
 }
 
-// pod is one pod of a network.
 type pod struct {
 	*network
 	netns string
@@ -148,11 +146,11 @@ func (p *pod) add(ctx context.Context) error {
 
 func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, p.list, p.rt) }
 
-// failedAdd runs an ADD that fails, until nothing of it is left. For a plain chain and multus that
-// includes the runtime's DEL; unwind has undone it already.
+// failedAdd runs an ADD that fails, until nothing of it is left. Without unwind, and with multus,
+// that includes the runtime's DEL; unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
-		return errors.New("it succeeded")
+		return errors.New("the ADD succeeded")
 	}
 	if p.kind == unwound {
 		return nil
@@ -209,7 +207,7 @@ func (n *network) leaves(nothing int) error {
 		}
 	}
 	if held != nothing {
-		err = errors.Join(err, fmt.Errorf("%d addresses are given out in %s, want %d", held, n.list.Name,
+		err = errors.Join(err, fmt.Errorf("%d addresses are assigned in %s, want %d", held, n.list.Name,
 			nothing))
 	}
 	return err

@@ -18,8 +18,8 @@ import (
 // turns.
 const rounds = 5
 
-// benchSweep times the release of pods whose namespaces are gone: by one cnitool del each with a
-// plain chain, and by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
+// benchSweep times the release of pods whose namespaces are gone: without unwind by one cnitool del
+// for each, and by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	plain, wrapped, err := sweepNetworks(work)
 	if err != nil {
@@ -64,7 +64,7 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 	return nil
 }
 
-// takenApart waits until the kernel has removed the namespaces that have just ended.
+// takenApart waits until the kernel has removed the veths of the namespaces that are gone.
 func takenApart(ctx context.Context) error {
 	for ctx.Err() == nil {
 		out, err := exec.CommandContext(ctx, "ip", "-o", "link", "show", "type", "veth").Output()
@@ -149,7 +149,7 @@ func (n *cnitool) nothingLeft() error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.name))
 	for _, f := range files {
 		if _, notAddress := netip.ParseAddr(f.Name()); notAddress == nil {
-			return fmt.Errorf("%s is still given out in %s", f.Name(), n.name)
+			return fmt.Errorf("%s is still assigned in %s", f.Name(), n.name)
 		}
 	}
 	return err

@@ -1,12 +1,12 @@
 // Image writes the agent's image, for one or more architectures, as one OCI archive: an OCI image
-// layout 1.0 in a tar file. No daemon and no registry takes part.
+// layout 1.0 in a tar file. It needs no daemon and no registry.
 //
 //	image NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…
 //
-// SOURCE is the repository's URL and REVISION the commit; each may be empty. The programs and the
-// licenses are in the DIRECTORY, those of each ARCH in a directory of that name. The image is
-// what scripts/deploy/Containerfile makes of them: keep the two alike. The same programs give the
-// same bytes: all times are SOURCE_DATE_EPOCH, all files root's. make image runs it.
+// SOURCE is the repository's URL and REVISION the commit; each may be empty. The programs and
+// licenses of each ARCH are in DIRECTORY/ARCH. scripts/deploy/Containerfile makes the same image:
+// change both together. The same programs give the same bytes: all times are SOURCE_DATE_EPOCH, and
+// root owns all files. make image runs it.
 package main
 
 import (
@@ -34,10 +34,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// programs are the image's files. A container of it starts unwindctl.
+// programs are the image's files. A container runs unwindctl.
 var programs = []string{"unwind", "unwindctl"}
 
-// machines are the architectures, as GOARCH and as the programs' headers name them.
+// machines maps GOARCH to the architecture in a program's ELF header.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
 func main() {
@@ -52,9 +52,9 @@ func run(args []string, epoch string) error {
 		return errors.New("usage: image NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…")
 	}
 	ref, archive, dir := args[0], args[4], args[5]
-	// The kubelet asks the runtime for the full name, also where a pod has a short one.
+	// The kubelet asks the runtime for the full name, even if a pod uses a short one.
 	if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
-		return fmt.Errorf("image %q: %w; a full name is needed, as docker.io/library/unwind:dev", ref,
+		return fmt.Errorf("image %q: %w; give the full name, such as docker.io/library/unwind:dev", ref,
 			err)
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
@@ -83,7 +83,7 @@ func run(args []string, epoch string) error {
 	return write(archive, index, ref, date)
 }
 
-// imageOf is the image of the programs in a directory, which are of one architecture.
+// imageOf returns the image of the programs in a directory, for one architecture.
 func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Image, error) {
 	files, err := pack(arch, dir, date)
 	if err != nil {
@@ -92,7 +92,7 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 	layer, err := tarball.LayerFromOpener(
 		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil },
 		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression),
-		tarball.WithCompressedCaching) // else it is compressed for each of digest, size and bytes
+		tarball.WithCompressedCaching) // or digest, size and bytes each compress it
 	if err != nil {
 		return nil, err
 	}
@@ -113,12 +113,12 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 	return mutate.Annotations(image, labels).(v1.Image), nil
 }
 
-// pack is the tar file of the programs in a directory, and of the licenses beside them. Each program
+// pack returns a tar file of the programs in a directory and of the licenses there. Each program
 // must be of the architecture.
 func pack(arch, dir string, date time.Time) ([]byte, error) {
 	machine, known := machines[arch]
 	if !known {
-		return nil, fmt.Errorf("architecture %q: not known; amd64 and arm64 are", arch)
+		return nil, fmt.Errorf("unknown architecture %q; use amd64 or arm64", arch)
 	}
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -130,7 +130,7 @@ func pack(arch, dir string, date time.Time) ([]byte, error) {
 		}
 		binary, err := elf.NewFile(bytes.NewReader(data))
 		if err != nil {
-			return nil, fmt.Errorf("%s: not a program of Linux: %w", path, err)
+			return nil, fmt.Errorf("%s: not a Linux program: %w", path, err)
 		}
 		if binary.Machine != machine {
 			return nil, fmt.Errorf("%s: a program for %v, not %v", path, binary.Machine, machine)
@@ -145,15 +145,15 @@ func pack(arch, dir string, date time.Time) ([]byte, error) {
 	return out.Bytes(), errors.Join(err, w.Close())
 }
 
-// write puts the index and all that it names into an archive, under the image's name.
+// write writes the index and everything that it refers to into an archive, under the image's name.
 func write(archive string, index v1.ImageIndex, ref string, date time.Time) error {
 	dir, err := os.MkdirTemp("", "unwind-image-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	// One entry with the name, the index of the architectures: an entry for each would be several
-	// images of the same name. containerd reads the first annotation, podman and skopeo the second.
+	// The archive has one entry, the index of all architectures: one for each would make several
+	// images with the same name. containerd reads the first annotation, podman and skopeo the second.
 	path, err := layout.Write(dir, empty.Index)
 	if err != nil {
 		return err

@@ -1,11 +1,12 @@
-// Command mutants changes one operator at a time in packages that decide, and runs their own tests: a
-// mutant that no test kills is a decision that no test proves. It prints the survivors, and fails if a
-// package kills fewer than 95 of 100, without those that accepted.txt has, each with its reason.
+// Command mutants changes one operator at a time in a package, and runs the package's own tests: a
+// mutant that survives them is a decision that no test covers. It prints the survivors, and fails
+// if fewer than 95 % of a package's mutants are killed, not counting those in accepted.txt, each of
+// which has a reason.
 //
 //	go run ./scripts/mutants plugin/netconf plugin/known
 //
-// gremlins and others take the lines to change from a coverage profile, in which the conditions of a
-// switch are in no block, so they change none of these.
+// gremlins and similar tools only change code in the blocks of a coverage profile, and the
+// conditions of a switch are in no block.
 package main
 
 import (
@@ -32,7 +33,7 @@ const (
 	slow = "^Test(Protocol|Guards|DecideAll|Doubt)"
 )
 
-// operators has what takes an operator's place, in turn.
+// operators maps an operator to its replacements, which are tried in turn.
 var operators = map[token.Token][]token.Token{
 	token.EQL: {token.NEQ}, token.NEQ: {token.EQL}, token.LAND: {token.LOR}, token.LOR: {token.LAND},
 	token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
@@ -51,7 +52,7 @@ type mutant struct {
 	viable   bool
 }
 
-// id is what accepted.txt begins with.
+// id is the beginning of the mutant's line in accepted.txt.
 func (m *mutant) id() string { return fmt.Sprintf("%s | %s %s | %s", m.file, m.from, m.to, m.line) }
 
 func main() {
@@ -76,7 +77,7 @@ func main() {
 	}
 }
 
-// readAccepted reads lines of "FILE | FROM TO | LINE OF THE SOURCE | REASON".
+// readAccepted reads lines of the form "FILE | FROM TO | LINE OF THE SOURCE | REASON".
 func readAccepted(path string) (map[string]bool, error) {
 	data, err := os.ReadFile(path)
 	all := map[string]bool{}
@@ -84,7 +85,7 @@ func readAccepted(path string) (map[string]bool, error) {
 		line = strings.TrimSpace(line)
 		last := strings.LastIndex(line, " | ")
 		if strings.Count(line, " | ") < 3 {
-			return nil, fmt.Errorf("%s: not FILE | FROM TO | LINE | REASON: %s", path, line)
+			return nil, fmt.Errorf("%s: expected FILE | FROM TO | LINE | REASON, not: %s", path, line)
 		}
 		all[line[:last]] = true
 	}
@@ -144,7 +145,7 @@ func try(dir string, mutants []*mutant) {
 	all.Wait()
 }
 
-// test runs the package's tests on the mutant, in place of its file.
+// test runs the package's tests with the mutant in place of its file.
 func (m *mutant) test(dir string) error {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
@@ -179,7 +180,7 @@ func (m *mutant) test(dir string) error {
 	return nil
 }
 
-// report prints the survivors of a package, and whether enough mutants were killed.
+// report prints the survivors of a package, and returns whether enough mutants were killed.
 func report(dir string, mutants []*mutant, accepted map[string]bool) (enough bool) {
 	killed, lived, may := 0, 0, 0
 	for _, m := range mutants {

@@ -14,21 +14,22 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// repository is where the modules of the binaries are required. make runs this program in its own
+// repository is the directory with the binaries' go.mod. make runs this program in its own
 // directory.
 const repository = "../.."
 
-// The files of a module whose texts go with its binaries, and those of them that are licenses.
+// legal matches the files that must be distributed with a module's binaries, license the licenses
+// among them.
 var (
 	legal   = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents)([-.].*)?$`)
 	license = regexp.MustCompile(`(?i)^(licen[cs]e|copying)`)
 )
 
-// licenses are the SPDX identifiers of the licenses of each library, by its PATH@VERSION.
+// licenses maps a library's PATH@VERSION to the SPDX identifiers of its licenses.
 type licenses map[string][]string
 
 // copyLicenses copies the legal texts of all modules that are linked into the binaries, and of the
-// standard library, to DIR/PATH@VERSION. A module without a license that is known is an error.
+// standard library, to DIR/PATH@VERSION. A module without a known license is an error.
 func copyLicenses(dir string, binaries []binary) (licenses, error) {
 	found := licenses{}
 	var paths []string
@@ -65,13 +66,14 @@ func copyLicenses(dir string, binaries []binary) (licenses, error) {
 	}
 	for name, ids := range found {
 		if ids == nil {
-			return nil, fmt.Errorf("%s: no license is known, or go list has another version", name)
+			return nil, fmt.Errorf("%s: found no known license, or go list reports another version", name)
 		}
 	}
 	return found, nil
 }
 
-// copyTexts copies the legal texts of a module, wherever they are in it, and returns the licenses.
+// copyTexts copies the legal texts of a module, from all of its directories, and returns the
+// licenses.
 func copyTexts(to, from, name string) (ids []string, err error) {
 	if from == "" {
 		return nil, errors.New("its source is not on this machine")
@@ -104,7 +106,7 @@ func copyTexts(to, from, name string) (ids []string, err error) {
 	return slices.Compact(ids), err
 }
 
-// goCommand runs a command of go in the repository.
+// goCommand runs a go command in the repository.
 func goCommand(args ...string) (string, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Stderr = repository, os.Stderr

@@ -3,8 +3,8 @@
 //
 //	sbom VERSION DIRECTORY BINARY…
 //
-// It puts the texts of their licenses into the DIRECTORY. The same binaries give the same bytes: the bill has no time and no serial number. make release
-// runs it.
+// It puts the texts of their licenses into the DIRECTORY. The same binaries give the same bytes:
+// the bill has no time and no serial number. make release runs it.
 package main
 
 import (
@@ -79,7 +79,7 @@ func readBinary(path string) (binary, error) {
 	return binary{filepath.Base(path), hex.EncodeToString(sum[:]), info}, nil
 }
 
-// bill lists each module once, and for each binary the modules that it has.
+// bill lists each module once, and for each binary its modules.
 func bill(version string, binaries []binary, found licenses) *cdx.BOM {
 	root := cdx.Component{BOMRef: product, Type: cdx.ComponentTypeApplication, Name: product,
 		Version: version}
@@ -140,8 +140,8 @@ func moduleComponents(info *debug.BuildInfo) []cdx.Component {
 	return components
 }
 
-// library describes a module. Its go.sum hash covers a list of hashes of its files, so it is not
-// among the hashes, which cover a file as it is downloaded.
+// library describes a module. It leaves out the go.sum hash, which covers a list of file hashes,
+// because CycloneDX hashes cover a file as it is downloaded.
 func library(path, version, sum string) cdx.Component {
 	purl := "pkg:golang/" + path + "@" + version
 	c := cdx.Component{

@@ -1,6 +1,6 @@
-// Words prints what a user may read in unwind's programs, with its place, one a line: errors, log
-// lines, help texts, reasons and messages. A reviewer reads them as one list. The test beside it
-// refuses phrases that nobody says.
+// Words prints all texts of unwind's programs that a user may read (errors, log lines, help texts,
+// reasons and messages), one on each line with its place, for a reviewer. The test next to it
+// rejects phrases that no native speaker uses.
 package main
 
 import (
@@ -16,7 +16,6 @@ import (
 	"strings"
 )
 
-// text is what a program says, with its place.
 type text struct {
 	place string // file:line
 	words string
@@ -42,7 +41,7 @@ func main() {
 	}
 }
 
-// read returns the texts of the programs below a directory, file by file. It leaves out tests.
+// read returns the texts of the programs below a directory, file by file, without tests.
 func read(dir string) ([]text, error) {
 	var texts []text
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -96,11 +95,11 @@ func parse(path string) ([]text, error) {
 	return texts, nil
 }
 
-// severalWords tells a text from a name, a key or a path.
+// severalWords distinguishes a text from a name, a key or a path.
 var severalWords = regexp.MustCompile(`\pL\S* +\S*[\pL%]`)
 
-// join puts a string together that the source has in pieces. What is not constant there is "…" in
-// the words, and in rest. It returns false for an expression that is no string.
+// join concatenates the pieces of a string expression. It replaces pieces that are not constant by
+// "…", and returns them in rest. It returns false for an expression that is not a string.
 func join(e ast.Expr) (words string, rest []ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// phrases are what nobody says, with what is said instead. They were found in this repository.
+// phrases are unidiomatic phrases that were found in this repository, with better ones.
 var phrases = []struct{ not, but string }{
 	{`in order again|\banew\b`, "recovered, again, restart"},
 	{`as soon as it can be`, "retries until it succeeds"},
@@ -56,7 +56,7 @@ var phrases = []struct{ not, but string }{
 	{`what (the runtime sends|unwind needs)`, "the runtime's configuration"},
 }
 
-// inDocuments are what no document says, although the code may.
+// inDocuments are words that documents must not use, although the code may.
 var inDocuments = []struct{ not, but string }{
 	{`\bcrash.?loop`, "failed sandbox starts: CrashLoopBackOff makes no ADD"},
 	{`\bplain chain\b`, "without unwind"},
@@ -84,7 +84,7 @@ func TestPhrases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A sentence may go on in the next line.
+		// A sentence may continue on the next line.
 		words := strings.Join(strings.Fields(string(data)), " ")
 		pages = append(pages, text{path, words})
 	}
@@ -92,7 +92,7 @@ func TestPhrases(t *testing.T) {
 	refuse(t, inDocuments, pages)
 }
 
-// refuse reports each phrase that a text has.
+// refuse reports each text that contains one of the phrases.
 func refuse(t *testing.T, phrases []struct{ not, but string }, texts []text) {
 	t.Helper()
 	for _, p := range phrases {

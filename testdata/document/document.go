@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// updateEnv has Table write what it else compares: make docs.
+// updateEnv makes Table write the table instead of comparing it. make docs sets it.
 const updateEnv = "UNWIND_UPDATE"
 
-// Table compares a table of a document with what the code says. In the document it stands between
+// Table compares a document's table with want. In the document, the table stands between
 // "<!-- NAME: make docs writes this table -->" and "<!-- end -->".
 func Table(t *testing.T, path, name, want string) {
 	t.Helper()

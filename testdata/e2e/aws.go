@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// awsDir is /var/run/aws-node. /var/run is a link, which Root would follow out of the node.
+// awsDir is /var/run/aws-node. Below Root, the link /var/run would lead out of the node.
 const awsDir = "/run/aws-node"
 
 // awsVersion is the format of ipamd's file.
@@ -58,7 +58,7 @@ type IPAMD struct {
 
 	mu          sync.Mutex
 	allocations []AWSAllocation // in the order of their ADDs
-	refusal     error           // what a DelNetwork gets
+	refusal     error           // the error of each DelNetwork
 }
 
 // AWSAllocation is an entry of ipamd's file (CheckpointEntry).
@@ -121,7 +121,7 @@ func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 // Stop ends the daemon. Its socket and its file stay, as after a kill.
 func (d *IPAMD) Stop() { d.server.Stop() }
 
-// Refuse makes each DelNetwork fail with this text and change nothing. With "", they succeed again.
+// Refuse makes each DelNetwork fail with this text and change nothing. With "", it succeeds again.
 func (d *IPAMD) Refuse(words string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,8 +157,8 @@ func (n *Node) AWSLog() string {
 	return string(data)
 }
 
-// isAmong says whether an interface on the host has the name that aws-cni gives to the pod's
-// (networkutils.GeneratePodHostVethNameSuffix). Without a name of the pod it may.
+// isAmong reports whether an interface on the host has the name that aws-cni gives to this pod's
+// (networkutils.GeneratePodHostVethNameSuffix). It assumes so if the pod's name is not known.
 func (p AWSPod) isAmong(links []netlink.Link) bool {
 	if p.Namespace == "" || p.Name == "" {
 		return true
@@ -184,7 +184,7 @@ func (d *IPAMD) write() error {
 		os.Rename(f.Name(), d.n.File(awsDir, "ipam.json")))
 }
 
-// add answers an AddNetwork; the numbers are those of rpc.proto.
+// add handles an AddNetwork; the field numbers are from rpc.proto.
 func (d *IPAMD) add(request fields) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,7 +207,7 @@ func (d *IPAMD) add(request fields) ([]byte, error) {
 	return reply(d.allocations[i].IPv4), nil
 }
 
-// del answers a DelNetwork.
+// del handles a DelNetwork.
 func (d *IPAMD) del(request fields) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -232,7 +232,7 @@ func (d *IPAMD) find(key awsKey) int {
 	return -1
 }
 
-// free returns the first address of the pool that nobody has, or "".
+// free returns the first free address of the pool, or "".
 func (d *IPAMD) free() string {
 	for _, address := range d.pool {
 		if !d.has(address) {
@@ -251,19 +251,19 @@ func (d *IPAMD) has(address string) bool {
 	return false
 }
 
-// AWSLeft counts what pods have on the node, or have left there.
+// AWSLeft counts the resources of pods on the node, live or leaked.
 type AWSLeft struct {
 	Addresses int // in ipamd's file
 	Veths     int // on the host
-	Routing   int // rules of routing, two for each pod
-	Rules     int // iptables rules and chains of one container
+	Routing   int // routing rules, two for each pod
+	Rules     int // iptables rules and chains of containers
 }
 
 func (l AWSLeft) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.Veths, l.Routing, l.Rules)
 }
 
-// AWSSettled counts once it no longer changes.
+// AWSSettled counts them once the numbers no longer change.
 func (n *Node) AWSSettled() AWSLeft {
 	n.Helper()
 	left := n.Settled()
@@ -271,7 +271,7 @@ func (n *Node) AWSSettled() AWSLeft {
 		Routing: len(n.RoutingRules("")), Rules: left.Rules}
 }
 
-// RoutingRules returns the routing rules of an address, or of all addresses.
+// RoutingRules returns the routing rules of an address, or, with "", of all addresses.
 func (n *Node) RoutingRules(address string) (rules []string) {
 	n.Helper()
 	n.do(func() error {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Chained is a node with a provider's chain, plain or through unwind.
+// Chained is a node with a provider's chain, with or without unwind.
 type Chained struct {
 	*Node
 	Unwind bool

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// ciliumDir is /var/run/cilium. /var/run is a link, which Root would follow out of the node.
+// ciliumDir is /var/run/cilium. Below Root, the link /var/run would lead out of the node.
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"
@@ -36,9 +36,9 @@ func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 }
 
 // CiliumAgent stands in for Cilium's agent (1.19.6): it listens where cilium-cni calls it, and
-// gives an endpoint an address of its pool. It has no garbage collection, which removes an endpoint
-// without an interface 5 to 10 minutes later (pkg/endpointmanager/gc.go), and no expiry of
-// addresses that no endpoint took over.
+// gives an endpoint an address of its pool. It lacks the garbage collection that removes an
+// endpoint 5 to 10 minutes after its interface is gone (pkg/endpointmanager/gc.go), and the expiry
+// of addresses that no endpoint uses.
 type CiliumAgent struct {
 	n      *Node
 	pool   []string
@@ -59,7 +59,7 @@ type ciliumEndpoint struct {
 	} `json:"addressing"`
 }
 
-// NewCiliumAgent makes an agent, which is not started.
+// NewCiliumAgent makes an agent, and doesn't start it.
 func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
 	return &CiliumAgent{
 		n: n, pool: pool, taken: map[string]bool{}, endpoints: map[string]ciliumEndpoint{},
@@ -95,15 +95,14 @@ func (a *CiliumAgent) Start() {
 // Stop ends the agent. Its socket, its endpoints and its queue stay, as after a kill.
 func (a *CiliumAgent) Stop() { _ = a.server.Close() }
 
-// Refuse sets whether each deletion gets 503 until the next start, as from an agent that cannot
-// restore its endpoints.
+// Refuse sets whether the agent returns 503 for each deletion until its next start, like an agent
+// that cannot restore its endpoints.
 func (a *CiliumAgent) Refuse(refuses bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refuses = refuses
 }
 
-// Endpoints returns the number of endpoints that the agent has.
 func (a *CiliumAgent) Endpoints() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,7 +188,6 @@ func (a *CiliumAgent) remove(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer answers with JSON.
 func answer(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -206,13 +204,13 @@ func (n *Node) FillCiliumQueue() {
 	n.Write(ciliumQueue+"/lockfile", "")
 }
 
-// BlockCiliumQueue puts a file where the queue is to be made.
+// BlockCiliumQueue puts a file at the path of the queue's directory.
 func (n *Node) BlockCiliumQueue() {
 	n.Helper()
 	n.Write(ciliumQueue, "")
 }
 
-// CiliumQueued returns the number of deletions in the queue that name a container of cnitool's.
+// CiliumQueued returns the number of deletions in the queue that name one of cnitool's containers.
 func (n *Node) CiliumQueued() (count int) {
 	n.Helper()
 	paths, err := filepath.Glob(n.File(ciliumQueue, "*.delete"))

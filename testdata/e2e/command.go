@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen makes a socket on the node, and replaces an existing one. Its path stays when it is
-// closed: a listener would remove that path in the file system of the program that closes it.
+// listen makes a socket on the node, and replaces an existing one. Close doesn't remove its path,
+// because Close would look for it outside the node.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

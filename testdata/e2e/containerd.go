@@ -18,7 +18,7 @@ const PauseImage = "e2e.local/pause:1"
 
 // Version is a release of containerd that make e2e provides.
 type Version struct {
-	Name string // as it says itself
+	Name string // as containerd reports it
 	dir  string // its binaries, below .tools/e2e
 	// Major is the major version. From 2 on containerd knows CNI 1.1 and calls STATUS.
 	Major int
@@ -80,8 +80,8 @@ func versionOf(t testing.TB, dir string) Version {
 	return Version{"containerd " + number, dir, major}
 }
 
-// config returns the settings that containerd needs: the source of the pause image, and that a
-// container may not be able to lower oom_score_adj.
+// config returns the settings that containerd needs: the source of the pause image, and not to
+// lower a container's oom_score_adj, which a test's machine may forbid.
 func (v Version) config() string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = %q\n  restrict_oom_score_adj = true\n", PauseImage)
@@ -90,7 +90,7 @@ func (v Version) config() string {
 		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
 }
 
-// MovedCNI returns a file to import that has the directories of CNI elsewhere.
+// MovedCNI returns a configuration to import that sets other CNI directories.
 func (v Version) MovedCNI(confDir, binDir string) string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)
@@ -102,7 +102,6 @@ func (v Version) MovedCNI(confDir, binDir string) string {
 	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  %s\n", confDir, bin)
 }
 
-// Containerd is a containerd on a node.
 type Containerd struct {
 	*Daemon
 	Version Version
@@ -131,15 +130,15 @@ func (c *Containerd) ImportPause() {
 	c.Import(archive)
 }
 
-// Import puts the images of an archive into the runtime, as from a registry. Flags are those of ctr
-// images import.
+// Import puts the images of an archive into the runtime, as from a registry. ctr images import gets
+// the flags.
 func (c *Containerd) Import(archive string, flags ...string) {
 	c.node.Helper()
 	args := append([]string{"images", "import"}, flags...)
 	c.Ctr("k8s.io", append(args, archive)...)
 }
 
-// Ctr runs containerd's own client in one of its namespaces: k8s.io is that of CRI.
+// Ctr runs containerd's own client in one of its namespaces: CRI uses k8s.io.
 func (c *Containerd) Ctr(namespace string, args ...string) string {
 	c.node.Helper()
 	return c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), append([]string{"-n", namespace}, args...)...)

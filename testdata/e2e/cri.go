@@ -70,8 +70,8 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 	return answer.GetPodSandboxId(), err
 }
 
-// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if another pod that starts at the
-// same time was the cause: its firewall plugin created the same chain of iptables, or its veth
+// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if another pod that starts at
+// the same time was the cause: its firewall plugin created the same chain of iptables, or its veth
 // changed the bridge's MAC before CRI-O's CHECK.
 func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
 	for {
@@ -146,7 +146,7 @@ func (c *CRI) Pods() map[string]cri.PodSandboxState {
 	return pods
 }
 
-// IP returns the runtime's address of a sandbox.
+// IP returns a sandbox's address, as the runtime reports it.
 func (c *CRI) IP(id string) string {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
@@ -158,8 +158,8 @@ func (c *CRI) IP(id string) string {
 	return answer.GetStatus().GetNetwork().GetIp()
 }
 
-// KillPod kills the first process of a sandbox, and waits until the runtime says that the sandbox
-// is not ready.
+// KillPod kills the first process of a sandbox, and waits until the runtime reports that the
+// sandbox is not ready.
 func (c *CRI) KillPod(id string) {
 	n := c.node
 	n.Helper()
@@ -177,8 +177,8 @@ func (c *CRI) KillPod(id string) {
 	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
 }
 
-// CheckPod checks that a running pod has its address and its rules to itself, and can be reached.
-// On an error the test continues.
+// CheckPod checks that a running pod's address is reserved for it and has rules, and that the pod
+// answers a ping. After an error, the test continues.
 func (n *Node) CheckPod(c *CRI, id string) {
 	n.Helper()
 	ip := c.IP(id)
@@ -209,9 +209,9 @@ func (c *CRI) RemovePods() (errs []error) {
 	return errs
 }
 
-// RunAgain starts the pods of the last boot as kubelet does: each pod's old sandbox, if the runtime
-// knows it, is stopped and removed first. It returns how many got no address, and calls began once the
-// first pod was tried.
+// RunAgain starts the pods of the last boot as kubelet does: it first stops and removes each pod's
+// old sandbox, if the runtime knows it. It calls began after it has tried the first pod, and
+// returns how many pods failed to start.
 func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed int) {
 	c.node.Helper()
 	known := c.Pods()
@@ -233,8 +233,9 @@ func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed 
 	return failed
 }
 
-// NetworkReady asks for the runtime's status, as the kubelet does every five seconds. It returns
-// the reason why the network is not ready, or "". A runtime that knows CNI 1.1 then calls STATUS.
+// NetworkReady requests the runtime's status, as the kubelet does every five seconds. It returns
+// the reason why the network is not ready, or "". A runtime that supports CNI 1.1 then calls
+// STATUS.
 func (c *CRI) NetworkReady() (why string) {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)

@@ -13,14 +13,13 @@ import (
 // CrioSocket is where CRI-O listens on a node.
 const CrioSocket = "/run/crio/crio.sock"
 
-// Crio is CRI-O on a node.
 type Crio struct {
 	*Daemon
 	podman *Podman
 }
 
-// crioConf has CRI-O run without systemd, on cgroups v1. An infra container would need
-// CAP_SYS_RESOURCE for its oom_score_adj, so pods have none: drop_infra_ctr is the default.
+// crioConf makes CRI-O run without systemd, on cgroups v1. Pods have no infra container (which is
+// the default), because that would need CAP_SYS_RESOURCE for its oom_score_adj.
 const crioConf = `[crio]
 root = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"
@@ -60,10 +59,10 @@ signature_policy = "/etc/containers/policy.json"
 enable_metrics = false
 `
 
-// CrioNetwork is a part of CRI-O's configuration.
+// CrioNetwork is the network part of CRI-O's configuration.
 type CrioNetwork struct {
 	ConfDir, PluginDir string
-	// StatusGrace, such as "1s", has CRI-O ask the plugins for their STATUS also after its start.
+	// StatusGrace, such as "1s", makes CRI-O send STATUS to the plugins after its start, too.
 	StatusGrace string
 }
 

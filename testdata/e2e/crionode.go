@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// CrioNode is a node with CRI-O.
 type CrioNode struct {
 	*Node
 	RT     *Crio
 	Unwind bool
 }
 
-// NewCrioNode makes a node whose chain may go through unwind. With a statusGrace, CRI-O asks for STATUS also after its start.
+// NewCrioNode makes a node with or without unwind. With a statusGrace, CRI-O sends STATUS after its
+// start, too.
 func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	if Short() {
 		t.Skip("CRI-O is not built for a short run")
@@ -26,7 +26,7 @@ func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	return &CrioNode{n, rt, unwind}
 }
 
-// crioGrace is how long an attachment that CRI-O does not list is kept: a test waits that long.
+// crioGrace is how long unwind keeps an attachment that CRI-O doesn't list: a test waits that long.
 const crioGrace = 10 * time.Second
 
 func crioKeys(unwind bool) map[string]any {
@@ -45,7 +45,7 @@ func (c *CrioNode) Pending() int {
 	return len(c.Owed(c.RT.CRI))
 }
 
-// Restart ends CRI-O as systemd does, and starts it again: it sends GC once.
+// Restart ends CRI-O as systemd does, and starts it again. At its start, CRI-O sends GC once.
 func (c *CrioNode) Restart() {
 	c.Helper()
 	c.RT.Stop()

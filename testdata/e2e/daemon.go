@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startTimeout bounds the time until a runtime that starts answers.
+// startTimeout bounds the time that a runtime needs to start.
 const startTimeout = 30 * time.Second
 
 // Daemon is a runtime on a node. It serves CRI at a socket.
@@ -31,7 +31,7 @@ func (n *Node) newDaemon(name, socket string, args []string, env ...string) *Dae
 	return &Daemon{node: n, name: name, socket: socket, args: args, env: env}
 }
 
-// logFile is where the daemon's output goes. It is outside of what a boot or a test removes.
+// logFile returns the path of the daemon's log, which neither a reboot nor a test removes.
 func (d *Daemon) logFile() string {
 	return filepath.Join(d.node.Dir, filepath.Base(d.args[0])+".log")
 }

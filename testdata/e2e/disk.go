@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskPattern begins the names of nodes' disk directories and of their pods' cgroups.
+// diskPattern is the prefix of the names of nodes' disk directories and of their pods' cgroups.
 const diskPattern = "unwind-node-"
 
 // newDisk makes the directory of a node's disk. The returned file holds a lock on it as long as
@@ -33,15 +33,15 @@ func newDisk(t testing.TB) (dir string, lock *os.File) {
 	return dir, lock
 }
 
-// clearDisks removes the disks that killed tests left; nothing else of their nodes is left. It
-// skips an empty directory, since its maker may not have locked it yet.
+// clearDisks removes the disks of killed tests, which leave nothing else of their nodes. It skips
+// an empty directory, because a test that has just created it may not have locked it yet.
 func clearDisks(t testing.TB) {
 	t.Helper()
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), diskPattern+"*"))
 	for _, dir := range dirs {
 		f, err := os.Open(dir)
 		if err != nil {
-			continue // it is gone by now
+			continue // it no longer exists
 		}
 		names, _ := f.Readdirnames(1)
 		if len(names) > 0 && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
@@ -56,7 +56,7 @@ func clearDisks(t testing.TB) {
 }
 
 // removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd
-// made beside it for containers without a cgroup of the kubelet's (containerd pkg/oci/spec.go
+// made next to it for containers without a cgroup of the kubelet's (containerd pkg/oci/spec.go
 // populateDefaultUnixSpec).
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
@@ -67,12 +67,12 @@ func removeAllCgroups(t testing.TB, disk string) {
 	for _, pattern := range []string{"/sys/fs/cgroup/k8s.io", "/sys/fs/cgroup/*/k8s.io"} {
 		tops, _ := filepath.Glob(pattern)
 		for _, top := range tops {
-			_ = os.Remove(top) // unless it has others' containers
+			_ = os.Remove(top) // unless it has containers of others
 		}
 	}
 }
 
-// removeCgroups removes a cgroup and those in it from all hierarchies, innermost first. They have
+// removeCgroups removes a cgroup and its children from all hierarchies, innermost first. They have
 // no processes any more.
 func removeCgroups(t testing.TB, name string) {
 	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {

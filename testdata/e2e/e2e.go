@@ -2,9 +2,9 @@
 // installed: bin/unwind, bin/unwindctl, the reference plugins, containerd. `make e2e` builds what
 // it needs below .tools/e2e.
 //
-// A Node is a machine to a runtime: it has network, mount and PID namespaces of its own, and its
-// files are where a distribution has them. It ends with the test that made it, and at once with the
-// process that runs the tests, however that ends. Nothing of it is left on the machine.
+// To a runtime, a Node is a machine: it has network, mount and PID namespaces of its own, and its
+// files are where a distribution puts them. It ends with the test that made it, or with the process
+// that runs the tests, however that ends. Nothing of it remains on the machine.
 package e2e
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// root is the repository, relative to a command's directory, where its tests run.
+// root is the repository, relative to this directory, where the tests run.
 const root = "../.."
 
 // Path returns the absolute path of a file of the repository, and fails the test if there is none.
@@ -50,10 +50,10 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	return time.Since(begin)
 }
 
-// Short reports whether the tests should take less time: SHORT=1.
+// Short reports whether the tests should take less time: make e2e SHORT=1.
 func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }
 
-// check ends a test that has an error.
+// check ends the test if there is an error.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

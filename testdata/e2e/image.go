@@ -11,10 +11,9 @@ import (
 	"runtime"
 )
 
-// object is a JSON object.
 type object map[string]any
 
-// writePause writes an archive (OCI image layout 1.0) of PauseImage, which has only that program.
+// writePause writes an archive (OCI image layout 1.0) of PauseImage, which contains only program.
 func writePause(archive, program string) error {
 	binary, err := os.ReadFile(program)
 	if err != nil {

@@ -56,8 +56,8 @@ contexts: [{name: e2e, context: {cluster: e2e, user: admin}}]
 current-context: e2e
 `
 
-// kubeletConfig has the differences from the defaults. The machine may have cgroups of version 1,
-// or none to give; the pods' are below the node's own. The second %s is the pods' cgroup.
+// kubeletConfig changes the kubelet's defaults, because the machine may have cgroups of version 1,
+// or allow none. The first %s is the runtime's socket, the second the cgroup of the node's pods.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%s
@@ -124,14 +124,14 @@ func newKey(t testing.TB) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 }
 
-// tunables are kernel settings as a kubelet wants them (pkg/kubelet/cm/container_manager_linux.go
-// setupKernelTunables). They belong to the whole machine, and the kubelet would change them.
+// tunables are the kernel settings that a kubelet would change, for the whole machine
+// (pkg/kubelet/cm/container_manager_linux.go setupKernelTunables).
 var tunables = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// keepTunables mounts files over the settings, so that the kubelet finds the values that it wants.
+// keepTunables mounts files with these values over the settings, so that the kubelet changes none.
 func (w *Worker) keepTunables() {
 	w.Helper()
 	w.do(func() error {
@@ -170,7 +170,7 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 // must have no pods left.
 func (w *Worker) Use(network Network) {
 	w.Helper()
-	w.do(func() error { return removeLink("cni0") }) // bridge gives it no address of another range
+	w.do(func() error { return removeLink("cni0") }) // bridge adds no address of another range
 	w.network = network
 	w.Configure(network)
 	w.routes()
@@ -193,7 +193,7 @@ func (w *Worker) Restart() {
 	w.StartKubelet()
 }
 
-// Condition returns the status of a worker's condition Ready (True, False or Unknown), and its
+// Condition returns the status of a worker's Ready condition (True, False or Unknown), and its
 // message.
 func (w *Worker) Condition() (status, message string) {
 	w.Helper()
@@ -237,16 +237,16 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 	return out, err
 }
 
-// KubectlUnwind runs kubectl unwind as the cluster's administrator, who has kubectl and the plugin in
-// PATH.
+// KubectlUnwind runs kubectl unwind as the cluster's administrator, who has kubectl and the plugin
+// in PATH.
 func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
 	c.Helper()
 	env := c.KubectlEnv()
 	return c.run(env, filepath.Join(c.control.Dir, "bin/kubectl"), append([]string{"unwind"}, args...)...)
 }
 
-// Helm runs helm as the cluster's administrator, for releases in kube-system, and fails the test if it
-// fails.
+// Helm runs helm as the cluster's administrator, for releases in kube-system, and fails the test if
+// it fails.
 func (c *Cluster) Helm(args ...string) string {
 	c.Helper()
 	out, stderr, err := c.run(c.KubectlEnv(), tool(c, "helm/helm"), append(args, "--namespace=kube-system")...)
@@ -268,8 +268,9 @@ func (c *Cluster) run(env []string, program string, args ...string) (stdout, std
 	return out.String(), errs.String(), err
 }
 
-// KubectlEnv is the environment of the cluster's administrator, who has in PATH kubectl, kubectl-unwind
-// and the ctr of the newest containerd, and a home on the disk of the control plane.
+// KubectlEnv is the environment of the cluster's administrator: PATH contains kubectl,
+// kubectl-unwind and the newest containerd's ctr, and the home directory is on the control plane's
+// disk.
 func (c *Cluster) KubectlEnv() []string {
 	c.Helper()
 	shim := filepath.Join(c.control.Dir, "bin/kubectl")
@@ -286,7 +287,7 @@ func (c *Cluster) KubectlEnv() []string {
 // daemon is a program that runs until it is stopped or its node ends.
 type daemon struct {
 	cmd   *exec.Cmd
-	out   string // where it writes
+	out   string // the file with its output
 	ended chan struct{}
 }
 
@@ -330,7 +331,7 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// log returns the last lines of the program's log, without those of level info.
+// log returns the last lines of the program's log, without level info.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
 	if err != nil {

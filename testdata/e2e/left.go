@@ -12,12 +12,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Left counts what containers have on a node, or have left there.
+// Left counts the resources of containers on a node, live or leaked.
 type Left struct {
 	Addresses int // reserved by host-local
 	NetNS     int // pinned in /run/netns
 	Veths     int // on the host
-	Rules     int // iptables rules and chains of one container
+	Rules     int // iptables rules and chains of containers
 }
 
 func (l Left) String() string {
@@ -28,7 +28,7 @@ func (l Left) String() string {
 // sandbox that it knows.
 func (l Left) HasNothing() bool { return l.Addresses+l.Veths+l.Rules == 0 }
 
-// Left counts what is on the node now.
+// Left counts the resources that are on the node now.
 func (n *Node) Left() Left {
 	n.Helper()
 	pins, err := os.ReadDir(n.File("/run/netns"))
@@ -38,8 +38,8 @@ func (n *Node) Left() Left {
 	return Left{Addresses: len(n.Reserved()), NetNS: len(pins), Veths: n.veths(), Rules: len(n.Rules())}
 }
 
-// Settled counts what is on the node once it no longer changes: the kernel removes the interfaces
-// of a network namespace some time after its end.
+// Settled counts the resources once the numbers no longer change: the kernel removes the interfaces
+// of a network namespace some time after the namespace is gone.
 func (n *Node) Settled() Left {
 	n.Helper()
 	const reads, pause = 3, 200 * time.Millisecond
@@ -58,7 +58,7 @@ func (n *Node) veths() (count int) {
 	n.Helper()
 	n.do(func() error {
 		links, err := netlink.LinkList()
-		for errors.Is(err, netlink.ErrDumpInterrupted) { // one came or went meanwhile
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // an interface was added or removed meanwhile
 			links, err = netlink.LinkList()
 		}
 		for _, link := range links {
@@ -71,8 +71,8 @@ func (n *Node) veths() (count int) {
 	return count
 }
 
-// ofContainer matches a rule or a chain of one container, and none of the node. bridge's chains are
-// CNI- and portmap's CNI-DN- with a hash; firewall's rules have an address as /32.
+// ofContainer matches the rules and chains of containers, and none of the node's. bridge's chains
+// are CNI- and portmap's CNI-DN- with a hash; firewall's rules contain an address as /32.
 var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
 
 // Rules returns the iptables rules and chains of containers.

@@ -26,8 +26,8 @@ func (w *Worker) connect() {
 	w.do(func() error { return setUp(nodeLink, w.address) })
 }
 
-// mac is the MAC address of the worker's interface. A reboot does not change it, since the others
-// know it.
+// mac is the MAC address of the worker's interface. A reboot doesn't change it, because the other
+// nodes have cached it.
 func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
@@ -70,8 +70,8 @@ func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	return netlink.LinkSetUp(port)
 }
 
-// setUp gives an interface its address in the nodes' network. The default route leads to an address
-// that nobody has: the API server needs a default route.
+// setUp gives an interface its address in the nodes' network, and a default route to an unused
+// address, because the API server needs a default route.
 func setUp(name, address string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -106,7 +106,7 @@ func removeLink(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it has gone meanwhile
+	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it may be gone by now
 		return err
 	}
 	return nil

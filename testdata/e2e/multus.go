@@ -26,8 +26,8 @@ type MultusAPI struct {
 
 // ConfigureMultus gives the node Multus' network, with the real multus: a cluster network of
 // bridge, firewall and more plugins, and an additional network for each pod. Each has addresses for
-// 6 pods. unwind runs Multus, or else Multus runs unwind with the chain of each of the two
-// networks.
+// 6 pods. With unwind and front, unwind runs Multus; with unwind alone, Multus runs unwind for each
+// of the two networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
 	if err := os.Symlink(tool(n, "multus/multus"), n.File(PluginDir, "multus")); err != nil {
@@ -55,7 +55,6 @@ func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	return api
 }
 
-// Start starts the API server.
 func (a *MultusAPI) Start() {
 	a.n.Helper()
 	var listener net.Listener
@@ -86,10 +85,9 @@ func (a *MultusAPI) Start() {
 	go func() { _ = a.server.Serve(listener) }()
 }
 
-// Stop ends the API server.
 func (a *MultusAPI) Stop() { _ = a.server.Close() }
 
-// Addresses returns the number of addresses that both networks have assigned.
+// Addresses returns the number of assigned addresses in both networks.
 func (a *MultusAPI) Addresses() (count int) {
 	a.n.Helper()
 	for _, name := range []string{NetworkName, "extra"} {

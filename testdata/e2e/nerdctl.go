@@ -6,13 +6,14 @@ import (
 	"strings"
 )
 
-// Nerdctl is nerdctl on a node with containerd. It has no daemon: runc calls it to attach a container to its network.
+// Nerdctl is nerdctl on a node with containerd. It has no daemon: runc calls it to attach a
+// container to its network.
 type Nerdctl struct {
 	node *Node
 	rt   *Containerd
 }
 
-// NewNerdctl gives a node with containerd nerdctl, and the image for its containers.
+// NewNerdctl returns nerdctl on a node with containerd, and imports the image for its containers.
 func (c *Containerd) NewNerdctl() *Nerdctl {
 	c.node.Helper()
 	n := &Nerdctl{c.node, c}
@@ -34,7 +35,6 @@ func (n *Nerdctl) Try(args ...string) (stdout string, err error) {
 	return strings.TrimSpace(stdout), err
 }
 
-// Run runs nerdctl, and fails the test if it fails.
 func (n *Nerdctl) Run(args ...string) string {
 	n.node.Helper()
 	stdout, err := n.Try(args...)

@@ -24,18 +24,17 @@ const Small = "10.22.0.0/28"
 // Network is the network that a node's runtime finds in /etc/cni/net.d.
 type Network struct {
 	Subnet  string   // of host-local
-	Last    string   // the last address that it gives out; "" for all
-	Gateway string   // of host-local's range, to which nothing is routed; "" for the first address, the bridge's
+	Last    string   // the last address to assign; "" for all
+	Gateway string   // of host-local's range, without a route; "" for the bridge's address
 	Plugins []string // JSON; after bridge, or ptp
-	// Kindnet gives it the shape of kindnet's: without bridge and STATUS, and with the addresses
-	// elsewhere.
+	// Kindnet makes it like kindnet's network: ptp in place of bridge, no STATUS, and another
+	// directory for the addresses.
 	Kindnet bool
-	// Unwind has unwindctl put the chain into unwind's entry, which gets these keys.
+	// Unwind makes unwindctl wrap the chain into unwind's entry, which gets these Keys.
 	Unwind bool
 	Keys   map[string]any
 }
 
-// Firewall and Portmap are plugins of a chain.
 const (
 	Firewall = `{"type": "firewall"}`
 	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`
@@ -46,7 +45,7 @@ func (n *Node) Faulty() string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.faultyDir())
 }
 
-// plain returns the list as a cluster's network provider would write it, for runtimes with and
+// plain returns the conflist without unwind, as a provider would write it for runtimes with and
 // without CNI 1.1.
 func (net Network) plain() string {
 	ranges := fmt.Sprintf(`{"subnet": %q}`, net.Subnet)
@@ -61,7 +60,7 @@ func (net Network) plain() string {
       "ipam": {"type": "host-local", "ranges": [[%s]], "routes": %s}}`, net.Gateway == "", ranges, routes)
 	versions := `"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]`
 	if net.Kindnet {
-		// kindnet's own: testdata/conflists/kindnet.conflist
+		// as in testdata/conflists/kindnet.conflist
 		first = fmt.Sprintf(`{"type": "ptp", "ipMasq": false, "mtu": 1500,
       "ipam": {"type": "host-local", "dataDir": %q, "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[%s]]}}`, filepath.Dir(net.pool()), ranges)
 		versions = `"cniVersion": "0.3.1"`
@@ -72,7 +71,7 @@ func (net Network) plain() string {
 `, versions, NetworkName, strings.Join(append([]string{first}, net.Plugins...), ",\n    "))
 }
 
-// pool returns the directory in which host-local keeps the addresses.
+// pool returns the directory with host-local's files.
 func (net Network) pool() string {
 	if net.Kindnet {
 		return "/run/cni-ipam-state/" + NetworkName
@@ -87,7 +86,7 @@ func (n *Node) Configure(net Network) {
 	n.configure(NetworkName, net.plain(), net.Unwind, net.Keys)
 }
 
-// configure writes the list of the node's network, which has this name.
+// configure writes the conflist of the node's network, which has this name.
 func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
 	n.Helper()
 	n.netName = name
@@ -100,7 +99,7 @@ func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
 	n.Write(conflist, text)
 }
 
-// wrap has unwindctl put the chain of a list into unwind's entry.
+// wrap makes unwindctl wrap a conflist's chain into unwind's entry.
 func (n *Node) wrap(list string) string {
 	n.Helper()
 	original := filepath.Join(n.Dir, "original.conflist")
@@ -110,7 +109,7 @@ func (n *Node) wrap(list string) string {
 	return n.Unwindctl("wrap", original)
 }
 
-// extend adds plugins to the end of a list.
+// extend appends plugins to a conflist's chain.
 func (n *Node) extend(list string, more []string) string {
 	n.Helper()
 	var conf map[string]any
@@ -190,7 +189,7 @@ func (n *Node) held(command string) []string {
 	return files
 }
 
-// Calls returns the number of faulty's calls by command; Refused, of those that it has failed.
+// Calls counts faulty's calls by command, Refused those that failed.
 func (n *Node) Calls() map[string]int   { return n.calls("") }
 func (n *Node) Refused() map[string]int { return n.calls("fail") }
 
@@ -254,16 +253,15 @@ func (n *Node) reserved(pool string) map[string]string {
 	return owners
 }
 
-// AddNetNS makes a network namespace, pinned where runtimes pin theirs. (ip netns add would mount a
-// directory over their pins.)
+// AddNetNS makes a network namespace, pinned in the directory that runtimes use. (ip netns add
+// would mount a directory over their pins.)
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
 	n.Write("/run/netns/"+name, "")
 	n.Run("unshare", "--net=/run/netns/"+name, "true")
 }
 
-// AddByHand attaches a network namespace as a runtime would attach a pod's. containerd does not
-// know it.
+// AddByHand attaches a new network namespace as a runtime would for a pod, unknown to containerd.
 func (n *Node) AddByHand(pod string) {
 	n.Helper()
 	n.AddNetNS(pod)

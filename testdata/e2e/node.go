@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node is a machine: namespaces of its own, held by a first process that reaps, and a disk that
-// outlives a reboot.
+// Node is a machine: namespaces of its own, held by a first process that reaps orphans, and a disk
+// that survives a reboot.
 //
 //	/run                            a tmpfs
 //	/etc, /opt, /usr/local/bin, …   an overlay of the node's files over the machine's
@@ -35,7 +35,7 @@ type Node struct {
 	said  *bufio.Reader // its standard output
 	work  chan func()   // functions for the node's thread
 	boots int
-	pool  string // where its network keeps the addresses
+	pool  string // the directory with host-local's files
 
 	netName string
 }
@@ -46,8 +46,8 @@ const (
 	PluginDir = "/opt/cni/bin"
 )
 
-// dataDirs are on the disk itself: a container's overlay cannot be on an overlay, which also has
-// other inodes.
+// dataDirs are directories on the disk itself, because a container's overlay cannot be on an
+// overlay, which also shows other inodes.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
 // NewNode makes a node that ends with the test.
@@ -56,7 +56,7 @@ func NewNode(t testing.TB) *Node {
 	return newNode(t, func() error { return nil })
 }
 
-// NewLongUpNode makes a node that has been up for more than an hour, see LongUp.
+// NewLongUpNode makes a node that has been up for more than an hour: see LongUp.
 func NewLongUpNode(t testing.TB) *Node {
 	t.Helper()
 	return newNode(t, LongUp)
@@ -82,9 +82,9 @@ func newNode(t testing.TB, prepare func() error) *Node {
 	return n
 }
 
-// thread starts the first process and works in its namespaces until there is no more work. Then the
-// thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that all
-// processes and mounts of the node.
+// thread starts the first process and works in its namespaces until the work channel closes. Then
+// the thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that
+// all processes and mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
 	// Never unlocked: no other goroutine may get a thread in other namespaces.
 	runtime.LockOSThread()
@@ -119,7 +119,7 @@ func (n *Node) start(program string) error {
 	return n.isReady()
 }
 
-// isReady waits for the first process to say that it is ready.
+// isReady waits until the first process reports that it is ready.
 func (n *Node) isReady() error {
 	_, err := n.said.ReadString('\n')
 	return err
@@ -149,8 +149,8 @@ func (n *Node) enter(pid int, names ...string) error {
 	return nil
 }
 
-// do runs a function on the node's thread, so that files it opens and processes it starts are the
-// node's.
+// do runs a function on the node's thread, so that the function opens the node's files and starts
+// processes on the node.
 func (n *Node) do(f func() error) {
 	n.Helper()
 	if err := n.try(f); err != nil {
@@ -164,8 +164,8 @@ func (n *Node) try(f func() error) error {
 	return <-done
 }
 
-// boot mounts what a machine has after its start, except /proc, which the first process mounts. It
-// runs once in the life of the mount namespace.
+// boot mounts the file systems of a machine that has booted, except /proc, which the first process
+// mounts. It runs once for the mount namespace.
 func (n *Node) boot() error {
 	steps := []struct {
 		source, target, fstype string
@@ -198,7 +198,7 @@ func (n *Node) boot() error {
 	return n.network()
 }
 
-// network has the node forward packets, as the machines of Kubernetes do.
+// network makes the node forward packets, as Kubernetes nodes do.
 func (n *Node) network() error {
 	lo, err := netlink.LinkByName("lo")
 	return errors.Join(err, netlink.LinkSetUp(lo),
@@ -236,7 +236,7 @@ func (n *Node) UpgradePlugins() {
 	n.usePlugins(Path(n, ".tools/cni"))
 }
 
-// DowngradePlugins gives the node the release of the reference plugins before those.
+// DowngradePlugins gives the node the previous release of the reference plugins.
 func (n *Node) DowngradePlugins() {
 	n.Helper()
 	n.usePlugins(tool(n, "plugins-before"))
@@ -253,7 +253,7 @@ func (n *Node) usePlugins(dir string) {
 	}
 }
 
-// link puts a plugin in the place of one that may be there.
+// link links a plugin into PluginDir, and replaces an existing one.
 func (n *Node) link(plugin string) {
 	n.Helper()
 	to := n.File(PluginDir, filepath.Base(plugin))
@@ -262,8 +262,8 @@ func (n *Node) link(plugin string) {
 	}
 }
 
-// Reboot is a loss of power and a start: all processes end, /run and the kernel's network are
-// empty, the disk stays, and the boot ID changes.
+// Reboot is a power loss and a boot: all processes end, /run and the kernel's network are empty,
+// the disk stays, and the boot ID changes.
 func (n *Node) Reboot() {
 	n.Helper()
 	n.Run(tool(n, "bin/pause"), "kill-all")
@@ -281,13 +281,13 @@ func (n *Node) Reboot() {
 	})
 }
 
-// EmptyRun unmounts what runtimes mounted, and empties /run, in the same boot.
+// EmptyRun unmounts the runtimes' mounts, and empties /run, without a reboot.
 func (n *Node) EmptyRun() {
 	n.Helper()
 	n.do(n.unmountAll)
 }
 
-// unmountAll unmounts what runtimes mounted, and empties /run.
+// unmountAll unmounts the runtimes' mounts, and empties /run.
 func (n *Node) unmountAll() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {

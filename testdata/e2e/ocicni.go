@@ -2,14 +2,13 @@ package e2e
 
 import "fmt"
 
-// Ocicni is CRI-O's CNI library on a node: its network is that of the node's /etc/cni/net.d.
+// Ocicni is CRI-O's CNI library on a node. It uses the network in the node's /etc/cni/net.d.
 type Ocicni struct{ node *Node }
 
-// NewOcicni returns the node's.
 func (n *Node) NewOcicni() *Ocicni { return &Ocicni{n} }
 
-// Add makes a sandbox of a pod, with a network namespace of its ID. If the ADD fails, the DEL
-// follows, and the namespace goes.
+// Add starts a sandbox of a pod, in a new network namespace that is named after its ID. If the ADD
+// fails, Add sends the DEL and removes the namespace.
 func (o *Ocicni) Add(pod, id string) error {
 	o.node.Helper()
 	o.node.AddNetNS(id)
@@ -32,7 +31,7 @@ func (o *Ocicni) Status() error {
 	return o.run("status")
 }
 
-// GC sends GC with these sandboxes, as a start of CRI-O does. Without any, the list of the network is
+// GC sends GC with these sandboxes, as CRI-O does at its start. Without any, the network's list is
 // null.
 func (o *Ocicni) GC(ids ...string) error {
 	o.node.Helper()

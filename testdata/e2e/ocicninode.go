@@ -13,10 +13,11 @@ type OcicniNode struct {
 	*Node
 	*Ocicni
 	Unwind bool
-	live   Left // what the live pod has
+	live   Left // the live pod's resources
 }
 
-// NewOcicniNode makes a node whose chain may go through unwind, in these versions of CNI ("" for both).
+// NewOcicniNode makes a node with or without unwind. Its conflist has this CNI version, or both
+// versions for "".
 func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	n := NewNode(t)
 	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})
@@ -36,7 +37,7 @@ func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	return o
 }
 
-// Beside returns what is on the node beside the live pod's, and the number of pending records.
+// Beside counts the node's resources, without the live pod's, and the pending records.
 func (o OcicniNode) Beside() (left Left, pending int) {
 	left = o.Settled()
 	left.Addresses -= o.live.Addresses
@@ -49,7 +50,7 @@ func (o OcicniNode) Beside() (left Left, pending int) {
 	return left, pending
 }
 
-// NextADD makes one more sandbox of the pod that could not start, and removes it.
+// NextADD starts one more sandbox of the pod that could not start, and removes it.
 func (o OcicniNode) NextADD() error {
 	err := o.Add("bad", "next")
 	if err == nil {

@@ -18,7 +18,7 @@ import (
 // CacheDir is libcni's cache of results.
 const CacheDir = "/var/lib/cni/results"
 
-// Cached returns the files of libcni's cache for a container, for all with "".
+// Cached returns the files of libcni's cache for a container, or, with "", for all containers.
 func (n *Node) Cached(id string) []string {
 	n.Helper()
 	files, err := filepath.Glob(n.File(CacheDir, n.netName+"-"+id+"*"))
@@ -28,7 +28,7 @@ func (n *Node) Cached(id string) []string {
 	return files
 }
 
-// Age makes all that host-local and libcni keep older than the grace period of a plain chain, 10
+// Age makes all files of host-local and libcni older than a sweep's default grace period, 10
 // minutes.
 func (n *Node) Age() {
 	n.Helper()
@@ -44,18 +44,18 @@ func (n *Node) Age() {
 	}
 }
 
-// PlainNode is a node whose runtime runs the plain chain of bridge, firewall and faulty. Nothing of
-// unwind is installed; unwindctl alone was copied to it.
+// PlainNode is a node without unwind, whose chain is bridge, firewall and faulty. Only unwindctl
+// was copied to it.
 type PlainNode struct {
 	*Node
 	RT   *Containerd
 	Live []string // sandboxes
 }
 
-// Copied is where unwindctl was copied to.
+// Copied is the path of that unwindctl.
 const Copied = "/usr/local/bin/unwindctl"
 
-// NewPlainNode has pods that run, and a pool whose last address is given.
+// NewPlainNode makes a PlainNode with live pods and a pool that ends with the address last.
 func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	n := &PlainNode{Node: NewLongUpNode(t)}
 	check(t, os.Remove(n.File(PluginDir, "unwind")))
@@ -69,7 +69,7 @@ func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	return n
 }
 
-// Ctl runs unwindctl, which is to end with an exit code.
+// Ctl runs unwindctl, and fails the test if the exit code is not the given one.
 func (n *PlainNode) Ctl(code int, args ...string) string {
 	n.Helper()
 	stdout, stderr, err := n.Try(Copied, args...)
@@ -86,7 +86,7 @@ type Found struct {
 	Addresses, Pending                         []string
 }
 
-// Sweep returns what a sweep says of each address.
+// Sweep runs a sweep, and returns its finding for each address.
 func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
 	n.Helper()
 	var object struct{ Findings []Found }
@@ -112,7 +112,7 @@ func Results(of map[string]Found) map[string]int {
 	return count
 }
 
-// Has is all that is on the node.
+// Has lists host-local's reservations, the rules of containers, and libcni's cache files.
 type Has struct {
 	Reserved map[string]string
 	Rules    []string
@@ -126,7 +126,7 @@ func (n *PlainNode) Look() Has {
 	return h
 }
 
-// Unchanged: nothing of what was there before is gone, and nothing has come.
+// Unchanged checks that nothing was added or removed since before.
 func (n *PlainNode) Unchanged(what string, before Has) {
 	n.Helper()
 	if diff := cmp.Diff(before, n.Look()); diff != "" {
@@ -155,7 +155,7 @@ func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Plan(nil)
 }
 
-// RemovePods stops and removes all pods but those that live, and some others.
+// RemovePods stops and removes all pods except the live ones and those in but.
 func (n *PlainNode) RemovePods(but []string) {
 	n.Helper()
 	for id := range n.RT.Pods() {
@@ -167,8 +167,8 @@ func (n *PlainNode) RemovePods(but []string) {
 	}
 }
 
-// ForgetPods makes the runtime start pods, which then end, and lose its record of them, so it sends
-// no DEL.
+// ForgetPods starts pods, ends them, and makes the runtime lose its record of them, so that it
+// sends no DEL.
 func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Helper()
 	before := n.pins()
@@ -189,7 +189,6 @@ func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Settled()
 }
 
-// pins returns the network namespaces that are pinned.
 func (n *PlainNode) pins() (names []string) {
 	n.Helper()
 	entries, err := os.ReadDir(n.File("/run/netns"))

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// podmanConf has Debian's podman use CNI without systemd. A container's cgroup is where a test
-// removes it.
+// podmanConf makes Debian's podman use CNI, and run without systemd.
 const podmanConf = `[engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
@@ -26,8 +25,8 @@ type Podman struct {
 	env  []string
 }
 
-// NewPodman gives a node podman and the image PauseImage. It skips the test if podman no longer
-// knows CNI (5 and later).
+// NewPodman gives a node podman and PauseImage. It skips the test if podman no longer supports CNI
+// (5 and later).
 func (n *Node) NewPodman() *Podman {
 	n.Helper()
 	libraries, _ := filepath.Glob(tool(n, "deb") + "/usr/lib/*-linux-gnu")

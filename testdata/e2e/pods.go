@@ -39,7 +39,7 @@ func (w *Worker) RunPods(prefix string, count int) {
 	w.cluster.apply(pods...)
 }
 
-// RunStatefulSet creates pods with stable names, all at once.
+// RunStatefulSet creates pods with stable names, all at the same time.
 func (w *Worker) RunStatefulSet(name string, replicas int) {
 	w.Helper()
 	labels := object{"app": name}
@@ -138,9 +138,9 @@ func (w *Worker) Events(prefix string) string {
 // pingTime bounds the time until a ready pod answers.
 const pingTime = 15 * time.Second
 
-// Silent returns the pods that do not answer a ping from the worker itself. For up to a minute
-// after the last owner of an address, however it released it, the kernel's neighbour table may have
-// that owner's MAC address. So Silent flushes it first.
+// Silent returns the pods that don't answer a ping from the worker itself. For up to a minute, the
+// kernel's neighbour table may still have the MAC address of an address's last owner, so Silent
+// removes the entry first.
 func (w *Worker) Silent(pods []KubePod) []string {
 	w.Helper()
 	for _, p := range pods {
@@ -151,8 +151,9 @@ func (w *Worker) Silent(pods []KubePod) []string {
 	return w.silent(pods)
 }
 
-// SilentToPods returns the pods that do not answer a ping from each of the worker's own pods. It waits until
-// each of these has a network namespace with its address, since the API may be behind.
+// SilentToPods returns the pods that don't answer a ping from each of the worker's own pods. It
+// waits until each of these has a network namespace with its address, because the API may lag
+// behind.
 func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	w.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Second) {
@@ -162,7 +163,7 @@ func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 			enter := []string{"nsenter", "--net=/run/netns/" + pin.Name()}
 			addresses, _, _ := w.Try(enter[0], enter[1], "ip", "-4", "-o", "addr", "show", "eth0")
 			if slices.ContainsFunc(own, func(p KubePod) bool { return p.IP != "" && strings.Contains(addresses, " "+p.IP+"/") }) {
-				inside = append(inside, enter) // others are of a sandbox whose DEL has failed
+				inside = append(inside, enter) // the others belong to sandboxes whose DEL failed
 			}
 		}
 		if len(inside) == len(own) {

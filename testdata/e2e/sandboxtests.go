@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// SandboxTests returns those of containerd's own tests (its module's integration/) that run
-// sandboxes on a network and need no image from a registry. A short run has the first two.
+// SandboxTests returns the tests in containerd's own integration/ that run sandboxes on a network
+// and need no image from a registry. A short run has the first two.
 func SandboxTests() []string {
 	tests := []string{
 		"TestRunPodSandboxWithSetupCNIFailure",
@@ -66,8 +66,8 @@ const (
 `
 )
 
-// restartDelay is the time between the end of a containerd and its next start, in seconds. The tests
-// look each second whether it has ended.
+// restartDelay is the time between the end of a containerd and its next start, in seconds. The
+// tests check every second whether it has ended.
 const restartDelay = "4"
 
 // grace is the time after which a killed plugin gets its second DEL.
@@ -77,7 +77,7 @@ const grace = 5 * time.Second
 const sandboxTestsTime = 20 * time.Minute
 
 // StartForSandboxTests starts a containerd that is restarted each time a test kills it, with the
-// networks of the tests: each as it is, or in unwind's entry.
+// tests' networks, with or without unwind.
 func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 	n.Helper()
 	built := n.builtSandboxTests()
@@ -122,8 +122,8 @@ func (n *Node) builtSandboxTests() string {
 
 var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
 
-// RunSandboxTests runs the tests, and returns how each ended and what all print. Then bridge itself
-// takes the place of the plugin that fails, which needs a file that goes with its test.
+// RunSandboxTests runs the tests, and returns the result of each and the output of all. Then it
+// replaces the plugin that fails on demand by bridge, because its test has removed its file.
 func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
 	n := c.node
 	n.Helper()

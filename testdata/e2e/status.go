@@ -31,7 +31,7 @@ func (c *CRI) AwaitConfig(text string, in bool) {
 	Eventually(c.node, startTimeout, what, func() bool { return strings.Contains(c.Config(), text) == in })
 }
 
-// TimeStatus asks for the runtime's status as NetworkReady does, and gives up after within.
+// TimeStatus requests the runtime's status as NetworkReady does, for at most within.
 func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

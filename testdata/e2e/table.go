@@ -35,7 +35,6 @@ func NewSteps(t testing.TB, title string, columns ...string) *Table {
 // ChainOf names a chain in a table.
 func ChainOf(unwind bool) string { return map[bool]string{false: "plain", true: "unwind"}[unwind] }
 
-// Row adds a row.
 func (t *Table) Row(cells ...any) {
 	texts := make([]string, len(cells))
 	for i, cell := range cells {

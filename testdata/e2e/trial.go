@@ -50,17 +50,16 @@ func multus(n *Chained, front bool) ProviderDaemon {
 type Trial struct {
 	Chained
 	ProviderDaemon
-	Away bool // the daemon is
+	Away bool // whether the daemon is stopped
 }
 
 // Sandboxes is the number of sandboxes in a crash loop: more than a provider has addresses.
 const Sandboxes = 8
 
-// TrialPods is the number of pods in a situation that is no crash loop, and of pods that are
-// started after it.
+// TrialPods is the number of pods in the situations without a crash loop, and of the pods that are
+// started afterwards.
 const TrialPods = 3
 
-// PodsNamed returns the names of pods.
 func PodsNamed(name string) (names []string) {
 	for i := range TrialPods {
 		names = append(names, fmt.Sprintf("%s-%d", name, i))
@@ -68,14 +67,14 @@ func PodsNamed(name string) (names []string) {
 	return names
 }
 
-// Add starts a sandbox: see call.
+// Add starts a sandbox: see Call.
 func (n *Trial) Add(t *testing.T, sandbox string) error {
 	n.AddNetNS(sandbox)
 	return n.Call(t, "add", sandbox)
 }
 
-// Del ends a sandbox. As containerd does after a failed ADD, the runtime asks for the DEL once, and
-// forgets the sandbox.
+// Del ends a sandbox: it sends the DEL once and forgets the sandbox, as containerd does after a
+// failed ADD.
 func (n *Trial) Del(t *testing.T, sandbox string) {
 	_ = n.Call(t, "del", sandbox)
 	n.RemoveNetNS(sandbox)
@@ -114,19 +113,19 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 	}
 }
 
-// TrialOutcome is what a situation leaves: what is held at once, how many of the next pods are
-// refused, and what is held and pending at the end, without any pod.
+// TrialOutcome counts, after a situation, the addresses that are held immediately, the next pods
+// that are refused, and, once all pods are gone, the held addresses and the pending records.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
-// Outcome runs a situation, repairs what is broken, lets unwind sweep, starts the next pods, and
-// ends them.
+// Outcome runs a situation, repairs the plugin and the daemon, lets unwind sweep, starts the next
+// pods, and ends them.
 func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
 	n.Start()
 	run(t, n)
 	o.Held = n.Held()
 	n.Plan(nil)
 	if n.Away {
-		n.Settled() // a daemon looks for the interfaces of its pods at its start
+		n.Settled() // at its start, a daemon checks the interfaces of its pods
 		n.Start()
 	}
 	n.Sweep()

@@ -12,8 +12,8 @@ import (
 // Tries is the number of times that kubelet tries to start a pod here. A /28 has fewer addresses.
 const Tries = 20
 
-// healTime bounds the time from when plugins work again until the journal is empty: unwind waits for at most 30 s between two
-// tries of a DEL, and kubelet asks for the runtime's status every 5 s.
+// healTime bounds the time from when plugins work again until the journal is empty: unwind waits
+// for at most 30 s between two tries of a DEL, and kubelet requests the runtime's status every 5 s.
 const healTime = 60 * time.Second
 
 // Trouble is a way in which a chain of bridge, firewall and faulty is broken for a while.
@@ -45,17 +45,17 @@ func moveFaulty(n *Node, from, to string) {
 	check(n, os.Rename(n.File(PluginDir, from), n.File(PluginDir, to)))
 }
 
-// Outcome is what a trouble has left on a node.
+// Outcome describes a node during and after a trouble.
 type Outcome struct {
-	During  Left         // while it lasts, after kubelet has stopped and removed what it can
-	After   Left         // once it is over, after the same and the healing
+	During  Left         // during the trouble, after kubelet has removed the pods that it can
+	After   Left         // after the trouble, once kubelet has done so again, and after the healing
 	Known   int          // sandboxes that the runtime knows at the end of the trouble
 	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
 	Begun   int          // pods that started during it
 	Owed    int          // entries of the journal at the end of the trouble
 	Entries []Attachment // … after the healing
 	Healed  time.Duration
-	Starts  error // of a pod at the end of all
+	Starts  error // the error of one more pod's start, at the very end
 }
 
 // Suffer tries to start pods on a new node while the trouble lasts. prepare may change the node
@@ -82,7 +82,7 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	}
 	o.Stops = len(rt.RemovePods())
 	o.During, o.Known = n.Settled(), len(rt.Pods())
-	o.During.NetNS = max(0, o.During.NetNS-o.Known) // of a sandbox that it knows the runtime keeps it
+	o.During.NetNS = max(0, o.During.NetNS-o.Known) // the runtime keeps those of known sandboxes
 	if unwind {
 		o.Owed = len(n.Journal())
 	}
@@ -100,8 +100,8 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	return o
 }
 
-// Heal does what happens by itself on a node, until the journal contains only running pods:
-// kubelet's status request, or the timer's sweep if the runtime does not call STATUS.
+// Heal does what kubelet or the timer does on a node, until the journal contains only running pods:
+// it requests the runtime's status, or sweeps if the runtime doesn't call STATUS.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()
@@ -127,7 +127,7 @@ func (n *Node) Owed(c *CRI) []Attachment {
 	})
 }
 
-// HealthyPod shows that the node is well, and that what a pod has is counted.
+// HealthyPod checks that a pod can start and end, and that Left counts its resources.
 func (c *Containerd) HealthyPod() {
 	n := c.node
 	n.Helper()
@@ -148,7 +148,6 @@ func (c *Containerd) HealthyPod() {
 	}
 }
 
-// SomePods returns pods named pod-0 and so on.
 func SomePods(count int) []Pod {
 	pods := make([]Pod, count)
 	for i := range pods {

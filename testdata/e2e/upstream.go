@@ -14,7 +14,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// Upstream runs the suite in a copy of its sources, and returns the state of each spec.
+// Upstream runs the reference plugins' own suite in a copy of its sources, and returns the state of
+// each spec.
 func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")

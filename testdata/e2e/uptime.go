@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LongUp makes the processes that the calling thread starts from now on see a machine that has been
-// up for more than an hour, in a time namespace. On a machine that has just booted nothing is past
-// a grace period. The thread itself stays where it is, so lock it.
+// LongUp puts the processes that the calling thread starts from now on into a time namespace in
+// which the machine has been up for more than an hour: just after a boot, nothing is past its grace
+// period. The thread itself stays in its own time namespace, so lock it.
 func LongUp() error {
 	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
 		return fmt.Errorf("a time namespace: %w", err)

@@ -9,15 +9,15 @@ import (
 // fields are the strings of a message, by their numbers.
 type fields map[protowire.Number]string
 
-// wire leaves messages as they are on the wire: gRPC then takes no generated code, and go.mod no
-// module that has it.
+// wire is a gRPC codec that leaves messages as bytes, so that the tests need no generated code and
+// no module with it.
 type wire struct{}
 
 func (wire) Name() string                       { return "proto" }
 func (wire) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
 func (wire) Unmarshal(data []byte, v any) error { *v.(*[]byte) = slices.Clone(data); return nil }
 
-// parse reads the strings of a message, and skips all else.
+// parse reads the strings of a message, and skips all other fields.
 func parse(data []byte) (fields, error) {
 	f := fields{}
 	for len(data) > 0 {
@@ -38,8 +38,8 @@ func parse(data []byte) (fields, error) {
 	return f, nil
 }
 
-// reply is an AddNetworkReply or a DelNetworkReply of one address, on the second ENI. In both, 1 is
-// Success and 2 an IPAllocationMetadata.
+// reply is an AddNetworkReply or a DelNetworkReply with one address, on the second ENI. In both,
+// field 1 is Success and field 2 an IPAllocationMetadata.
 func reply(address string) []byte {
 	const secondENI, itsTable = 1, 2
 	allocation := protowire.AppendTag(nil, 1, protowire.BytesType)

@@ -1,5 +1,5 @@
-// Faulty is a CNI plugin that fails on demand: the test double of the tests and of the demo. Each
-// ADD makes one file and each DEL removes it, so a leak is a file that is left.
+// Faulty is a CNI plugin that fails on demand, for the tests and the demo. Each ADD creates one
+// file and each DEL removes it, so a file that remains is a leak.
 //
 // Its network configuration:
 //
@@ -7,54 +7,53 @@
 //	 "delayMS": 1000, "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …},
 //	 "rules": true, "result": "<text>"}
 //
-// Only dir is required. modes override those of plan.json, for a plugin that fails with this
-// configuration and not with another one. With ipam, faulty takes its address from that plugin and
-// releases it there, as bridge does. With rules, faulty does for each address of its prevResult
-// what firewall does: it makes a rule that is keyed by the address alone, so that a DEL removes the
-// rule of any owner. dir holds:
+// Only dir is required. modes override plan.json, so that faulty can fail with one configuration
+// and work with another. With ipam, faulty calls that plugin for its address, as bridge does. With
+// rules, faulty creates a rule for each address in prevResult, as firewall does: the rule is keyed
+// by the address alone, so a DEL removes it whoever owns the address. dir contains:
 //
 //	taken/<containerID>.<ifname>.<instance>
-//	        made by an ADD that takes effect (content: the pid), removed by a DEL that takes
+//	        created by an ADD that takes effect (content: the pid), removed by a DEL that takes
 //	        effect; CHECK fails without it
 //	rules/<address>.<instance>
 //	        the same for rules
 //	held/<command>.<containerID>.<instance>
-//	        made by a call that is held; the call continues when the file is removed
+//	        created by a call in a hold mode; the call continues when the file is removed
 //	plan.json
 //	        {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so that a
-//	        plugin can be healed between calls. "*" stands for the instances that are not named.
-//	        Without a file or a mode, the mode is "ok". "pod:<prefix>" overrides all, for calls
-//	        for a pod (K8S_POD_NAME) whose name has this prefix. "fail 5%" is fail for one call
-//	        in twenty, at random, and ok for the others.
+//	        test can repair a plugin between calls. "*" is for all other instances. Without a
+//	        file or a mode, the mode is "ok". "pod:<prefix>" overrides all of them for pods
+//	        (K8S_POD_NAME) whose names have this prefix. In mode "fail 5%", one call in twenty
+//	        fails, at random.
 //	log
 //	        a JSON line (type record) at the start of each call, and one at its end if it ends by
-//	        itself. Each line is one append. The lines of one call have one pid, unless the mode
-//	        is "orphan", whose child writes the end.
+//	        itself. Each line is one append. Both lines of a call have the same pid, except in
+//	        mode "orphan", whose child writes the second.
 //
-// The modes; a name with -effect takes or releases first, its plain form does neither:
+// The modes; those that end in -effect take effect (create or remove the files) first:
 //
-//	ok                  take effect and answer
+//	ok                  take effect and print the result
 //	late                sleep for delayMS (default 1000), then ok
 //	hold, hold-effect   wait until the file under held is removed, then ok
-//	fail, fail-effect   CNI error with "code" (default 999)
+//	fail, fail-effect   return a CNI error with "code" (default 999)
 //	stderr              exit 1 with text on stderr only
-//	hang, hang-effect   never answer
-//	ignore-term         never answer, and ignore SIGTERM
-//	crash, crash-effect SIGKILL to itself
-//	kill-parent         SIGKILL to the parent, then never answer
+//	hang, hang-effect   never return
+//	ignore-term         never return, and ignore SIGTERM
+//	crash, crash-effect send itself SIGKILL
+//	kill-parent         send the parent SIGKILL, then never return
 //	hold-kill-parent    the same once the file under held is removed
-//	kill-parent-effect  take effect, SIGKILL to the parent, then answer
-//	orphan              leave a child in the process group, SIGKILL to the parent and exit; the
+//	kill-parent-effect  take effect, send the parent SIGKILL, then print the result
+//	orphan              leave a child in the process group, send the parent SIGKILL, and exit; the
 //	                    child takes effect after delayMS
 //	daemon              leave a child in a session of its own that holds every inherited
 //	                    descriptor, stdout and stderr too, for ten minutes; then ok
-//	empty, garbage      take effect and exit 0, having written nothing, or "not json"
+//	empty, garbage      take effect, print nothing or "not json", and exit 0
 //
 // "Never" is ten minutes, so that a test that dies leaves nothing behind.
 //
-// The answer to ADD is result as it is. Without result the answer is prevResult, or else an empty
-// result, with address, if there is one, among its ips. GC and STATUS have no effect; they and
-// CHECK follow the plan like ADD and DEL. VERSION reads no configuration and is not logged.
+// ADD prints result as it is. Without result, it prints prevResult, or else an empty result, with
+// address added to the ips. GC and STATUS have no effect; they and CHECK follow the plan like ADD
+// and DEL. VERSION reads no configuration and is not logged.
 package main
 
 import (
@@ -87,10 +86,11 @@ const (
 	forever    = 10 * time.Minute
 	daemonLife = forever
 
-	// hangsEnv is a directory in which a call makes a file when it hangs: env.Hangs of testdata/unwind.
+	// hangsEnv names a directory in which a call that hangs creates a file: testdata/unwind's
+	// env.Hangs.
 	hangsEnv = "UNWIND_TEST_HANGS"
 
-	// roleEnv tells a child of this program its role.
+	// roleEnv is the environment variable with the role of a child of this program.
 	roleEnv    = "CNI_FAULTY_ROLE"
 	roleDaemon = "daemon"
 	roleOrphan = "orphan"
@@ -132,16 +132,15 @@ type record struct {
 	Stdin       json.RawMessage `json:"stdin"`
 }
 
-// call is one invocation of the plugin.
 type call struct {
 	record
 	conf   conf
 	parent int
-	given  []json.RawMessage // the ips of the IPAM plugin
+	given  []json.RawMessage // the ips that the IPAM plugin returned
 }
 
 func main() {
-	// A parent that was killed must not end this process by a write to its pipe.
+	// If the parent was killed, a write to its pipe must not end this process.
 	signal.Ignore(syscall.SIGPIPE)
 	parent := os.Getppid()
 	role := os.Getenv(roleEnv)
@@ -153,12 +152,13 @@ func main() {
 	err := skel.PluginMainFuncsWithError(
 		skel.CNIFuncs{Add: do, Del: do, Check: do, GC: do, Status: do}, version.All, "faulty, which fails on demand")
 	if err != nil {
-		_ = err.Print() // a reader that has gone is not this plugin's fault
+		_ = err.Print() // the reader may be gone
 		os.Exit(1)
 	}
 }
 
-// serve carries out a call and logs its start and its end. The child of an orphan only ends it.
+// serve carries out a call, and logs its start and its end. The child of mode orphan only does the
+// second half.
 func serve(args *skel.CmdArgs, role string, parent int) error {
 	c := &call{parent: parent, record: record{
 		Command:     os.Getenv("CNI_COMMAND"),
@@ -325,7 +325,7 @@ func (c *call) held() error {
 	return fmt.Errorf("faulty: %s %s was held for %s", c.Instance, c.Command, forever)
 }
 
-// effect takes or releases; the tests count effects.
+// effect creates or removes the files of a call.
 func (c *call) effect() error {
 	if err := errors.Join(c.askIPAM(), c.rules()); err != nil {
 		return err
@@ -344,7 +344,7 @@ func (c *call) effect() error {
 	return nil
 }
 
-// askIPAM has the IPAM plugin give an address or release it.
+// askIPAM makes the IPAM plugin assign or release an address.
 func (c *call) askIPAM() error {
 	if c.conf.IPAM.Type == "" {
 		return nil
@@ -366,7 +366,7 @@ func (c *call) askIPAM() error {
 	return nil
 }
 
-// rules makes or removes the rule of each address in prevResult.
+// rules creates or removes the rule of each address in prevResult.
 func (c *call) rules() error {
 	var prev struct {
 		IPs []struct{ Address netip.Prefix }
@@ -472,8 +472,8 @@ func (c *call) delay() time.Duration {
 	return time.Duration(cmp.Or(c.conf.DelayMS, 1000)) * time.Millisecond
 }
 
-// killParent kills the unwind that started this process, but not who adopts this process if that
-// one is gone already: init, or the first process of the tests.
+// killParent kills the unwind that started this process. If that is gone, the parent is the process
+// that adopted this one (init, or the tests' first process), which killParent spares.
 func (c *call) killParent() error {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.parent))
 	if err != nil || strings.TrimSpace(string(name)) != "unwind" {
@@ -505,8 +505,8 @@ func (c *call) leaveDaemon() error {
 	return child.Start()
 }
 
-// child returns a command for this program in another role. Inherited descriptors from 3 on pass to
-// it: os/exec closes none that is not close-on-exec.
+// child returns a command for this program in another role. It inherits the descriptors from 3 on,
+// because os/exec only closes those that are close-on-exec.
 func child(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{os.Args[0], role} // for people who read ps
@@ -532,7 +532,7 @@ func (c *call) log(phase string) error {
 	return errors.Join(err, f.Close())
 }
 
-// mustJSON encodes a value that always can be encoded.
+// mustJSON encodes a value that can always be encoded.
 func mustJSON(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

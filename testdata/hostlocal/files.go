@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files are the files of a pool, with their contents by name. The content "folder" means a directory,
-// "pipe" a named pipe, "link to X" a symbolic link.
+// Files maps the names of a pool's files to their contents. The content "folder" makes a directory,
+// "pipe" a named pipe, and "link to X" a symbolic link.
 type Files map[string]string
 
 // Fill writes the files into a directory.

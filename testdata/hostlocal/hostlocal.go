@@ -20,8 +20,8 @@ type Plugin struct {
 	DataDir string
 }
 
-// New returns a Plugin with a directory of its own for its pool, which the first ADD creates. ipam
-// contains additional keys of its configuration.
+// New returns a Plugin with its own directory for its pool, which the first ADD creates. ipam
+// contains additional keys of host-local's configuration.
 func New(t *testing.T, ipam string) *Plugin {
 	sandbox.Need(t)
 	p := &Plugin{T: t, DataDir: t.TempDir()}
@@ -30,10 +30,9 @@ func New(t *testing.T, ipam string) *Plugin {
 	return p
 }
 
-// Pool returns the directory of the pool.
 func (p *Plugin) Pool() string { return filepath.Join(p.DataDir, "podnet") }
 
-// Command prepares a verb.
+// Command returns the command that runs a verb.
 func (p *Plugin) Command(verb, containerID string) *exec.Cmd {
 	p.Helper()
 	_, file, _, _ := runtime.Caller(0)
@@ -45,7 +44,7 @@ func (p *Plugin) Command(verb, containerID string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a verb. It returns the plugin's error, if it fails.
+// Run runs a verb. It returns the plugin's error, or "" if the verb succeeds.
 func (p *Plugin) Run(verb, containerID string) (failed string) {
 	p.Helper()
 	out, err := p.Command(verb, containerID).Output()

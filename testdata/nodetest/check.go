@@ -1,6 +1,6 @@
 package nodetest
 
-// Check ends a test that has an error. t is a testing.TB, or rapid's.
+// Check ends the test if there is an error. t is a testing.TB or a *rapid.T.
 func Check(t interface {
 	Helper()
 	Fatal(args ...any)

@@ -15,16 +15,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// FakeCRI is a runtime that answers with what it has, and knows no other calls.
+// FakeCRI is a container runtime that returns these values, and implements no other calls.
 type FakeCRI struct {
 	cri.UnimplementedRuntimeServiceServer
 	List    func(context.Context) ([]*cri.PodSandbox, error)
-	Release string            // of the runtime
-	Info    map[string]string // of Status(verbose)
-	Asked   atomic.Int64      // for its status
+	Release string            // the runtime's version
+	Info    map[string]string // in the reply to a verbose Status
+	Asked   atomic.Int64      // number of Status calls
 }
 
-// ListPodSandbox implements CRI.
 func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
 	*cri.ListPodSandboxResponse, error) {
 	switch {
@@ -37,12 +36,10 @@ func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxReque
 	return &cri.ListPodSandboxResponse{Items: items}, err
 }
 
-// Version implements CRI.
 func (f *FakeCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
 	return &cri.VersionResponse{RuntimeName: "fake", RuntimeVersion: f.Release}, nil
 }
 
-// Status implements CRI.
 func (f *FakeCRI) Status(_ context.Context, r *cri.StatusRequest) (*cri.StatusResponse, error) {
 	f.Asked.Add(1)
 	if !r.GetVerbose() {
@@ -62,8 +59,7 @@ func (f *FakeCRI) Serve(t testing.TB) (socket string) {
 	return socket
 }
 
-// Listen makes a socket. Its path is short, because a socket's path may have little more than a
-// hundred bytes.
+// Listen creates a socket with a short path, because a socket's path has at most 107 bytes.
 func Listen(t testing.TB) (path string, l net.Listener) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cri")
@@ -79,14 +75,13 @@ func Listen(t testing.TB) (path string, l net.Listener) {
 	return path, l
 }
 
-// ServeCRI runs a runtime that lists its sandboxes as list does: it may answer with an error, or
-// never.
+// ServeCRI runs a runtime whose sandboxes come from list, which may return an error or hang.
 func ServeCRI(t testing.TB, list func(context.Context) ([]*cri.PodSandbox, error)) (socket string) {
 	t.Helper()
 	return (&FakeCRI{List: list}).Serve(t)
 }
 
-// ServeSandboxes runs a runtime that has these sandboxes.
+// ServeSandboxes runs a runtime that lists these sandboxes.
 func ServeSandboxes(t testing.TB, sandboxes ...*cri.PodSandbox) (socket string) {
 	return ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return sandboxes, nil })
 }

@@ -16,10 +16,10 @@ import (
 // OwnFile is the name of unwind's conflist.
 const OwnFile = "00-unwind.conflist"
 
-// Secret is in every provider's file. No output and no log may contain it.
+// Secret is in every provider's conflist. No output or log may contain it.
 const Secret = "s3cret"
 
-// FakePlugin is a plugin to install that says it is unwind.
+// FakePlugin is a script to install that claims to be unwind.
 const FakePlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
@@ -28,14 +28,13 @@ esac
 exit 0
 `
 
-// Dirs are the directories of a runtime, with a provider's file, and next to them, a plugin to
-// install.
+// Dirs contains a runtime's CNI directories, with a provider's conflist, and a plugin to install.
 type Dirs struct {
 	testing.TB
 	Dir string
 }
 
-// NewDirs makes a Dirs below a directory.
+// NewDirs creates these directories below dir.
 func NewDirs(t testing.TB, dir string) *Dirs {
 	t.Helper()
 	n := &Dirs{t, dir}
@@ -58,7 +57,7 @@ func (n *Dirs) BinDir() string { return filepath.Join(n.Dir, "plugins") }
 // Own is the path of unwind's conflist.
 func (n *Dirs) Own() string { return n.InConf(OwnFile) }
 
-// InConf is the path of a file among the conflists.
+// InConf is the path of a file in ConfDir.
 func (n *Dirs) InConf(file string) string { return filepath.Join(n.ConfDir(), file) }
 
 // Write writes a file, in place.
@@ -69,7 +68,7 @@ func (n *Dirs) Write(path, content string) {
 	}
 }
 
-// Rename puts a file in place as a careful provider does.
+// Rename replaces a file atomically, as a careful provider does.
 func (n *Dirs) Rename(path, content string) {
 	n.Helper()
 	n.Write(path+".new", content)
@@ -78,7 +77,6 @@ func (n *Dirs) Rename(path, content string) {
 	}
 }
 
-// Remove removes a file.
 func (n *Dirs) Remove(path string) {
 	n.Helper()
 	if err := os.Remove(path); err != nil {
@@ -91,7 +89,7 @@ func raw(v any) string {
 	return string(data)
 }
 
-// Conflist is a provider's file of a network, whose chain has these capabilities.
+// Conflist returns a provider's conflist, whose chain declares these capabilities.
 func Conflist(name string, capabilities ...string) string {
 	has := map[string]bool{}
 	for _, c := range capabilities {

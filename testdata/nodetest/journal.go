@@ -25,22 +25,22 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// writer writes what the plugin would have written, to a journal.
+// writer writes a journal as the plugin would have written it.
 type writer struct {
 	*testscript.TestScript
 	*journal.Store
 }
 
-// WriteJournal is a statement of scripts: journal VERB DIR ARG…. The verbs are:
+// WriteJournal is a command of script tests: journal VERB DIR ARG…. The verbs are:
 //
 //	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
 //	put FILE…      puts entries, each a JSON file
-//	bury KEY…      deletes entries and leaves tombstones
-//	years N        moves the wall times of all entries: of the ADD, of the state, of the last change
+//	bury KEY…      turns entries into tombstones
+//	years N        adds N years to the wall times (of the ADD, state, last change) of all entries
 //	damage KEY…    replaces the bytes of entries
-//	newer          makes the journal one that only a newer release can read
-//	record FILE…   events, each a JSON file, as of when it says: "ago" is a duration
-//	count N NAME LABEL…   sets a counter
+//	newer          marks the journal as readable by newer releases only
+//	record FILE…   records events, each a JSON file, whose "ago" is the time since the event
+//	count N NAME LABEL…   adds N to a counter
 func WriteJournal(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(journalVerbs[args[0]](writer{ts, &journal.Store{Dir: ts.MkAbs(args[1])}}, args[2:]))
 }
@@ -51,8 +51,8 @@ var journalVerbs = map[string]func(writer, []string) error{
 	"record": writer.recordEvents, "count": writer.count,
 }
 
-// put puts the entry of each file. In a file $NAME is a variable of the script, and $MACHINE the kind
-// of name that this machine has.
+// put puts the entry of each file. In a file, $NAME is a variable of the script, and $MACHINE the
+// kind of this machine's ID.
 func (w writer) put(files []string) error {
 	for _, file := range files {
 		e := &journal.Entry{}
@@ -77,7 +77,7 @@ func putEntry(s *journal.Store, e *journal.Entry) error {
 	return s.Update(context.Background(), func(tx *journal.Tx) error { return PutIn(tx, e) })
 }
 
-// PutIn takes an entry through its legal states.
+// PutIn puts an entry, by way of the states that the journal requires.
 func PutIn(tx *journal.Tx, e *journal.Entry) error {
 	want, since := e.Undo.State, e.Undo.Since
 	e.Undo.State = journal.Adding
@@ -93,10 +93,10 @@ func PutIn(tx *journal.Tx, e *journal.Entry) error {
 	return err
 }
 
-// entry puts an entry that needs no file: KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. netns is a path, or
-// "gone" for one whose network namespace is gone, copies a number of copies, with the container IDs
-// ID-1, ID-2 and so on. dir and instance are of the next plugin's configuration, other names of the
-// newest ADD. STEP is what the step of the plugin before it has, in JSON.
+// entry puts an entry: KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. netns is a path, or "gone" if the
+// namespace is gone. copies is the number of entries to put, with container IDs ID-1, ID-2, ….
+// Names without a case below are keys of the next plugin's configuration. STEP is a JSON object
+// with fields of the preceding plugin's step.
 func (w writer) entry(args []string) error {
 	e := &journal.Entry{Key: KeyOf(args[0]), Undo: journal.Undo{State: journal.State(args[1])}, Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
@@ -211,7 +211,7 @@ func (w writer) years(args []string) error {
 
 func (w writer) newer([]string) error { return MakeNewer(w.Store) }
 
-// MakeNewer makes a journal one that only a newer release can read.
+// MakeNewer marks a journal as readable by newer releases only.
 func MakeNewer(s *journal.Store) error {
 	return InFile(s, "meta", "format", func(key, _ []byte) []byte {
 		return journal.Seal(key, []byte(`{"writer":99,"oldestReader":99}`))
@@ -245,8 +245,8 @@ func (w writer) count(args []string) error {
 	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
 }
 
-// Here returns an entry whose newest ADD ran here, as far as it does not say otherwise, and whose
-// network namespace is the one at its path.
+// Here completes an entry: by default, its ADD ran on this host, and its network namespace is the
+// one at its path.
 func Here(e *journal.Entry) *journal.Entry {
 	g, host := e, facts.This()
 	given := g.Added.Host
@@ -267,12 +267,13 @@ func Here(e *journal.Entry) *journal.Entry {
 	return e
 }
 
-// Become is a change of any value to this one.
+// Become returns a change for InFile that replaces each value by this one.
 func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }
 
-// InFile changes the values of a bucket whose keys begin so, past the journal's own code.
+// InFile changes the values of all keys in a bucket that begin with key, without the journal's
+// code.
 func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Root makes files below a directory; a name that ends in / is a directory, a content "-> TARGET" a
-// link.
+// Root creates files in a new directory. A name that ends in / makes a directory, and the content
+// "-> TARGET" a symbolic link.
 func Root(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -32,7 +32,7 @@ func Root(t testing.TB, files map[string]string) string {
 	return root
 }
 
-// The configurations and sockets of runtimes.
+// The configuration files and sockets of runtimes.
 const (
 	ContainerdConfig = "etc/containerd/config.toml"
 	K3sConfig        = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"

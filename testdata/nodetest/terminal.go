@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is a pseudo-terminal, with what is written to it.
+// Terminal records what a program writes to a pseudo-terminal.
 type Terminal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-// String returns what was written so far.
+// String returns the output so far.
 func (term *Terminal) String() string {
 	term.mu.Lock()
 	defer term.mu.Unlock()
 	return term.text.String()
 }
 
-// NewTerminal makes a pseudo-terminal of 24 lines and returns its far end, for a program.
+// NewTerminal makes a pseudo-terminal of 24 lines. program is the end to which a program writes.
 func NewTerminal(t testing.TB, columns uint16) (term *Terminal, program *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

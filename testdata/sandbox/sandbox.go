@@ -1,7 +1,7 @@
-// Package sandbox runs the tests of a package in mount, PID and network namespaces of their own:
-// what they create on the "host" (bridges, rules, mounts, processes) is gone when they end, however
-// they end, and the machine's own (containers, network namespaces, an installed unwind) is not
-// visible to them.
+// Package sandbox runs the tests of a package in mount, PID and network namespaces of their own.
+// However the tests end, everything that they create on the "host" (bridges, rules, mounts,
+// processes) is gone. They don't see the machine's containers, network namespaces or installed
+// unwind.
 package sandbox
 
 import (
@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker tells a process of this program its role: "" for the one that was started, then "init" and
-// "tests".
+// marker is the environment variable with the role of a process of this program: first "", then
+// "init", then "tests".
 const marker = "UNWIND_TEST_SANDBOX"
 
-// Need skips a test that has no namespaces of its own: with -short, and for a user who is not root.
+// Need skips a test for which Run makes no namespaces: with -short, or if the user is not root.
 func Need(t testing.TB) {
 	t.Helper()
 	if !has() {
@@ -32,18 +32,18 @@ func Need(t testing.TB) {
 
 func has() bool { return !testing.Short() && os.Geteuid() == 0 }
 
-// Run runs the tests in namespaces of their own. It starts this program again as their first
-// process, which starts the tests and reaps what they leave; as it ends, the kernel ends all others.
-// Run returns the exit code.
+// Run runs the tests in namespaces of their own, and returns their exit code. It starts this
+// program again as the first process there, which starts the tests and reaps their orphans. When
+// that ends, the kernel kills all others.
 func Run(m *testing.M) int { return run(m, "") }
 
-// RunInMemory is Run with the tests' files in memory. Hundreds of journals that sync at once keep a
-// disk busy for seconds, and then deadlines decide the outcome of a test. A killed process loses no
-// more in memory than on a disk; the journal's own test covers a loss of power. Every Linux has the
-// directory.
+// RunInMemory is Run with the tests' files in memory. Hundreds of journals that sync at the same
+// time keep a disk busy for seconds, and tests would run into deadlines. A killed process loses no
+// more in memory than on a disk; the journal's own test covers a power loss. Every Linux has
+// /dev/shm.
 func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
-// run is Run with this directory in memory, for the tests' files, unless it is "".
+// run is Run. If memory is not "", it is the path of a file system in memory for the tests' files.
 func run(m *testing.M, memory string) int {
 	if flag.Parse(); !has() {
 		return m.Run()
@@ -146,8 +146,8 @@ func prepare(memory string) error {
 	return netlink.LinkSetUp(lo)
 }
 
-// dropNamespaces unmounts the namespaces of the machine's containers, but those that another mount
-// covers: no path leads to them.
+// dropNamespaces unmounts the namespaces of the machine's containers, except those below another
+// mount: no path leads to them.
 func dropNamespaces() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AwaitWaiters waits until so many threads wait for an flock on a file: those of one process, or all
-// for 0.
+// AwaitWaiters waits until least to most threads of a process (of all, if pid is 0) wait for an
+// flock on a file.
 func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Helper()
 	n := -1
@@ -24,8 +24,8 @@ func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Fatalf("%d threads of process %d wait for %s, want %d to %d", n, pid, path, least, most)
 }
 
-// waiters returns how many threads wait for an flock on a file: those of one process, or all for 0.
-// /proc/locks has a line twice if it changes while it is read.
+// waiters returns how many threads of a process (of all, if pid is 0) wait for an flock on a file.
+// A line of /proc/locks may come twice if the locks change while it is read.
 func waiters(t testing.TB, pid int, path string) (n int) {
 	t.Helper()
 	var st unix.Stat_t

@@ -14,14 +14,14 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// addAzure is the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure its DEL.
-// The directory stands for Azure CNS.
+// addAzure is the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure its
+// DEL. The directory stands in for Azure CNS.
 //
 //   - With multiTenancy, ADD takes the pod's network container, and DEL releases nothing
 //     (cni/network/network.go Add, Delete).
-//   - With ipam.type azure-cns it asks CNS itself, and executes no plugin. CNS gives an interface
-//     of a container its address again, and DEL releases by both, with a namespace or without
-//     (invoker_cns.go). CNS has "addresses" of them.
+//   - With ipam.type azure-cns it calls CNS, and executes no plugin. CNS identifies an address by
+//     the container and the interface: ADD gets the same one again, and DEL releases it with or
+//     without a namespace (invoker_cns.go). CNS has as many addresses as "addresses" says.
 //   - It executes any other ipam.type (invoker_azure.go).
 func addAzure(c conf, args *skel.CmdArgs) error {
 	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {
@@ -46,7 +46,7 @@ func addAzure(c conf, args *skel.CmdArgs) error {
 	return types.PrintResult(r, c.CNIVersion)
 }
 
-// request asks CNS for an address.
+// request requests an address from CNS.
 func (c conf) request(args *skel.CmdArgs) (*current.Result, error) {
 	if err := c.free(args); err != nil { // CNS would return the same address
 		return nil, err

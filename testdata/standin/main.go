@@ -1,14 +1,14 @@
-// Standin is a CNI plugin with the DEL rule of a provider's plugin that cannot be run without its
-// cluster. A test puts it into CNI_PATH under the name of that plugin, and the name selects the
-// rule. Each rule is in a file of its own, which cites the source that it was read from.
+// Standin is a CNI plugin whose DEL follows the rule of a provider's plugin that cannot run without
+// its cluster. A test puts it into CNI_PATH under the name of that plugin, which selects the rule.
+// Each rule has its own file, which cites the provider's source.
 //
 // Its network configuration:
 //
 //	{"type": "<name>", "dir": "/abs/dir", …}
 //
-// An ADD holds one address of 192.0.2.0/24: dir/<containerID>.<ifname>, whose content is the
-// address. A DEL removes the file where the provider's plugin would free the address, so a leak is
-// a file that is left.
+// An ADD reserves one address of 192.0.2.0/24, in the file dir/<containerID>.<ifname>. A DEL
+// removes the file if the provider's plugin would release the address, so a file that remains is a
+// leak.
 package main
 
 import (
@@ -29,7 +29,7 @@ import (
 // rule is what a plugin does on ADD or DEL.
 type rule func(c conf, args *skel.CmdArgs) error
 
-// rules are the stand-ins by the name of the provider's plugin, for ADD and DEL.
+// rules maps the name of the provider's plugin to the rules for ADD and DEL.
 var rules = map[string][2]rule{
 	"kube-ovn":            {conf.add, delKubeOVN},
 	"ovn-k8s-cni-overlay": {conf.add, delOVNKubernetes},
@@ -49,7 +49,8 @@ func main() {
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: of[0].parsed, Del: of[1].parsed}, version.All, "stand-in for "+name)
 }
 
-// conf is the part of the network configuration that the rules read; azure-vnet's from MultiTenancy on.
+// conf is the part of the network configuration that the rules read; MultiTenancy and the fields
+// after it are for azure-vnet.
 type conf struct {
 	CNIVersion   string `json:"cniVersion"`
 	Dir          string `json:"dir"`
@@ -71,12 +72,12 @@ func (do rule) parsed(args *skel.CmdArgs) error {
 	return do(c, args)
 }
 
-// file returns where an attachment's address is.
+// file returns the path of the file with an attachment's address.
 func (c conf) file(args *skel.CmdArgs) string {
 	return filepath.Join(c.Dir, filepath.Base(args.ContainerID)+"."+filepath.Base(args.IfName))
 }
 
-// add is an ADD that holds an address and makes no interface.
+// add is an ADD that reserves an address and creates no interface.
 func (c conf) add(args *skel.CmdArgs) error {
 	result, err := c.hold(args)
 	if err != nil {
@@ -85,7 +86,7 @@ func (c conf) add(args *skel.CmdArgs) error {
 	return types.PrintResult(result, c.CNIVersion)
 }
 
-// hold holds the lowest free address for an attachment.
+// hold reserves the lowest free address for an attachment.
 func (c conf) hold(args *skel.CmdArgs) (*current.Result, error) {
 	held := map[string]bool{}
 	files, err := os.ReadDir(c.Dir)
@@ -115,7 +116,7 @@ func resultOf(address net.IP) *current.Result {
 	}}
 }
 
-// free frees the address of an attachment, if it has one.
+// free releases the address of an attachment, if it has one.
 func (c conf) free(args *skel.CmdArgs) error {
 	if err := os.Remove(c.file(args)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

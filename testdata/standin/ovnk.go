@@ -6,9 +6,8 @@ import (
 )
 
 // delOVNKubernetes is the DEL of ovn-kubernetes 1.3.0, go-controller/pkg/cni/helper_linux.go,
-// UnconfigureInterface: it fails if the namespace cannot be opened, also without CNI_NETNS.
-// Otherwise it removes the port by the container's ID, whether the interface is in the namespace or
-// not.
+// UnconfigureInterface: it fails if CNI_NETNS is not set or cannot be opened. Otherwise it removes
+// the port by the container's ID, whether or not the interface is in the namespace.
 func delOVNKubernetes(c conf, args *skel.CmdArgs) error {
 	netns, err := ns.GetNS(args.Netns)
 	if err != nil {

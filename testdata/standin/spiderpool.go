@@ -21,8 +21,8 @@ func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.add(ofPod)
 }
 
-// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent frees the pod's addresses,
-// whichever sandbox asks, unless the pod is alive. Here each pod is terminating.
+// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent releases the pod's addresses,
+// whichever sandbox asks, unless the pod is alive. Here every pod is terminating.
 func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {
@@ -31,7 +31,7 @@ func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.free(ofPod)
 }
 
-// podFor returns a call with the name of its pod in place of the container's ID.
+// podFor returns a copy of a call with the pod's name in place of the container's ID.
 func podFor(args *skel.CmdArgs) (*skel.CmdArgs, error) {
 	k8s := struct {
 		types.CommonArgs

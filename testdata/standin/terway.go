@@ -8,11 +8,11 @@ import (
 
 // delTerway is the DEL of terway 1.17.5:
 //
-//   - plugin/terway/cni.go, cmdDel: without CNI_NETNS it exits with 0 and does nothing.
+//   - plugin/terway/cni.go, cmdDel: without CNI_NETNS it exits 0 and does nothing.
 //   - plugin/terway/cni_linux.go, getCmdArgs: a path that is no network namespace is an error.
 //   - plugin/driver/utils/utils_linux.go, GenericTearDown: it deletes the links in the namespace. If
-//     that fails, doCmdDel exits with 0 and frees nothing.
-//   - daemon/daemon.go, ReleaseIP: the address goes by the pod and the container's ID.
+//     that fails, doCmdDel exits 0 and releases nothing.
+//   - daemon/daemon.go, ReleaseIP: it finds the address by the pod and the container's ID.
 func delTerway(c conf, args *skel.CmdArgs) error {
 	if args.Netns == "" {
 		return nil

@@ -1,6 +1,7 @@
-// Command unwind is the plugin under test: the program cmd/unwind with crash points, budgets of the
-// test, delegates that say that they hang, and a cache of libcni's for each node. Tests start it some
-// thousand times. It is not the test binary, which takes twice as long to start.
+// Command unwind is the plugin under test: cmd/unwind with crash points, the test's budgets,
+// delegates that report that they hang, and its own libcni cache for each node. It is a program of
+// its own because tests start it thousands of times, and a test binary takes twice as long to
+// start.
 package main
 
 import (
@@ -53,8 +54,8 @@ func main() {
 	os.Exit(p.Main(ctx, "unwind under test"))
 }
 
-// impatient runs delegates as processes. It ends the time of a delegate as soon as that says that it
-// hangs, if the time is limited.
+// impatient runs delegates as processes. If a delegate's time is limited, it ends as soon as the
+// delegate reports that it hangs.
 type impatient struct {
 	delegate.Processes
 	hangs string // see env.Hangs
@@ -89,7 +90,7 @@ func (r *impatient) Run(ctx context.Context, c *delegate.Call, stderr io.Writer)
 	return r.Processes.Run(limited{ctx, over}, c, stderr)
 }
 
-// limited is a context whose time is over early.
+// limited is a context whose deadline can pass early.
 type limited struct {
 	context.Context
 	over chan struct{}
@@ -106,8 +107,8 @@ func (l limited) Err() error {
 	}
 }
 
-// points returns what kills this process at the point that env.KillAt names, and has a commit fail
-// at that of env.FailAt.
+// points returns a function that kills this process at the crash point in env.KillAt, and makes the
+// commit in env.FailAt fail.
 func points() func(point string) {
 	kill := at(os.Getenv(env.KillAt), func() {
 		_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
@@ -121,7 +122,7 @@ func points() func(point string) {
 	}
 }
 
-// at returns what calls do at the n-th point of a name, or of any name: "commit 2", "2".
+// at returns a function that calls do at the n-th point of a name ("commit 2"), or of all ("2").
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]

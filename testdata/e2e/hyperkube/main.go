@@ -1,5 +1,5 @@
 // Hyperkube is one binary with all programs of a Kubernetes cluster, for the end-to-end tests: the
-// first argument names the program, as in "hyperkube kubelet". One file has a fifth of the size of
+// first argument names the program, as in "hyperkube kubelet". One binary is a fifth of the size of
 // six, and links in a fifth of the time.
 //
 // It is a module of its own, since Kubernetes needs other versions of the project's dependencies.

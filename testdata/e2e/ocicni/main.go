@@ -1,12 +1,13 @@
-// ocicni calls CRI-O's own CNI library as CRI-O does (server/sandbox_network.go and server/server.go
-// of 1.36):
+// ocicni calls CRI-O's own CNI library as CRI-O does (server/sandbox_network.go and
+// server/server.go of 1.36):
 //
 //	ocicni add POD ID NETNS     the ADD of a sandbox; if it fails, its DEL
 //	ocicni del POD ID NETNS     the DEL of a sandbox
 //	ocicni status               STATUS, which CRI-O repeats until it succeeds
-//	ocicni gc [ID:NETNS]...     GC, which CRI-O sends once, at its start, with the sandboxes that it has
+//	ocicni gc [ID:NETNS]...     GC, which CRI-O sends once, at its start, with its sandboxes
 //
-// After a failed DEL, CRI-O 1.34 and later remove libcni's record of the sandbox. So does this program.
+// After a failed DEL, CRI-O 1.34 and later remove libcni's record of the sandbox. So does this
+// program.
 package main
 
 import (

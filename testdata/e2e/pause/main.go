@@ -1,10 +1,10 @@
 // Pause is the first process of the pods and nodes of the end-to-end tests: it reaps orphans until
 // it gets a signal to end.
 //
-// "pause node" is the first process of new mount and PID namespaces, and shows their processes in
-// /proc. On SIGUSR1 it moves into a new network namespace, so that nothing of the old one is left
-// once the other processes in it are gone: a test sends it to reboot a node. "pause kill-all" kills
-// all other processes that it sees except the first, and returns when they are gone.
+// "pause node" is the first process of new mount and PID namespaces, and mounts /proc for them. On
+// SIGUSR1, which a test sends to reboot a node, it moves into a new network namespace; the old one
+// ends with the other processes in it. "pause kill-all" kills all other processes that it sees
+// except the first, and returns when they are gone.
 package main
 
 import (
@@ -46,8 +46,8 @@ func main() {
 	}
 }
 
-// killAll kills until nothing is left: on a busy machine a process is there for some time after its
-// kill, with its cgroup, its sockets and its locks.
+// killAll kills until no process is left: on a busy machine, a killed process keeps its cgroup, its
+// sockets and its locks for some time.
 func killAll() error {
 	for {
 		err := unix.Kill(-1, unix.SIGKILL)
@@ -61,8 +61,8 @@ func killAll() error {
 	}
 }
 
-// mountProc mounts /proc, which shows the processes of the mounter's PID namespace, and keeps
-// mounts from the machine below.
+// mountProc mounts /proc for this process's PID namespace, and keeps its mounts from propagating to
+// the machine.
 func mountProc() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err

@@ -46,7 +46,7 @@ type agent struct {
 	mu       sync.Mutex
 	stateDir string // the last state directory that our conflist named
 
-	seen atomic.Pointer[metrics.Source] // the report of the last sweep; nil before the first look
+	seen atomic.Pointer[metrics.Source] // the report of the last sweep; nil before the first
 }
 
 // Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for

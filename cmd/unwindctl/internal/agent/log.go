@@ -46,7 +46,7 @@ func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 type dedupHandler struct {
 	slog.Handler
 	*rounds
-	attrs string // those of WithAttrs
+	attrs string // the attributes of WithAttrs
 }
 
 type rounds struct {

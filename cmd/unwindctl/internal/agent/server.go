@@ -23,8 +23,8 @@ import (
 // DefaultListen is the address on which an agent serves its metrics.
 const DefaultListen = "127.0.0.1:9469"
 
-// server serves the metrics and the health of the loops. Any user of the node may send requests, so
-// they come from memory: the metrics are those of the last sweep.
+// server serves the metrics of the last sweep and the health of the loops, both from memory,
+// because any user of the node may send requests.
 type server struct {
 	*agent
 	setup install.Setup

@@ -142,7 +142,7 @@ func (e *examination) entry(
 		e.add("configuration", Warning, `add "cniVersions": ["1.0.0", "1.1.0"] to it`,
 			"%s does not offer cniVersion 1.1.0, so no runtime calls STATUS or GC", c.Path)
 	case !isList && newest != "1.0.0" && c.CNIVersion != "1.1.0":
-		e.add("configuration", Warning, "run unwindctl install while the runtime runs",
+		e.add("configuration", Warning, "run unwindctl install while the runtime is running",
 			"%s has cniVersion %s, so the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
 	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
@@ -174,10 +174,17 @@ func (e *examination) entry(
 				"entry, or run unwindctl sweep from a timer",
 			"sweepOnStatus is false: STATUS releases nothing")
 	}
-	e.hiddenIPAM(chain)
+	newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0")
 	var types []string
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
+		if known.Of(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once had no version
+			e.add("configuration", Warning,
+				fmt.Sprintf("set a newer cniVersion in the source of %[1]s's conflist: see "+
+					"scripts/providers/%[1]s.md", p.Type),
+				"%s's conflist has cniVersion %s, so its results contain no interfaces", p.Type,
+				term.OrDash(chain.CNIVersion))
+		}
 	}
 	verbs := ""
 	if offered == "1.1.0" && chain.CNIVersion != offered {
@@ -186,27 +193,6 @@ func (e *examination) entry(
 	e.add("configuration", OK, "", "%s: network %s, cniVersion %s; plugins %s, cniVersion %s%s",
 		c.Path, c.Name, offered, strings.Join(types, " → "), term.OrDash(chain.CNIVersion), verbs)
 	return chain
-}
-
-// hiddenIPAM checks the entry of a plugin that runs another plugin (flannel). It reports missing
-// settings without which unwind cannot see the plugin's addresses.
-func (e *examination) hiddenIPAM(chain *netconf.Chain) {
-	for _, p := range chain.Delegates {
-		if !known.Of(p.Type).HidesIPAM {
-			continue
-		}
-		where := fmt.Sprintf(" in the source of %[1]s's conflist: see scripts/providers/%[1]s.md",
-			p.Type)
-		if p.IPAM == "" {
-			e.add("configuration", Warning, `set "ipam"`+where, `%s's entry has no "ipam": unwind cannot `+
-				"see its addresses, so an address that a DEL does not release leaks", p.Type)
-		}
-		if newer, _ := version.GreaterThanOrEqualTo(chain.CNIVersion, "0.3.0"); !newer {
-			e.add("configuration", Warning, "set a newer cniVersion"+where,
-				"%s's conflist has cniVersion %s, so its results contain no interfaces", p.Type,
-				term.OrDash(chain.CNIVersion))
-		}
-	}
 }
 
 // plugins checks that every plugin of the chain exists and supports the chain's cniVersion.

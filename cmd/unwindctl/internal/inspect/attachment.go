@@ -57,8 +57,9 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Status is the state of an attachment as a table and a metric show it. Where the journal says that
-// the attachment is live or being added, and the verdict is another one, that is the verdict.
+// Status is the state of an attachment as tables and metrics show it: the journal's state, unless
+// the verdict is unknown, foreign or recent, or is dead while the journal's state is adding or
+// live.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -186,8 +187,8 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 	return t.Print(out, o)
 }
 
-// names returns an argument that names each attachment. For an attachment without a container ID it
-// returns the addresses.
+// names returns arguments that name the attachments. For an attachment without a container ID,
+// these are its addresses.
 func names(attachments []Attachment) (names []string) {
 	for _, a := range attachments {
 		if a.ContainerID == "" {

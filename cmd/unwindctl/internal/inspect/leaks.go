@@ -34,15 +34,16 @@ func Leaks(f *sweep.Finding) (leaks []string) {
 
 func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
 	addresses := term.Join(term.Addresses(e.Addresses()))
-	if pool := ipam.Pool(s.Config, e.Network); pool != "" {
+	plugin := known.IPAMOf(s.Config).Name
+	if pool := ipam.Pool(plugin, s.Config, e.Network); pool != "" {
 		held, _ := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 		for _, a := range held {
 			leaks = append(leaks, fmt.Sprintf("%s: a host-local reservation",
 				filepath.Join(pool, a.String())))
 		}
-	} else if plugin := known.IPAMOf(s.Config); plugin.Name != "" {
+	} else if plugin != "" {
 		leaks = append(leaks, fmt.Sprintf("the records of %s for container %s, such as %s",
-			plugin.Name, e.ContainerID, addresses))
+			plugin, e.ContainerID, addresses))
 	}
 	if s.Type != "loopback" && s.Type != "static" { // these leave nothing behind
 		leaks = append(leaks, fmt.Sprintf("anything that %s created for container %s, interface %s",

@@ -25,8 +25,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Report is the state of a node, from one look: what is attached, what is reserved, and the verdict
-// of a sweep on each. All commands print parts of it, so they do not contradict each other.
+// Report is the state of a node at one moment: its attachments, its reserved addresses, and a
+// sweep's verdict on each. All commands print parts of it, so they don't contradict each other.
 type Report struct {
 	Scope
 	Attachments []Attachment    // in the journal, sorted by their keys

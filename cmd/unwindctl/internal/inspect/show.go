@@ -161,7 +161,8 @@ func summary(a *Attachment, all []Attachment) []string {
 	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
 		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
 			"ADD ran in other namespaces.",
-			"Run unwindctl show on the host, or unwindctl --host show in a container with hostPID.")
+			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
+				"with hostPID.")
 	case f.Fate == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.", a.Why))
 	case !f.Releasable():

@@ -20,9 +20,9 @@ import (
 )
 
 // WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
-// is in use. An equivalent file is unchanged.
+// is in use. The step doesn't replace an equivalent file.
 //
-//  1. Keep a copy of the provider's file. If the disk is full, go on without it.
+//  1. Keep a copy of the provider's file. If the disk is full, continue without it.
 //  2. Repair other programs' files.
 //  3. Write our file.
 //  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.

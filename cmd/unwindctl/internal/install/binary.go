@@ -35,7 +35,7 @@ func (s Setup) binary() (string, error) {
 const verifyTimeout = 10 * time.Second
 
 // VerifyBinary runs the plugin to install, and returns its version line. It returns an error for a
-// plugin of another architecture or for another program. Installs call it before they change
+// plugin of another architecture or for another program. install calls it before it changes
 // anything.
 func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
 	path, err := s.binary()

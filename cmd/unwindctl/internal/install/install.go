@@ -122,8 +122,8 @@ func (o Options) install(
 	return errors.Join(err, s.checkVersion(r, p))
 }
 
-// checkVersion returns an error if our file has an old version because the runtime's version is
-// unknown. A list offers both versions.
+// checkVersion returns an error if our file has an old cniVersion because the runtime's version is
+// unknown. A list offers both cniVersions.
 func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 	written, _ := netconf.ParseConflist(p.content)
 	if filepath.Ext(p.path) != ".json" || r.Socket == "" || s.CNIVersion != "" || written == nil ||
@@ -206,7 +206,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-// advice is what to do after an install.
+// advice returns the steps that follow an install.
 func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +

@@ -62,9 +62,9 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns the reason why unwind must not be used on this node, whatever the provider's
-// file is, or nil. While there is an obstacle, our file must not exist. If stateDir is "", the
-// directory in our conflist applies.
+// Obstacle returns the reason, or nil, why unwind must not be used on this node with any provider's
+// file. While there is an obstacle, our file must not exist. If stateDir is "", the directory in
+// our conflist applies.
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It

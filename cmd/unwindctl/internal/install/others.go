@@ -19,9 +19,9 @@ import (
 // afterwards and before.
 const repaired = "changed"
 
-// repairs returns the changes that remove unwind from the directory's other files, and that save
-// plugins from our file. Both are there because installers that use the directory's first file use
-// ours.
+// repairs returns the changes that remove unwind from the directory's other files, and that move
+// plugins out of our file. Installers that copy or edit the directory's first file cause both,
+// because that file is ours.
 //
 //  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
 //     unwind (netconf.ReadProvider).

@@ -176,7 +176,7 @@ func (s Setup) firstOther() string {
 }
 
 // Without returns the file that the runtime would use without ours. It returns "" if there is none,
-// or if CRI-O's configuration names its network.
+// or if CRI-O's configuration selects a network by name.
 func (s Setup) Without(r node.Runtime) string {
 	if r.DefaultNetwork != "" {
 		return ""
@@ -196,9 +196,9 @@ func (s Setup) Provider(r node.Runtime) string {
 	return named
 }
 
-// PassesOver returns an error if our file's chain is not the file in the directory that the runtime
-// would use without ours. The error names the plugins that pods lack. A chain from another
-// directory was chosen on purpose and is accepted.
+// PassesOver returns an error if chainFile is not the file that the runtime would use without ours.
+// The error names the plugins that pods lack. A chain from another directory was chosen on purpose
+// and is accepted.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)

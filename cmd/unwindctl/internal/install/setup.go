@@ -36,9 +36,9 @@ const (
 // forms are the extensions of our file.
 var forms = []string{".json", ".conflist"}
 
-// OwnFile returns the name of our file: --unwind-file, or else the existing file's name, whether it
-// sorts first or off has kept it, or else the default for the runtime. So our file keeps its form
-// even if a later command finds another runtime, or none.
+// OwnFile returns the name of our file: --unwind-file, or else the name of the existing file, in
+// use or kept by off, or else the default for the runtime. So our file keeps its form even if a
+// later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File

@@ -26,7 +26,7 @@ type Change struct {
 var infinitives = map[string]string{"written": "write", "changed": "change",
 	"renamed": "rename", "removed": "remove", "off": "switch unwind off:", "on": "switch unwind on;"}
 
-// Changes is a list of changes that were made. In a dry run, they would be made.
+// Changes lists the changes that were made or, in a dry run, would be made.
 type Changes struct {
 	DryRun bool
 	List   []*Change

@@ -189,9 +189,9 @@ func takeOutHint(c *netconf.Conflist) string {
 	return "replace that file with the provider's conflist"
 }
 
-// usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
-// the default one if there is no conflist. It returns an error if unwind uses another conflist than
-// ours or, if strict is set, another state directory than the given one.
+// usedStateDir returns the state directory in our conflist, in use or kept by off, or else the
+// given or the default one. It returns an error if unwind uses another conflist than ours or, if
+// strict is set, another state directory than the given one.
 func (s Setup) usedStateDir(given string, strict bool) (string, error) {
 	own := s.own()
 	if own == nil {

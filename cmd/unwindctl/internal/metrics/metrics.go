@@ -14,12 +14,12 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Source is what the metrics show.
+// Source contains the data of the metrics.
 type Source struct {
 	Version string          // this program's version
 	Report  *inspect.Report // nil before the first one
-	// Counters are those of the report, or this process's own, which never decrease. The history,
-	// from which a report has them, drops old events.
+	// Counters are the report's, or this process's own, which never decrease. A report counts the
+	// events in the history, which drops old ones.
 	Counters inspect.Counters
 	Off      *install.OffState // nil while unwind is on
 	Status   install.Reason    // "" if this program does not keep unwind installed

@@ -30,9 +30,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// LookTimeout bounds the query of a command that only looks, and of every first query. A runtime
-// that does not respond within it is a problem of the node. criTimeout bounds the query of a sweep,
-// which can do less without the list, and Status, which runs the network's STATUS.
+// LookTimeout bounds the query of a read-only command, and every first query: a runtime that
+// doesn't respond within it is a problem of the node. criTimeout bounds the query of a sweep, which
+// can release less without the list, and of Status, which runs the network's STATUS.
 const (
 	LookTimeout = 2 * time.Second
 	criTimeout  = 10 * time.Second
@@ -48,7 +48,7 @@ var CRISockets = []string{
 	"/run/cri-dockerd.sock",
 }
 
-// WithoutRuntime says what a sweep does on a node on which no runtime listens.
+// WithoutRuntime is the message of a sweep on a node on which no runtime listens.
 const WithoutRuntime = "found no CRI runtime, so attachments are judged without a list of pods; " +
 	"if the node has a runtime, set its socket with --cri"
 

@@ -41,7 +41,7 @@ type Runtime struct {
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons in the configuration not to install unwind: "PROBLEM; REMEDY"
 
-	DefaultNetwork string   // the only network that it uses; "" for that of the first conflist
+	DefaultNetwork string   // the only network that it uses; "" for the first conflist's
 	Notes          []string // facts to report that do not prevent an install
 	Kubelet        bool     // a kubelet runs here, which requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
@@ -86,7 +86,8 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the runtime has not reported its directories, which are the usual ones.
+// Silent reports whether the runtime didn't report its directories, so that the usual ones are
+// used.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.

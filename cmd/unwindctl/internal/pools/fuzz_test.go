@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"cni-unwind/ipam"
+	"cni-unwind/plugin/known"
 )
 
 // FuzzRanges reads a delegate's configuration. There is a pool only for host-local, in the
@@ -20,7 +21,7 @@ func FuzzRanges(f *testing.F) {
 	}
 	f.Add([]byte(`{"ipam": {"type": "static"}}`))
 	f.Fuzz(func(t *testing.T, config []byte) {
-		pool := ipam.Pool(config, "podnet")
+		pool := ipam.Pool(known.IPAMOf(config).Name, config, "podnet")
 		if pool != "" && (!filepath.IsAbs(pool) || filepath.Base(pool) != "podnet" || filepath.Clean(pool) != pool) {
 			t.Errorf("pool %q", pool)
 		}

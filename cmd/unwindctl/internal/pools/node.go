@@ -20,8 +20,8 @@ var podCIDR = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
 // host-local on this node. Two plugins do not pass on the configured ranges:
 //   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
 //     flannel_linux.go, getDelegateIPAM);
-//   - calico replaces two keywords with its node's pod CIDRs, which only the Kubernetes API has
-//     (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
+//   - calico replaces two keywords with its node's pod CIDRs, which only the Kubernetes API
+//     provides (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
 //     replaceHostLocalIPAMPodCIDR).
 //
 // An error means that the ranges are unknown.
@@ -33,7 +33,7 @@ func OfNode(config json.RawMessage) (json.RawMessage, error) {
 		return ofFlannel(cmp.Or(conf.SubnetFile, "/run/flannel/subnet.env"))
 	case conf.Type == "calico" && podCIDR.Match(config):
 		return nil, errors.New("calico's usePodCidr stands for the node's pod CIDR, which only the " +
-			"Kubernetes API has")
+			"Kubernetes API provides")
 	}
 	return config, nil
 }

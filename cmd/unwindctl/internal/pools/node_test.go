@@ -28,8 +28,8 @@ func TestOfNode(t *testing.T) {
 		{`"type": "flannel", "subnetFile": "DIR/none.env"`, `"dataDir": "/x"`, "none.env does not set FLANNEL_SUBNET"},
 		{`"type": "flannel", "subnetFile": "DIR/bad.env"`, `"dataDir": "/x"`, "bad.env: netip.ParsePrefix"},
 		{`"type": "flannel", "subnetFile": "DIR/missing"`, `"dataDir": "/x"`, "missing: no such file"},
-		{`"type": "calico"`, `"subnet": "USEPODCIDR"`, "which only the Kubernetes API has"},
-		{`"type": "calico"`, `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "usePodCidrIPv6"}]]`, "which only the Kubernetes API has"},
+		{`"type": "calico"`, `"subnet": "USEPODCIDR"`, "which only the Kubernetes API provides"},
+		{`"type": "calico"`, `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "usePodCidrIPv6"}]]`, "which only the Kubernetes API provides"},
 		{`"type": "calico"`, `"subnet": "10.244.1.0/24"`, v4},
 		{`"type": "bridge"`, `"subnet": "usePodCidr"`, "invalid CIDR address: usePodCidr"},
 	} {

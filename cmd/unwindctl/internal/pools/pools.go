@@ -3,7 +3,6 @@
 package pools
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +12,6 @@ import (
 	"slices"
 
 	"cni-unwind/ipam"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
@@ -53,7 +51,7 @@ func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 }
 
 // Conflists returns the paths of all configurations in a directory: the runtime's, and those of
-// nerdctl's own networks, which are in a folder for each containerd namespace (nerdctl 2.3.5
+// nerdctl's own networks, which are in a directory for each containerd namespace (nerdctl 2.3.5
 // pkg/netutil/store.go).
 func Conflists(dir string) ([]string, error) {
 	paths, err := netconf.Conflists(dir)
@@ -75,13 +73,6 @@ func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) 
 	pools = sweep.PoolsOf(chain, conf)
 	if list.Unwind != nil {
 		return pools, conf.StateDir == filepath.Clean(stateDir), nil
-	}
-	for i, d := range chain.Delegates {
-		if known.Of(d.Type).HidesIPAM && d.IPAM == "" { // flannel's plugin then uses host-local
-			pool := sweep.PoolOf(json.RawMessage(`{"ipam": {"type": "host-local"}}`), chain, conf)
-			pool.Config = chain.Config(i, conf)
-			pools = append(pools, pool)
-		}
 	}
 	for i := range pools {
 		pools[i].Plain = true

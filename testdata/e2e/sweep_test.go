@@ -1,6 +1,6 @@
 //go:build e2e
 
-package main
+package e2e_test
 
 import (
 	"context"
@@ -82,7 +82,7 @@ func TestE2ESweepStates(t *testing.T) {
 }
 
 // TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it
-// (whereabouts#162).
+// (whereabouts#207).
 func TestE2ESweepStaleList(t *testing.T) {
 	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
