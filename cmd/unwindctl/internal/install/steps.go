@@ -18,6 +18,7 @@ type Change struct {
 	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next
 	What   string `json:"what"`   // "" to not print the change
 
+	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
 	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
 }

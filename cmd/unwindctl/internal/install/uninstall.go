@@ -238,8 +238,10 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 func (u *uninstall) users() (string, error) {
 	var paths, why []string
 	installed, err := node.Installed(u.Setup.ConfDir)
+	repairs, _ := u.Setup.repairs() // after a dry run, as before it
 	for _, c := range installed {
-		if !isKept(c) && !u.isOwn(c.Path) {
+		repairs := slices.ContainsFunc(repairs, func(r *Change) bool { return r.path == c.Path })
+		if !isKept(c) && !u.isOwn(c.Path) && !repairs {
 			paths = append(paths, c.Path)
 		}
 	}
