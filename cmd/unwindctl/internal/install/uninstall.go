@@ -57,11 +57,16 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	if o.StateDir, err = s.usedStateDir(o.StateDir, o.StateDirFlag || !o.OffOnly); err != nil {
+	own := s.own()
+	if c, _ := netconf.ReadConflist(s.renamed()); c != nil {
+		own = append(own, c)
+	}
+	strict := o.StateDirFlag || !o.OffOnly
+	if o.StateDir, err = s.usedStateDir(own, o.StateDir, strict); err != nil {
 		return err
 	}
 	s.Source = s.Provider(r)
-	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: s.own()}
+	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: own}
 	done := Changes{DryRun: o.DryRun}
 	err = done.try(ctx, s.repair)
 	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
@@ -86,7 +91,7 @@ type uninstall struct {
 	UninstallOptions
 	Setup       Setup
 	runtime     node.Runtime
-	own         []*netconf.Conflist  // our file at the start, in use or kept by off
+	own         []*netconf.Conflist  // our file at the start, in use, kept by off or renamed
 	attachments []inspect.Attachment // in the journal, once our file is out of use
 	unread      error                // why the journal cannot be read
 	needed      string               // why files must stay, "" if nothing needs them
@@ -189,11 +194,12 @@ func takeOutHint(c *netconf.Conflist) string {
 	return "replace that file with the provider's conflist"
 }
 
-// usedStateDir returns the state directory in our conflist, in use or kept by off, and the given or
-// the default one if there is no conflist. It returns an error if unwind uses another conflist than
-// ours or, if strict is set, another state directory than the given one.
-func (s Setup) usedStateDir(given string, strict bool) (string, error) {
-	own := s.own()
+// usedStateDir returns the state directory in our conflist, and the given or the default one if
+// there is no conflist. It returns an error if unwind uses another conflist than ours or, if strict
+// is set, another state directory than the given one.
+func (s Setup) usedStateDir(
+	own []*netconf.Conflist, given string, strict bool,
+) (string, error) {
 	if own == nil {
 		installed, _ := node.Installed(s.ConfDir)
 		at := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
@@ -294,7 +300,7 @@ func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err err
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)
 	}
 	for _, own := range u.own {
-		off := strings.TrimSuffix(own.Path, node.OffSuffix) + node.OffSuffix
+		off := strings.TrimSuffix(strings.TrimSuffix(own.Path, node.OffSuffix), renamedBy) + node.OffSuffix
 		if u.DryRun || durable.Exists(off) {
 			changes = append(changes, remove(off, u.needed))
 		}
