@@ -213,6 +213,14 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 		again = min(retryAfter, again)
 	}
 	r.found.Store(found)
+	off := ""
+	if install.ReadOff(r.journalDir(r.Setup)) != nil { // somebody wanted that
+		off, err = found.why, nil
+		r.log.changed("install", "")
+	}
+	if r.log.changed("off", off) && off != "" {
+		r.log.Info("unwind is off", "why", off)
+	}
 	r.log.warnOnce("install", "unwind is not installed correctly", err)
 	return again
 }
