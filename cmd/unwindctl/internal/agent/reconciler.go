@@ -350,6 +350,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		return o
 	}
 	err = done.Make(ctx, r.WriteConflist(w))
+	r.log.warnOnce("copy", "cannot keep a copy of the provider's file", w.CopyErr)
 	if written := done.Of("written"); err == nil && written != nil {
 		r.log.Info("installed", "written", written)
 	}

@@ -154,6 +154,7 @@ type Plan struct {
 	changed  bool // whether content differs from the existing file
 	repairs  []*Change
 	warnings []string
+	CopyErr  error // why no copy of the provider's file was kept
 }
 
 // Target selects the runtime and the directories, as given by flags.

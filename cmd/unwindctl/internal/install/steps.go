@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"cni-unwind/cmd/internal/term"
 )
@@ -76,6 +77,11 @@ func (c *Changes) Of(change string) (what []string) {
 		}
 	}
 	return what
+}
+
+// none reports whether everything stays as it is.
+func (c *Changes) none() bool {
+	return !slices.ContainsFunc(c.List, func(one *Change) bool { return one.Change != "unchanged" })
 }
 
 // String returns a line for each change.
