@@ -134,7 +134,8 @@ func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
 	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
 	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
-		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
+		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
+		"--force if more than 10 seem dead",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
