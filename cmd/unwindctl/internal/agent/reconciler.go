@@ -117,7 +117,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 	if r.Conf != "" {
 		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
-	_ = w.Add(r.journalDir(r.Setup)) // it may not exist before the lock is taken
+	r.alone() // makes the state directory
+	_ = w.Add(r.journalDir(r.Setup))
 	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
 		r.Interval.String()+" instead (--interval)", err)
 }
