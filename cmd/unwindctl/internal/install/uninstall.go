@@ -164,7 +164,9 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 		c, readErr := u.Setup.readOther(path)
 		switch {
 		case u.DryRun && u.isOwn(path):
-		case network != "" && (c == nil || c.Name != network):
+		case network != "" && c == nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", path, readErr))
+		case network != "" && c.Name != network:
 		case c == nil:
 			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
 				"%w", path, readErr)
@@ -294,16 +296,23 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
-// removeFiles is the step that removes the programs and the conflist that off has kept, once the
-// plugin is gone too.
+// removeFiles is the step that removes the programs and our file where off has kept it or another
+// program has renamed it, once the plugin is gone too.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
 	if u.ProgramDir != "" {
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)
 	}
+	paths, _ := filepath.Glob(stem(u.Setup.Path()) + ".*")
 	for _, own := range u.own {
-		off := strings.TrimSuffix(strings.TrimSuffix(own.Path, node.OffSuffix), renamedBy) + node.OffSuffix
-		if u.DryRun || durable.Exists(off) {
-			changes = append(changes, remove(off, u.needed))
+		path := strings.TrimSuffix(strings.TrimSuffix(own.Path, node.OffSuffix), renamedBy)
+		paths = append(paths, path+node.OffSuffix)
+	}
+	slices.Sort(paths)
+	for _, path := range slices.Compact(paths) {
+		c, _ := netconf.ReadConflist(path)
+		inUse := slices.Contains(append(forms, renamedBy), filepath.Ext(path)) // only in a dry run
+		if ours(c) && !inUse || u.DryRun && !durable.Exists(path) {
+			changes = append(changes, remove(path, u.needed))
 		}
 	}
 	if u.needed == "" {
