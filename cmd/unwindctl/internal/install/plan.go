@@ -78,8 +78,8 @@ func (s Setup) Plan() (*Plan, error) {
 // Repairs returns a text about each change to another program's file.
 func (p *Plan) Repairs() []string { return (&Changes{List: p.repairs}).Of(repaired) }
 
-// readOwn reads our file, wherever it is. It returns nil if there is none, and an error if unwindctl
-// did not write it.
+// readOwn reads our file, wherever it is. It returns nil if there is none, and an error if
+// unwindctl did not write it.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	err := fs.ErrNotExist
