@@ -67,7 +67,7 @@ func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
 	args = append([]string{command, "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
 	switch command {
-	case "install":
+	case "install", "on":
 		args = append(args, "--binary", filepath.Join(n.bin, "unwind"))
 	case "uninstall":
 		args = append(args, "--cache-dir", n.cacheDir)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -119,7 +121,10 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if err != nil {
 		return err
 	}
-	if r.NoRuntime && cmd.Flags().Changed("cri") { // as on a node of Nomad
+	unjudged := slices.ContainsFunc(r.Findings, func(f sweep.Finding) bool {
+		return f.Fate == decide.Unknown && len(f.Addresses) > 0
+	})
+	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // as on a node of Nomad
 		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)

@@ -54,7 +54,7 @@ func TestUnitsAreValid(t *testing.T) {
 // boot is not held up for long.
 func TestUnitsStayOnTheHost(t *testing.T) {
 	t.Parallel()
-	harmless := []string{"Type", "ExecStart", "TimeoutStartSec", "TimeoutStopSec", "KillMode", "Restart", "RestartSec",
+	harmless := []string{"Type", "ExecStart", "SuccessExitStatus", "TimeoutStartSec", "TimeoutStopSec", "KillMode", "Restart", "RestartSec",
 		"OOMPolicy", "LockPersonality", "RestrictRealtime", "RestrictSUIDSGID", "CapabilityBoundingSet"}
 	for name, text := range unitFiles(t) {
 		section, bounded := "", false

@@ -70,9 +70,9 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so planOwners returns no verdicts.
+// list, nothing can prove an owner dead, so only a command needs these verdicts.
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
-	if s.w.Node.List == nil || s.Attachment != nil {
+	if s.List == nil && !s.Cache || s.Attachment != nil {
 		return nil, nil
 	}
 	known, damaged := s.w.Journal.Snapshot(ctx).Containers()
@@ -116,7 +116,10 @@ type gathering struct {
 func (g *gathering) add(key journal.Key) *owner {
 	o := g.byKey[key]
 	if o == nil {
-		o = &owner{Key: key, Pod: g.w.Node.List.Named[key.ContainerID]}
+		o = &owner{Key: key}
+		if g.List != nil {
+			o.Pod = g.List.Named[key.ContainerID]
+		}
 		g.all, g.byKey[key] = append(g.all, o), o
 	}
 	return o
@@ -214,7 +217,7 @@ func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Durat
 	case damaged:
 		v = decide.Undecided("an entry of the journal is damaged, and may be its own; remove that "+
 			"entry with unwindctl forget, or run unwindctl sweep --force", "")
-	case len(s.w.Node.List.Valid) == 0:
+	case len(s.List.Valid) == 0:
 		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
 			"if this node has none, run unwindctl sweep --force", "")
 	}

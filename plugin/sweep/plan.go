@@ -205,7 +205,8 @@ type MassReleaseError struct{ Dead, Live int }
 
 func (e *MassReleaseError) Error() string {
 	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
-		"many; they are kept. If they really are dead, run unwindctl sweep --force", e.Dead, e.Live)
+		"many; they are kept. If they really are dead, as after pods were deleted while unwind was "+
+		"off, run unwindctl sweep --force", e.Dead, e.Live)
 }
 
 // guarded reports whether the mass-release guard counts an attachment: one of this boot in state

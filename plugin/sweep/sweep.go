@@ -24,7 +24,7 @@ type Job struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
-	Cache      bool         // also undo attachments that are only in libcni's cache
+	Cache      bool         // a command's: also undo attachments that are only in libcni's cache
 	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
@@ -50,8 +50,8 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //     too many of them seem dead (see MassReleaseError).
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
 //     each under its lock, without waiting for the lock, and judge it again by its current entry.
-//  3. Given the runtime's list, judge and release the attachments that are not in the journal, in
-//     the same two steps (see undoOwner).
+//  3. Judge and release the attachments that are not in the journal, in the same two steps (see
+//     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
 	Job
@@ -138,13 +138,16 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 }
 
 // noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
-// few seconds. A sweep that can judge nothing, such as one in a container, does not count.
+// few seconds. A sweep that can judge nothing in the journal, as in a container, does not count.
 func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
-	judged := len(findings) == 0 ||
-		slices.ContainsFunc(findings, func(f Finding) bool { return f.Fate != decide.Unknown })
+	unknown, judged := false, false
+	for _, f := range findings {
+		unknown = unknown || f.Fate == decide.Unknown && len(f.Addresses) == 0
+		judged = judged || f.Fate != decide.Unknown
+	}
 	age := time.Since(s.w.Journal.Store.LastSweep())
 	lately := age >= 0 && age < time.Minute // a time in the future means that the clock was wrong
-	if !judged || lately || s.Network != "" || s.Attachment != nil || ctx.Err() != nil ||
+	if unknown && !judged || lately || s.Network != "" || s.Attachment != nil || ctx.Err() != nil ||
 		!s.hasJournal() { // a sweep creates no journal
 		return
 	}

@@ -117,7 +117,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 	if r.Conf != "" {
 		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
-	_ = w.Add(r.journalDir(r.Setup)) // it may not exist before the lock is taken
+	r.alone() // makes the state directory
+	_ = w.Add(r.journalDir(r.Setup))
 	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
 		r.Interval.String()+" instead (--interval)", err)
 }
@@ -213,6 +214,14 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 		again = min(retryAfter, again)
 	}
 	r.found.Store(found)
+	off := ""
+	if install.ReadOff(r.journalDir(r.Setup)) != nil { // somebody wanted that
+		off, err = found.why, nil
+		r.log.changed("install", "")
+	}
+	if r.log.changed("off", off) && off != "" {
+		r.log.Info("unwind is off", "why", off)
+	}
 	r.log.warnOnce("install", "unwind is not installed correctly", err)
 	return again
 }
@@ -342,6 +351,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		return o
 	}
 	err = done.Make(ctx, r.WriteConflist(w))
+	r.log.warnOnce("copy", "cannot keep a copy of the provider's file", w.CopyErr)
 	if written := done.Of("written"); err == nil && written != nil {
 		r.log.Info("installed", "written", written)
 	}

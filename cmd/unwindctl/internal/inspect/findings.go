@@ -60,22 +60,11 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 // in libcni's cache.
 func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached }
 
-// PrintNoFindings prints that there are no attachments, in the selected network or at all. Without
-// a list of pods, it also prints how many addresses were not judged.
+// PrintNoFindings prints that there are no attachments, in the selected network or at all.
 func (r *Report) PrintNoFindings(out io.Writer) error {
 	err := PrintNoAttachments(out, &journal.Store{Dir: r.StateDir}, r.Network)
-	given := 0
-	for _, p := range r.Pools {
-		given += p.Used
-	}
-	switch {
-	case err != nil:
-	case r.Network != "" && len(r.Pools) == 0:
+	if err == nil && r.Network != "" && len(r.Pools) == 0 {
 		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", r.Network)
-	case r.List == nil && given > 0:
-		_, err = fmt.Fprintf(out, "%s%s\n", term.Plural(given, "address is allocated. Only the runtime "+
-			"knows whether its owner is live", "addresses are allocated. Only the runtime knows whether "+
-			"their owners are live"), r.noList())
 	}
 	return err
 }

@@ -244,6 +244,9 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 		}
 		states := map[decide.Fate]string{decide.Live: "live", decide.Unknown: "unknown"}
 		one.State, one.Why = states[f.Fate], whyOf(f)
+		if f.Fate == decide.Unknown && len(f.Addresses) > 0 && n.NoRuntime {
+			one.Remedy = "To query the runtime, set its socket with --cri"
+		}
 		if f.Recent() {
 			one.State = "recent"
 			one.Remedy = "To judge it sooner, run unwindctl sweep" + n.ListFlags() +
@@ -272,11 +275,5 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 	}
 	one.State, one.Why = "unknown",
 		"its owner is not in the journal: the pod is older than the installation, or the journal was lost"
-	if of.Plain {
-		one.Why = "only the runtime knows whether its owner is live"
-	}
-	if n.NoRuntime {
-		one.Remedy = "To query the runtime, set its socket with --cri"
-	}
 	return one
 }

@@ -22,7 +22,7 @@ import (
 // WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
 // is in use. The step doesn't replace an equivalent file.
 //
-//  1. Keep a copy of the provider's file. If the disk is full, continue without it.
+//  1. Keep a copy of the provider's file. If that fails, go on without it; the plan has the error.
 //  2. Repair other programs' files.
 //  3. Write our file.
 //  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
@@ -39,7 +39,7 @@ func (s Setup) WriteConflist(p *Plan) Step {
 				return term.WithHint("choose another directory with --state-dir",
 					"cannot create the state directory: %w", err)
 			}
-			_ = s.keepCopy(p.Source)
+			p.CopyErr = s.keepCopy(p.Source)
 			return nil
 		}}}, p.repairs...)
 		if !p.changed {

@@ -41,7 +41,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	header := o.Origin(r)
-	if done.Of("written") == nil && done.Of("on") == nil && p.repairs == nil {
+	if done.none() {
 		header = "Nothing to do: unwind is in use."
 	}
 	fmt.Fprintln(to.Out, header)
@@ -119,6 +119,11 @@ func (o Options) install(
 	case o.UnitDir != "" && err == nil:
 		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
 	}
+	if p.CopyErr != nil {
+		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
+			"writable: if an installer replaces the provider's file, only the copy has its plugins",
+			"unwind is in use, but there is no copy of the provider's file: %w", p.CopyErr))
+	}
 	return errors.Join(err, s.checkVersion(r, p))
 }
 
@@ -161,6 +166,9 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	}
 	if done.List == nil {
 		return err
+	}
+	if err == nil && done.none() {
+		done.List = append(done.List, &Change{Change: "unchanged", What: "unwind is in use already"})
 	}
 	return errors.Join(err, done.print(to.Out, output))
 }

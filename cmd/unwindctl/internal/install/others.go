@@ -75,7 +75,7 @@ func (s Setup) repairs() (all []*Change, err error) {
 					strings.Join(there, ", "), own.Path)
 			}
 		}
-		all = append(all, &Change{Change: repaired, What: text, apply: func(*Change) error {
+		all = append(all, &Change{Change: repaired, What: text, path: path, apply: func(*Change) error {
 			like, err := os.Stat(path)
 			if err != nil || was != nil && sameJSON(was.Data, is.Data) {
 				return err

@@ -78,19 +78,23 @@ func (s Setup) Plan() (*Plan, error) {
 // Repairs returns a text about each change to another program's file.
 func (p *Plan) Repairs() []string { return (&Changes{List: p.repairs}).Of(repaired) }
 
-// readOwn reads our file, or else the one that off has kept. It returns nil if there is neither,
-// and an error if unwindctl did not write it.
+// readOwn reads our file, wherever it is. It returns nil if there is none, and an error if
+// unwindctl did not write it.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
-	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		path, hint = s.offPath(), "correct it, or remove it"
-		_, err = os.Lstat(path)
+	err := fs.ErrNotExist
+	for _, path = range s.paths() {
+		if _, err = os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
+	}
+	if path != p.path {
+		hint = "correct it, or remove it"
 	}
 	c, err := netconf.ReadConflist(path)
 	switch {

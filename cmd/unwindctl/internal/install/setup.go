@@ -36,17 +36,18 @@ const (
 // forms are the extensions of our file.
 var forms = []string{".json", ".conflist"}
 
-// OwnFile returns the name of our file: --unwind-file, or else the name of the existing file, in
-// use or kept by off, or else the default for the runtime. So our file keeps its form even if a
-// later command finds another runtime, or none.
+// OwnFile returns the name of our file: --unwind-file, or else the existing file's name, whether it
+// sorts first, off has kept it or cilium has renamed it, or else the default for the runtime. So
+// our file keeps its form even if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
 	}
 	paths, _ := netconf.Conflists(r.ConfDir)
 	off, _ := filepath.Glob(filepath.Join(r.ConfDir, "*"+node.OffSuffix))
-	for _, path := range append(paths[:min(1, len(paths))], off...) {
-		name := strings.TrimSuffix(filepath.Base(path), node.OffSuffix)
+	renamed, _ := filepath.Glob(filepath.Join(r.ConfDir, "*"+renamedBy))
+	for _, path := range slices.Concat(paths[:min(1, len(paths))], off, renamed) {
+		name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(path), node.OffSuffix), renamedBy)
 		c, _ := netconf.ReadConflist(path)
 		made := madeFromOurs(c) && !strings.Contains(name, netconf.Name)
 		if ours(c) && !made && slices.Contains(forms, filepath.Ext(name)) {
@@ -76,8 +77,15 @@ type Setup struct {
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
-// offPath returns the path at which off keeps our file, so that on can restore it.
-func (s Setup) offPath() string { return s.Path() + node.OffSuffix }
+// paths returns the paths of our file: in use, kept by off so that on can restore it, and renamed
+// by cilium, if it is.
+func (s Setup) paths() []string {
+	paths := []string{s.Path(), s.Path() + node.OffSuffix}
+	if renamed := s.renamed(); renamed != "" {
+		paths = append(paths, renamed)
+	}
+	return paths
+}
 
 // own returns our file in either form, in use or else kept by off. The form depends on the runtime
 // and on --unwind-file, and uninstall may run without the same flag.
@@ -123,9 +131,9 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns unwind's entry in our file, or in the file that off has kept, or an empty entry.
+// Entry returns unwind's entry in our file, wherever that is, or an empty entry.
 func (s Setup) Entry() netconf.Conf {
-	for _, path := range []string{s.Path(), s.offPath()} {
+	for _, path := range s.paths() {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
 			return *c.Unwind
 		}
@@ -146,6 +154,7 @@ type Plan struct {
 	changed  bool // whether content differs from the existing file
 	repairs  []*Change
 	warnings []string
+	CopyErr  error // why no copy of the provider's file was kept
 }
 
 // Target selects the runtime and the directories, as given by flags.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"cni-unwind/cmd/internal/term"
 )
@@ -18,6 +19,7 @@ type Change struct {
 	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next
 	What   string `json:"what"`   // "" to not print the change
 
+	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
 	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
 }
@@ -75,6 +77,11 @@ func (c *Changes) Of(change string) (what []string) {
 		}
 	}
 	return what
+}
+
+// none reports whether everything stays as it is.
+func (c *Changes) none() bool {
+	return !slices.ContainsFunc(c.List, func(one *Change) bool { return one.Change != "unchanged" })
 }
 
 // String returns a line for each change.

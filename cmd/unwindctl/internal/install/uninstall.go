@@ -57,11 +57,16 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: o.OwnFile(r)}
-	if o.StateDir, err = s.usedStateDir(o.StateDir, o.StateDirFlag || !o.OffOnly); err != nil {
+	own := s.own()
+	if c, _ := netconf.ReadConflist(s.renamed()); c != nil {
+		own = append(own, c)
+	}
+	strict := o.StateDirFlag || !o.OffOnly
+	if o.StateDir, err = s.usedStateDir(own, o.StateDir, strict); err != nil {
 		return err
 	}
 	s.Source = s.Provider(r)
-	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: s.own()}
+	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: own}
 	done := Changes{DryRun: o.DryRun}
 	err = done.try(ctx, s.repair)
 	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
@@ -86,7 +91,7 @@ type uninstall struct {
 	UninstallOptions
 	Setup       Setup
 	runtime     node.Runtime
-	own         []*netconf.Conflist  // our file at the start, in use or kept by off
+	own         []*netconf.Conflist  // our file at the start, in use, kept by off or renamed
 	attachments []inspect.Attachment // in the journal, once our file is out of use
 	unread      error                // why the journal cannot be read
 	needed      string               // why files must stay, "" if nothing needs them
@@ -129,7 +134,8 @@ func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
 	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
 	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
-		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest",
+		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
+		"--force if more than 10 seem dead",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
@@ -158,7 +164,9 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 		c, readErr := u.Setup.readOther(path)
 		switch {
 		case u.DryRun && u.isOwn(path):
-		case network != "" && (c == nil || c.Name != network):
+		case network != "" && c == nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", path, readErr))
+		case network != "" && c.Name != network:
 		case c == nil:
 			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
 				"%w", path, readErr)
@@ -189,11 +197,12 @@ func takeOutHint(c *netconf.Conflist) string {
 	return "replace that file with the provider's conflist"
 }
 
-// usedStateDir returns the state directory in our conflist, in use or kept by off, or else the
-// given or the default one. It returns an error if unwind uses another conflist than ours or, if
-// strict is set, another state directory than the given one.
-func (s Setup) usedStateDir(given string, strict bool) (string, error) {
-	own := s.own()
+// usedStateDir returns the state directory in our conflist, and the given or the default one if
+// there is no conflist. It returns an error if unwind uses another conflist than ours or, if strict
+// is set, another state directory than the given one.
+func (s Setup) usedStateDir(
+	own []*netconf.Conflist, given string, strict bool,
+) (string, error) {
 	if own == nil {
 		installed, _ := node.Installed(s.ConfDir)
 		at := slices.IndexFunc(installed, func(c *netconf.Conflist) bool { return !madeFromOurs(c) })
@@ -238,8 +247,10 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 func (u *uninstall) users() (string, error) {
 	var paths, why []string
 	installed, err := node.Installed(u.Setup.ConfDir)
+	repairs, _ := u.Setup.repairs() // after a dry run, as before it
 	for _, c := range installed {
-		if !isKept(c) && !u.isOwn(c.Path) {
+		repairs := slices.ContainsFunc(repairs, func(r *Change) bool { return r.path == c.Path })
+		if !isKept(c) && !u.isOwn(c.Path) && !repairs {
 			paths = append(paths, c.Path)
 		}
 	}
@@ -285,16 +296,23 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
-// removeFiles is the step that removes the programs and the conflist that off has kept, once the
-// plugin is gone too.
+// removeFiles is the step that removes the programs and our file where off has kept it or another
+// program has renamed it, once the plugin is gone too.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
 	if u.ProgramDir != "" {
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)
 	}
+	paths, _ := filepath.Glob(stem(u.Setup.Path()) + ".*")
 	for _, own := range u.own {
-		off := strings.TrimSuffix(own.Path, node.OffSuffix) + node.OffSuffix
-		if u.DryRun || durable.Exists(off) {
-			changes = append(changes, remove(off, u.needed))
+		path := strings.TrimSuffix(strings.TrimSuffix(own.Path, node.OffSuffix), renamedBy)
+		paths = append(paths, path+node.OffSuffix)
+	}
+	slices.Sort(paths)
+	for _, path := range slices.Compact(paths) {
+		c, _ := netconf.ReadConflist(path)
+		inUse := slices.Contains(append(forms, renamedBy), filepath.Ext(path)) // only in a dry run
+		if ours(c) && !inUse || u.DryRun && !durable.Exists(path) {
+			changes = append(changes, remove(path, u.needed))
 		}
 	}
 	if u.needed == "" {
