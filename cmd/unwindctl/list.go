@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -93,4 +94,62 @@ func showCommand() *cobra.Command {
 	term.AddWatch(cmd)
 	addScopeFlags(cmd, &flags)
 	return cmd
+}
+
+func ipamCommand() *cobra.Command {
+	var o term.Output
+	var flags inspect.Scope
+	cmd := &cobra.Command{
+		Use:        "ipam",
+		SuggestFor: []string{"pools", "addresses"},
+		Short:      "Show the host-local pools and the owners of their addresses",
+		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
+			"addresses are allocated, how many are leaked, and how to free the leaked ones.\n" +
+			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
+			"live or leaked. ipam is read-only.\n\n" +
+			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
+			"IPv6 set, so the pool is full once one set is full. In JSON, the size of a set\n" +
+			"and its free addresses are exact numbers below 2^53. They are null if the chain\n" +
+			"does not define the ranges or the set is larger (unbounded).\n\n" +
+			"The states of addresses:\n" +
+			describe("address"),
+		Example: "  unwindctl ipam\n" +
+			"  unwindctl ipam --network podnet -o wide",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
+				return term.Usage("--watch and --valid-attachments - are mutually exclusive: stdin can be " +
+					"read only once")
+			}
+			return showPools(cmd, flags, &o)
+		},
+	}
+	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
+		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
+	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
+	term.AddWatch(cmd)
+	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")
+	addScopeFlags(cmd, &flags)
+	return cmd
+}
+
+func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
+	r, err := look(cmd, of)
+	if err != nil {
+		return err
+	}
+	unread := errors.Join(r.PoolErr, r.SweepErr, r.JournalErr)
+	err = errors.Join(unread, errors.Join(r.Damaged...))
+	unknown := errors.Is(r.JournalErr, fs.ErrPermission) // that is, all owners
+	if unknown || len(r.Pools) == 0 && errors.Is(err, fs.ErrPermission) {
+		return term.WithHint("only root can read the conflists, the journal and the pools; "+
+			"run this as root", "cannot read the pools: %w", err)
+	}
+	out := cmd.OutOrStdout()
+	switch {
+	case o.IsObject():
+		return errors.Join(o.PrintObject(out, "pools", r.Pools), err)
+	case len(r.Pools) == 0 && unread != nil:
+		return err
+	}
+	return errors.Join(r.PrintPools(out, o), err)
 }
