@@ -104,8 +104,8 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for all ADDs
-// of the attachment.
+// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for all of
+// the attachment's ADDs.
 func (d *deleting) isOf(e *journal.Entry) bool {
 	return d.netns.Path == "" || d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
 }

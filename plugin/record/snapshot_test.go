@@ -1,11 +1,14 @@
 package record
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"cni-unwind/journal"
@@ -64,4 +67,16 @@ func TestSnapshot(t *testing.T) {
 		t.Errorf("a journal that cannot be read: %v", err)
 	}
 	want("a journal that cannot be read", false, false)
+}
+
+// TestTrouble covers the causes that no test can produce.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"permission": syscall.EACCES, "full": syscall.EDQUOT, "busy": context.DeadlineExceeded, "other": errors.New("other"),
+	} {
+		if got := trouble(fmt.Errorf("journal: %w", &os.PathError{Op: "open", Path: "p", Err: err})); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
 }
