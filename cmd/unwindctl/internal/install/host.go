@@ -69,8 +69,8 @@ func EnterHost(ctx context.Context, inChild bool) error {
 	if err := enter(theirs); err != nil {
 		return err
 	}
-	err = syscall.Exec(thisProgram, os.Args, env)
-	return fmt.Errorf("--host: cannot restart unwindctl in the host's namespaces: %w", err)
+	return fmt.Errorf("--host: cannot restart unwindctl in the host's namespaces: %w",
+		syscall.Exec(thisProgram, os.Args, env))
 }
 
 // thisProgram is the path of this program's file in any mount namespace.

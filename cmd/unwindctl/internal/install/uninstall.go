@@ -240,7 +240,8 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 	}
 	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
 	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, whose directory is unknown (not "+
-		"%s, and %s does not report it); set --cni-bin-dir to that directory", u.Setup.BinDir, u.runtime.Name)}}, nil
+		"%s, and %s does not report it); set --cni-bin-dir to that directory", u.Setup.BinDir,
+		u.runtime.Name)}}, nil
 }
 
 // users returns what uses the plugin, "" if nothing does. An error means that this is unknown.
