@@ -202,9 +202,9 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 // The states of the last commit. The queue file contains one of the first two, and the boot ID. It
 // is not synced: after a reboot, the boot ID differs, and the state is not used.
 const (
-	began     = 'b' // it failed, or its process died; or a reader found damage
+	began     = 'b' // the commit failed, its process died, or a reader found damage
 	succeeded = 's'
-	rebooted  = 'r' // it was in an earlier boot
+	rebooted  = 'r' // the commit was in an earlier boot
 )
 
 func (s *Store) setCommit(queue *os.File, state byte) error {

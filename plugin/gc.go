@@ -110,7 +110,8 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
 	err := o.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		kept = nil
-		return tx.Outlines(func(e journal.Outline, err error) error { // a damaged one may be anybody's
+		// a damaged record may belong to any attachment
+		return tx.Outlines(func(e journal.Outline, err error) error {
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
 			if e.Network == o.Conf.Name && !slices.Contains(o.Conf.Valid, a) {
 				kept = append(kept, netconf.Marshal(a))

@@ -135,7 +135,7 @@ func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error)
 	if refused := new(types.Error); err == nil || errors.As(err, &refused) {
 		return err
 	}
-	if a.entry.Number != 0 { // otherwise, nothing was handed to the commit
+	if a.entry.Number != 0 { // otherwise, no commit was tried
 		var stored *journal.Entry
 		unread := a.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 			stored, err = tx.Get(a.Key)

@@ -85,7 +85,7 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) (
 			found = append(found, f)
 		}
 	}
-	if r.Guard != nil { // sweep --force runs the DELs of these
+	if r.Guard != nil { // these may only seem dead, and their DELs can still run
 		return found, r.Guard
 	}
 	return found, r.JournalErr

@@ -124,8 +124,8 @@ func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Long: "Print the version of this program. In JSON, its key is build; version is the\n" +
-			"format's version, as for all commands.",
+		Long: "Print the version of this program. In JSON, the key build contains\n" +
+			"it; the key version is the version of the format, as for all commands.",
 		Example: "  unwindctl version\n  unwindctl version -o json",
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

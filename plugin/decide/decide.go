@@ -97,8 +97,8 @@ func decideRecorded(ev Evidence) Verdict {
 	case unknown(ev.Locked):
 		return Undecided("its lock cannot be inspected", "")
 	case !Yes(ev.SameNamespaces):
-		return Undecided("cannot judge it from these namespaces; run this in the runtime's, on "+
-			"the host or with --host", "")
+		return Undecided("cannot judge it from these namespaces; run this on the host, or "+
+			"with --host", "")
 	case No(ev.SameBoot) && Yes(ev.OtherHost):
 		return Verdict{Fate: Foreign, Reason: OtherMachine}
 	case ev.State == journal.RollingBack:

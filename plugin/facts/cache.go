@@ -105,7 +105,7 @@ func fileName(k journal.Key) string {
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
-	info, infoErr := os.Stat(c.Path) // after the content, so that it is not older
+	info, infoErr := os.Stat(c.Path) // after the read, so the time is not older than the content
 	switch err = cmp.Or(err, infoErr); {
 	case errors.Is(err, fs.ErrNotExist): // a DEL may have just removed it
 		return nil, nil

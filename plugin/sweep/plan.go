@@ -175,7 +175,7 @@ func (s *Sweep) waiting(ctx context.Context, e *journal.Entry) *journal.Entry {
 	for i, next := range s.w.Due(ctx, e, false) {
 		step := &now.Undo.Steps[i]
 		if next.Why == journal.RunNow && step.Next.Why == journal.ForRepeat {
-			next.Why = journal.ForRepeat // it succeeded, and its time has come
+			next.Why = journal.ForRepeat // the first DEL succeeded, and the second is due
 		}
 		step.Next = next
 	}

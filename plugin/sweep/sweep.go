@@ -24,7 +24,7 @@ type Job struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
-	Cache      bool         // a command's: also undo attachments that are only in libcni's cache
+	Cache      bool         // for a command: also undo attachments that are only in libcni's cache
 	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.

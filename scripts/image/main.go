@@ -92,7 +92,7 @@ func imageOf(arch, dir string, labels map[string]string, date time.Time) (v1.Ima
 	layer, err := tarball.LayerFromOpener(
 		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil },
 		tarball.WithMediaType(types.OCILayer), tarball.WithCompressionLevel(gzip.DefaultCompression),
-		tarball.WithCompressedCaching) // or digest, size and bytes each compress it
+		tarball.WithCompressedCaching) // compress it once for digest, size and bytes
 	if err != nil {
 		return nil, err
 	}

@@ -67,7 +67,7 @@ func removeAllCgroups(t testing.TB, disk string) {
 	for _, pattern := range []string{"/sys/fs/cgroup/k8s.io", "/sys/fs/cgroup/*/k8s.io"} {
 		tops, _ := filepath.Glob(pattern)
 		for _, top := range tops {
-			_ = os.Remove(top) // unless it has containers of others
+			_ = os.Remove(top) // fails if other programs have containers in it
 		}
 	}
 }

@@ -331,7 +331,7 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// log returns the last lines of the program's log, without level info.
+// log returns the last lines of the program's log, but none of level info.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
 	if err != nil {

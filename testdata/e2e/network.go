@@ -261,7 +261,8 @@ func (n *Node) AddNetNS(name string) {
 	n.Run("unshare", "--net=/run/netns/"+name, "true")
 }
 
-// AddByHand attaches a new network namespace as a runtime would for a pod, unknown to containerd.
+// AddByHand attaches a new network namespace as a runtime would for a pod. containerd doesn't know
+// about it.
 func (n *Node) AddByHand(pod string) {
 	n.Helper()
 	n.AddNetNS(pod)

@@ -48,7 +48,7 @@ func moveFaulty(n *Node, from, to string) {
 // Outcome describes a node during and after a trouble.
 type Outcome struct {
 	During  Left         // during the trouble, after kubelet has removed the pods that it can
-	After   Left         // after the trouble, once kubelet has done so again, and after the healing
+	After   Left         // after the trouble, once all pods are removed and, with unwind, Heal has run
 	Known   int          // sandboxes that the runtime knows at the end of the trouble
 	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
 	Begun   int          // pods that started during it

@@ -163,7 +163,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	case f.Released:
 		return "released", why
 	case f.Err == nil:
-		word = "waits" // a sweep can do nothing else now
+		word = "waits" // its pending DELs cannot run yet
 	default:
 		word = "pending"
 	}

@@ -97,7 +97,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainAddress says in which pools an address that is not in the journal is reserved or free.
+// explainAddress writes in which pools an address that is not in the journal is reserved or free.
 func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
 	for _, p := range pools {
 		i := slices.IndexFunc(p.Reservations, func(r reservation) bool { return r.Address == address })

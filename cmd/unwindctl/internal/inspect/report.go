@@ -143,7 +143,7 @@ func (r *Report) Duplicates() (all []string) {
 }
 
 func (a *Attachment) uses(address netip.Addr) bool {
-	has, _ := facts.AddressesOf(a.of) // of a namespace that cannot be found, nothing is known
+	has, _ := facts.AddressesOf(a.of) // none if the namespace cannot be found
 	return a.Verdict == decide.Live && slices.Contains(has, address)
 }
 

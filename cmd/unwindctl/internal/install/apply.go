@@ -35,7 +35,7 @@ func (s Setup) WriteConflist(p *Plan) Step {
 			return nil, err
 		}
 		changes := append([]*Change{{apply: func(*Change) error {
-			if err := os.MkdirAll(dir, 0o700); err != nil { // else each pod's ADD would fail to
+			if err := os.MkdirAll(dir, 0o700); err != nil { // each ADD would fail, too
 				return term.WithHint("choose another directory with --state-dir",
 					"cannot create the state directory: %w", err)
 			}

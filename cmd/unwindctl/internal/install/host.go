@@ -69,7 +69,8 @@ func EnterHost(ctx context.Context, inChild bool) error {
 	if err := enter(theirs); err != nil {
 		return err
 	}
-	return fmt.Errorf("--host: %w", syscall.Exec(thisProgram, os.Args, env))
+	return fmt.Errorf("--host: cannot restart unwindctl in the host's namespaces: %w",
+		syscall.Exec(thisProgram, os.Args, env))
 }
 
 // thisProgram is the path of this program's file in any mount namespace.

@@ -21,7 +21,7 @@ type Options struct {
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl; "" to not copy it
+	ProgramDir string // for unwindctl; "" to copy nothing
 	UnitDir    string // for systemd units; "" to write none
 }
 

@@ -42,7 +42,7 @@ func (p *Plan) refuseMissing(dirs []string) error {
 	}
 	return term.WithHint("install again once the network's provider has installed them; if they "+
 		"are in another directory, set --cni-bin-dir",
-		"plugins of the chain are missing from %s, so no pod would start: %s; nothing was changed",
+		"plugins of the chain are missing from %s: %s; nothing was changed, because no pod would start",
 		strings.Join(dirs, ", "), strings.Join(missing, ", "))
 }
 
@@ -255,8 +255,8 @@ func (s Setup) readSource(p *Plan) error {
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {
-		return term.WithHint("unwind cannot run this chain; nothing was changed",
-			"chainFile %s: %w", path, err)
+		return term.WithHint("correct the file, or set --provider-conf to another conflist; nothing was "+
+			"changed", "chainFile %s: %w", path, err)
 	}
 	if info, err := os.Stat(path); err == nil {
 		p.warnWritable(path, info)

@@ -239,8 +239,9 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 		return nil, nil
 	}
 	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in %s: %s does not "+
-		"report its plugin directory, so set --cni-bin-dir", u.Setup.BinDir, u.runtime.Name)}}, nil
+	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, whose directory is unknown (not "+
+		"%s, and %s does not report it); set --cni-bin-dir to that directory", u.Setup.BinDir,
+		u.runtime.Name)}}, nil
 }
 
 // users returns what uses the plugin, "" if nothing does. An error means that this is unknown.
