@@ -96,6 +96,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			ours = c
 		}
 	}
+	copied := ours != nil && ours.Path != own.Path()
 	if ours != nil {
 		own.File = filepath.Base(ours.Path)
 	}
@@ -105,25 +106,32 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
 		e.add("network", Failure, inspect.HintFor(err), "%v", err)
 	}
-	return ours.Unwind, e.entry(ctx, r, ours)
+	return ours.Unwind, e.entry(ctx, r, ours, copied)
 }
 
-// entry examines unwind's conflist, and returns the chain if it is usable.
+// entry examines unwind's conflist, or another program's copy of it, and returns the chain if it is
+// usable.
 func (e *examination) entry(
-	ctx context.Context, r node.Runtime, c *netconf.Conflist,
+	ctx context.Context, r node.Runtime, c *netconf.Conflist, copied bool,
 ) *netconf.Chain {
 	for _, w := range c.Unwind.Warnings {
 		e.add("configuration", Warning, "remove it from "+c.Path, "%s", w)
 	}
 	if len(c.Types) > 1 {
 		remedy := `move the other plugins into unwind's "chain"`
-		if c.Unwind.ChainFile != "" {
+		switch {
+		case c.Unwind.ChainFile != "" && copied:
+			remedy = "unwindctl install puts the plugins of unwind's chain there"
+		case c.Unwind.ChainFile != "":
 			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
 				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
-		e.add("configuration", Failure, remedy,
-			"%s runs plugins outside unwind's chain, so unwind cannot roll them back: %s", c.Path,
-			strings.Join(c.Types, ", "))
+		problem := "runs plugins outside unwind's chain, so unwind cannot roll them back"
+		if filepath.Ext(c.Path) != ".conflist" {
+			problem = "contains plugins outside unwind's chain, which the runtime does not run"
+		}
+		others := slices.DeleteFunc(slices.Clone(c.Types), func(t string) bool { return t == netconf.Name })
+		e.add("configuration", Failure, remedy, "%s %s: %s", c.Path, problem, strings.Join(others, ", "))
 	}
 	var list struct {
 		CNIVersions []string `json:"cniVersions"`

@@ -107,7 +107,11 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	e.binPath = strings.Join(r.BinDirs, ":")
-	e.plugin = install.Setup{BinDir: r.BinDirs[0]}.PluginVersion(ctx)
+	binDir := r.BinDirs[0]
+	if path, err := netconf.FindPlugin(netconf.Name, e.binPath); err == nil {
+		binDir = filepath.Dir(path) // the one that the runtime runs
+	}
+	e.plugin = install.Setup{BinDir: binDir}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
 	if e.StateDir != "" { // chains name an absolute path
 		e.StateDir, _ = filepath.Abs(e.StateDir)
