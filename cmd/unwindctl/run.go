@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +19,7 @@ func runCommand() *cobra.Command {
 		Short:      "Run the agent: keep unwind installed on this node, and sweep",
 		Long: "Run the node's agent: install unwind as unwindctl install does, update its\n" +
 			"conflist when the provider's file changes, sweep every minute with the runtime's\n" +
-			"list of pods, and serve /metrics and /healthz.\n\n" +
+			"list of pods, and serve /metrics, /healthz and /readyz.\n\n" +
 			"The provider's file is --provider-conf, or the first file in the directory. If it is\n" +
 			"missing for more than a few seconds, the agent removes unwind's conflist, and\n" +
 			"writes it again once there is a provider's file. The agent removes nothing when it\n" +
@@ -41,6 +42,9 @@ func runCommand() *cobra.Command {
 			if options.Interval < time.Second {
 				return term.Usage("--interval %s: must be at least 1s", options.Interval)
 			}
+			if _, _, err := net.SplitHostPort(options.Listen); err != nil && options.Listen != "" {
+				return term.Usage("--listen: %v", err)
+			}
 			return agent.Run(cmd.Context(), cmd.ErrOrStderr(), options)
 		},
 	}
@@ -51,7 +55,7 @@ func runCommand() *cobra.Command {
 		"log messages of at least this `LEVEL`: debug, info, warn, error")
 	cmd.Flags().Lookup("log-level").DefValue = "info"
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
-		"serve /metrics and /healthz at `ADDRESS`; if empty, serve neither")
+		"serve /metrics, /healthz and /readyz at `ADDRESS`; if empty, serve none of them")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"only sweep: do not install unwind or write its conflist")
