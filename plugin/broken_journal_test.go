@@ -107,7 +107,7 @@ func TestBrokenJournal(t *testing.T) {
 		break $breakage; fails add a code=11 'onJournalFailure is "fail"'
 		calls; mend
 	or failing DEL: addressed; add a; plan p2 DEL fail
-		break $breakage; fails del a 'the journal cannot be written'; mend; locks 1; plan
+		break $breakage; fails del a 'DEL incomplete; the journal cannot be written '; mend; locks 1; plan
 	or DEL: conf onJournalFailure fail; addressed; add a; forgets
 		break $breakage; del a; previous 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3; calls DEL p3, DEL p2, DEL p1, DEL p0
 		mend

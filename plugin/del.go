@@ -318,9 +318,10 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	if len(names) == 0 || d.Conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
-	hint := "; see unwindctl show " + d.Key.String()
+	list := strings.Join(names, ", ")
 	if !durable {
-		hint = "; the journal cannot be written (see unwind's log)"
+		return ownError(code, "DEL incomplete; the journal cannot be written (see unwind's log), so "+
+			"unwind may not retry it: %s", list)
 	}
-	return ownError(code, "DEL incomplete; it will be retried: %s%s", strings.Join(names, ", "), hint)
+	return ownError(code, "DEL incomplete; it will be retried: %s; see unwindctl show %s", list, d.Key)
 }
