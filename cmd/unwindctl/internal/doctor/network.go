@@ -96,21 +96,18 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			ours = c
 		}
 	}
-	copied := ours != nil && ours.Path != own.Path()
-	if ours != nil {
-		own.File = filepath.Base(ours.Path)
-	}
 	if ours == nil {
 		return nil, nil
 	}
+	copied := ours.Path != own.Path()
+	own.File = filepath.Base(ours.Path)
 	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {
 		e.add("network", Failure, inspect.HintFor(err), "%v", err)
 	}
 	return ours.Unwind, e.entry(ctx, r, ours, copied)
 }
 
-// entry examines unwind's conflist, or another program's copy of it, and returns the chain if it is
-// usable.
+// entry examines unwind's conflist, or a copy of it, and returns the chain if it is usable.
 func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist, copied bool,
 ) *netconf.Chain {
@@ -119,10 +116,9 @@ func (e *examination) entry(
 	}
 	if len(c.Types) > 1 {
 		remedy := `move the other plugins into unwind's "chain"`
-		switch {
-		case c.Unwind.ChainFile != "" && copied:
+		if c.Unwind.ChainFile != "" && copied {
 			remedy = "unwindctl install puts the plugins of unwind's chain there"
-		case c.Unwind.ChainFile != "":
+		} else if c.Unwind.ChainFile != "" {
 			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
 				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
@@ -130,7 +126,8 @@ func (e *examination) entry(
 		if filepath.Ext(c.Path) != ".conflist" {
 			problem = "contains plugins outside unwind's chain, which the runtime does not run"
 		}
-		others := slices.DeleteFunc(slices.Clone(c.Types), func(t string) bool { return t == netconf.Name })
+		others := slices.Clone(c.Types)
+		others = slices.DeleteFunc(others, func(t string) bool { return t == netconf.Name })
 		e.add("configuration", Failure, remedy, "%s %s: %s", c.Path, problem, strings.Join(others, ", "))
 	}
 	var list struct {

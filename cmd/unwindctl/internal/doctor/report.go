@@ -107,10 +107,8 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	e.binPath = strings.Join(r.BinDirs, ":")
-	binDir := r.BinDirs[0]
-	if path, err := netconf.FindPlugin(netconf.Name, e.binPath); err == nil {
-		binDir = filepath.Dir(path) // the one that the runtime runs
-	}
+	plugin, _ := netconf.FindPlugin(netconf.Name, e.binPath)
+	binDir := filepath.Dir(cmp.Or(plugin, filepath.Join(r.BinDirs[0], netconf.Name)))
 	e.plugin = install.Setup{BinDir: binDir}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
 	if e.StateDir != "" { // chains name an absolute path
