@@ -42,9 +42,9 @@ func sweepCommand() *cobra.Command {
 			"unless all evidence agrees that it is dead, and its address until the DEL that\n" +
 			"removes its host ports succeeds. If the list is empty, it releases none of them\n" +
 			"without --force. It creates no journal.\n\n" +
-			"Without --force, an empty FILE is an error, because the program that wrote it has\n" +
-			"probably failed. An empty list from --cri is not: the runtime of a drained node has\n" +
-			"no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
+			"Without --force, an empty list in FILE is an error, because the program that wrote\n" +
+			"it has probably failed. An empty list from --cri is not: the runtime of a drained\n" +
+			"node has no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is itself a\n" +
 			"container (kind, k3d, LXC). In such a node, only --cri covers attachments that are\n" +
 			"not in the journal. In any other container, sweep cannot judge attachments and does\n" +

@@ -208,7 +208,7 @@ func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 }
 
 // judge returns the verdict on an owner, and the rest of its grace period. An empty list is more
-// likely wrong than right, because a node always runs a pod. A damaged record may be the owner's.
+// likely wrong than right, because a node usually runs a pod. A damaged record may be the owner's.
 func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Duration) {
 	v, left = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
 		Addresses: o.addresses(), Made: o.made(), Grace: s.graceOf(o)})

@@ -83,7 +83,7 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" really has no attachment, run unwindctl "+
 			"sweep"+s.ListFlags()+" --force", "%w", term.Usage("--valid-attachments %s: the list is "+
-			"empty, but a node always runs a pod; nothing is released without --force", s.Valid))
+			"empty, but a node usually runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
 }

@@ -224,7 +224,7 @@ func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text stri
 	if o.Observe {
 		text += "Observing: only unwindctl sweep releases dead attachments. To change that, install " +
 			"again without --observe.\n"
-	} else {
+	} else if o.UnitDir == "" {
 		text += r.SweepAdvice(ctx) + "\n"
 	}
 	off := "unwindctl off"
