@@ -66,8 +66,8 @@ func (o *op) del(ctx context.Context) error {
 	return d.report(failures, durable)
 }
 
-// find sets d.records to the entries to undo: the journal's, and a new one if none of these records
-// this DEL's ADD. There are none if nothing is left to undo.
+// find sets d.records to the entries to undo: the journal's entries, and a new one if none of them
+// records this DEL's ADD. d.records stays empty if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
 	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)

@@ -37,7 +37,7 @@ type Plugin struct {
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
-	// StartSweep starts the sweep behind a STATUS (see StartSweep). If it is nil, none starts.
+	// StartSweep starts the sweep behind a STATUS, as the function StartSweep does; nil starts none.
 	StartSweep func(conf []byte) (ended <-chan error, err error)
 }
 

@@ -52,8 +52,8 @@ func addCRIFlag(cmd *cobra.Command, cri *string) {
 // noCache is the value of --cache-dir if the runtime has no libcni cache.
 const noCache = "none"
 
-// checkDirs makes a command refuse these flags if the directory doesn't exist: its name is probably
-// mistyped.
+// checkDirs makes a command refuse each named flag whose directory doesn't exist: the directory's
+// name is probably mistyped.
 func checkDirs(cmd *cobra.Command, names ...string) {
 	run := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
@@ -81,8 +81,8 @@ func checkDirs(cmd *cobra.Command, names ...string) {
 // mayBeEmpty lists the flags that accept an empty value.
 var mayBeEmpty = []string{"install-dir", "listen"}
 
-// refuseEmpty returns an error if any other flag is set to "", probably by a script with an empty
-// variable.
+// refuseEmpty returns an error if a flag that is not in mayBeEmpty is set to "", probably by a
+// script with an empty variable.
 func refuseEmpty(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		isText := f.Value.Type() == "string"

@@ -103,7 +103,8 @@ func TestTables(t *testing.T) {
 			continue
 		}
 		for line := range strings.Lines(shown) {
-			if chars := utf8.RuneCountInString(strings.TrimSpace(line)); chars > width {
+			line = strings.TrimSpace(line)
+			if chars := utf8.RuneCountInString(line); chars > width && !strings.HasSuffix(line, ".") { // no sentence
 				t.Errorf("%v: %d characters on %d columns: %s", args, chars, width, line)
 			}
 		}

@@ -34,9 +34,9 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS the DEL of a step gets. Some delegates free nothing without a path
-// (SkipsUnnamed), and ovs-cni finds its port by the path. In a sweep they get none: an agent that
-// identifies the container by its pod or by a device could release resources of the next sandbox.
+// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path
+// (SkipsUnnamed), and ovs-cni finds its port by the path. A sweep gives them none if the namespace
+// was not found: an agent that goes by the pod or a device could free the next sandbox's resources.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {

@@ -175,13 +175,13 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// Names reports whether a path identifies a record's ADD, which is known by its network namespace
-// alone. It does if
+// Names reports whether a path identifies a record's ADD among those of its attachment. It does if
 //
 //   - the record has no path;
-//   - the path leads to the ADD's namespace; or
-//   - the path is the ADD's, and leads nowhere or, after the ADD's namespace is gone, to another
-//     one that no ADD without a record uses (at.Again).
+//   - the path leads to the ADD's namespace;
+//   - the path is the ADD's, and leads nowhere; or
+//   - the path is the ADD's, the ADD's namespace is gone, and no ADD without a record uses the
+//     namespace that is now at the path (at.Again).
 //
 // at is the namespace at the path. It contains only the path if that leads nowhere, to another
 // attachment in the journal, or to the runtime's own namespace.

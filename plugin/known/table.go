@@ -39,8 +39,8 @@ type Plugin struct {
 	MayFreeNothing bool
 	// Elsewhere is set if the plugin stores its addresses outside the node.
 	Elsewhere bool
-	// RemovesByAddress is set if the plugin, which allocates addresses itself, removes in its DEL
-	// also rules that the next owner of the address in prevResult created.
+	// RemovesByAddress is set if the plugin allocates addresses itself, and its DEL also removes rules
+	// that the next owner of the address in prevResult created.
 	RemovesByAddress bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.

@@ -275,8 +275,8 @@ func (ch *Chain) capabilities() map[string]bool {
 }
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
-// delegate does. For a container with static addresses, podman adds it to the first plugin of the
-// list, unless that declares it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// delegate does. For a container with static addresses, podman likewise adds it to the list's first
+// plugin, if that plugin lacks it (containers/common 0.50, libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}
@@ -285,8 +285,8 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 	}
 }
 
-// EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
-// delegates, and "ips", because podman replaces the capabilities of an entry without it.
+// EntryCapabilities returns the capabilities that unwind's entry should declare: all those of the
+// delegates, and "ips" if they declare any: podman replaces an entry's capabilities that lack it.
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {

@@ -98,8 +98,8 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	return findings, errors.Join(g.errs...)
 }
 
-// gathering collects the owners of addresses and of files in libcni's cache that are not in the
-// journal.
+// gathering collects the owners that are not in the journal: the owners of addresses, and of files
+// in libcni's cache.
 type gathering struct {
 	*Sweep
 	all       []*owner

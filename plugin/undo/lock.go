@@ -25,9 +25,9 @@ func Skip(int) (skip bool) { return true }
 
 // Lock takes the lock of an attachment. While a live unwind holds it, owned decides whether Lock
 // waits as long as ctx allows. If only orphaned delegates of a killed unwind hold it, Lock waits
-// for up to Budgets.Orphans, or half of the time that is left. Then it kills them and returns the
-// names of their programs. That wait begins when Lock sees that the lock has no owner, so delegates
-// whose unwind dies during the wait get their own time.
+// for up to Budgets.Orphans or half of ctx's remaining time, whichever is shorter. Then it kills
+// them and returns the names of their programs. That wait begins when Lock sees that the lock has
+// no owner, so delegates whose unwind dies while Lock waits get their own time.
 func (w *Worker) Lock(
 	ctx context.Context, key journal.Key, owned Owned,
 ) (lock *journal.Lock, killed []string, err error) {

@@ -196,10 +196,10 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	return n
 }
 
-// sentPath returns the path that a delegate gets, as it would without unwind, if the ADD's
-// namespace cannot be found; or "". It is the path in the runtime's DEL, if that is the DEL of this
-// ADD, or the path of an earlier ADD that the runtime's verb undoes too, if nothing is at that
-// path.
+// sentPath returns the path that a delegate gets, as without unwind, if the ADD's namespace cannot
+// be found: the path in the runtime's DEL if that is the DEL of this ADD, or the ADD's own path if
+// the runtime's verb also undoes this earlier ADD and nothing is at the path. Otherwise, sentPath
+// returns "".
 func (u *undoing) sentPath() string {
 	switch path := u.Entry.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":

@@ -330,8 +330,8 @@ func (w *Worker) Due(
 	return next
 }
 
-// FailingPlugins returns the plugins whose DELs have failed. It returns none if the record has
-// another pending DEL, unless that waits for one of these (see decide.PortPending).
+// FailingPlugins returns the plugins whose DELs have failed. It returns none if another DEL of the
+// record is pending, unless that DEL waits for one of the failed DELs (see decide.PortPending).
 func FailingPlugins(e *journal.Entry) (plugins []string) {
 	for i := range e.Undo.Steps {
 		if e.Undo.Steps[i].Next.Why == journal.ForPort {

@@ -18,8 +18,8 @@ import (
 // turns.
 const rounds = 5
 
-// benchSweep times the release of pods whose namespaces are gone: without unwind by one cnitool del
-// for each, and by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
+// benchSweep times the release of pods whose namespaces are gone: without unwind by a cnitool del
+// for each, with unwind by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	plain, wrapped, err := sweepNetworks(work)
 	if err != nil {

@@ -86,7 +86,7 @@ func newNode(t testing.TB, prepare func() error) *Node {
 // the thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that
 // all processes and mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
-	// Never unlocked: no other goroutine may get a thread in other namespaces.
+	// Never unlock it: no other goroutine may run on a thread in the node's namespaces.
 	runtime.LockOSThread()
 	err := prepare()
 	if err == nil {

@@ -76,8 +76,8 @@ const grace = 5 * time.Second
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.
 const sandboxTestsTime = 20 * time.Minute
 
-// StartForSandboxTests starts a containerd that is restarted each time a test kills it, with the
-// tests' networks, with or without unwind.
+// StartForSandboxTests starts a loop that restarts containerd each time a test kills it. The node
+// has the tests' networks, with or without unwind.
 func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 	n.Helper()
 	built := n.builtSandboxTests()

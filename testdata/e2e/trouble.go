@@ -100,8 +100,8 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	return o
 }
 
-// Heal does what kubelet or the timer does on a node, until the journal contains only running pods:
-// it requests the runtime's status, or sweeps if the runtime doesn't call STATUS.
+// Heal requests the runtime's status, as kubelet does, until the journal contains only running
+// pods, for up to healTime. containerd 1 calls no STATUS, so Heal sweeps once, as the timer does.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()

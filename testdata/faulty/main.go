@@ -505,8 +505,8 @@ func (c *call) leaveDaemon() error {
 	return child.Start()
 }
 
-// child returns a command for this program in another role. It inherits the descriptors from 3 on,
-// because os/exec only closes those that are close-on-exec.
+// child returns a command for this program in another role. Descriptors 3 and above stay open in
+// the child unless they are close-on-exec, because os/exec does not close them.
 func child(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{os.Args[0], role} // for people who read ps

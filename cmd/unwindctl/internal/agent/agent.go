@@ -112,8 +112,8 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// switchOff switches unwind off if this agent runs with --off, and on again if an earlier agent
-// did. If somebody else has switched unwind off, it stays off.
+// switchOff switches unwind off if this agent runs with --off, or else on again if an earlier agent
+// switched it off. If somebody else has switched unwind off, it stays off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)

@@ -31,7 +31,7 @@ type server struct {
 	found func() status
 }
 
-// Limits of a connection, which serves one request.
+// Limits of the server's connections, each of which serves one request.
 const (
 	toRead          = 2 * time.Second
 	toWrite         = 15 * time.Second

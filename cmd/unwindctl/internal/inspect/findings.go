@@ -167,7 +167,7 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	default:
 		word = "pending"
 	}
-	// no DEL runs for another machine's attachment, nor for one of which nothing is left
+	// unwind runs no DELs for another machine's attachment (decide.Foreign)
 	if f.Fate == decide.Dead && len(f.Pending) > 0 && word != "partly released" {
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}

@@ -51,7 +51,7 @@ type Report struct {
 }
 
 // Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
-// It returns a UsageError if the flags do not select a list.
+// It returns a UsageError if the flags, or the list that they name, cannot be used.
 func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
 	of.Within = cmp.Or(of.Within, node.LookTimeout)
 	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
@@ -157,8 +157,8 @@ func (r *Report) WarnOfRuntime(stderr io.Writer) {
 	}
 }
 
-// Plugin returns the plugin that sweeps, judges and forgets for a command. It does not log: the
-// command prints the findings.
+// Plugin returns the plugin with which a command sweeps, judges and forgets attachments. It does
+// not log: the command prints the findings.
 func Plugin(stderr io.Writer) *plugin.Plugin {
 	return &plugin.Plugin{Log: slog.New(slog.DiscardHandler), Env: undo.Env{
 		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},
