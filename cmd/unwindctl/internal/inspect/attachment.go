@@ -204,10 +204,10 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending returns an attachment's plugins with pending DELs, each with the reason.
+// pending returns the plugins with pending DELs of a dead attachment, each with the reason.
 func pending(a Attachment) string {
 	texts := []string{}
-	if a.PendingDEL() {
+	if a.PendingDEL() || a.Verdict == decide.Dead {
 		for _, s := range a.Steps {
 			why := fmt.Sprintf("tried %d×", s.Tries)
 			switch {
