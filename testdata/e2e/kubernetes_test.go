@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,15 +153,12 @@ func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 func checkPods(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	checkAddresses(t, w)
-	live := 0
-	for _, a := range w.Journal() {
-		if a.State == "live" {
-			live++
-		}
-	}
-	if pods, veths := len(w.Pods("")), w.Left().Veths; live != pods || veths != pods {
-		t.Errorf("%s: the journal has %d live attachments and the node %d veths of %d pods", w.NodeName, live, veths, pods)
-	}
+	ended := func(a e2e.Attachment) bool { return a.State != "live" }
+	// a DEL that still runs may have freed its address already
+	e2e.Eventually(t, podTime, "as many live attachments and veths as pods", func() bool {
+		pods := len(w.Pods(""))
+		return len(slices.DeleteFunc(w.Journal(), ended)) == pods && w.Left().Veths == pods
+	})
 }
 
 // checkAddresses fails the test unless each pod has an address of its own, which answers and is reserved. A late DEL of another
