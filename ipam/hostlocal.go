@@ -31,7 +31,7 @@ func Pool(plugin string, config json.RawMessage, network string) string {
 			DataDir string `json:"dataDir"`
 		} `json:"ipam"`
 	}
-	if json.Unmarshal(config, &conf) != nil || plugin != "host-local" {
+	if plugin != "host-local" || json.Unmarshal(config, &conf) != nil {
 		return ""
 	}
 	dir := cmp.Or(conf.IPAM.DataDir, "/var/lib/cni/networks") // host-local's default

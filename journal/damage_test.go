@@ -384,6 +384,23 @@ func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	})
 }
 
+// TestDeleteMalformed: only the record goes whose key is cut off, and none whose key begins like it.
+func TestDeleteMalformed(t *testing.T) {
+	s, k := newStore(t), Key{Network: "n"}
+	update(t, s, func(tx *Tx) error { return tx.Put(&Entry{Key: Key{"n", "id", "eth0"}, Undo: Undo{State: Undone}}) })
+	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put([]byte(k.Network), []byte("x")) })
+	view(t, s, func(tx *Tx) error {
+		if all, err := tx.Records(k); len(all) > 0 || err == nil {
+			t.Errorf("%d records (%v) of a malformed key", len(all), err)
+		}
+		return nil
+	})
+	update(t, s, func(tx *Tx) error { return tx.Delete(&Entry{Key: k}) })
+	if undone(t, s, Key{"n", "id", "eth0"}) == nil {
+		t.Error("a tombstone of the network is gone")
+	}
+}
+
 // numberOf returns the number of an attachment's only record.
 func numberOf(btx *bolt.Tx, k Key) uint64 {
 	key, _ := btx.Bucket(bucketEntries).Cursor().Seek(encodeKey(k))

@@ -50,7 +50,7 @@ func unseal(key, value []byte) ([]byte, error) {
 	return value[sumSize:], nil
 }
 
-// encodeKey returns the prefix of the keys of all records of an attachment.
+// encodeKey returns the prefix of the keys of all records of an attachment, or the malformed key.
 func encodeKey(k Key) []byte {
 	if k.Malformed() {
 		return []byte(k.Network)

@@ -79,17 +79,23 @@ func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 
 // Records returns all records of an attachment, including undone ones, newest first. It omits
 // damaged records; the error names them.
-func (tx *Tx) Records(k Key) ([]*Entry, error) { return tx.records(encodeKey(k)) }
+func (tx *Tx) Records(k Key) ([]*Entry, error) {
+	return tx.records(encodeKey(k), k.Malformed())
+}
 
 // Check decodes every record, and returns an error that names the damaged ones.
 func (tx *Tx) Check() error {
-	_, err := tx.records(nil)
+	_, err := tx.records(nil, false)
 	return err
 }
 
-func (tx *Tx) records(prefix []byte) (all []*Entry, err error) {
+// records returns the records whose keys begin with a prefix or, if exact is set, are that prefix.
+func (tx *Tx) records(prefix []byte, exact bool) (all []*Entry, err error) {
 	var errs []error
 	err = tx.scan(prefix, func(key, value []byte) error {
+		if exact && len(key) > len(prefix) {
+			return nil
+		}
 		e, err := tx.decode(key, value)
 		if errs = append(errs, err); err == nil {
 			all = append(all, e)
@@ -148,8 +154,12 @@ func (tx *Tx) Put(e *Entry) error {
 	return tx.prune()
 }
 
-// Delete removes a record, which may be missing, and the attachment's undone and damaged records.
+// Delete removes a record, which may be missing, and the attachment's undone and damaged records,
+// or the only record with a malformed key.
 func (tx *Tx) Delete(e *Entry) error {
+	if e.Key.Malformed() {
+		return tx.drop([]byte(e.Key.Network))
+	}
 	if from, err := tx.checkChange(e, Gone); from != Gone && err != nil {
 		return err
 	}
