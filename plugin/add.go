@@ -18,7 +18,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 	"cni-unwind/plugin/sweep"
@@ -119,17 +118,17 @@ func (a *adding) runDelegate(
 	return result, f
 }
 
-// setResult stores a result in a record. It returns new claims by a step's delegate, on the
-// result's addresses that the ADD does not claim yet.
+// setResult stores a result in a record. It returns new claims by a step's delegate, which uses the
+// given IPAM plugin, on the result's addresses that the ADD does not claim yet.
 func setResult(
-	e *journal.Entry, raw json.RawMessage, by journal.Step,
+	e *journal.Entry, raw json.RawMessage, by journal.Step, ipamPlugin string,
 ) (claims []journal.Claim, err error) {
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
 		return nil, err
 	}
 	e.Got.Result, e.Got.HostLinks = raw, facts.HostLinks(r)
-	pool := ipam.Pool(known.IPAMOf(by.Config).Name, by.Config, e.Network)
+	pool := ipam.Pool(ipamPlugin, by.Config, e.Network)
 	for _, address := range r.Addresses() {
 		if !e.ClaimsAddress(address) {
 			claims = append(claims, journal.Claim{Address: address, Step: by.Index, Pool: pool})
@@ -147,7 +146,7 @@ func setResult(
 // So if two ADDs get the same address at the same time, the later one finds the other. If a live
 // attachment claims the same address, the address is a duplicate.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
-	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i])
+	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
 		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
 	}

@@ -238,7 +238,7 @@ func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
 		func(d netconf.Delegate) bool { return d.IPAM != "" }))
 	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
 	if err == nil {
-		e.Got.Claims, err = setResult(e, raw, e.Undo.Steps[first])
+		e.Got.Claims, err = setResult(e, raw, e.Undo.Steps[first], chain.Delegates[first].IPAM)
 	}
 	if err != nil {
 		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)

@@ -70,7 +70,10 @@ func Of(name string) *Plugin {
 	return &Plugin{Name: name}
 }
 
-// IPAMOf returns the facts about the IPAM plugin of a delegate's configuration, if it has one.
+// IPAM returns the facts about the IPAM plugin of a delegate, given its type and its ipam.type.
+func IPAM(plugin, ipam string) *Plugin { return Of(cmp.Or(ipam, Of(plugin).DefaultIPAM)) }
+
+// IPAMOf is IPAM for a delegate's configuration.
 func IPAMOf(config json.RawMessage) *Plugin {
 	var conf struct {
 		Type string `json:"type"`
@@ -79,7 +82,7 @@ func IPAMOf(config json.RawMessage) *Plugin {
 		} `json:"ipam"`
 	}
 	_ = json.Unmarshal(config, &conf) // an error leaves the type empty
-	return Of(cmp.Or(conf.IPAM.Type, Of(conf.Type).DefaultIPAM))
+	return IPAM(conf.Type, conf.IPAM.Type)
 }
 
 const reference = "containernetworking/plugins 1.10.0"

@@ -137,7 +137,8 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	if err := cmp.Or(json.Unmarshal(raw, &d.object), json.Unmarshal(raw, &conf)); err != nil {
 		return d, jsonError(err)
 	}
-	d.Type, d.IPAM, d.Capabilities = conf.Type, known.IPAMOf(raw).Name, conf.Capabilities
+	d.Type, d.Capabilities = conf.Type, conf.Capabilities
+	d.IPAM = known.IPAM(conf.Type, conf.IPAM.Type).Name
 	maps.DeleteFunc(d.Capabilities, func(_ string, enabled bool) bool { return !enabled })
 	if d.Type == "" {
 		return d, errors.New(`key "type" is missing`)

@@ -250,8 +250,8 @@ func (u *uninstall) users() (string, error) {
 	installed, err := node.Installed(u.Setup.ConfDir)
 	repairs, _ := u.Setup.repairs() // after a dry run, as before it
 	for _, c := range installed {
-		repairs := slices.ContainsFunc(repairs, func(r *Change) bool { return r.path == c.Path })
-		if !isKept(c) && !u.isOwn(c.Path) && !repairs {
+		repaired := slices.ContainsFunc(repairs, func(r *Change) bool { return r.path == c.Path })
+		if !isKept(c) && !u.isOwn(c.Path) && !repaired {
 			paths = append(paths, c.Path)
 		}
 	}
