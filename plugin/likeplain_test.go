@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"cni-unwind/journal"
 	"cni-unwind/testdata/sandbox"
 )
 
@@ -41,7 +42,10 @@ func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "
 
 // difference is something that is worse with unwind. Its class stays the same while the sequence is
 // shortened.
-type difference struct{ class, text string }
+type difference struct {
+	class, text string
+	record      *journal.Entry // of the class "pending"
+}
 
 // attempt is one run of a sequence as a test, with its own failure and cleanup.
 type attempt struct {
@@ -92,7 +96,7 @@ func runYear(t testing.TB, s setup, steps []string) (found difference, log []str
 	}()
 	<-done
 	if a.failed && found.class == "" {
-		found = difference{"the test itself", strings.Join(a.log, "\n")}
+		found = difference{class: "the test itself", text: strings.Join(a.log, "\n")}
 	}
 	return found, append(log, a.log...)
 }

@@ -643,6 +643,7 @@ func (w *plainWorld) reboot() {
 var (
 	counted  = regexp.MustCompile(`\[\d+:\d+\]`)
 	anyIP    = regexp.MustCompile(`\b10\.200\.\d+\.\d+`)
+	hostIP   = regexp.MustCompile(`\b(10\.200\.\d+\.\d+)(?:/32|:)`)
 	chainID  = regexp.MustCompile(`CNI-(?:DN-)?[0-9a-f]{16,}`)
 	ownerID  = regexp.MustCompile(`id: \\"([^\\]*)\\"`)
 	ownRules = regexp.MustCompile(`10\.200\.|CNI-(?:DN-)?[0-9a-f]{16,}|id: `)
@@ -687,8 +688,10 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 				continue
 			}
 		}
-		hasIP := p.ip.IsValid() && strings.Contains(line, p.ip.String()+"/") || strings.Contains(line, p.ip.String()+":")
-		if owner == p.rt.ContainerID || owner == "" && hasIP {
+		hosts := hostIP.FindAllStringSubmatch(line, -1)
+		hasIP := slices.ContainsFunc(hosts, func(m []string) bool { return m[1] == p.ip.String() })
+		// A rule of the container with another address is what is left of an earlier ADD.
+		if owner == p.rt.ContainerID && (hasIP || len(hosts) == 0) || owner == "" && hasIP {
 			have = append(have, "rule "+strings.ReplaceAll(line, p.ip.String(), "ADDRESS"))
 		}
 	}
