@@ -127,7 +127,8 @@ func (y *year) compareCalls(who string, p, u []plainCall) {
 		}
 		return d
 	}
-	if slow := longest(u); slow > 5*time.Second && slow > 3*longest(p) {
+	// A verb of P that fails may have done less.
+	if slow := longest(u); lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
 		y.differs(lastU.verb+" is slow", "%s %s takes %s instead of %s", lastU.verb, who, slow, longest(p))
 	}
 }
@@ -184,6 +185,7 @@ func (y *year) end() {
 	}
 	y.net.wiped, y.net.unreadable, y.net.off = false, "", false
 	y.net.installed = y.net.file
+	y.u.free()
 	y.rewrite()
 	for _, name := range slices.Sorted(maps.Keys(y.p.pods)) {
 		for range 2 {
@@ -328,6 +330,18 @@ func init() {
 			y.compareCalls(w[0], calls["P"], calls["U"])
 			return true
 		},
+		// again POD: added under the same ID, without a DEL, as nerdctl does after a kill
+		"again": func(y *year, w []string) bool {
+			calls := map[string][]plainCall{}
+			for _, world := range y.worlds() {
+				if p := world.pods[w[0]]; p != nil && p.gen > 0 {
+					world.drop(p)
+					calls[world.called] = []plainCall{world.add(p)}
+				}
+			}
+			y.compareCalls(w[0], calls["P"], calls["U"])
+			return true
+		},
 		// lose POD: the runtime forgets it
 		"lose": func(y *year, w []string) bool {
 			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall {
@@ -458,9 +472,13 @@ func init() {
 			return false
 		},
 		"nostate": func(y *year, _ []string) bool {
-			must(y, os.RemoveAll(y.u.stateDir))
+			for _, name := range y.u.names(y.u.stateDir) {
+				must(y, os.RemoveAll(filepath.Join(y.u.stateDir, name)))
+			}
 			return false
 		},
+		"full": func(y *year, _ []string) bool { y.u.fill(); return false },
+		"free": func(y *year, _ []string) bool { y.u.free(); return false },
 	}
 }
 
@@ -505,6 +523,7 @@ func someStep(r *rand.Rand, pick func(...string) string, chain []string) string 
 		}},
 		{24, func() string { return "del " + pod + " " + pick("containerd", "containerd", "crio", "nerdctl") }},
 		{6, func() string { return "restart " + pod }},
+		{2, func() string { return "again " + pod }},
 		{3, func() string { return "lose " + pod }},
 		{3, func() string { return "check " + pod }},
 		{3, func() string { return "status" }},
@@ -536,6 +555,8 @@ func someStep(r *rand.Rand, pick func(...string) string, chain []string) string 
 		{2, func() string { return "reboot" }},
 		{1, func() string { return "nocache" }},
 		{1, func() string { return "nostate" }},
+		{1, func() string { return "full" }},
+		{2, func() string { return "free" }},
 	}
 	sum := 0
 	for _, c := range choices {

@@ -182,6 +182,9 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 		}
 	}
 	if again == 0 {
+		if strings.HasSuffix(found.class, " is slow") {
+			return // the machine was
+		}
 		t.Errorf("%s=%d is flaky: %s: %s\n%s", likePlainSeedEnv, seed, found.class, found.text, strings.Join(log, "\n"))
 		return
 	}

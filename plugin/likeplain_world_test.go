@@ -122,8 +122,29 @@ func newPlainWorld(t *attempt, called string, s *setup, net *network) *plainWorl
 		w.writeBinary(name)
 	}
 	w.writeFile()
+	if w.unwinds {
+		n.mkdir(n.stateDir)
+		must(t, unix.Mount("tmpfs", n.stateDir, "tmpfs", 0, "size=4m,mode=0700"))
+		t.Cleanup(func() { _ = unix.Unmount(n.stateDir, unix.MNT_DETACH) })
+	}
 	return w
 }
+
+// fill leaves no room on the disk of the state directory.
+func (w *plainWorld) fill() {
+	w.Helper()
+	f, err := os.OpenFile(filepath.Join(w.stateDir, "others"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	must(w, err)
+	defer f.Close()
+	for chunk := make([]byte, 4096); err == nil; {
+		_, err = f.Write(chunk)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		w.Fatal(err)
+	}
+}
+
+func (w *plainWorld) free() { _ = os.Remove(filepath.Join(w.stateDir, "others")) }
 
 func (n *node) execOf() *nodeExec {
 	e := &nodeExec{node: n}
