@@ -236,15 +236,17 @@ func (w *plainWorld) pendingTexts() (all []string) {
 	return all
 }
 
-// eachPod does something with a pod in each world in which the runtime has it.
-func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) {
+// eachPod does something with a pod in each world in which the runtime has it, and reports whether
+// one has.
+func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) (did bool) {
 	calls := map[string][]plainCall{}
 	for _, w := range y.worlds() {
 		if p := w.pods[name]; p != nil && p.state != podNone {
-			calls[w.called] = do(w, p)
+			calls[w.called], did = do(w, p), true
 		}
 	}
 	y.compareCalls(name, calls["P"], calls["U"])
+	return did
 }
 
 // rewrite writes the programs and the conflist as the network says.
@@ -312,8 +314,7 @@ func init() {
 		},
 		// del POD containerd|crio|nerdctl
 		"del": func(y *year, w []string) bool {
-			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, w[1]) })
-			return true
+			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, w[1]) })
 		},
 		// restart POD: as nerdctl does, under the same ID, even if the DEL fails
 		"restart": func(y *year, w []string) bool {
@@ -344,12 +345,11 @@ func init() {
 		},
 		// lose POD: the runtime forgets it
 		"lose": func(y *year, w []string) bool {
-			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall {
+			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall {
 				world.drop(p)
 				p.state = podNone
 				return nil
 			})
-			return true
 		},
 		"check": func(y *year, w []string) bool {
 			for _, world := range y.worlds() {
@@ -502,56 +502,110 @@ func (y *year) runtimeConf(name string, wants []string) libcni.RuntimeConf {
 	return rt
 }
 
-// someStep returns a random step. Ordinary ones come more often.
-func someStep(r *rand.Rand, pick func(...string) string, chain []string) string {
-	pod := pick("a", "b", "c", "d")
-	chained := func() string { return pick("firewall", "portmap", "mesh", "mesh", "sidecar", "tuning") }
-	any := func() string { return pick(chain[0], chained(), chained(), "host-local") }
-	one := func(n int) bool { return r.IntN(n) == 0 }
+// dice draws the steps of a sequence. It knows roughly what came before, so that few steps do
+// nothing.
+type dice struct {
+	*rand.Rand
+	pods   map[string]bool // that were added
+	chain  []string
+	broken string // a plugin that fails
+}
+
+func (d *dice) pick(words ...string) string { return words[d.IntN(len(words))] }
+
+// pod returns one that was added, or that was not.
+func (d *dice) pod(added bool) string {
+	var names []string
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if d.pods[name] == added {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return "a"
+	}
+	return d.pick(names...)
+}
+
+// plugin returns a plugin that is in the chain, or one that can be.
+func (d *dice) plugin() string {
+	if d.IntN(3) > 0 {
+		return d.pick(d.chain...)
+	}
+	return d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+}
+
+func (d *dice) chained() string {
+	if len(d.chain) > 1 && d.IntN(3) > 0 {
+		return d.pick(d.chain[1:]...)
+	}
+	return d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+}
+
+// step returns a random step. Ordinary ones come more often.
+func (d *dice) step() string {
 	choices := []struct {
 		weight int
 		step   func() string
 	}{
 		{30, func() string {
+			pod := d.pod(false)
 			step := "add " + pod
-			for _, more := range []string{"ports", "ip", "bw"} {
-				if one(map[string]int{"ports": 2, "ip": 6, "bw": 8}[more]) {
-					step += " " + more
+			for _, more := range []struct {
+				name string
+				odds int
+			}{{"ports", 2}, {"ip", 6}, {"bw", 8}} {
+				if d.IntN(more.odds) == 0 {
+					step += " " + more.name
 				}
 			}
+			d.pods[pod] = true
 			return step
 		}},
-		{24, func() string { return "del " + pod + " " + pick("containerd", "containerd", "crio", "nerdctl") }},
-		{6, func() string { return "restart " + pod }},
-		{2, func() string { return "again " + pod }},
-		{3, func() string { return "lose " + pod }},
-		{3, func() string { return "check " + pod }},
+		{22, func() string {
+			pod := d.pod(true)
+			delete(d.pods, pod)
+			return "del " + pod + " " + d.pick("containerd", "containerd", "crio", "nerdctl")
+		}},
+		{6, func() string { return "restart " + d.pod(true) }},
+		{2, func() string { return "again " + d.pod(true) }},
+		{2, func() string {
+			pod := d.pod(true)
+			delete(d.pods, pod)
+			return "lose " + pod
+		}},
+		{3, func() string { return "check " + d.pod(true) }},
 		{3, func() string { return "status" }},
 		{2, func() string { return "gc" }},
 		{3, func() string { return "sweep" }},
-		{6, func() string { return "append " + chained() }},
-		{6, func() string { return "remove " + chained() + " " + pick("kept", "deleted", "down") }},
-		{1, func() string { return "reorder" }},
-		{4, func() string { return "renew " + chained() + " " + pick("999", "4", "7", "100") }},
 		{6, func() string {
-			return "set " + pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off",
+			name := d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+			d.chain = append(slices.Clone(d.chain), name)
+			return "append " + name
+		}},
+		{6, func() string { return "remove " + d.chained() + " " + d.pick("kept", "deleted", "down") }},
+		{1, func() string { return "reorder" }},
+		{4, func() string { return "renew " + d.plugin() + " " + d.pick("999", "4", "7", "100") }},
+		{7, func() string {
+			return "set " + d.pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off",
 				"version 1.0.0", "version 0.4.0", "version 1.1.0", "main ptp", "main bridge", "name net1", "file 20-net.conflist")
 		}},
-		{2, func() string { return "ipam " + pick("static", "static deleted", "host-local") }},
+		{2, func() string { return "ipam " + d.pick("static", "static deleted", "host-local") }},
 		{1, func() string { return "old portmap" }},
 		{1, func() string { return "install" }},
-		{2, func() string { return "conf " + pick("missing", "invalid") }},
-		{2, func() string { return "conf good" }},
-		{2, func() string { return "missing " + any() }},
+		{2, func() string { return "conf " + d.pick("missing", "invalid") }},
+		{3, func() string { return "conf good" }},
+		{2, func() string { return "missing " + d.pick(d.plugin(), d.plugin(), "host-local") }},
 		{1, func() string { return "wipe" }},
-		{3, func() string { return "restore" }},
+		{4, func() string { return "restore" }},
 		{4, func() string {
-			return "break " + any() + " " + pick("ADD", "DEL") + " " + pick("fail", "fail", "fail-effect", "garbage", "slow", "hang")
+			d.broken = d.pick(d.plugin(), d.plugin(), "host-local")
+			return "break " + d.broken + " " + d.pick("ADD", "DEL") + " " + d.pick("fail", "fail", "fail-effect", "garbage", "slow", "hang")
 		}},
-		{5, func() string { return "repair " + any() }},
+		{6, func() string { return "repair " + d.broken }},
 		{3, func() string { return "off" }},
 		{4, func() string { return "on" }},
-		{1, func() string { return "plugins " + pick("before", "now") }},
+		{1, func() string { return "plugins " + d.pick("before", "now") }},
 		{2, func() string { return "reboot" }},
 		{1, func() string { return "nocache" }},
 		{1, func() string { return "nostate" }},
@@ -562,7 +616,7 @@ func someStep(r *rand.Rand, pick func(...string) string, chain []string) string 
 	for _, c := range choices {
 		sum += c.weight
 	}
-	at := r.IntN(sum)
+	at := d.IntN(sum)
 	for _, c := range choices {
 		if at -= c.weight; at < 0 {
 			return c.step()
