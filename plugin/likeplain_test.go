@@ -224,20 +224,20 @@ func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []s
 // someYear returns the sequence of a seed.
 func someYear(seed uint64) (setup, []string) {
 	d := &dice{Rand: rand.New(rand.NewPCG(seed, 46)), pods: map[string]bool{}, broken: "mesh"}
-	s := setup{ChainFile: d.IntN(2) == 0, Outer: d.pick("1.0.0", "1.1.0"), Masq: d.IntN(3) == 0,
+	s := setup{ChainFile: d.IntN(2) == 0, Outer: d.pick("1.0.0", "1.1.0"), Masq: d.IntN(4) == 0,
 		Version: d.pick("1.0.0", "1.0.0", "1.1.0", "0.4.0")}
 	d.chain = []string{d.pick("bridge", "bridge", "bridge", "ptp")}
 	for _, chained := range []struct {
 		name string
 		odds int
-	}{{"tuning", 8}, {"bandwidth", 8}, {"firewall", 3}, {"portmap", 2}, {"mesh", 2}} {
+	}{{"tuning", 8}, {"bandwidth", 8}, {"firewall", 4}, {"portmap", 3}, {"mesh", 2}} {
 		if d.IntN(chained.odds) == 0 {
 			d.chain = append(d.chain, chained.name)
 		}
 	}
 	s.Plugins = strings.Join(d.chain, " ")
 	var steps []string
-	for range 20 + d.IntN(10) {
+	for range 16 + d.IntN(10) {
 		steps = append(steps, d.step())
 	}
 	if without := os.Getenv(likePlainWithoutEnv); without != "" {
