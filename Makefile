@@ -196,7 +196,7 @@ test: deps tools build ## run all tests on real plugins and namespaces, then tho
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestTurnNotCome|TestCutOffReservation|TestPlantedLinks|TestShownToProviders|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestTurnNotCome|TestCutOffReservation|TestPlantedLinks|TestShownToProviders|TestLikePlain|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin/... ./cmd/unwindctl
 
 soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
