@@ -125,7 +125,7 @@ RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDele
 GO_TEST := go test -parallel 16 -timeout 3h
 
 # testdata is outside of ./...
-ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
+ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/runtime ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -163,7 +163,7 @@ $(CNITOOL_STAMP): | go
 	touch $@
 
 faulty: go
-	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin
+	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin ./testdata/runtime
 
 deps: ## install what is missing of iptables, nftables, iproute2, ping, pkill, strace and a C compiler (Debian, as root)
 	@missing=; \

@@ -171,3 +171,29 @@ func TestClaims(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstCommands: the section "Try it" of README.md has exactly the commands that continuous integration
+// runs under these names.
+func TestFirstCommands(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join("../..", name))
+		nodetest.Check(t, err)
+		return string(data)
+	}
+	_, section, _ := strings.Cut(read("README.md"), "\n## Try it\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var commands []string
+	for _, m := range regexp.MustCompile(`(?m)^(make .*?) *(#.*)?$`).FindAllStringSubmatch(section, -1) {
+		commands = append(commands, m[1])
+	}
+	if want := []string{"make demo", "make test"}; !slices.Equal(commands, want) {
+		t.Errorf("README.md, Try it: %q, want %q", commands, want)
+	}
+	run := strings.Split(read(".ci/run"), "\n")
+	for _, command := range commands {
+		if !slices.Contains(run, command) {
+			t.Errorf(".ci/run has no line %q", command)
+		}
+	}
+}
