@@ -389,8 +389,10 @@ workflows: go
 chart: go workflows ## test the alerts, the dashboard and the Helm chart
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...
 
-demo: deps tools build ## show the leak without unwind, and none with it (1 minute, root)
-	scripts/demo.sh
+demo: ## show the leak without unwind, and none with it (1 minute, root)
+	@echo "Building unwind and the plugins..."
+	@$(MAKE) -s deps tools build
+	@scripts/demo.sh
 
 docs: go ## write the tables of the decisions from the code
 	UNWIND_UPDATE=1 go test -p 1 ./plugin/decide -run 'Test(Due|Verdict)Table' -count=1
