@@ -106,6 +106,7 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 		if m := &marked.Undo.Steps[i]; m.Index == s.Index {
 			m.Tries++
 			m.MayHaveRun = true
+			m.Last, m.Code = "unwind was killed while the DEL ran", types.ErrTryAgainLater
 		}
 	}
 	timer := time.AfterFunc(markAfter, func() {
