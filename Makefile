@@ -1,4 +1,4 @@
-# The targets are the interface; continuous integration runs the same ones. `make` alone lists them.
+# The targets are the interface; continuous integration runs the same ones. `make` alone lists them: see HELP.
 
 PLUGINS_VERSION     := v1.10.0
 PLUGINS_BEFORE      := v1.9.1
@@ -127,7 +127,7 @@ RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDele
 GO_TEST := go test -parallel 16 -timeout 3h
 
 # testdata is outside of ./...
-ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
+ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/runtime ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -140,13 +140,20 @@ export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 .PHONY: help build tools deps test proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
+# What make help lists, by purpose.
+HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart proof soak fuzz mutants e2e e2e-k8s" \
+	"Measure and write:bench docs words man" "Release:release image release-check"
+
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
+	@for group in $(HELP); do \
+		echo "$${group%%:*}:"; \
+		for target in $${group#*:}; do sed -n "s/^$$target:.*## /  $$target\t/p" $(firstword $(MAKEFILE_LIST)); done | expand -t 17; \
+	done
 
 build: go ## put unwind, unwindctl and kubectl-unwind into bin/
 	$(GO_BUILD) -o bin/ $(COMMANDS)
 
-tools: $(PLUGINS_STAMP) $(CNITOOL_STAMP) faulty ## put the reference plugins, cnitool and the faulty plugin into .tools/
+tools: $(PLUGINS_STAMP) $(CNITOOL_STAMP) faulty ## put cnitool, the reference and the test plugins into .tools/
 
 $(PLUGINS_STAMP): | go
 	GOBIN=$(TOOLS)/cni CGO_ENABLED=0 go install \
@@ -171,9 +178,9 @@ $(CNITOOL_STAMP): | go
 	touch $@
 
 faulty: go
-	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin
+	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin ./testdata/runtime
 
-deps: ## install what is missing of iptables, nftables, iproute2, ping, pkill, strace and a C compiler (Debian, as root)
+deps: ## install missing packages with Debian's apt (root)
 	@missing=; \
 	for dep in $(DEPS); do \
 		command -v $${dep%:*} >/dev/null || missing="$$missing $${dep#*:}"; \
@@ -192,7 +199,7 @@ deps: ## install what is missing of iptables, nftables, iproute2, ping, pkill, s
 # inside one process: a sweep, STATUS, the agent, the journal. There TestSoak has 100 pairs, which start the plugin with the
 # race detector.
 # go test prints its packages in order, as they end. The longest one is apart, so that it holds no other's line back.
-test: deps tools build ## run all tests on real plugins and namespaces, then those of one process with -race (as root)
+test: deps tools build ## run all tests on real plugins and namespaces (4 minutes, root)
 	@echo "The tests of ./plugin take longest; they run beside the others, each of which has its line as it ends."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
@@ -203,16 +210,16 @@ test: deps tools build ## run all tests on real plugins and namespaces, then tho
 		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
-proof: deps tools build ## run the long proofs: large models, whole matrices, all disks after a loss of power, 100,000 pairs in the journal, 10,000 pods (as root, half an hour)
-	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestTurnNotCome|TestCutOffReservation|TestPlantedLinks|TestShownToProviders|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
+proof: deps tools build ## run the long proofs and large models (half an hour, root)
+	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -run '^(TestProtocolAtLength|TestPowerLoss.*|TestFlipped.*|TestSteady|TestSoak|TestFaultMatrix.*|TestKilled.*|TestLateDEL.*|TestResultsAreLibcnis|TestReferencePlugins|TestVersions|TestBrokenJournal|TestTurnNotCome|TestCutOffReservation|TestPlantedLinks|TestShownToProviders|TestLikePlain|TestPlainNodeWhileADDs)$$' -count=1 -v -timeout 3h \
 		./journal ./plugin/... ./cmd/unwindctl
 
-soak: deps tools build ## add and remove PAIRS pods (100,000), 32 at once, with faults (as root, hours; ends where it is a minute before 12h)
+soak: deps tools build ## add and remove PAIRS pods (100,000) with faults (hours, root)
 	UNWIND_TEST_SOAK=$(PAIRS) CGO_ENABLED=0 go test -run '^TestSoak$$' -count=1 -v -timeout 12h ./plugin
 
 # The targets are what go test lists. Inputs that failed go into the package's testdata/fuzz; keep them there, with the fix.
 # Before Go 1.27 a run may fail as its time ends, with "context deadline exceeded" and no input (golang/go#75804).
-fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
+fuzz: go ## let each fuzz target run for FUZZTIME (10s) (root)
 	@set -e; for package in $$(go list ./...); do \
 		listed=$$(go test -list '^Fuzz' $$package); \
 		for target in $$(echo "$$listed" | grep '^Fuzz'); do \
@@ -225,16 +232,16 @@ fuzz: go ## let each fuzz target run for FUZZTIME (10s), as root
 	done
 
 # Each mutant is run by the tests that need neither root nor long.
-mutants: go ## change one operator at a time in the packages that decide: their own tests must kill 95 of 100 (10 minutes)
+mutants: go ## change one operator at a time: tests must notice (10 minutes)
 	go run ./scripts/mutants $(MUTATED)
 
-e2e: deps tools build e2e-tools ## run the end-to-end tests on real runtimes (as root); SHORT=1: the newest containerd only
+e2e: deps tools build e2e-tools ## test real runtimes (root); SHORT=1: the newest containerd only
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 90m -v -run E2E ./testdata/e2e
 
 e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
-e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## run the end-to-end tests on Kubernetes (as root); SHORT=1: not as long
+e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./testdata/e2e
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
@@ -363,7 +370,7 @@ $(E2E)/deb/.unpacked:
 	rm -rf $(@D)/packages
 	touch $@
 
-lint: deps go workflows vulnerabilities ## check format, vet, staticcheck, golangci-lint (.golangci.yml), go.mod, govulncheck, the scripts and the workflows
+lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, scripts and workflows
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
 	go vet -tags e2e $(ALL_PACKAGES)
@@ -387,16 +394,18 @@ workflows: go
 
 # A module of its own: Prometheus, Helm and the types of Kubernetes are what unwind itself has no use for. Its inputs are outside of
 # it, where go test does not see them change; so nothing is cached.
-chart: go workflows ## test the alerts, the dashboard and the Helm chart by what takes them: Prometheus, Helm, the types of Kubernetes
+chart: go workflows ## test the alerts, the dashboard and the Helm chart
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...
 
-demo: deps tools build ## show what a failing plugin leaks without unwind, and with it (as root, under two minutes)
-	scripts/demo.sh
+demo: ## show the leak without unwind, and none with it (1 minute, root)
+	@echo "Building unwind and the plugins..."
+	@$(MAKE) -s deps tools build
+	@scripts/demo.sh
 
 docs: go ## write the tables of the decisions from the code
 	UNWIND_UPDATE=1 go test -p 1 ./plugin/decide -run 'Test(Due|Verdict)Table' -count=1
 
-words: go ## print every text of the programs that a user may read, with its place: errors, log lines, help, reasons
+words: go ## print every text of the programs that a user may read
 	@go run ./scripts/words
 
 man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
@@ -404,12 +413,12 @@ man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 		go test -trimpath ./cmd/unwindctl -short -run TestManual -count=1
 
 # MULTUS=PATH compares with that multus binary, too; ARGS="-chains 3 -parallel 1,32 -dead 0" is a part of it, see -help.
-bench: deps tools build ## time ADD, DEL and failing ADD of chains of real plugins, plain and through unwind (as root, on a quiet machine)
+bench: deps tools build ## time ADD and DEL, plain and through unwind (root)
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)
 	go run golang.org/x/perf/cmd/benchstat@$(BENCHSTAT_VERSION) -col /kind $(TOOLS)/bench.txt
 
-release: go ## put a release into dist/: archives and image for linux on amd64 and arm64, chart, kubectl-unwind, manifest of krew, notes
+release: go ## put a release into dist/
 	rm -rf dist && mkdir dist
 	scripts/release/notes.sh $(VERSION) >dist/NOTES.md
 	set -e; for arch in $(ARCHES); do \
@@ -450,7 +459,7 @@ kubectl-archive: go
 
 # Each architecture has a bill of materials beside the archive, such as unwind-v1.2.3-image-amd64.cdx.json.
 image: PROGRAMS = $(abspath $(IMAGE_ARCHIVE)).programs
-image: go ## put the agent's image, for linux on amd64 and arm64, into dist/: an OCI archive; IMAGE is its name
+image: go ## put the agent's image into dist/ (OCI archive); IMAGE names it
 	set -e; for arch in $(ARCHES); do dir=$(PROGRAMS)/$$arch; \
 		$(RELEASE_ENV) GOOS=linux GOARCH=$$arch $(GO_BUILD) -o $$dir/ ./cmd/unwind ./cmd/unwindctl; \
 		cp LICENSE $$dir; \
@@ -473,7 +482,7 @@ chart-archive: go
 
 # -trimpath keeps the directory out of the bytes and of the keys of what is cached: without it, the two releases differ although one
 # cache serves both. So the compiler runs once more, without a cache, for the plugin alone.
-release-check: go ## build the release of what is committed in two directories, and the plugin without a cache; compare, and test one
+release-check: go ## build the release twice, and compare and test it
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
 	for copy in one another/deeper; do \

@@ -117,6 +117,8 @@ type Added struct {
 	Host          Host              `json:"host"`
 	At            Time              `json:"at"`
 	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the configuration
+	// Observed is set if the network's configuration allowed no sweep (see netconf.Conf.Observes).
+	Observed bool `json:"observed,omitempty"`
 	// Occupant is the interface (index and MAC) that already used the interface name in the
 	// namespace before the ADD, or "". No DEL of this ADD may touch it.
 	Occupant string `json:"occupant,omitempty"`
@@ -138,6 +140,8 @@ type Undo struct {
 	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
 	Begun  bool   `json:"begun,omitempty"`  // a pass over the steps runs, or was interrupted
+	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
+	Guarded bool `json:"guarded,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
 	Abandoned bool `json:"abandoned,omitempty"`
 }
@@ -190,26 +194,22 @@ type Step struct {
 	// the time of the runtime's DEL if unwind did not see the ADD.
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
-	// Refusal is the error of its ADD, if ADD is AddFailed. Alike counts the consecutive tries of its
-	// DEL that failed with that error; the first was at AlikeSince.
-	Refusal    Refusal `json:"refusal,omitzero"`
-	Alike      int     `json:"alike,omitempty"`
-	AlikeSince int64   `json:"alikeSince,omitempty"` // CLOCK_BOOTTIME, nanoseconds
-	Tries      int     `json:"tries,omitempty"`      // tries of its DEL
-	Last       string  `json:"last,omitempty"`       // the error, if the last try failed
-	Code       uint    `json:"code,omitempty"`       // the code of Last; then never 0
-	Next       Next    `json:"next,omitzero"`
+	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
+	// not host-local, or nobody knows the delegate, and it may have an IPAM plugin of its own.
+	MayAllocate bool `json:"mayAllocate,omitempty"`
+	Tries       int  `json:"tries,omitempty"` // tries of its DEL
+	// Failures counts the tries that came after the pause of the one before, and failed. Absent counts
+	// the last ones of these, in a row, at which the network's chain lacked the delegate.
+	Failures int    `json:"failures,omitempty"`
+	Absent   int    `json:"absent,omitempty"`
+	Last     string `json:"last,omitempty"` // the error, if the last try failed
+	Code     uint   `json:"code,omitempty"` // the code of Last; then never 0
+	Next     Next   `json:"next,omitzero"`
 	// Until Again (CLOCK_BOOTTIME, nanoseconds; 0 for none), a successful DEL does not count: either
 	// the delegate was killed and its agent may still work on the request, or it proves nothing.
 	Again      int64 `json:"again,omitempty"`
 	LateKills  int   `json:"lateKills,omitempty"`  // late tries that reached their limit (undo.late)
 	MayHaveRun bool  `json:"mayHaveRun,omitempty"` // the pass of its first DEL was interrupted
-}
-
-// Refusal is an error that a delegate returned by itself.
-type Refusal struct {
-	Code  uint   `json:"code"` // the CNI error code; never 0
-	Words string `json:"words"`
 }
 
 // Next says what the next try of a step's DEL waits for. The zero value is RunNow.

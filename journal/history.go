@@ -25,7 +25,7 @@ const (
 	Waiting    EventKind = "waiting"     // a DEL waits because its address has another owner
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
 	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
-	Untaken    EventKind = "untaken"     // the DEL of a failed ADD was dropped (see decide.After)
+	Dropped    EventKind = "dropped"     // a DEL failed too often, and was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 )
 

@@ -141,17 +141,29 @@ func (tx *Tx) Put(e *Entry) error {
 	if e.Updated = Now(); from != e.Undo.State || e.Undo.Since == (Time{}) {
 		e.Undo.Since = e.Updated
 	}
+	tx.begins = tx.begins || e.Undo.State == Adding
+	if err := tx.write(e); err != nil || e.Undo.State != Undone || from == Undone {
+		return err
+	}
+	return tx.prune()
+}
+
+// Amend writes a record that the transaction has read. Unlike Put, it leaves the record's time, so
+// that the attachment does not become younger.
+func (tx *Tx) Amend(e *Entry) error {
+	if _, err := tx.checkChange(e, e.Undo.State); err != nil {
+		return err
+	}
+	return tx.write(e)
+}
+
+func (tx *Tx) write(e *Entry) error {
 	key, value, err := encodeEntry(e)
 	if err != nil {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
 	tx.size += len(key) + len(value)
-	tx.begins = tx.begins || e.Undo.State == Adding
-	err = tx.btx.Bucket(bucketEntries).Put(key, value)
-	if err != nil || e.Undo.State != Undone || from == Undone {
-		return err
-	}
-	return tx.prune()
+	return tx.btx.Bucket(bucketEntries).Put(key, value)
 }
 
 // Delete removes a record, which may be missing, and the attachment's undone and damaged records,

@@ -2,15 +2,19 @@ package plugin
 
 import (
 	"context"
+	"encoding/json"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 )
 
-// check runs CHECK of every delegate that was added, in chain order, with the configuration of the
-// ADD. It calls a delegate only if the runtime would call it without unwind. If the attachment has
+// check runs CHECK of every delegate that was added and is still in the chain, in chain order, with
+// the configuration of the ADD or, if that fails, with the present one. It calls a delegate only if
+// the runtime would call it without unwind. If the attachment has
 // no journal entry, check logs a warning and does not fail, because Nomad destroys a network
 // namespace on a failed CHECK.
 //
@@ -25,6 +29,9 @@ func (o *op) check(ctx context.Context) error {
 		return nil
 	}
 	e, _ := o.Journal.Snapshot(ctx).Get(o.Key)
+	if e != nil {
+		e = e.Clone()
+	}
 	if e == nil || e.Undo.State != journal.Live {
 		if err != nil {
 			return badConfig(err)
@@ -36,20 +43,38 @@ func (o *op) check(ctx context.Context) error {
 	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil //nolint:nilerr // an invalid version has no CHECK
 	}
-	result := e.Got.Result
 	if o.Conf.PrevResult != nil {
-		result = o.Conf.PrevResult
+		e.Got.Result = o.Conf.PrevResult
 	}
-	prevResult, err := netconf.ConvertResult(result, e.Added.CNIVersion)
-	if err != nil {
-		return badConfig(err)
-	}
-	for _, step := range e.Undo.Steps {
-		c := o.call("CHECK", step.Type)
-		c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(step.Config, prevResult)
-		if _, f := o.Runner.Run(ctx, c, o.Stderr); f != nil {
+	for i := range e.Undo.Steps {
+		step := &e.Undo.Steps[i]
+		if o.HasLeft(e, step) {
+			continue
+		}
+		f := o.checkWith(ctx, e, step.Type, step.Config)
+		present := o.Present(e, step, false)
+		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present) == nil {
+			f = nil
+		}
+		if f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
 	}
 	return nil
+}
+
+// checkWith runs CHECK of a delegate with a configuration.
+func (o *op) checkWith(
+	ctx context.Context, e *journal.Entry, plugin string, config json.RawMessage,
+) *delegate.Failure {
+	c := o.call("CHECK", plugin)
+	conf := types.PluginConf{CNIVersion: e.Added.CNIVersion}
+	_ = json.Unmarshal(config, &conf)
+	prevResult, err := netconf.ConvertResult(e.Got.Result, conf.CNIVersion)
+	if err != nil {
+		return c.Failed(types.ErrInvalidNetworkConfig, "prevResult: "+err.Error())
+	}
+	c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(config, prevResult)
+	_, f := o.Runner.Run(ctx, c, o.Stderr)
+	return f
 }

@@ -75,7 +75,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 	stories(t, `
 	chain p0; add a
 	either of an earlier boot: boot a; let why it was added before the last boot; let label earlier-boot
-	or of another machine: clone a; let why it was added on another machine; let label other-machine
+	or of another machine: clone a; let why it was added before the last boot, possibly on another machine; let label other-machine
 	unwritten a; events; counters
 	sweep; events 'swept a [] []: $why'; counters 'swept $label 1'
 	leaves`, acts{"unwritten": func(s *story, w []string) {
@@ -174,10 +174,10 @@ func TestNotes(t *testing.T) {
 		events 'swept a [$ip2] []: it was added before the last boot'
 		counters 'swept earlier-boot 1'
 	or of another machine: add a; clone a; gc
-		events 'swept a [$ip2] []: it was added on another machine'
+		events 'swept a [$ip2] []: it was added before the last boot, possibly on another machine'
 		counters 'swept other-machine 1'
 	or of another machine, found by an ADD of the container ID: add a; clone a; again a b; add b
-		events 'swept a [$ip2] []: it was added on another machine'
+		events 'swept a [$ip2] []: it was added before the last boot, possibly on another machine'
 		counters 'swept other-machine 1'
 	or not on a list: add a; gc list
 		events 'swept a [$ip2] []: the runtime does not list it'

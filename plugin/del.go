@@ -296,7 +296,7 @@ func (d *deleting) noteIdle(why string, err error, expected bool) {
 	}
 }
 
-// report returns the error for the runtime. It omits the failure of a DEL that would not have run
+// report returns the error for the runtime. It omits the failure of a DEL that would not have failed
 // without unwind.
 //
 // The error names the delegates with a pending DEL, without their messages. go-cni ignores errors
@@ -305,10 +305,10 @@ func (d *deleting) noteIdle(why string, err error, expected bool) {
 func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	names, code := []string{}, uint(0)
 	for _, f := range failures {
-		if durable && f.PutRight {
-			d.log.Warn("a DEL failed and stays pending, but the runtime gets no error: the "+
-				"plugin's ADD had also failed, and its configuration is no longer in the chain",
-				"plugin", f.Plugin, "code", f.Code)
+		if f.Unreported {
+			d.log.Warn("a DEL failed and stays pending, but the runtime gets no error, because the "+
+				"plugin has left the chain, or succeeds with its present configuration", "plugin", f.Plugin,
+				"code", f.Code)
 			continue
 		}
 		if names = append(names, fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)); len(names) == 1 {

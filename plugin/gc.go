@@ -78,13 +78,18 @@ func (o *op) sweepForGC(
 		job.List = facts.NewList(o.Conf.Name, o.Conf.Valid)
 	}
 	findings, err := sweep.New(o.Worker, job).Run(ctx)
-	if err != nil {
-		errs = append(errs, err)
-	}
 	var guarded *sweep.MassReleaseError
-	believed = !errors.As(err, &guarded)
+	believed = !errors.As(err, &guarded) || !guarded.Fresh
+	switch {
+	case !believed || err != nil && guarded == nil:
+		errs = append(errs, err)
+	case err != nil:
+		o.log.Warn("attachments are kept", "why", err)
+	}
 	for _, f := range findings {
-		if f.Err != nil && !errors.As(f.Err, &guarded) {
+		var failure *delegate.Failure
+		unreported := errors.As(f.Err, &failure) && failure.Unreported
+		if f.Err != nil && !unreported && !errors.As(f.Err, &guarded) {
 			errs = append(errs, fmt.Errorf("%s: %w", f.Key, f.Err))
 		}
 	}
@@ -133,13 +138,19 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	return lists, nil
 }
 
-// passOn runs STATUS or GC of all delegates in parallel, if the chain's CNI version has these
-// verbs. Without unwind, the runtime would not call them in an older version either. The delegates
+// hasStatus reports whether the chain's CNI version has STATUS and GC. In an older version, the
+// runtime would not call these verbs without unwind either.
+func hasStatus(chain *netconf.Chain) bool {
+	has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0")
+	return err == nil && has
+}
+
+// passOn runs STATUS or GC of all delegates in parallel, if the chain has these verbs. The delegates
 // get the given keys in addition to their configurations.
 func (o *op) passOn(
 	ctx context.Context, chain *netconf.Chain, command string, keys map[string]json.RawMessage,
 ) []*delegate.Failure {
-	if has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0"); err != nil || !has {
+	if !hasStatus(chain) {
 		return nil
 	}
 	failures := make([]*delegate.Failure, len(chain.Delegates))

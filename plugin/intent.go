@@ -166,13 +166,10 @@ func (a *adding) journalFailed(err error) error {
 // time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
 // killed.
 func (a *adding) releaseSamePod(ctx context.Context) {
-	if a.Conf.Observes() {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	ready := slices.DeleteFunc(slices.Clone(a.samePod),
-		func(e *journal.Entry) bool { return !a.Ready(ctx, e, false) })
+		func(e *journal.Entry) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range ready {
 		left := time.Until(deadline)

@@ -234,6 +234,7 @@ func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry 
 			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),
 			CNIVersion: chain.CNIVersion, Host: o.Host, At: journal.Now(),
 			GracePeriod: max(1, o.Conf.GracePeriod), // 0 would mean unknown
+			Observed:    o.Conf.Observes(),
 		},
 	}
 	if len(o.Conf.RuntimeConfig) > 0 {

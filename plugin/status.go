@@ -21,7 +21,9 @@ const (
 )
 
 // status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
-// reports a failure, and the journal works if ADDs require it. It also judges the attachments, by
+// reports a failure, and the journal works if ADDs require it. Without unwind, a runtime asks only a
+// chain of CNI 1.1.0 or later, so in an older one a missing binary is only logged: a node that is not
+// ready loses its running pods. status also judges the attachments, by
 // evidence alone, and starts a sweep if something is due, because STATUS is the verb that runtimes
 // call most often.
 //
@@ -104,6 +106,10 @@ func (o *op) health(
 	if len(missing) == 0 {
 		failures = o.passOn(ctx, chain, "STATUS", nil)
 	}
+	if len(missing) > 0 && !hasStatus(chain) {
+		o.log.Warn("plugins are missing; new pods fail", "missing", strings.Join(missing, ", "), "path",
+			o.args.Path)
+	}
 	journalErr := <-journaled
 	if errors.Is(journalErr, journal.ErrBusy) {
 		journalErr = nil
@@ -114,7 +120,7 @@ func (o *op) health(
 		}
 	}
 	switch {
-	case len(missing) > 0:
+	case len(missing) > 0 && hasStatus(chain):
 		_, err := netconf.FindPlugin(missing[0], o.args.Path)
 		return cniError(errNotAvailable, "unwind: "+err.Error(), strings.Join(missing, ", "))
 	case len(failures) > 0:

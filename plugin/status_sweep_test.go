@@ -125,29 +125,39 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 	stories(t, `
 	each many 1 300
 	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; deleted a 0
-	plan; openings 2 add b; openings 2 del b; leaves`, owing(), acts{
+	plan; pair-opens 2 2; leaves`, owing(), acts{
 		"wait-for": func(s *story, w []string) {
 			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(4*time.Minute) })
 		},
-		"openings": func(s *story, w []string) { // openings N STATEMENT: of the journal's file
-			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-			s.must(err)
-			defer func() { _ = unix.Close(fd) }()
-			// the kernel merges equal events, so that openings are counted with what is between them
-			_, err = unix.InotifyAddWatch(fd, s.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
-			s.must(err)
-			s.verb(w[1])(s, w[2:])
-			events, openings := make([]byte, 1<<20), 0
-			n, err := unix.Read(fd, events)
-			s.must(err)
-			for at := 0; at < n; at += unix.SizeofInotifyEvent { // an event of a file has no name
-				if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
-					openings++
-				}
-			}
-			s.wantCount(openings, w[0])
+		// pair-opens N M: an ADD of b opens the journal N times, its DEL M times. A slow DEL is recorded once more.
+		"pair-opens": func(s *story, w []string) {
+			eventually(s, "a pair that opens the journal so often", func() bool {
+				add, del := openings(s, "add", "b"), openings(s, "del", "b")
+				return add == s.number(w[0]) && del == s.number(w[1])
+			})
 		},
+		"openings": func(s *story, w []string) { s.wantCount(openings(s, w[1:]...), w[0]) }, // openings N STATEMENT
 	})
+}
+
+// openings returns how often a statement opens the journal's file.
+func openings(s *story, statement ...string) (n int) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	s.must(err)
+	defer func() { _ = unix.Close(fd) }()
+	// the kernel merges equal events, so that openings are counted with what is between them
+	_, err = unix.InotifyAddWatch(fd, s.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
+	s.must(err)
+	s.verb(statement[0])(s, statement[1:])
+	events := make([]byte, 1<<20)
+	size, err := unix.Read(fd, events)
+	s.must(err)
+	for at := 0; at < size; at += unix.SizeofInotifyEvent { // an event of a file has no name
+		if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // sweepAlone is a script in which the first DEL of a is held, in a sweep that a STATUS has started.

@@ -25,9 +25,7 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	either delegate: chain p0 | {"type": "gone"}
 	or IPAM: chain p0 | {"type": "bridge", "ipam": {"type": "gone"}}
 	or both: chain p0 | {"type": "gone"} | {"type": "bridge", "ipam": {"type": "away"}}; let missing gone, away
-	either 1.0.0: versions 1.1.0 1.0.0
-	or 1.1.0: versions 1.1.0 1.1.0
-	fails status code=50 'unwind: failed to find plugin "gone" in path [$dir/bin $cni '; waited
+	versions 1.1.0 1.1.0; fails status code=50 'unwind: failed to find plugin "gone" in path [$dir/bin $cni '; waited
 	details '$missing'`, details, acts{"waited": func(s *story, _ []string) {
 		s.want(s.said.took >= time.Second, "it was looked for once only: STATUS took %s", s.said.took)
 	}})

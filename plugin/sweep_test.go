@@ -240,9 +240,10 @@ func TestAgentKeepsPauses(t *testing.T) {
 	})
 }
 
-// TestForeign: the disk comes from another machine, as a clone or a backup. No DEL of its pods
-// runs, since the original may use the addresses. A sweep removes what host-local keeps on this
-// disk for exactly these owners: $ip99 is in the form that old releases of host-local wrote.
+// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of its
+// pods, since the original may use the addresses. It removes what host-local keeps on this disk for
+// exactly these owners: $ip99 is in the form that old releases of host-local wrote. The runtime's own DEL
+// runs, as without unwind.
 func TestForeign(t *testing.T) {
 	stories(t, `
 	chain bridge | p1; let by gc
@@ -256,8 +257,7 @@ func TestForeign(t *testing.T) {
 	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
 	forgets; until 0 $by; calls
 	owners '$ip100 a eth1' '$ip101 aa eth0' '$ip102 b eth0'
-	tombstone a another machine
-	del a; calls; locks 0; leaves`)
+	entries 0; del a; calls DEL p1; locks 0; leaves`)
 }
 
 // TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that

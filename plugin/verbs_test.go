@@ -70,7 +70,7 @@ func init() {
 		},
 		// script PLUGIN TEXT: a plugin that is a shell script
 		"script": func(s *story, w []string) { s.node.script(w[0], w[1]) },
-		// plan PLUGIN VERB MODE, …: of faulty plugins; nothing: all are well
+		// plan PLUGIN VERB MODE [once], …: of faulty plugins; nothing: all are well
 		"plan": func(s *story, w []string) {
 			plan := map[string]map[string]string{}
 			for _, one := range listed(w) {
@@ -78,7 +78,7 @@ func init() {
 				if plan[f[0]] == nil {
 					plan[f[0]] = map[string]string{}
 				}
-				plan[f[0]][f[1]] = f[2]
+				plan[f[0]][f[1]] = strings.Join(f[2:], " ")
 			}
 			s.node.plan(plan)
 		},

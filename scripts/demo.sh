@@ -2,12 +2,17 @@
 # Shows which addresses a failing plugin leaks, with real plugins in real namespaces. It runs the same failing pods on a
 # /28 without and with unwind, and then a working pod with unwind. `make demo` builds the programs and runs this script.
 #
+# All lines that it prints itself fit 80 columns.
+#
 # usage: scripts/demo.sh [pods]      (as root; default: 16 pods)
 #
 # The script runs in its own network and mount namespace, with its own /run/netns and /var/lib/cni. Its bridges, rules,
 # namespaces and libcni cache disappear when it ends for any reason. It changes nothing on the machine. It exits with a
 # non-zero code if a claim that it prints is not true.
 set -euo pipefail
+case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself in namespaces, where LC_ALL is C
+	*[Uu][Tt][Ff]-8 | *[Uu][Tt][Ff]8) export UNWIND_DEMO_BAR='█ ░' ;;
+esac
 export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -162,12 +167,29 @@ check() { # claim command...
 	if [[ $1 == test ]]; then
 		echo "         ${*:2}"
 	else
-		echo "         $(last_line)"
+		last_line | wrapped '         '
 	fi
 }
 
+# wrapped prints its input in lines of 80 columns, with an indent, and breaks them between words.
+wrapped() { # indent
+	fold -s -w $((80 - ${#1})) | sed "s/^/$1/; s/ *\$//"
+}
+
+# bar prints the pool, with its reserved addresses in a colour.
+bar() { # reserved colour
+	local full=${UNWIND_DEMO_BAR:-# .} free i
+	free=${full#* } full=${full% *}
+	printf %s "$2"
+	for ((i = 0; i < addresses; i++)); do
+		((i != $1)) || printf %s "$plain"
+		((i < $1)) && printf %s "$full" || printf %s "$free"
+	done
+	printf %s "$plain"
+}
+
 # fail_pod starts a pod whose ADD fails, sends the DEL like a runtime, and counts the addresses that stay reserved.
-declare -A exhausted=() held=() told=() course=()
+declare -A exhausted=() held=() told=() course=() of=([plain]=without [unwind]=with)
 fail_pod() { # network try
 	local pod=$1-$2
 	ip netns add "$pod"
@@ -187,20 +209,26 @@ fail_pod() { # network try
 }
 
 fail_pods() {
-	title "1. $pods pods get an address from bridge and host-local; then the faulty plugin fails ADD and DEL"
-	echo "   Each pod: create netns, cnitool add, cnitool del, delete netns. Reserved addresses after each, of $addresses:"
+	title "1. $pods pods get an address, then the last plugin fails ADD and DEL"
+	echo "   Each pod: create netns, cnitool add, cnitool del, delete netns."
+	echo "   The pool after each pod, of $addresses addresses:"
 	echo
-	printf '   %5s   %-26s %s\n' pod 'without unwind' 'with unwind'
+	printf '   %5s   %-36s %s\n' pod 'without unwind' 'with unwind'
 	local try note
 	for ((try = 1; try <= pods; try++)); do
 		fail_pod plain "$try"
 		fail_pod unwind "$try"
 		note=''
-		[[ ${exhausted[plain]:-0} != "$try" ]] || note='no IP addresses left'
-		printf '   %5d   %2d %s%-23s%s %2d\n' "$try" "${held[plain]}" "$red" "$note" "$plain" "${held[unwind]}"
+		[[ -z ${exhausted[plain]:-} ]] || note='no address left'
+		printf '   %5d   %s %2d %s%-19s%s %s %2d\n' "$try" "$(bar "${held[plain]}" "$red")" "${held[plain]}" \
+			"$red" "$note" "$plain" "$(bar "${held[unwind]}" "$red")" "${held[unwind]}"
+	done
+	local network
+	for network in plain unwind; do
+		printf '\n   The runtime got this error for pod 1, %s unwind:\n' "${of[$network]}"
+		echo "${told[$network]}" | wrapped '     '
 	done
 	echo
-	printf '   The runtime got these errors for pod 1:\n   without unwind  %s\n   with unwind     %s\n\n' "${told[plain]}" "${told[unwind]}"
 	local expected=$((pods < addresses ? pods : addresses))
 	check "without unwind: $expected addresses leaked" test "${held[plain]}" = "$expected"
 	if ((pods > addresses)); then
@@ -213,9 +241,12 @@ fail_pods() {
 replay() {
 	title "2. Only the DELs of the faulty plugin are pending"
 	echo
-	journal | sed 's/^/   /'
+	echo "   Some columns of unwindctl list:"
 	echo
-	echo "   (host-local has already released these addresses. The pending DELs still contain them.)"
+	journal | awk 'NR <= 4 { printf "   %-20s  %-12s  %-11s ", $2, $4, $7; for (i = 8; i <= NF; i++) printf " %s", $i; print "" }
+		END { if (NR > 4) printf "   … and %d more\n", NR - 4 }'
+	echo
+	echo "   host-local has released these addresses already. The pending DELs name them."
 	echo
 	pending=$(count containerID)
 	check "the journal contains each pod once" test "$pending" = "$pods"
@@ -234,7 +265,7 @@ replay() {
 }
 
 good_pod() {
-	title "4. A working pod with unwind: bridge and host-local, firewall, portmap (host port 18080)"
+	title "4. A working pod with unwind: bridge, firewall, portmap (host port 18080)"
 	echo
 	ip netns add good
 	export CAP_ARGS='{"portMappings":[{"hostPort":18080,"containerPort":80,"protocol":"tcp"}]}'
@@ -242,7 +273,7 @@ good_pod() {
 	local address
 	address=$(grep -oE '10\.213\.2\.[0-9]+/28' "$work/out" | head -n 1) || die "no address in its result: $(last_line)"
 	address=${address%/*}
-	echo "         it has the address $address, $(veths good) veth on the bridge, and $(rules "$address") iptables rules"
+	echo "         it has the address $address, $(veths good) veth, and $(rules "$address") iptables rules"
 	check "it pings its gateway" ping_from good 10.213.2.1
 	sed -n 's/^.* received/         &/p' "$work/out"
 	check "its iptables rules exist" test "$(rules "$address")" -gt 0
@@ -277,7 +308,7 @@ picture() {
 		<path class="grid" stroke-dasharray="4" d="M${x} 23V205"/>
 		<text class="plain" x="48" y="48">without unwind: ${held[plain]} of $addresses leaked</text>
 		<text class="plain" x="$((x - 6))" y="160" text-anchor="end">pod ${exhausted[plain]}: no IP addresses available</text>
-		<text class="unwind" x="48" y="196">with unwind: ${held[unwind]} of $addresses</text>
+		<text class="unwind" x="$((x - 6))" y="192" text-anchor="end">with unwind: ${held[unwind]} of $addresses</text>
 		</svg>
 	SVG
 }
@@ -293,7 +324,7 @@ draw() {
 table() {
 	title "In short"
 	echo
-	local row='   %-50s %16s %14s\n'
+	local row='   %-46s %14s %13s\n'
 	printf "$row" '' 'without unwind' 'with unwind'
 	printf "$row" 'pods that failed to start' "$pods" "$pods"
 	printf "$row" 'addresses leaked' "${held[plain]} of $addresses" "${held[unwind]} of $addresses"
@@ -315,6 +346,8 @@ main() {
 	table
 	draw
 	[[ $wrong == 0 ]] || die "a claim above is marked WRONG"
+	printf '\n%s%d pods failed to start; %d of %d addresses leaked without unwind, %d with it.%s\n' \
+		"$green" "$pods" "${held[plain]}" "$addresses" "${held[unwind]}" "$plain"
 }
 
 if [[ -n ${UNWIND_DEMO_DIR:-} ]]; then

@@ -11,11 +11,13 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another machine, of which this disk is a copy"},
+	{"state", "other-machine", "from another boot, perhaps of another machine, of which this disk is " +
+		"a copy"},
 	{"verdict", "live", "in use; only the runtime's DEL releases it"},
 	{"verdict", "dead", "gone for good; a sweep releases it"},
 	{"verdict", "unknown", "cannot be judged from here, and is kept"},
-	{"verdict", "other-machine", "from another machine, of which this disk is a copy; a sweep " +
+	{"verdict", "other-machine", "from another boot, and it is not proven that it was this machine's, " +
+		"because this disk may be a copy; a sweep " +
 		"releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
 	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
@@ -47,8 +49,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "waiting", "a DEL was postponed, because its address has a new owner"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
-	{"event", "untaken", "unwind forgot a DEL after 20 tries: its ADD failed too, and its plugin " +
-		"is no longer in the chain, or every DEL failed with the ADD's error for an hour"},
+	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +
+		"plugin created may remain"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
 	{"status", "on", "pods start through unwind"},
 	{"status", "starting", "the agent has not finished its first check"},

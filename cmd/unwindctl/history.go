@@ -19,7 +19,7 @@ import (
 // eventKinds are the values of --kind.
 var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Released), string(journal.Waiting),
-	string(journal.Superseded), string(journal.Forgotten), string(journal.Untaken),
+	string(journal.Superseded), string(journal.Forgotten), string(journal.Dropped),
 	string(journal.NoOp)}
 
 type historyFlags struct {

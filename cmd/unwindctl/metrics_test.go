@@ -24,6 +24,7 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},
 	"unwind_degraded_operations_total":               {"reason", "verb"},
+	"unwind_dropped_deletes_total":                   {"plugin"},
 	"unwind_duplicate_addresses_total":               nil,
 	"unwind_status":                                  {"state"},
 	"unwind_ipam_addresses":                          {"family", "network", "pool", "set", "state"},
@@ -55,7 +56,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 	})
 	err = errors.Join(err, n.store.NoteSweep(), n.store.Record(journal.Event{Count: []string{record.CountRollbacks, "p", "complete"}},
 		journal.Event{Count: []string{record.CountSwept, "interrupted"}}, journal.Event{Count: []string{record.CountDuplicates}},
-		journal.Event{Count: []string{record.CountDegraded, "ADD", "busy"}}))
+		journal.Event{Count: []string{record.CountDropped, "p"}}, journal.Event{Count: []string{record.CountDegraded, "ADD", "busy"}}))
 	check(t, err)
 	return n, confDir
 }

@@ -1,21 +1,16 @@
 package decide
 
 import (
-	"encoding/json"
 	"slices"
 	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/tristate"
 )
 
-// maxMistaken limits the tries of a failed ADD's DEL if its plugin is no longer in the chain, or if
-// the DEL fails with the ADD's error for at least mistakenFor.
-const (
-	maxMistaken = 20
-	mistakenFor = time.Hour
-)
+// maxFailures is how often a pending DEL fails before it is dropped. Only tries after their pause
+// count, so that takes about a day (see Pause), without a clock and across boots.
+const maxFailures = 300
 
 // Outcome is the result of one try of a DEL.
 type Outcome struct {
@@ -27,12 +22,13 @@ type Outcome struct {
 	LateKilled bool // the DEL was late, and was killed at the time limit for late DELs
 
 	Withheld bool // an address was removed from its prevResult
-	// The facts about a DEL that failed. NotInChain is set if the plugin is no longer in the chain,
-	// and NetNSGone if the ADD's namespace is proven gone. Reserved says whether host-local reserves
-	// an address for the attachment, and is unknown if the step's IPAM plugin is not host-local.
+	// The facts about a DEL that failed. Early is set if the pause after the last try was not over,
+	// NotInChain if the network's chain can be read and lacks the plugin, NetNSGone if the ADD's
+	// namespace is proven gone, and MayHold if an address may depend on the DEL (see MayHold).
+	Early      bool
 	NotInChain bool
 	NetNSGone  bool
-	Reserved   tristate.Value
+	MayHold    bool
 
 	Jitter float64 // from 0 to 1 (see Pause)
 }
@@ -43,7 +39,6 @@ type Outcome struct {
 func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	s.Tries++
 	s.MayHaveRun = false
-	s = countAlike(s, o, p.Now)
 	s.Last, s.Code = "", 0
 	pause := p.Now + int64(Pause(s.Tries, o.Jitter))
 	provesNothing := known.Of(s.Type).MayFreeNothing || known.IPAMOf(s.Config).MayFreeNothing
@@ -56,8 +51,7 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 		if o.LateKilled {
 			s.LateKills++
 		}
-		left := o.NotInChain && s.Tries >= maxMistaken
-		return s, s.ADD == journal.AddFailed && (left || tookNothing(&s, o, p.Now))
+		return countFailure(s, o)
 	case o.Withheld && !known.Of(s.Type).ByContainer:
 		s.Next = journal.Next{Why: journal.ForOwner, At: pause}
 		return s, false
@@ -71,66 +65,53 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 	return s, Left(s.Next, p) == 0
 }
 
-// countAlike counts a try if it failed with the error of the ADD. A time after now is from an
-// earlier boot, so the time of the tries begins again.
-func countAlike(s journal.Step, o Outcome, now int64) journal.Step {
-	if !o.Failed || o.Killed || (journal.Refusal{Code: max(1, o.Code), Words: o.Words}) != s.Refusal {
-		s.Alike, s.AlikeSince = 0, 0
-		return s
+// countFailure counts a try that failed, and reports whether the DEL is dropped. A DEL on which an
+// address may depend is dropped only if its plugin has left the chain for good.
+func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
+	if !o.NotInChain {
+		s.Absent = 0
 	}
-	if s.Alike++; s.Alike == 1 || s.AlikeSince > now {
-		s.AlikeSince = now
+	if o.Early {
+		return s, false
 	}
-	return s
+	if s.Failures++; o.NotInChain {
+		s.Absent++
+	}
+	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
 }
 
-// tookNothing reports whether a failed ADD has taken nothing: its DEL has failed with the ADD's
-// error often enough and for long enough, and the attachment has neither a namespace nor an
-// address. It returns false for a plugin that may hide an IPAM plugin, and for one that got port
-// mappings.
-func tookNothing(s *journal.Step, o Outcome, now int64) bool {
-	return s.Alike >= maxMistaken && now-s.AlikeSince >= int64(mistakenFor) && o.NetNSGone &&
-		o.Reserved == tristate.No && hidesNoIPAM(s) && !HasPorts(s)
+// MayHold reports whether an address may depend on a step's DEL. isFree reports whether the
+// attachment no longer has a claimed address. A host port may forward to an address.
+func MayHold(s *journal.Step, claims []journal.Claim, isFree func(journal.Claim) bool) bool {
+	return s.MayAllocate || HasPorts(s) || slices.ContainsFunc(claims,
+		func(c journal.Claim) bool { return c.Step == s.Index && !isFree(c) })
 }
 
-// hidesNoIPAM reports whether a step's plugin has no IPAM plugin, or executes the one in its
-// configuration.
-func hidesNoIPAM(s *journal.Step) bool {
-	var config known.Object
-	if json.Unmarshal(s.Config, &config) != nil {
-		return false
-	}
-	plugin, ipam := known.Of(s.Type), known.IPAMOf(s.Config).Name
-	if ipam == "" {
-		return plugin.Source != ""
-	}
-	return plugin.ExecutesIPAM != nil && plugin.ExecutesIPAM(ipam, config)
+// Retry is another configuration for a DEL that failed with its recorded one.
+type Retry struct {
+	// Version is set for the recorded configuration in the chain's present cniVersion. Otherwise the
+	// DEL gets the plugin's present configuration.
+	Version bool
+	// Counts is set if the step is done after a success. Without it, the runtime gets no error then.
+	Counts bool
 }
 
-// TryPresent decides whether a DEL that failed with a code runs again with the chain's present
-// configuration. It does if the ADD failed too, or if the plugin rejects the recorded one (for
-// example after an upgrade). After another error, success would not prove that the ADD's resources
-// are free: portmap may look for its rules in the wrong place. The reference plugins reject a
-// configuration with the code 999. After that code, needsProof is set: success counts only if
-// host-local reserves nothing for the attachment afterwards.
-func TryPresent(s *journal.Step, code uint) (try, needsProof bool) {
+// Retries returns what a DEL gets that failed with its recorded configuration, in this order: what
+// the runtime's DEL would get without unwind. With another configuration, portmap might look for its
+// rules in the wrong place, and succeed. So for a host port, success counts only with the recorded
+// configuration in another version, if the plugin rejected the recorded one unread.
+func Retries(s *journal.Step, code uint) []Retry {
 	switch {
-	case s.ADD != journal.AddPassed:
-		return true, false
-	case HasPorts(s):
-		return false, false
-	case slices.Contains(rejections, code):
-		return true, false
+	case s.ADD != journal.AddPassed || !HasPorts(s):
+		return []Retry{{Counts: true}}
+	case slices.Contains(unread, code):
+		return []Retry{{Version: true, Counts: true}, {}}
 	}
-	proves := code == internal && known.IPAMOf(s.Config).Name == "host-local"
-	return proves, proves
+	return []Retry{{}}
 }
 
-// rejections are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5
-// "Error"). internal is the code of libcni's skel for an error without a code.
-var rejections = []uint{1, 2, 6, 7}
-
-const internal = 999
+// unread are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5 "Error").
+var unread = []uint{1, 2, 6, 7}
 
 // Killed returns the state of a step whose delegate was killed at the time now (CLOCK_BOOTTIME).
 func Killed(s journal.Step, now int64, grace time.Duration) journal.Step {

@@ -7,70 +7,69 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 )
 
-// TestTookNothing: a DEL that fails as its ADD failed is dropped if nothing can be left, and never if one
-// condition does not hold.
-func TestTookNothing(t *testing.T) {
+// TestEnd: a DEL that failed 300 times after its pause is dropped, but never if one condition does not hold.
+func TestEnd(t *testing.T) {
 	t.Parallel()
-	now := int64(3 * time.Hour)
 	type try struct {
 		step journal.Step
 		o    Outcome
-		p    Pass
-	}
-	config := func(text string) func(*try) {
-		return func(one *try) { one.step.Config = []byte(text) }
 	}
 	for _, tt := range []struct {
-		name   string
-		change func(*try)
-		done   bool
-		alike  int
-		since  int64
+		name             string
+		change           func(*try)
+		done             bool
+		failures, absent int
 	}{
-		{"all hold", func(*try) {}, true, 20, int64(2 * time.Hour)},
-		{"for longer", func(one *try) { one.step.AlikeSince = 1 }, true, 20, 1},
-		{"19 times", func(one *try) { one.step.Alike = 18 }, false, 19, int64(2 * time.Hour)},
-		{"the first time", func(one *try) { one.step.Alike, one.step.AlikeSince = 0, 0 }, false, 1, now},
-		{"not an hour yet", func(one *try) { one.step.AlikeSince++ }, false, 20, int64(2*time.Hour) + 1},
-		{"an hour of an earlier boot", func(one *try) { one.step.AlikeSince = now + 1 }, false, 20, now},
-		{"another code", func(one *try) { one.o.Code = 8 }, false, 0, 0},
-		{"other words", func(one *try) { one.o.Words = "not" }, false, 0, 0},
-		{"it passed", func(one *try) { one.o.Failed, one.p.GracePeriod = false, 0 }, true, 0, 0},
-		{"it was killed", func(one *try) { one.o.Killed = true }, false, 0, 0},
-		{"its ADD passed", func(one *try) { one.step.ADD = journal.AddPassed }, false, 20, int64(2 * time.Hour)},
-		{"its ADD was killed", func(one *try) { one.step.ADD = journal.AddKilled }, false, 20, int64(2 * time.Hour)},
-		{"the namespace may be there", func(one *try) { one.o.NetNSGone = false }, false, 20, int64(2 * time.Hour)},
-		{"an address is there", func(one *try) { one.o.Reserved = tristate.Yes }, false, 20, int64(2 * time.Hour)},
-		{"nobody knows of an address", func(one *try) { one.o.Reserved = tristate.Unknown }, false, 20, int64(2 * time.Hour)},
-		{"port mappings", config(`{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": [{}]}}`), false, 20, int64(2 * time.Hour)},
-		{"no port mappings", config(`{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": []}}`), true, 20, int64(2 * time.Hour)},
-		{"no configuration", config(`[`), false, 20, int64(2 * time.Hour)},
-		{"no IPAM plugin", config(`{}`), true, 20, int64(2 * time.Hour)},
-		{"no IPAM plugin, unknown", func(one *try) { one.step.Type = "own"; config(`{}`)(one) }, false, 20, int64(2 * time.Hour)},
-		{"an IPAM plugin, unknown", func(one *try) { one.step.Type = "own" }, false, 20, int64(2 * time.Hour)},
-		{"its IPAM plugin is its default", func(one *try) { one.step.Type = "flannel"; config(`{"type": "flannel"}`)(one) }, true, 20, int64(2 * time.Hour)},
-		{"it does not execute its IPAM plugin", func(one *try) { one.step.Type = "egress-cni" }, false, 20, int64(2 * time.Hour)},
-		{"it does", func(one *try) {
-			one.step.Type = "egress-cni"
-			config(`{"ipam": {"type": "host-local"}, "enabled": "true"}`)(one)
-		}, true, 20, int64(2 * time.Hour)},
+		{"all hold", func(*try) {}, true, 300, 0},
+		{"more often", func(one *try) { one.step.Failures = 400 }, true, 401, 0},
+		{"299 times", func(one *try) { one.step.Failures = 298 }, false, 299, 0},
+		{"before its pause was over", func(one *try) { one.o.Early = true }, false, 299, 0},
+		{"the namespace may be there", func(one *try) { one.o.NetNSGone = false }, false, 300, 0},
+		{"it was killed", func(one *try) { one.o.Killed = true }, true, 300, 0},
+		{"its ADD failed", func(one *try) { one.step.ADD = journal.AddFailed }, true, 300, 0},
+		{"an address may depend on it", func(one *try) { one.o.MayHold = true }, false, 300, 0},
+		{"an address, not in the chain", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 299 }, true, 300, 300},
+		{"an address, not in the chain for 299", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 298 }, false, 300, 299},
+		{"an address, in the chain again", func(one *try) { one.o.MayHold, one.step.Absent = true, 299 }, false, 300, 0},
+		{"an address, in the chain again, early", func(one *try) { one.o.MayHold, one.o.Early, one.step.Absent = true, true, 299 }, false, 299, 0},
+		{"not in the chain, early", func(one *try) { one.o.NotInChain, one.o.Early, one.step.Absent = true, true, 7 }, false, 299, 7},
+		{"it passed", func(one *try) { one.o.Failed = false }, true, 299, 0},
+		{"it passed, without its address", func(one *try) { one.o = Outcome{Withheld: true} }, false, 299, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			one := try{
-				step: journal.Step{Type: "bridge", Config: withIPAM("host-local"), ADD: journal.AddFailed,
-					Refusal: journal.Refusal{Code: 7, Words: "no"}, Tries: 30, Alike: 19, AlikeSince: now - int64(time.Hour)},
-				o: Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No},
-				p: Pass{Now: now},
-			}
+			one := try{journal.Step{Type: "own", Failures: 299}, Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true}}
 			tt.change(&one)
-			after, done := After(one.step, one.o, one.p)
-			if done != tt.done || after.Alike != tt.alike || after.AlikeSince != tt.since {
-				t.Errorf("done %t, %d since %s", done, after.Alike, time.Duration(after.AlikeSince))
+			after, done := After(one.step, one.o, pass())
+			if done != tt.done || after.Failures != tt.failures || after.Absent != tt.absent {
+				t.Errorf("done %t, %d failures, %d absent", done, after.Failures, after.Absent)
 			}
 		})
+	}
+}
+
+// TestMayHold: when an address may depend on a DEL.
+func TestMayHold(t *testing.T) {
+	t.Parallel()
+	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
+	for _, tt := range []struct {
+		name string
+		step journal.Step
+		free bool
+		want bool
+	}{
+		{"its claim is not free", journal.Step{Index: 1}, false, true},
+		{"its claim is free", journal.Step{Index: 1}, true, false},
+		{"another one's claim", journal.Step{Index: 2}, false, false},
+		{"it may have allocated", journal.Step{MayAllocate: true}, true, true},
+		{"a host port", journal.Step{Config: []byte(ports)}, true, true},
+	} {
+		claims := []journal.Claim{{Step: 1}, {Step: 0, Pool: "freed"}}
+		isFree := func(c journal.Claim) bool { return tt.free || c.Pool == "freed" }
+		if got := MayHold(&tt.step, claims, isFree); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
+		}
 	}
 }
 
@@ -88,27 +87,13 @@ func TestAfter(t *testing.T) {
 		want    journal.Step
 		done    bool
 	}{
-		{"it failed", journal.Step{}, failed, nil, journal.Step{Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
-		{"it failed again", journal.Step{Tries: 2}, failed, nil, journal.Step{Tries: 3, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(4*time.Second))}, false},
-		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Last: "no", Code: 1, Next: wait(journal.ForBackoff, now)}, false},
+		{"it failed", journal.Step{}, failed, nil, journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
+		{"it failed again", journal.Step{Tries: 2}, failed, nil, journal.Step{Tries: 3, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(4*time.Second))}, false},
+		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 1, Next: wait(journal.ForBackoff, now)}, false},
 		{"it was killed", journal.Step{}, with(failed, func(o *Outcome) { o.Killed = true }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
+			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
 		{"it was late, and killed", journal.Step{LateKills: 1}, with(failed, func(o *Outcome) { o.Killed, o.LateKilled = true, true }), nil,
-			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
-		{"a failed ADD's, 20 times", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, true},
-		{"19 times", journal.Step{ADD: journal.AddFailed, Tries: 18}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 19, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
-		{"20 times, in the chain", journal.Step{ADD: journal.AddFailed, Tries: 19}, with(failed, func(o *Outcome) { o.Jitter = 0 }), nil,
-			journal.Step{ADD: journal.AddFailed, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
-		{"20 times, its ADD passed", journal.Step{Tries: 19}, with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
-		{"20 times, its ADD passed, now it was killed", journal.Step{Tries: 19},
-			with(failed, func(o *Outcome) { o.Killed, o.NotInChain, o.Jitter = true, true, 0 }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
-		{"20 times, it was killed before", journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 19},
-			with(failed, func(o *Outcome) { o.NotInChain, o.Jitter = true, 0 }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: soon, Tries: 20, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(15*time.Second))}, false},
+			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
 
 		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true}, nil,
 			journal.Step{Tries: 1, Next: wait(journal.ForOwner, now)}, false},
@@ -151,34 +136,32 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-// TestTryPresent: when a DEL that failed runs with the present configuration.
-func TestTryPresent(t *testing.T) {
+// TestRetries: what a DEL gets that failed with its recorded configuration.
+func TestRetries(t *testing.T) {
 	t.Parallel()
-	const ports = `{"ipam": {"type": "host-local"}, "runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
+	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
+	whole, nothing := []Retry{{Counts: true}}, []Retry{{}}
+	version := []Retry{{Version: true, Counts: true}, {}}
 	for _, tt := range []struct {
 		name string
 		step journal.Step
 		code uint
-		want string
+		want []Retry
 	}{
-		{"the ADD failed", journal.Step{ADD: journal.AddFailed}, 5, "yes"},
-		{"the ADD failed, port mappings", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, "yes"},
-		{"the ADD was killed", journal.Step{ADD: journal.AddKilled}, 5, "yes"},
-		{"the version", journal.Step{Config: []byte(`{}`)}, 1, "yes"},
-		{"a field", journal.Step{Config: []byte(`{}`)}, 2, "yes"},
-		{"an unknown container", journal.Step{Config: []byte(`{}`)}, 3, "no"},
-		{"it cannot be decoded", journal.Step{Config: []byte(`{}`)}, 6, "yes"},
-		{"the configuration", journal.Step{Config: []byte(`{}`)}, 7, "yes"},
-		{"the configuration, port mappings", journal.Step{Config: []byte(ports)}, 7, "no"},
-		{"any error", journal.Step{Config: []byte(`{}`)}, 999, "no"},
-		{"any error, another IPAM plugin", journal.Step{Config: withIPAM("static")}, 999, "no"},
-		{"any error, host-local", journal.Step{Config: withIPAM("host-local")}, 999, "with proof"},
-		{"any error, host-local, port mappings", journal.Step{Config: []byte(ports)}, 999, "no"},
-		{"no code, host-local", journal.Step{Config: withIPAM("host-local")}, 0, "no"},
+		{"any error", journal.Step{Config: []byte(`{}`)}, 999, whole},
+		{"no code", journal.Step{Config: []byte(`{}`)}, 0, whole},
+		{"a rejected configuration", journal.Step{Config: []byte(`{}`)}, 7, whole},
+		{"the ADD failed", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, whole},
+		{"the ADD was killed", journal.Step{ADD: journal.AddKilled, Config: []byte(ports)}, 5, whole},
+		{"a host port", journal.Step{Config: []byte(ports)}, 999, nothing},
+		{"a host port, an unknown container", journal.Step{Config: []byte(ports)}, 3, nothing},
+		{"a host port, the version", journal.Step{Config: []byte(ports)}, 1, version},
+		{"a host port, a field", journal.Step{Config: []byte(ports)}, 2, version},
+		{"a host port, it cannot be decoded", journal.Step{Config: []byte(ports)}, 6, version},
+		{"a host port, the configuration", journal.Step{Config: []byte(ports)}, 7, version},
 	} {
-		try, proof := TryPresent(&tt.step, tt.code)
-		if try != (tt.want != "no") || proof != (tt.want == "with proof") {
-			t.Errorf("%s: %t, with proof %t", tt.name, try, proof)
+		if diff := cmp.Diff(tt.want, Retries(&tt.step, tt.code)); diff != "" {
+			t.Errorf("%s:\n%s", tt.name, diff)
 		}
 	}
 }

@@ -34,9 +34,10 @@ const (
 	Unknown Fate = "unknown"
 	Live    Fate = "live"
 	Dead    Fate = "dead"
-	// Foreign is an attachment of another machine, whose disk was cloned. A DEL could release the
-	// original machine's address in a cluster-wide IPAM plugin, so unwind releases only
-	// host-local's reservations on this disk.
+	// Foreign is an attachment of an earlier boot that may be another machine's, whose disk was cloned.
+	// Nothing in a kernel outlives its boot, and a DEL could release what the other machine uses of a
+	// cluster-wide IPAM plugin or a load balancer. So unwind releases only host-local's reservations on
+	// this disk.
 	Foreign Fate = "other-machine"
 )
 
@@ -72,17 +73,17 @@ func Undecided(text, doubt string) Verdict {
 	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
 }
 
-// Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead only if
-// no later ADD without a journal entry added it again: the DELs of the earlier ADD would remove
-// resources of the later one.
+// Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead, or of
+// another machine, only if no later ADD without a journal entry added it again: to undo the earlier
+// ADD would remove resources of the later one.
 func Decide(ev Evidence) Verdict {
 	v := decideRecorded(ev)
 	switch {
-	case v.Fate == Dead && Yes(ev.AddedUnseen):
+	case v.Releasable() && Yes(ev.AddedUnseen):
 		v = live("it was added again by an ADD that the journal did not record; the runtime's DEL " +
 			"undoes both")
 		v.Warn = true
-	case v.Fate == Dead && unknown(ev.AddedUnseen):
+	case v.Releasable() && unknown(ev.AddedUnseen):
 		return Undecided("cannot tell whether an ADD without a journal entry added it again",
 			why(ev.AddedUnseen))
 	}
@@ -99,15 +100,15 @@ func decideRecorded(ev Evidence) Verdict {
 	case !Yes(ev.SameNamespaces):
 		return Undecided("cannot judge it from these namespaces; run this on the host, or "+
 			"with --host", "")
-	case No(ev.SameBoot) && Yes(ev.OtherHost):
+	case No(ev.SameBoot) && !No(ev.OtherHost):
 		return Verdict{Fate: Foreign, Reason: OtherMachine}
 	case ev.State == journal.RollingBack:
 		return dead(FailedADD)
 	case ev.State == journal.Deleting:
 		return dead(Recorded(ev.Reason.Code, ev.Reason.Text))
-	case No(ev.SameBoot) && No(ev.OtherHost):
+	case No(ev.SameBoot):
 		return dead(EarlierBoot)
-	case !Yes(ev.SameBoot):
+	case unknown(ev.SameBoot):
 		return Undecided("cannot tell whether it was added since this machine last booted", "")
 	case ev.State == journal.Adding:
 		return dead(Interrupted)
@@ -253,7 +254,7 @@ var (
 	Unlisted    = Reason{"unlisted",
 		"the runtime does not list it, and no process is in its network namespace"}
 	OtherMachine = Reason{"other-machine",
-		"it was added on another machine, or the machine-id changed"}
+		"it was added before the last boot, possibly on another machine"}
 )
 
 // Recorded returns an entry's reason, given its code and text.

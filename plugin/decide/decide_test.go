@@ -98,7 +98,7 @@ func TestDecide(t *testing.T) {
 		{"earlier boot, adding", but(earlier, func(ev *Evidence) { ev.State = journal.Adding }), Dead},
 		{"earlier boot, locked", but(earlier, func(ev *Evidence) { ev.Locked = tristate.Yes }), Live},
 		{"earlier boot, seen from elsewhere", but(earlier, func(ev *Evidence) { ev.SameNamespaces = tristate.No }), Unknown},
-		{"earlier boot, machine unknown", but(earlier, func(ev *Evidence) { ev.OtherHost = tristate.Unknown }), Unknown},
+		{"earlier boot, machine unknown", but(earlier, func(ev *Evidence) { ev.OtherHost = tristate.Unknown }), Foreign},
 		{"boot unknown", but(earlier, func(ev *Evidence) { ev.SameBoot = tristate.Unknown }), Unknown},
 		{"boot unknown, another machine", but(foreign, func(ev *Evidence) { ev.SameBoot = tristate.Unknown }), Unknown},
 		{"this boot, another machine's name", but(there, func(ev *Evidence) { ev.OtherHost = tristate.Yes }), Live},
@@ -110,7 +110,7 @@ func TestDecide(t *testing.T) {
 		{"deleting, added again", but(there, func(ev *Evidence) { ev.State, ev.AddedUnseen = journal.Deleting, tristate.Yes }), Live},
 		{"deleting, perhaps added again", but(there, func(ev *Evidence) { ev.State, ev.AddedUnseen = journal.Deleting, tristate.Unknown }), Unknown},
 		{"earlier boot, added again", but(earlier, func(ev *Evidence) { ev.AddedUnseen = tristate.Yes }), Live},
-		{"foreign, added again", but(foreign, func(ev *Evidence) { ev.AddedUnseen = tristate.Yes }), Foreign},
+		{"foreign, added again", but(foreign, func(ev *Evidence) { ev.AddedUnseen = tristate.Yes }), Live},
 		{"there, added again", but(there, func(ev *Evidence) { ev.AddedUnseen = tristate.Yes }), Live},
 
 		{"foreign", foreign, Foreign},
@@ -188,13 +188,13 @@ var everyField = []func(*Evidence) *Fact{
 // proven says, as one formula, what README.md, "Who is dead", says in a table.
 func proven(ev Evidence) bool {
 	owed := ev.State == journal.RollingBack || ev.State == journal.Deleting
-	rebooted := ev.SameBoot == tristate.No && ev.OtherHost != tristate.Unknown
+	rebooted := ev.SameBoot == tristate.No && ev.OtherHost == tristate.No
 	cutOff := ev.SameBoot == tristate.Yes && ev.State == journal.Adding
 	gone := ev.SameBoot == tristate.Yes && ev.Listed != tristate.Yes && ev.NetNS == tristate.No && ev.HasProcess == tristate.No && ev.HostLink == tristate.No
 	forgotten := ev.SameBoot == tristate.Yes && ev.Listed == tristate.No && ev.NetNS != tristate.Unknown && ev.HasProcess == tristate.No && ev.PastGracePeriod == tristate.Yes
-	here := ev.AddedUnseen == tristate.No && (owed || rebooted || cutOff || gone || forgotten)
-	foreign := ev.SameBoot == tristate.No && ev.OtherHost == tristate.Yes // and what was added again, on that machine
-	return ev.Locked == tristate.No && ev.SameNamespaces == tristate.Yes && (here || foreign)
+	here := owed && ev.SameBoot != tristate.No || rebooted || cutOff || gone || forgotten
+	foreign := ev.SameBoot == tristate.No && ev.OtherHost != tristate.No
+	return ev.Locked == tristate.No && ev.SameNamespaces == tristate.Yes && ev.AddedUnseen == tristate.No && (here || foreign)
 }
 
 // keptByMore says whether what was known more is a runtime's word: a list that has the attachment

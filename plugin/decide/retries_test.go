@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/testdata/document"
 )
 
@@ -93,14 +92,11 @@ var afterRows = []struct {
 	pass    func() Pass
 }{
 	{"the plugin was killed", journal.Step{}, Outcome{Failed: true, Killed: true}, pass},
-	{"the DEL failed for the 20th time, the plugin's ADD failed too, and the plugin is no longer in the chain",
-		journal.Step{ADD: journal.AddFailed, Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
-	{"the DEL failed with the error of the plugin's ADD 20 times in an hour, the namespace is gone, host-local has no address of the " +
-		"attachment, and the plugin got no port mappings and is known not to hide an IPAM plugin of its own",
-		journal.Step{Type: "bridge", Config: withIPAM("host-local"), ADD: journal.AddFailed, Refusal: journal.Refusal{Code: 7, Words: "no"},
-			Tries: 19, Alike: 19, AlikeSince: now - 60*minute},
-		Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true, Reserved: tristate.No}, pass},
-	{"the DEL failed", journal.Step{Tries: 19}, Outcome{Failed: true, NotInChain: true}, pass},
+	{"the DEL failed for the 300th time after its pause, the namespace is gone, and no address can depend on the DEL",
+		journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true}, pass},
+	{"the same, an address may depend on the DEL, and the chain lacked the plugin at each of the last 300 tries",
+		journal.Step{Failures: 299, Absent: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true, NotInChain: true}, pass},
+	{"the DEL failed", journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true}, pass},
 	{"the DEL ran without an address that belongs to another owner, and succeeded, and the plugin may remove rules by address", journal.Step{}, Outcome{Withheld: true}, pass},
 	{"the plugin was killed earlier, and the DEL succeeded within `gracePeriod` after that",
 		journal.Step{ADD: journal.AddKilled, Again: now + minute}, Outcome{}, pass},

@@ -76,11 +76,3 @@ func LeftTo(s *journal.Step, gone bool) string {
 	}
 	return known.Of(s.Type).LeftTo
 }
-
-// RunsWithout reports whether a DEL that failed in a scratch namespace runs once more, without a
-// namespace: its last try failed in the same words, and another interface of its container lives.
-// bridge names its rules after the container, so its DEL fails as long as it finds another
-// interface's rules. Without unwind, the second DEL succeeds, because it finds no interface.
-func RunsWithout(s *journal.Step, shown Shown, words string, containerLives func() bool) bool {
-	return shown == ShowScratch && s.Code != 0 && s.Last == words && containerLives()
-}

@@ -58,29 +58,3 @@ func TestShow(t *testing.T) {
 		}
 	}
 }
-
-// TestRunsWithout: a DEL runs without a namespace after two failures in the same words, the second one in a
-// scratch namespace, while another interface of its container lives.
-func TestRunsWithout(t *testing.T) {
-	failed := journal.Step{Code: 999, Last: "busy"}
-	for _, tt := range []struct {
-		name  string
-		step  journal.Step
-		shown Shown
-		words string
-		lives bool
-		want  bool
-	}{
-		{"twice the same", failed, ShowScratch, "busy", true, true},
-		{"other words", failed, ShowScratch, "no iptables", true, false},
-		{"the first failure", journal.Step{}, ShowScratch, "", true, false},
-		{"a success that did not count", journal.Step{Last: "busy"}, ShowScratch, "busy", true, false},
-		{"in its own namespace", failed, ShowPath, "busy", true, false},
-		{"in an empty one", failed, ShowEmpty, "busy", true, false},
-		{"no other interface", failed, ShowScratch, "busy", false, false},
-	} {
-		if got := RunsWithout(&tt.step, tt.shown, tt.words, func() bool { return tt.lives }); got != tt.want {
-			t.Errorf("%s: %t", tt.name, got)
-		}
-	}
-}

@@ -24,13 +24,13 @@ func TestVerdictTables(t *testing.T) {
 	row("unwind runs in namespaces other than those of the ADD, so it [may not judge](../README.md#who-may-judge) the attachment", func() {
 		ev.Locked, ev.AddedUnseen = tristate.No, tristate.No
 	})
-	row("the ADD ran on another machine, so a sweep removes only host-local's files", func() {
+	row("the ADD ran in another boot, and unwind cannot prove that it was on this machine, so a sweep removes only host-local's files", func() {
 		ev.SameNamespaces, ev.SameBoot, ev.OtherHost = tristate.Yes, tristate.No, tristate.Yes
 	})
-	row("the ADD failed", func() { ev.State, ev.OtherHost = journal.RollingBack, tristate.Unknown })
+	row("the ADD failed", func() { ev.State, ev.SameBoot = journal.RollingBack, tristate.Unknown })
 	row("the runtime sent a DEL", func() { ev.State = journal.Deleting })
-	row("the ADD ran before this boot", func() { ev.State, ev.OtherHost = journal.Live, tristate.No })
-	row("unwind cannot determine in which boot, or on which machine, the ADD ran", func() { ev.SameBoot = tristate.Unknown })
+	row("the ADD ran before this boot", func() { ev.State, ev.SameBoot, ev.OtherHost = journal.Live, tristate.No, tristate.No })
+	row("unwind cannot determine in which boot the ADD ran", func() { ev.SameBoot = tristate.Unknown })
 	row("the state is `adding`, and nobody holds the lock, so the ADD was killed before it printed success", func() {
 		ev.SameBoot, ev.State = tristate.Yes, journal.Adding
 	})

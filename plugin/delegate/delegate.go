@@ -73,9 +73,9 @@ type Failure struct {
 	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
 	// anything.
 	Unstarted bool
-	// PutRight is set if the runtime need not get the failure of a DEL as an error: the plugin's ADD
-	// had also failed, and its configuration is no longer in the chain, so somebody has corrected it.
-	PutRight bool
+	// Unreported is set for a DEL that would not have failed without unwind, so the runtime gets no
+	// error: the plugin has left the network's chain, or succeeds with its present configuration.
+	Unreported bool
 }
 
 // Said returns the delegate's message, with the details of its error.

@@ -178,11 +178,16 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	return Marshal(object)
 }
 
-// Steps returns every delegate of the chain as a step, with its configuration.
+// Steps returns every delegate of the chain as a step, with its configuration. A delegate that
+// nobody knows may have an IPAM plugin of its own, but not after the first one that names its own.
 func (ch *Chain) Steps(c *Conf) []journal.Step {
 	var steps []journal.Step
+	named := false // a delegate before this one names its IPAM plugin
 	for i, d := range ch.Delegates {
-		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c)})
+		foreign := d.IPAM != "" && d.IPAM != "host-local"
+		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c),
+			MayAllocate: foreign || !named && known.Of(d.Type).Source == ""})
+		named = named || d.IPAM != ""
 	}
 	return steps
 }

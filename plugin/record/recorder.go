@@ -82,6 +82,7 @@ const (
 	CountRollbacks  = "rollbacks"           // the plugin that failed; the result: complete, pending
 	CountSwept      = "swept"               // reason (see decide.Reason)
 	CountDuplicates = "duplicate_addresses" // no labels
+	CountDropped    = "dropped_deletes"     // the plugin whose DEL was dropped
 	CountDegraded   = "degraded"            // verb; reason (see trouble)
 )
 

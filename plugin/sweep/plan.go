@@ -36,13 +36,16 @@ type Finding struct {
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released, or not completely
 	Left      time.Duration // the rest of its grace period, if it is Recent
+	// Removed has the plugins with a pending DEL that have left the network's chain. The runtime gets
+	// no error for them.
+	Removed []string
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 	// Records has the attachment's records before the release, newest first. If it is dead, and the
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
 
-	thisBoot bool     // it was added in this boot
+	counts   bool     // the mass-release guard counts it (see counted)
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
@@ -76,7 +79,7 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 		case err != nil:
 			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
 				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
-		case len(all) > 0:
+		case len(all) > 0 && !s.w.Spares(all[0]):
 			entries = append(entries, all)
 		}
 	}
@@ -132,7 +135,7 @@ func (s *Sweep) skipLive(
 			continue
 		}
 		findings = append(findings,
-			Finding{Key: o.Key, State: o.State, Verdict: decide.NetNSThere, thisBoot: true})
+			Finding{Key: o.Key, State: o.State, Verdict: decide.NetNSThere, counts: true})
 	}
 	return findings, look
 }
@@ -140,10 +143,7 @@ func (s *Sweep) skipLive(
 // finding judges an attachment by its newest record.
 func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	e := records[0]
-	f := Finding{
-		Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State,
-		thisBoot: s.w.Node.SameBoot(e) == tristate.Yes,
-	}
+	f := Finding{Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State}
 	ev := s.w.Node.Gather(ctx, e, nil)
 	f.Evidence = ev
 	if f.orphaned = decide.Yes(ev.Locked) && s.orphaned(e); f.orphaned {
@@ -151,11 +151,18 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
+	f.counts = e.Undo.State == journal.Live && decide.Yes(ev.SameBoot) &&
+		!(f.Fate == decide.Dead && holdsNothing(records, ev))
 	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
 		f.failing, f.Deferred = undo.FailingPlugins(e), !s.w.Ready(ctx, e, !s.Periodic)
+		for i := range e.Undo.Steps {
+			if s.w.HasLeft(e, &e.Undo.Steps[i]) {
+				f.Removed = append(f.Removed, e.Undo.Steps[i].Type)
+			}
+		}
 	}
 	for _, e := range records {
 		if s.DryRun && f.Releasable() || f.Deferred && !s.Quick {
@@ -201,7 +208,12 @@ func (s *Sweep) orphaned(e *journal.Entry) bool {
 // MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
 // are too many: more than 10, and more than 30 % of the live attachments of this boot. A wrong
 // verdict is likelier than so many pods of a node dying at the same time.
-type MassReleaseError struct{ Dead, Live int }
+type MassReleaseError struct {
+	Dead, Live int
+	// Fresh is set if they seem dead for the first time. Then a list of the runtime is not trusted
+	// either. A later sweep keeps only these attachments, and continues.
+	Fresh bool
+}
 
 func (e *MassReleaseError) Error() string {
 	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
@@ -209,31 +221,80 @@ func (e *MassReleaseError) Error() string {
 		"off, run unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// guarded reports whether the mass-release guard counts an attachment: one of this boot in state
-// Live.
-func (f *Finding) guarded() bool { return f.State == journal.Live && f.thisBoot }
+// tooMany reports whether the guard keeps the dead of so many attachments.
+func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 
-// guardMassRelease keeps the guarded attachments if too many of them seem dead.
+// holdsNothing reports whether a dead attachment provably holds nothing: its addresses were
+// host-local's, which has freed them all, and its interface has no host end. So its DEL has run, for
+// example while unwind was off.
+func holdsNothing(records []*journal.Entry, ev decide.Evidence) bool {
+	return decide.No(ev.HostLink) && !slices.ContainsFunc(records, func(e *journal.Entry) bool {
+		return len(e.Got.Claims) == 0 ||
+			slices.ContainsFunc(e.Undo.Steps, func(s journal.Step) bool { return s.MayAllocate }) ||
+			slices.ContainsFunc(e.Got.Claims, func(c journal.Claim) bool {
+				owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
+				there, err := ipam.HasFileOf(c.Pool, owner, c.Address)
+				return c.Pool == "" || there || err != nil
+			})
+	})
+}
+
+// guardMassRelease keeps the dead attachments that it counts, if they are too many. Those that it
+// kept before stay; the others are counted by themselves, so that the guard does not keep what dies
+// later.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
-	live, dead := 0, []*Finding{}
+	live := 0
+	var dead, kept []*Finding
 	for i := range findings {
 		f := &findings[i]
-		if !f.guarded() {
+		if !f.counts {
 			continue
 		}
 		live++
 		if f.Fate == decide.Dead {
 			dead = append(dead, f)
+			if f.Records[0].Undo.Guarded {
+				kept = append(kept, f)
+			}
 		}
 	}
-	if s.Force || len(dead) <= 10 || len(dead)*10 <= live*3 {
+	if s.Force || !tooMany(len(dead), live) {
 		return nil
 	}
-	err := &MassReleaseError{len(dead), live}
-	for _, f := range dead {
+	err := &MassReleaseError{Fresh: tooMany(len(dead)-len(kept), live-len(kept))}
+	if err.Fresh {
+		kept = dead
+	}
+	err.Dead, err.Live = len(kept), live
+	for _, f := range kept {
 		f.Err = err
 	}
 	return err
+}
+
+// noteGuarded records which attachments the guard has kept for the first time.
+func (s *Sweep) noteGuarded(ctx context.Context, findings []Finding) error {
+	return s.w.Journal.Update(ctx, func(tx *journal.Tx) error {
+		for i := range findings {
+			f := &findings[i]
+			var guarded *MassReleaseError
+			if !errors.As(f.Err, &guarded) {
+				continue
+			}
+			e, err := tx.Get(f.Key)
+			if err != nil {
+				return err
+			}
+			if e == nil || e.Number != f.Records[0].Number || e.Undo.State != journal.Live {
+				continue // a verb has come in between
+			}
+			e.Undo.Guarded = true
+			if err := tx.Amend(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Pool is a directory in which host-local keeps the addresses of a network.

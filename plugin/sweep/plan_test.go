@@ -83,17 +83,17 @@ func TestMassReleaseGuard(t *testing.T) {
 				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
 			}
 			add(c.counts.earlier, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}})
-			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, thisBoot: true})
-			add(c.counts.deleting, Finding{State: journal.Deleting, Verdict: decide.Verdict{Fate: decide.Dead}, thisBoot: true})
-			add(c.counts.live, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Live}, thisBoot: true})
-			add(c.counts.unknown, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Unknown}, thisBoot: true})
+			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, counts: true, Records: []*journal.Entry{{}}})
+			add(c.counts.deleting, Finding{State: journal.Deleting, Verdict: decide.Verdict{Fate: decide.Dead}})
+			add(c.counts.live, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Live}, counts: true})
+			add(c.counts.unknown, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Unknown}, counts: true})
 			s := &Sweep{Job: Job{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
 				t.Errorf("the guard says %v", err)
 			}
 			for i, f := range findings {
-				live := f.State == journal.Live && f.Fate == decide.Dead && f.thisBoot
+				live := f.counts && f.Fate == decide.Dead
 				if kept := f.Err != nil; kept != (live && c.kept) {
 					t.Errorf("finding %d, %+v: kept %t", i, f, kept)
 				}

@@ -90,16 +90,20 @@ func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) 
 // cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
 // in other namespaces than this process, with the verdict Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
-	findings, err := s.Plan(ctx)
+	findings, planErr := s.Plan(ctx)
 	var guarded *MassReleaseError
-	if err != nil && !errors.As(err, &guarded) {
-		return findings, err
+	if planErr != nil && !errors.As(planErr, &guarded) {
+		return findings, planErr
 	}
+	var err error
 	add := func(more []Finding, moreErr error) {
 		findings, err = append(findings, more...), errors.Join(err, moreErr)
 	}
-	if guarded == nil {
+	switch fresh := guarded != nil && guarded.Fresh; {
+	case !fresh:
 		add(s.planOwners(ctx))
+	case !s.DryRun:
+		add(nil, s.noteGuarded(ctx, findings))
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
@@ -111,18 +115,22 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	for _, pool := range s.Pools {
 		add(s.freeEmpty(ctx, pool))
 	}
-	if err == nil && !s.DryRun {
+	if err == nil && !s.DryRun && (guarded == nil || !guarded.Fresh) {
 		s.noteEnd(ctx, findings)
 	}
 	s.w.Journal.Flush()
-	return findings, err
+	return findings, errors.Join(planErr, err)
 }
 
 // Due reports from the worker's snapshot whether a sweep would release something now. It releases
 // nothing. If nothing is due, it counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
-	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.guarded() })
-	due = slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })
+	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.counts })
+	var guarded *MassReleaseError
+	if errors.As(err, &guarded) { // Run has to note which ones the guard keeps
+		due, err = guarded.Fresh, nil
+	}
+	due = due || slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })
 	for _, pool := range s.Pools {
 		if due || err != nil {
 			break

@@ -75,7 +75,7 @@ func (w *Worker) ReleaseLocked(
 	out.Released = true
 	for _, e := range records {
 		v := out.Verdict
-		if e != out.Entry || e.Undo.State == journal.RollingBack && v.Fate == decide.Dead {
+		if v.Fate == decide.Dead && (e != out.Entry || e.Undo.State == journal.RollingBack) {
 			v.Reason = decide.Recorded(cmp.Or(e.Undo.Cause, v.Reason.Code),
 				cmp.Or(e.Undo.Reason, v.Reason.Text))
 		}
@@ -88,6 +88,11 @@ func (w *Worker) ReleaseLocked(
 			job.Killed = killed
 		}
 		failures, _, err := w.Undo(ctx, job, v.Reason)
+		for _, f := range failures { // one that the runtime would have got first
+			if err == nil && !f.Unreported {
+				err = f
+			}
+		}
 		if err == nil && len(failures) > 0 {
 			err = failures[0]
 		}
@@ -154,7 +159,6 @@ func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) 
 		return
 	}
 	s.ADD = journal.AddFailed
-	s.Refusal = journal.Refusal{Code: max(1, f.Code), Words: wordsOf(f)}
 }
 
 // wordsOf returns a delegate's message as a step stores it.

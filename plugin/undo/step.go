@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
@@ -54,41 +52,23 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	o := decide.Outcome{Jitter: rand.Float64(), Withheld: f == nil && u.withheldFrom(s).IsValid()}
 	if f != nil {
 		o.Failed, o.Code, o.Words, o.Killed = true, f.Code, wordsOf(f), f.Killed
-		o.LateKilled, o.NotInChain = f.Killed && timedOut, !u.inChain(s, nil)
-		o.NetNSGone, o.Reserved = u.state == gone, u.reserved(s)
+		o.LateKilled, o.NotInChain = f.Killed && timedOut, u.HasLeft(u.Entry, s)
+		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
+		o.NetNSGone, o.MayHold = u.state == gone, decide.MayHold(s, u.Entry.Got.Claims, u.isFree)
 	}
 	*s, done = decide.After(*s, o, p)
-	if f != nil {
-		f.PutRight = before.Code == s.Code && s.ADD != journal.AddPassed && !u.inChain(s, s.Config)
-	}
-	u.report(&before, s, f, done, o.NotInChain)
+	u.report(&before, s, f, done)
 	return done, f
 }
 
-// reserved reports whether host-local reserves an address for the attachment in the pool of a step.
-func (u *undoing) reserved(s *journal.Step) tristate.Value {
-	plugin := known.IPAMOf(s.Config).Name
-	pool := ipam.Pool(plugin, s.Config, u.Entry.Network)
-	if pool == "" {
-		return tristate.Equal(plugin == "", false)
-	}
-	addresses, err := ipam.HeldBy(pool, u.Entry.ContainerID, u.Entry.IfName)
-	return tristate.Of(len(addresses) > 0, err)
-}
-
 // report logs and records the changes in a step.
-func (u *undoing) report(
-	before, after *journal.Step, f *delegate.Failure, done, notInChain bool,
-) {
+func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
-		why := "its ADD and its DELs failed with the same error for over an hour"
-		if notInChain {
-			why = "its ADD failed too, and its plugin is no longer in the chain"
-		}
-		u.Log.Info("the pending DEL was dropped", "plugin", after.Type, "why", why, "tries", after.Tries,
+		u.Log.Warn("DEL dropped: it failed too often", "plugin", after.Type, "tries", after.Tries,
 			"err", after.Last)
-		u.record(journal.Untaken, after, why+": "+after.Last)
+		u.record(journal.Dropped, after, fmt.Sprintf("its DEL failed %d times: %s", after.Tries,
+			after.Last), record.CountDropped, after.Type)
 	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
 		if u.Mode == Reconstructed {
@@ -103,10 +83,12 @@ func (u *undoing) report(
 	}
 }
 
-func (u *undoing) record(kind journal.EventKind, s *journal.Step, reason string) {
+func (u *undoing) record(
+	kind journal.EventKind, s *journal.Step, reason string, counter ...string,
+) {
 	event := record.EventOf(kind, u.Entry)
 	event.Reason, event.Plugins = reason, []string{s.Type}
-	u.Journal.Event(event)
+	u.Journal.Event(event, counter...)
 }
 
 // markAfter is the time after which a running DEL is recorded as tried. Most DELs are faster, and
@@ -124,6 +106,7 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 		if m := &marked.Undo.Steps[i]; m.Index == s.Index {
 			m.Tries++
 			m.MayHaveRun = true
+			m.Last, m.Code = "unwind was killed while the DEL ran", types.ErrTryAgainLater
 		}
 	}
 	timer := time.AfterFunc(markAfter, func() {
@@ -141,29 +124,30 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	}
 }
 
-// del runs the DEL of one step. If it fails, del may also try the delegate's current configuration
-// in the chain, because a mistake may have been corrected (see decide.TryPresent).
+// del runs the DEL of one step. If it fails, del also tries what the runtime would send now: the
+// plugin's present configuration in the chain (see decide.Retries). If that counts, the step is done,
+// and Run releases host-local's addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
-	if f == nil || f.Killed {
-		return f
+	if f == nil {
+		return nil
 	}
-	try, needsProof := decide.TryPresent(s, f.Code)
-	present := u.present(s)
-	if !try || present == nil || bytes.Equal(present, s.Config) {
-		return f
+	f.Unreported = u.HasLeft(u.Entry, s)
+	for _, retry := range decide.Retries(s, f.Code) {
+		config := u.Present(u.Entry, s, retry.Version)
+		if f.Killed || f.Unstarted || config == nil || bytes.Equal(config, s.Config) {
+			continue
+		}
+		again := u.delWith(ctx, s, config)
+		if again == nil && retry.Counts {
+			u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
+				netconf.Shorten(f.Msg, 200))
+			s.Config = config
+			return nil
+		}
+		f.Killed, f.Unreported = again != nil && again.Killed, f.Unreported || again == nil
 	}
-	if again := u.delWith(ctx, s, present); again != nil {
-		f.Killed = again.Killed
-		return f
-	}
-	if needsProof && u.reserved(s) != tristate.No {
-		return f
-	}
-	u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
-		netconf.Shorten(f.Msg, 200))
-	s.Config = present
-	return nil
+	return f
 }
 
 // delWith runs the DEL of one step with a configuration.
@@ -194,20 +178,39 @@ func (u *undoing) delWith(
 		stderr = io.Discard // the log already contains the failure
 	}
 	_, f := u.Runner.Run(ctx, c, stderr)
-	if f != nil && !f.Killed &&
-		decide.RunsWithout(s, shown, wordsOf(f), u.pass(ctx, true).ContainerLives) {
-		c.Netns = ""
-		if _, again := u.Runner.Run(ctx, c, stderr); again == nil {
-			f = nil
-		} else {
-			f.Killed = again.Killed
-		}
+	if f != nil && shown == decide.ShowScratch {
+		f = u.leaveScratch(ctx, s, c, stderr, f)
 	}
 	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
 		u.Log.Info("DEL cannot succeed, because the network namespace is gone; "+to+" cleans up instead",
 			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
 		return nil
 	}
+	return f
+}
+
+// leaveScratch returns the outcome of a DEL that failed in a scratch namespace with f. If it fails
+// there twice in the same words, it runs without a namespace, as without unwind, and success counts.
+// bridge, for example, removes its chain in a namespace, and fails while a rule that leaked earlier
+// still names that chain.
+func (u *undoing) leaveScratch(
+	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
+) *delegate.Failure {
+	if words := wordsOf(f); !f.Killed && s.Last != words {
+		_, again := u.Runner.Run(ctx, c, stderr)
+		if again == nil || again.Killed || wordsOf(again) != words {
+			return again
+		}
+	}
+	if f.Killed {
+		return f
+	}
+	c.Netns = ""
+	_, without := u.Runner.Run(ctx, c, stderr)
+	if without == nil {
+		return nil
+	}
+	f.Killed = without.Killed
 	return f
 }
 
@@ -234,48 +237,6 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 		return result, err
 	}
 	return netconf.WithoutAddresses(result, withheld)
-}
-
-// present returns the configuration of a step's delegate in the network's chain, with the ADD's
-// runtime arguments. It returns nil if the chain contains no such delegate, or several.
-func (u *undoing) present(s *journal.Step) json.RawMessage {
-	chain, of := u.chain(), u.Verb.Conf
-	if chain == nil && u.ChainOf != nil {
-		chain, of = u.ChainOf(u.Entry.Network)
-	}
-	if chain == nil {
-		return nil
-	}
-	i := chain.Only(s.Type)
-	if i < 0 || slices.ContainsFunc(u.Entry.Undo.Steps,
-		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
-		return nil
-	}
-	conf := *of
-	conf.RuntimeConfig = netconf.ObjectOf(u.Entry.Added.RuntimeConfig)
-	conf.Injected = netconf.ObjectOf(s.Config)
-	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
-		return !slices.Contains(netconf.InjectedKeys, key)
-	})
-	return chain.Config(i, &conf)
-}
-
-// inChain reports whether the verb's chain contains a delegate of a step's plugin, with this
-// configuration unless that is nil. If the chain cannot be read, inChain returns true.
-func (u *undoing) inChain(s *journal.Step, config json.RawMessage) bool {
-	chain := u.chain()
-	return chain == nil || slices.ContainsFunc(chain.Steps(u.Verb.Conf), func(now journal.Step) bool {
-		return now.Type == s.Type && (config == nil || bytes.Equal(now.Config, config))
-	})
-}
-
-// chain returns the verb's chain, or nil if it cannot be read or belongs to another network.
-func (u *undoing) chain() *netconf.Chain {
-	if u.Verb.Conf.Name != u.Entry.Network {
-		return nil
-	}
-	chain, _ := u.Verb.Chain() // nil after an error
-	return chain
 }
 
 // withheldFrom returns an address that is withheld from a step because another attachment owns it,

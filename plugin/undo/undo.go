@@ -59,9 +59,9 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 //  3. Run the DELs that are due.
 //  4. Write the DELs that are still pending, and record the event.
 //
-// For an ADD on another machine, it releases only the host-local reservations on this disk, and
-// drops the pending DELs. After an error, or if the verb doesn't write the journal, the journal
-// does not contain the pending DELs.
+// For an ADD that may be of another machine (see decide.Foreign), it releases only the host-local
+// reservations on this disk, and drops the record with its pending DELs. After an error, or if the
+// verb doesn't write the journal, the journal does not contain the pending DELs.
 func (w *Worker) Undo(
 	ctx context.Context, job Job, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
@@ -147,7 +147,8 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 }
 
 // Finish writes a record after a pass. If no DEL is pending, Finish deletes the record. But if the
-// runtime's own DEL may still come, it keeps an undone record (see journal.Undone).
+// runtime's own DEL may still come, it keeps an undone record (see journal.Undone), unless no DEL
+// ran.
 func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e := job.Entry
 	last := false // the attachment has no other record
@@ -160,6 +161,8 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		switch {
 		case len(e.Undo.Steps) > 0:
 			last, err = false, tx.Put(e)
+		case e.Undo.Cause == decide.OtherMachine.Code: // the runtime's own DEL runs
+			err = tx.Delete(e)
 		case !last, job.Mode != Requested: // the runtime's DEL may still come
 			err = tx.Put(Buried(e))
 		default:

@@ -54,6 +54,16 @@ type Verb struct {
 	Chain func() (*netconf.Chain, error)
 }
 
+// Spares reports whether a verb of the runtime leaves a dead attachment alone, because its network
+// only observes: by its present configuration, or by that of the ADD if the verb has another
+// network's.
+func (w *Worker) Spares(e *journal.Entry) bool {
+	if w.Conf.Name == e.Network {
+		return w.Conf.Observes()
+	}
+	return w.Invoked && e.Added.Observed
+}
+
 // Fork returns a copy of the worker for another goroutine. The copy has its own pending events.
 func (w *Worker) Fork() *Worker {
 	fork := *w

@@ -171,3 +171,64 @@ func TestClaims(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstCommands: the section "Try it" of README.md has exactly the commands that continuous integration
+// runs under these names.
+func TestFirstCommands(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join("../..", name))
+		nodetest.Check(t, err)
+		return string(data)
+	}
+	_, section, _ := strings.Cut(read("README.md"), "\n## Try it\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var commands []string
+	for _, m := range regexp.MustCompile(`(?m)^(make .*?) *(#.*)?$`).FindAllStringSubmatch(section, -1) {
+		commands = append(commands, m[1])
+	}
+	if want := []string{"make demo", "make test"}; !slices.Equal(commands, want) {
+		t.Errorf("README.md, Try it: %q, want %q", commands, want)
+	}
+	run := strings.Split(read(".ci/run"), "\n")
+	for _, command := range commands {
+		if !slices.Contains(run, command) {
+			t.Errorf(".ci/run has no line %q", command)
+		}
+	}
+}
+
+// TestHelp: make alone lists first the commands of README.md's section "Try it", then each other target that has
+// a description, in lines that fit a terminal.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("make", "--no-print-directory", "-C", "../..")
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
+	out, err := cmd.CombinedOutput()
+	nodetest.Check(t, err)
+	var listed []string
+	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		if target, is := strings.CutPrefix(line, "  "); is {
+			listed = append(listed, strings.Fields(target)[0])
+		}
+		if len(line) > 80 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	if first := []string{"demo", "test"}; len(listed) < 2 || !slices.Equal(listed[:2], first) {
+		t.Errorf("make lists first %q, want %q", listed[:min(2, len(listed))], first)
+	}
+	makefile, err := os.ReadFile("../../Makefile")
+	nodetest.Check(t, err)
+	all := []string{"help"}
+	for _, m := range regexp.MustCompile(`(?m)^([a-z0-9-]+):.*## `).FindAllStringSubmatch(string(makefile), -1) {
+		if !slices.Contains(all, m[1]) {
+			all = append(all, m[1])
+		}
+	}
+	listed = append(listed, "help")
+	slices.Sort(all)
+	if slices.Sort(listed); !slices.Equal(listed, all) {
+		t.Errorf("make lists %q, the targets are %q", listed, all)
+	}
+}

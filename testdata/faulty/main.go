@@ -25,7 +25,9 @@
 //	        test can repair a plugin between calls. "*" is for all other instances. Without a
 //	        file or a mode, the mode is "ok". "pod:<prefix>" overrides all of them for pods
 //	        (K8S_POD_NAME) whose names have this prefix. In mode "fail 5%", one call in twenty
-//	        fails, at random.
+//	        fails, at random. In mode "fail once", the first call of an attachment fails.
+//	once/<command>.<containerID>.<ifname>.<instance>
+//	        created by the first call in such a mode
 //	log
 //	        a JSON line (type record) at the start of each call, and one at its end if it ends by
 //	        itself. Each line is one append. Both lines of a call have the same pid, except in
@@ -236,7 +238,7 @@ func (c *call) plannedMode() (string, error) {
 			modes = ofPods
 		}
 	}
-	return byChance(modes[c.Command])
+	return c.resolved(modes[c.Command])
 }
 
 // pod returns the name of the call's pod.
@@ -249,11 +251,21 @@ func (c *call) pod() string {
 	return ""
 }
 
-// byChance resolves a mode with a percentage.
-func byChance(mode string) (string, error) {
-	mode, chance, ok := strings.Cut(mode, " ")
-	if ok {
-		percent, err := strconv.Atoi(strings.TrimSuffix(chance, "%"))
+// resolved returns the mode of this call, for a mode with a percentage or "once".
+func (c *call) resolved(mode string) (string, error) {
+	mode, when, ok := strings.Cut(mode, " ")
+	switch {
+	case !ok:
+	case when == "once":
+		first, err := c.isFirst()
+		if err != nil {
+			return "", err
+		}
+		if !first {
+			mode = ""
+		}
+	default:
+		percent, err := strconv.Atoi(strings.TrimSuffix(when, "%"))
 		if err != nil {
 			return "", fmt.Errorf("plan.json: %w", err)
 		}
@@ -262,6 +274,23 @@ func byChance(mode string) (string, error) {
 		}
 	}
 	return cmp.Or(mode, "ok"), nil
+}
+
+// isFirst reports whether this is the first call of its attachment in a mode with "once".
+func (c *call) isFirst() (bool, error) {
+	name := strings.Join([]string{c.Command, c.ContainerID, c.IfName, c.Instance}, ".")
+	file := filepath.Join(c.conf.Dir, "once", name)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return false, err
+	}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, f.Close()
 }
 
 // run carries out the mode and returns the output for stdout.

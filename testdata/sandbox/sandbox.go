@@ -5,10 +5,13 @@
 package sandbox
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -122,16 +125,15 @@ func prepare(memory string) error {
 	if err := dropNamespaces(); err != nil {
 		return err
 	}
-	const pools = "/var/lib/cni" // which tests write to
-	if err := os.MkdirAll(pools, 0o755); err != nil {
+	if err := makeMountPoint("/var/lib/cni"); err != nil { // tests write to the pools there
 		return err
 	}
-	for _, dir := range []string{memory, "/run", pools, "/etc/cni", "/opt/cni"} {
+	for _, dir := range []string{memory, "/run", "/var/lib/cni", "/etc/cni", "/opt/cni"} {
 		if _, err := os.Stat(dir); err != nil {
 			continue
 		}
-		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
-			return fmt.Errorf("mount %s: %w", dir, err)
+		if err := mountTmpfs(dir); err != nil {
+			return err
 		}
 	}
 	if memory != "" {
@@ -144,6 +146,56 @@ func prepare(memory string) error {
 		return err
 	}
 	return netlink.LinkSetUp(lo)
+}
+
+func mountTmpfs(dir string) error {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// makeMountPoint makes a directory that the machine need not have, and leaves none there: if it is
+// missing, the directory above it becomes one in memory, with the same entries.
+func makeMountPoint(dir string) error {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	parent := filepath.Dir(dir)
+	machines, err := os.Open(parent)
+	if err != nil {
+		return err
+	}
+	defer machines.Close()
+	entries, err := machines.ReadDir(-1)
+	if err != nil {
+		return err
+	}
+	if err := mountTmpfs(parent); err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		from := fmt.Sprintf("/proc/self/fd/%d/%s", machines.Fd(), entry.Name())
+		if err := lend(from, filepath.Join(parent, entry.Name()), entry.Type()); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Join(parent, entry.Name()), err)
+		}
+	}
+	return os.Mkdir(dir, 0o755)
+}
+
+// lend makes a directory, a file or a link of the machine available at another path.
+func lend(from, to string, kind fs.FileMode) error {
+	var err error
+	switch kind {
+	case fs.ModeSymlink:
+		target, err := os.Readlink(from)
+		return errors.Join(err, os.Symlink(target, to))
+	case fs.ModeDir:
+		err = os.Mkdir(to, 0o755)
+	default:
+		err = os.WriteFile(to, nil, 0o600)
+	}
+	return errors.Join(err, unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""))
 }
 
 // dropNamespaces unmounts the namespaces of the machine's containers, except those below another

@@ -37,6 +37,7 @@ func (e *examination) journal(found *inspect.Report) {
 		e.add("journal", OK, "", "%s is intact", path)
 	}
 	e.attachments(found)
+	e.dropped(found.Events)
 	e.lastSweep(found)
 }
 
@@ -69,7 +70,7 @@ const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Report) {
 	remedy := node.Timer + ", or run the agent (unwindctl run)"
-	if s.Guard != nil {
+	if s.Guard != nil && s.Guard.Fresh {
 		remedy = "no sweep finishes while the mass-release guard keeps attachments; see attachments above"
 	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
@@ -113,6 +114,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 func (e *examination) attachments(found *inspect.Report) {
 	var long, held, gone, adding []string
 	pending := 0
+	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
 		if a.State == journal.Adding && a.Verdict == decide.Live && age > addingLong {
@@ -132,7 +134,8 @@ func (e *examination) attachments(found *inspect.Report) {
 		}
 		long = append(long, key)
 		for _, step := range a.Steps {
-			if _, err := netconf.FindPlugin(step.Plugin, e.binPath); err != nil {
+			_, err := netconf.FindPlugin(step.Plugin, e.binPath)
+			if err != nil && !removed[key+" "+step.Plugin] {
 				gone = append(gone, step.Plugin+" of "+key)
 			}
 		}
@@ -148,9 +151,7 @@ func (e *examination) attachments(found *inspect.Report) {
 			term.Plural(len(long), "attachment has had", "attachments have had"), some(long))
 	}
 	if len(gone) > 0 {
-		_, key, _ := strings.Cut(gone[0], " of ")
-		e.add("attachments", Warning,
-			"reinstall the plugin, or drop its DELs with unwindctl forget "+key,
+		e.add("attachments", Warning, "reinstall the plugin, which new pods need too",
 			"pending DELs need plugins that are not in %s: %s", e.binPath, some(gone))
 	}
 	if len(held) > 0 {
@@ -171,6 +172,41 @@ func (e *examination) attachments(found *inspect.Report) {
 			"%s assigned twice: %s", term.Plural(len(all), "address was", "addresses were"), some(all))
 	}
 	e.verdicts(found, pending)
+}
+
+// removed reports the pending DELs of plugins that have left the chain, and returns them, as
+// "ATTACHMENT PLUGIN". They need nobody: the runtime gets no error for them, and they have an end.
+func (e *examination) removed(findings []sweep.Finding) map[string]bool {
+	all, pods := map[string]bool{}, map[string]int{}
+	for _, f := range findings {
+		for _, plugin := range f.Removed {
+			all[f.Key.String()+" "+plugin] = true
+			pods[plugin]++
+		}
+	}
+	for _, plugin := range slices.Sorted(maps.Keys(pods)) {
+		e.add("attachments", OK, "", "%s of plugin %s, which has left the chain, are pending: the "+
+			"runtime gets no error for them, and unwind drops them if they fail for about a day",
+			term.Plural(pods[plugin], "DEL", "DELs"), plugin)
+	}
+	return all
+}
+
+// dropped reports the DELs that were dropped in the last day, by plugin.
+func (e *examination) dropped(events []journal.Event) {
+	count, last := map[string]int{}, map[string]string{}
+	for _, event := range events {
+		if event.Kind == journal.Dropped && time.Since(event.At.Wall) < 24*time.Hour {
+			of := term.Join(event.Plugins)
+			count[of]++
+			last[of] = event.Reason
+		}
+	}
+	for _, of := range slices.Sorted(maps.Keys(count)) {
+		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+
+			"--kind dropped -o wide lists the DELs", "%s of plugin %s dropped in the last day; the last "+
+			"one: %s", term.Plural(count[of], "DEL was", "DELs were"), of, last[of])
+	}
 }
 
 func (e *examination) verdicts(found *inspect.Report, pending int) {

@@ -62,6 +62,8 @@ var helps = map[string][]string{
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if no sweep has finished."},
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
+	"dropped_deletes_total": {"Pending DELs that unwind dropped, because they failed for about a day.",
+		"plugin"},
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
@@ -163,6 +165,7 @@ func (c *collection) collectCounters() {
 		record.CountRollbacks: "rollbacks_total", record.CountSwept: "swept_attachments_total",
 		record.CountDegraded:   "degraded_operations_total",
 		record.CountDuplicates: "duplicate_addresses_total",
+		record.CountDropped:    "dropped_deletes_total",
 	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
 	// after an error the counter is unknown, and 0 would look like a restart

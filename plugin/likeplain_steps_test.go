@@ -1,0 +1,633 @@
+package plugin
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/journal"
+)
+
+// year is a sequence that runs.
+type year struct {
+	*attempt
+	p, u  *plainWorld
+	net   *network
+	log   []string
+	found difference
+	step  string
+}
+
+func newYear(a *attempt, s setup) *year {
+	plugins := strings.Fields(s.Plugins)
+	net := &network{
+		name: "net0", file: "10-net.conflist", installed: "10-net.conflist", version: s.Version, main: plugins[0], chained: plugins[1:],
+		masq: s.Masq, ipam: "host-local", revs: map[string]int{}, binaries: map[string]*program{}, generations: map[string]int{},
+	}
+	for _, name := range plainTypes {
+		net.binaries[name] = &program{modes: map[string]string{}}
+	}
+	y := &year{attempt: a, net: net}
+	y.p, y.u = newPlainWorld(a, "P", &s, net), newPlainWorld(a, "U", &s, net)
+	return y
+}
+
+// differs notes a difference, unless it is allowed.
+func (y *year) differs(class, format string, a ...any) {
+	y.differ(difference{class: class, text: fmt.Sprintf(format, a...)})
+}
+
+func (y *year) differ(d difference) {
+	for _, allowed := range allowedDifferences {
+		if allowed.is(y, d) {
+			y.note("allowed, %s: %s", allowed.name, d.text)
+			return
+		}
+	}
+	if y.found.class == "" {
+		y.found = d
+		y.found.text = fmt.Sprintf("after %q: %s", y.step, d.text)
+	}
+}
+
+func (y *year) note(format string, a ...any) { y.log = append(y.log, fmt.Sprintf(format, a...)) }
+
+// allowedDifferences are all that may be worse with unwind, as LIMITS has them.
+var allowedDifferences = []struct {
+	name string
+	is   func(y *year, d difference) bool
+}{
+	// LIMITS, "Differences from libcni": host-local has lost its files, or got another directory, and
+	// gives an address that a live pod has. Plain starts the pod, and both pods lose packets.
+	{"duplicate address", func(_ *year, d difference) bool {
+		return d.class == "ADD fails" && strings.Contains(d.text, "duplicate address ")
+	}},
+	// LIMITS, "DELs of plugins that have left the chain": not reported, and tried for about a day. The
+	// pod is gone, and what may be left is a file or rule of that plugin, which plain leaves, too.
+	{"a plugin that left the chain", func(y *year, d difference) bool {
+		return d.class == "pending" && !slices.ContainsFunc(d.record.Undo.Steps, func(s journal.Step) bool {
+			return y.present(s.Type) || s.Tries == 0
+		})
+	}},
+}
+
+// steps are the actions. Each returns whether anything on the machines may have changed.
+var steps map[string]func(y *year, w []string) bool
+
+func (y *year) run(sequence []string) {
+	for _, y.step = range sequence {
+		w := strings.Fields(y.step)
+		if steps[w[0]] == nil {
+			y.Fatalf("there is no step %q", y.step)
+		}
+		y.note("%s", y.step)
+		if steps[w[0]](y, w[1:]) && y.found.class == "" {
+			y.compareLive()
+		}
+		if y.found.class != "" {
+			return
+		}
+	}
+	y.end()
+}
+
+// worlds are both, P first.
+func (y *year) worlds() []*plainWorld { return []*plainWorld{y.p, y.u} }
+
+// compareCalls compares what a verb did in both worlds: the last calls of it, and the longest.
+func (y *year) compareCalls(who string, p, u []plainCall) {
+	for _, of := range []struct {
+		called string
+		calls  []plainCall
+	}{{"P", p}, {"U", u}} {
+		for _, c := range of.calls {
+			if c.err != nil {
+				y.note("  %s: %s %s: %.600v", of.called, c.verb, who, c.err)
+			}
+		}
+	}
+	if len(p) == 0 || len(u) == 0 {
+		return
+	}
+	lastP, lastU := p[len(p)-1], u[len(u)-1]
+	if lastP.err == nil && lastU.err != nil {
+		y.differs(lastU.verb+" fails", "%s %s: %v", lastU.verb, who, lastU.err)
+	}
+	longest := func(calls []plainCall) (d time.Duration) {
+		for _, c := range calls {
+			d = max(d, c.took)
+		}
+		return d
+	}
+	// A verb of P that fails may have done less.
+	if slow := longest(u); lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
+		y.differs(lastU.verb+" is slow", "%s %s takes %s instead of %s", lastU.verb, who, slow, longest(p))
+	}
+}
+
+// compareLive compares what live pods have.
+func (y *year) compareLive() {
+	y.note("  pods: P %s, U %s", y.p.podStates(), y.u.podStates())
+	both := slices.DeleteFunc(slices.Sorted(maps.Keys(y.p.pods)), func(name string) bool {
+		return y.p.pods[name].state != podLive || y.u.pods[name] == nil || y.u.pods[name].state != podLive
+	})
+	if len(both) == 0 {
+		return
+	}
+	rules, links := map[string][]string{}, map[string][]string{}
+	for _, w := range y.worlds() {
+		if slices.ContainsFunc(both, func(name string) bool { return w.pods[name].rules }) {
+			rules[w.called] = w.ruleLines()
+		}
+		w.in(func() { links[w.called] = w.hostLinks() })
+	}
+	for _, name := range both {
+		have := map[string][]string{}
+		for _, w := range y.worlds() {
+			have[w.called] = w.ofPod(w.pods[name], rules[w.called], chainOwners(rules[w.called]), links[w.called])
+		}
+		for _, trait := range have["P"] {
+			if !slices.Contains(have["U"], trait) {
+				kind, _, _ := strings.Cut(trait, " ")
+				y.differs("a live pod lacks its "+kind, "%s lacks: %s; it has %q", name, trait, have["U"])
+			}
+		}
+		if y.p.pings(y.p.pods[name]) && !y.u.pings(y.u.pods[name]) {
+			y.differs("a live pod does not reach its gateway", "%s", name)
+		}
+	}
+}
+
+func (w *plainWorld) podStates() string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(w.pods)) {
+		if p := w.pods[name]; p.state != podNone {
+			all = append(all, fmt.Sprintf("%s %s %s", p.rt.ContainerID, p.state, p.ip))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// end heals all that is meant to work, deletes all pods, sweeps, and compares what is left.
+func (y *year) end() {
+	y.step = "end"
+	y.note("end")
+	for _, b := range y.net.binaries {
+		b.missing, b.modes = false, map[string]string{}
+	}
+	y.net.wiped, y.net.unreadable, y.net.off = false, "", false
+	y.net.installed = y.net.file
+	if y.net.binaries["portmap"].old { // the correction
+		y.net.version = "0.4.0"
+	}
+	y.u.free()
+	y.rewrite()
+	for _, name := range slices.Sorted(maps.Keys(y.p.pods)) {
+		for range 2 {
+			y.eachPod(name, func(w *plainWorld, p *plainPod) []plainCall { return w.delete(p, "containerd") })
+		}
+	}
+	for _, w := range y.worlds() {
+		for _, p := range w.pods {
+			w.drop(p)
+		}
+	}
+	if err := y.u.sweeps(3); err != nil {
+		y.differs("a sweep fails", "%v", err)
+	}
+	y.compareLeft()
+}
+
+func (y *year) compareLeft() {
+	var more []string
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		allowed := map[string]int{}
+		for _, item := range y.p.left() {
+			allowed[item]++
+		}
+		more = nil
+		for _, item := range y.u.left() {
+			if allowed[item]--; allowed[item] < 0 {
+				more = append(more, item)
+			}
+		}
+		if len(more) == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	if len(more) > 0 {
+		kind, _, _ := strings.Cut(more[0], " ")
+		y.differs("left: "+kind, "%d items are left in U alone: %q; pending: %v", len(more), more, y.u.pendingTexts())
+	}
+	for _, e := range y.u.pending() {
+		// Plain's DEL has not passed, either.
+		if p := y.p.pods[e.ContainerID[:1]]; p != nil && p.rt.ContainerID == e.ContainerID && p.state == podDead {
+			continue
+		}
+		y.differ(difference{"pending", describe(e), e})
+	}
+}
+
+func (w *plainWorld) pendingTexts() (all []string) {
+	for _, e := range w.pending() {
+		all = append(all, describe(e))
+	}
+	return all
+}
+
+// eachPod does something with a pod in each world in which the runtime has it, and reports whether
+// one has.
+func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) (did bool) {
+	calls := map[string][]plainCall{}
+	for _, w := range y.worlds() {
+		if p := w.pods[name]; p != nil && p.state != podNone {
+			calls[w.called], did = do(w, p), true
+		}
+	}
+	y.compareCalls(name, calls["P"], calls["U"])
+	return did
+}
+
+// rewrite writes the programs and the conflist as the network says.
+func (y *year) rewrite() {
+	for _, w := range y.worlds() {
+		for _, name := range plainTypes {
+			w.writeBinary(name)
+		}
+		w.writeFile()
+	}
+}
+
+// configure is a step that changes only files.
+func configure(change func(y *year, w []string)) func(y *year, w []string) bool {
+	return func(y *year, w []string) bool {
+		change(y, w)
+		y.rewrite()
+		return false
+	}
+}
+
+func (y *year) present(name string) bool {
+	return name == y.net.main || slices.Contains(y.net.chained, name)
+}
+
+func number(text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+func init() {
+	steps = map[string]func(y *year, w []string) bool{
+		// add POD [ports] [ip] [bw]: a sandbox of a new ID
+		"add": func(y *year, w []string) bool {
+			name := w[0]
+			for _, world := range y.worlds() {
+				if p := world.pods[name]; p != nil && p.state != podNone {
+					return false
+				}
+			}
+			y.net.generations[name]++
+			calls := map[string][]plainCall{}
+			for _, world := range y.worlds() {
+				p := &plainPod{name: name, rt: y.runtimeConf(name, w[1:])}
+				p.rules = y.net.masq || slices.Contains(y.net.chained, "firewall") || slices.Contains(y.net.chained, "portmap")
+				world.pods[name] = p
+				calls[world.called] = []plainCall{world.add(p)}
+			}
+			y.compareCalls(name, calls["P"], calls["U"])
+			if y.found.class != "" {
+				return true
+			}
+			// What cannot start is torn down.
+			clear(calls)
+			for _, world := range y.worlds() {
+				if p := world.pods[name]; p.state == podDead {
+					calls[world.called] = world.delete(p, "containerd")
+				}
+			}
+			y.compareCalls(name+", which did not start,", calls["P"], calls["U"])
+			return true
+		},
+		// del POD containerd|crio|nerdctl
+		"del": func(y *year, w []string) bool {
+			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, w[1]) })
+		},
+		// restart POD: as nerdctl does, under the same ID, even if the DEL fails
+		"restart": func(y *year, w []string) bool {
+			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, "nerdctl") })
+			if y.found.class != "" {
+				return true
+			}
+			calls := map[string][]plainCall{}
+			for _, world := range y.worlds() {
+				if p := world.pods[w[0]]; p != nil && p.gen > 0 {
+					calls[world.called] = []plainCall{world.add(p)}
+				}
+			}
+			y.compareCalls(w[0], calls["P"], calls["U"])
+			return true
+		},
+		// again POD: added under the same ID, without a DEL, as nerdctl does after a kill
+		"again": func(y *year, w []string) bool {
+			calls := map[string][]plainCall{}
+			for _, world := range y.worlds() {
+				if p := world.pods[w[0]]; p != nil && p.gen > 0 {
+					world.drop(p)
+					calls[world.called] = []plainCall{world.add(p)}
+				}
+			}
+			y.compareCalls(w[0], calls["P"], calls["U"])
+			return true
+		},
+		// lose POD: the runtime forgets it
+		"lose": func(y *year, w []string) bool {
+			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall {
+				world.drop(p)
+				p.state = podNone
+				return nil
+			})
+		},
+		"check": func(y *year, w []string) bool {
+			for _, world := range y.worlds() {
+				if p := world.pods[w[0]]; p == nil || p.state != podLive {
+					return false
+				}
+			}
+			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return []plainCall{world.check(p)} })
+			return false
+		},
+		"status": func(y *year, _ []string) bool {
+			y.compareCalls("", []plainCall{y.p.status()}, []plainCall{y.u.status()})
+			return true
+		},
+		"gc": func(y *year, _ []string) bool {
+			y.compareCalls("", []plainCall{y.p.gc()}, []plainCall{y.u.gc()})
+			return true
+		},
+		"sweep": func(y *year, _ []string) bool {
+			if err := y.u.sweeps(1); err != nil {
+				y.differs("a sweep fails", "%v", err)
+			}
+			return true
+		},
+		// append PLUGIN: to the chain, installed if it was not
+		"append": configure(func(y *year, w []string) {
+			if !y.present(w[0]) {
+				y.net.chained = append(slices.Clone(y.net.chained), w[0])
+				*y.net.binaries[w[0]] = program{modes: map[string]string{}}
+			}
+		}),
+		// remove PLUGIN kept|deleted|down: from the chain; its program
+		"remove": configure(func(y *year, w []string) {
+			if i := slices.Index(y.net.chained, w[0]); i >= 0 {
+				y.net.chained = slices.Delete(slices.Clone(y.net.chained), i, i+1)
+				y.net.binaries[w[0]].gone, y.net.binaries[w[0]].down = w[1] == "deleted", w[1] == "down"
+			}
+		}),
+		"reorder": configure(func(y *year, _ []string) {
+			if c := y.net.chained; len(c) > 1 {
+				y.net.chained = append(slices.Clone(c[1:]), c[0])
+			}
+		}),
+		// renew PLUGIN CODE: its configuration gets what its new version needs
+		"renew": configure(func(y *year, w []string) {
+			if y.present(w[0]) {
+				b := y.net.binaries[w[0]]
+				y.net.revs[w[0]]++
+				b.needs, b.code = y.net.revs[w[0]], number(w[1])
+			}
+		}),
+		// set KEY VALUE: of the conflist
+		"set": configure(func(y *year, w []string) {
+			c := y.net
+			switch w[0] {
+			case "subnet":
+				c.subnet = number(w[1])
+			case "bridge":
+				c.bridge = number(w[1])
+			case "mtu":
+				c.mtu = number(w[1])
+			case "dataDir":
+				c.dataDir = number(w[1])
+			case "ipMasq":
+				c.masq = w[1] == "on"
+			case "version":
+				c.version = w[1]
+			case "main":
+				c.main = w[1]
+				c.binaries[w[1]].gone = false
+			case "name": // with an install
+				c.name, c.installed = w[1], c.file
+			case "file": // the agent writes its new name, or "install"
+				c.file = w[1]
+			default:
+				y.Fatalf("no key %q", w[0])
+			}
+		}),
+		// ipam PLUGIN [deleted]: the IPAM plugin, and what becomes of the other's program
+		"ipam": configure(func(y *year, w []string) {
+			if y.net.ipam != w[0] {
+				y.net.binaries[y.net.ipam].gone = len(w) > 1
+				y.net.ipam = w[0]
+				y.net.binaries[w[0]].gone = false
+			}
+		}),
+		// old portmap: one that takes CNI up to 0.4.0
+		"old":     configure(func(y *year, w []string) { y.net.binaries[w[0]].old = true }),
+		"install": configure(func(y *year, _ []string) { y.net.installed, y.net.off = y.net.file, false }),
+		"conf": configure(func(y *year, w []string) {
+			y.net.unreadable = map[string]string{"missing": "missing", "invalid": "invalid"}[w[0]]
+		}),
+		"missing": configure(func(y *year, w []string) { y.net.binaries[w[0]].missing = true }),
+		"wipe":    configure(func(y *year, _ []string) { y.net.wiped = true }),
+		"restore": configure(func(y *year, _ []string) {
+			y.net.wiped = false
+			for _, b := range y.net.binaries {
+				b.missing = false
+			}
+		}),
+		"break":  configure(func(y *year, w []string) { y.net.binaries[w[0]].modes[w[1]] = w[2] }),
+		"repair": configure(func(y *year, w []string) { clear(y.net.binaries[w[0]].modes) }),
+		"off":    configure(func(y *year, _ []string) { y.net.off = true }),
+		"on":     configure(func(y *year, _ []string) { y.net.off = false }),
+		// plugins before|now: the reference plugins' release
+		"plugins": configure(func(y *year, w []string) {
+			_, err := os.Stat(filepath.Join(toolsDir(y), "e2e", "plugins-before", "bridge"))
+			y.net.before = w[0] == "before" && err == nil
+		}),
+		"reboot": func(y *year, _ []string) bool {
+			for _, world := range y.worlds() {
+				world.reboot()
+			}
+			return true
+		},
+		"nocache": func(y *year, _ []string) bool {
+			for _, world := range y.worlds() {
+				must(y, os.RemoveAll(world.cacheDir()))
+			}
+			return false
+		},
+		"nostate": func(y *year, _ []string) bool {
+			for _, name := range y.u.names(y.u.stateDir) {
+				must(y, os.RemoveAll(filepath.Join(y.u.stateDir, name)))
+			}
+			return false
+		},
+		"full": func(y *year, _ []string) bool { y.u.fill(); return false },
+		"free": func(y *year, _ []string) bool { y.u.free(); return false },
+	}
+}
+
+// runtimeConf is what a runtime knows of a new sandbox.
+func (y *year) runtimeConf(name string, wants []string) libcni.RuntimeConf {
+	i := int(name[0]-'a') + 1
+	rt := libcni.RuntimeConf{
+		ContainerID: fmt.Sprintf("%s%d", name, y.net.generations[name]), IfName: "eth0",
+		Args:           [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
+		CapabilityArgs: map[string]any{},
+	}
+	if slices.Contains(wants, "ports") {
+		rt.CapabilityArgs["portMappings"] = []map[string]any{{"hostPort": 8000 + i, "containerPort": 80, "protocol": "tcp"}}
+	}
+	if slices.Contains(wants, "bw") {
+		rt.CapabilityArgs["bandwidth"] = map[string]any{"ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}
+	}
+	if slices.Contains(wants, "ip") || y.net.ipam == "static" {
+		rt.CapabilityArgs["ips"] = []string{fmt.Sprintf("10.200.%d.%d/26", y.net.subnet, 50+i)}
+	}
+	return rt
+}
+
+// dice draws the steps of a sequence. It knows roughly what came before, so that few steps do
+// nothing.
+type dice struct {
+	*rand.Rand
+	pods   map[string]bool // that were added
+	chain  []string
+	broken string // a plugin that fails
+}
+
+func (d *dice) pick(words ...string) string { return words[d.IntN(len(words))] }
+
+// pod returns one that was added, or that was not.
+func (d *dice) pod(added bool) string {
+	var names []string
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if d.pods[name] == added {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return "a"
+	}
+	return d.pick(names...)
+}
+
+// plugin returns a plugin that is in the chain, or one that can be.
+func (d *dice) plugin() string {
+	if d.IntN(3) > 0 {
+		return d.pick(d.chain...)
+	}
+	return d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+}
+
+func (d *dice) chained() string {
+	if len(d.chain) > 1 && d.IntN(3) > 0 {
+		return d.pick(d.chain[1:]...)
+	}
+	return d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+}
+
+// step returns a random step. Ordinary ones come more often.
+func (d *dice) step() string {
+	choices := []struct {
+		weight int
+		step   func() string
+	}{
+		{30, func() string {
+			pod := d.pod(false)
+			step := "add " + pod
+			for _, more := range []struct {
+				name string
+				odds int
+			}{{"ports", 2}, {"ip", 6}, {"bw", 8}} {
+				if d.IntN(more.odds) == 0 {
+					step += " " + more.name
+				}
+			}
+			d.pods[pod] = true
+			return step
+		}},
+		{22, func() string {
+			pod := d.pod(true)
+			delete(d.pods, pod)
+			return "del " + pod + " " + d.pick("containerd", "containerd", "crio", "nerdctl")
+		}},
+		{6, func() string { return "restart " + d.pod(true) }},
+		{2, func() string { return "again " + d.pod(true) }},
+		{2, func() string {
+			pod := d.pod(true)
+			delete(d.pods, pod)
+			return "lose " + pod
+		}},
+		{3, func() string { return "check " + d.pod(true) }},
+		{3, func() string { return "status" }},
+		{2, func() string { return "gc" }},
+		{3, func() string { return "sweep" }},
+		{6, func() string {
+			name := d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
+			d.chain = append(slices.Clone(d.chain), name)
+			return "append " + name
+		}},
+		{6, func() string { return "remove " + d.chained() + " " + d.pick("kept", "deleted", "down") }},
+		{1, func() string { return "reorder" }},
+		{4, func() string { return "renew " + d.plugin() + " " + d.pick("999", "4", "7", "100") }},
+		{7, func() string {
+			return "set " + d.pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off",
+				"version 1.0.0", "version 0.4.0", "version 1.1.0", "main ptp", "main bridge", "name net1", "file 20-net.conflist")
+		}},
+		{2, func() string { return "ipam " + d.pick("static", "static deleted", "host-local") }},
+		{1, func() string { return "old portmap" }},
+		{1, func() string { return "install" }},
+		{2, func() string { return "conf " + d.pick("missing", "invalid") }},
+		{3, func() string { return "conf good" }},
+		{2, func() string { return "missing " + d.pick(d.plugin(), d.plugin(), "host-local") }},
+		{1, func() string { return "wipe" }},
+		{4, func() string { return "restore" }},
+		{4, func() string {
+			d.broken = d.pick(d.plugin(), d.plugin(), "host-local")
+			return "break " + d.broken + " " + d.pick("ADD", "DEL") + " " + d.pick("fail", "fail", "fail-effect", "garbage", "slow", "hang")
+		}},
+		{6, func() string { return "repair " + d.broken }},
+		{3, func() string { return "off" }},
+		{4, func() string { return "on" }},
+		{1, func() string { return "plugins " + d.pick("before", "now") }},
+		{2, func() string { return "reboot" }},
+		{1, func() string { return "nocache" }},
+		{1, func() string { return "nostate" }},
+		{1, func() string { return "full" }},
+		{2, func() string { return "free" }},
+	}
+	sum := 0
+	for _, c := range choices {
+		sum += c.weight
+	}
+	at := d.IntN(sum)
+	for _, c := range choices {
+		if at -= c.weight; at < 0 {
+			return c.step()
+		}
+	}
+	panic("no step")
+}

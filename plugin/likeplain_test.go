@@ -1,0 +1,280 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cni-unwind/journal"
+	"cni-unwind/testdata/sandbox"
+)
+
+const (
+	// likePlainSeedEnv makes TestLikePlain run the sequence of one seed, which it printed.
+	likePlainSeedEnv = "UNWIND_LIKEPLAIN_SEED"
+	// likePlainCountEnv is the number of sequences.
+	likePlainCountEnv = "UNWIND_LIKEPLAIN_COUNT"
+	// likePlainWithoutEnv is a regular expression of steps to leave out, to look past a difference.
+	likePlainWithoutEnv = "UNWIND_LIKEPLAIN_WITHOUT"
+	// likePlainWorkers is how many sequences run at once.
+	likePlainWorkers = 4
+)
+
+// setup is how the two machines of a sequence begin.
+type setup struct {
+	ChainFile bool   // unwind is configured with a chainFile, else with a chain
+	Outer     string // cniVersion of unwind's list
+	Version   string // of the chain
+	Plugins   string // of the chain
+	Masq      bool
+}
+
+func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "plugin.", "", 1) }
+
+// difference is something that is worse with unwind. Its class stays the same while the sequence is
+// shortened.
+type difference struct {
+	class, text string
+	record      *journal.Entry // of the class "pending"
+}
+
+// attempt is one run of a sequence as a test, with its own failure and cleanup.
+type attempt struct {
+	testing.TB
+	ctx      context.Context
+	failed   bool
+	log      []string
+	cleanups []func()
+}
+
+func (a *attempt) Helper()                      {}
+func (a *attempt) Context() context.Context     { return a.ctx }
+func (a *attempt) Cleanup(f func())             { a.cleanups = append(a.cleanups, f) }
+func (a *attempt) Failed() bool                 { return a.failed }
+func (a *attempt) Log(args ...any)              { a.log = append(a.log, fmt.Sprintln(args...)) }
+func (a *attempt) Logf(f string, args ...any)   { a.log = append(a.log, fmt.Sprintf(f, args...)) }
+func (a *attempt) Error(args ...any)            { a.Log(args...); a.failed = true }
+func (a *attempt) Errorf(f string, args ...any) { a.Logf(f, args...); a.failed = true }
+func (a *attempt) Fatal(args ...any)            { a.Error(args...); runtime.Goexit() }
+func (a *attempt) Fatalf(f string, args ...any) { a.Errorf(f, args...); runtime.Goexit() }
+func (a *attempt) FailNow()                     { a.failed = true; runtime.Goexit() }
+
+func (a *attempt) TempDir() string {
+	dir, err := os.MkdirTemp("", "likeplain")
+	must(a, err)
+	a.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// runYear runs a sequence in two new worlds. It returns the first difference, or "", and what was
+// done and said.
+func runYear(t testing.TB, s setup, steps []string) (found difference, log []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	defer cancel()
+	a := &attempt{TB: t, ctx: ctx}
+	done := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // and never unlocked: it was in other network namespaces
+		defer close(done)
+		defer func() {
+			for _, f := range slices.Backward(a.cleanups) {
+				f()
+			}
+		}()
+		y := newYear(a, s)
+		defer func() { found, log = y.found, y.log }()
+		y.run(steps)
+	}()
+	<-done
+	if a.failed && found.class == "" {
+		found = difference{class: "the test itself", text: strings.Join(a.log, "\n")}
+	}
+	return found, append(log, a.log...)
+}
+
+// likePlain runs a sequence that was printed.
+func likePlain(t *testing.T, s setup, steps ...string) {
+	t.Helper()
+	sandbox.Need(t)
+	if found, log := runYear(t, s, steps); found.class != "" {
+		t.Errorf("%s: %s\n%s", found.class, found.text, strings.Join(log, "\n"))
+	}
+}
+
+// TestLikePlain: an operator's year is never worse than with the plain chain. Two machines, one with
+// the chain alone (P) and one with unwind before it (U), go through the same random sequence of
+// what runtimes, operators and the world do. After each step and at the end,
+//
+//   - no verb of U fails where P's passed, a DEL after its tries;
+//   - no live pod of U lacks an address file, a link, a rule or an answer that P's has;
+//   - nothing more is left than in P, and no DEL is pending;
+//   - no verb takes 5 s and three times longer than P's.
+//
+// What is allowed nevertheless is in allowedDifferences.
+func TestLikePlain(t *testing.T) {
+	sandbox.Need(t)
+	t.Parallel()
+	count := 20
+	if os.Getenv(longEnv) != "" {
+		count = 2_000
+	}
+	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
+		count = n
+	}
+	first := uint64(time.Now().UnixNano())
+	if seed, err := strconv.ParseUint(os.Getenv(likePlainSeedEnv), 10, 64); err == nil {
+		if first = seed; os.Getenv(likePlainCountEnv) == "" {
+			count = 1
+		}
+	}
+	t.Logf("%s=%d, %d sequences", likePlainSeedEnv, first, count)
+	began := time.Now()
+	var mu sync.Mutex
+	classes, next, shrunk := map[string]int{}, 0, map[string]int{}
+	var wait sync.WaitGroup
+	for range min(likePlainWorkers, count) {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if end, ok := t.Deadline(); i >= count || ok && time.Until(end) < time.Minute {
+					return
+				}
+				s, steps := someYear(first + uint64(i))
+				found, log := runYear(t, s, steps)
+				if found.class == "" {
+					if count == 1 {
+						t.Logf("%s\n%s", s, strings.Join(log, "\n"))
+					}
+					continue
+				}
+				mu.Lock()
+				classes[found.class]++
+				shrunk[found.class]++
+				short := shrunk[found.class] <= 3
+				mu.Unlock()
+				reportYear(t, first+uint64(i), s, steps, found, log, short)
+			}
+		}()
+	}
+	wait.Wait()
+	took := time.Since(began)
+	t.Logf("%d sequences in %s, %s each; differences: %v", min(next, count), took.Round(time.Second),
+		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
+}
+
+// reportYear runs a sequence with a difference twice more, and prints the shortest one that has it.
+func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
+	again := 0
+	for range 2 {
+		if other, _ := runYear(t, s, steps); other.class == found.class {
+			again++
+		}
+	}
+	if again == 0 {
+		if strings.HasSuffix(found.class, " is slow") {
+			return // the machine was
+		}
+		t.Errorf("%s=%d is flaky: %s: %s\n%s", likePlainSeedEnv, seed, found.class, found.text, strings.Join(log, "\n"))
+		return
+	}
+	if short {
+		steps, found, log = shrinkYear(t, s, steps, found, log)
+	}
+	var b strings.Builder
+	for _, step := range steps {
+		fmt.Fprintf(&b, "\t\t%q,\n", step)
+	}
+	if !short {
+		log = nil
+	}
+	t.Errorf("%s=%d (again in %d of 2 more runs): %s: %s\n\tlikePlain(t, %s,\n%s\t)\n%s", likePlainSeedEnv, seed, again, found.class,
+		found.text, s, b.String(), strings.Join(log, "\n"))
+}
+
+// shrinkYear drops steps as long as a difference of the class stays.
+func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []string) ([]string, difference, []string) {
+	for size := max(1, len(steps)/2); ; size /= 2 {
+		for at := len(steps) - size; at >= 0; at -= size {
+			fewer := slices.Concat(steps[:at], steps[at+size:])
+			if other, otherLog := runYear(t, s, fewer); other.class == found.class {
+				steps, found, log = fewer, other, otherLog
+				at = min(at, len(steps))
+			}
+		}
+		if size <= 1 {
+			return steps, found, log
+		}
+	}
+}
+
+// someYear returns the sequence of a seed.
+func someYear(seed uint64) (setup, []string) {
+	d := &dice{Rand: rand.New(rand.NewPCG(seed, 46)), pods: map[string]bool{}, broken: "mesh"}
+	s := setup{ChainFile: d.IntN(2) == 0, Outer: d.pick("1.0.0", "1.1.0"), Masq: d.IntN(4) == 0,
+		Version: d.pick("1.0.0", "1.0.0", "1.1.0", "0.4.0")}
+	d.chain = []string{d.pick("bridge", "bridge", "bridge", "ptp")}
+	for _, chained := range []struct {
+		name string
+		odds int
+	}{{"tuning", 8}, {"bandwidth", 8}, {"firewall", 4}, {"portmap", 3}, {"mesh", 2}} {
+		if d.IntN(chained.odds) == 0 {
+			d.chain = append(d.chain, chained.name)
+		}
+	}
+	s.Plugins = strings.Join(d.chain, " ")
+	var steps []string
+	for range 16 + d.IntN(10) {
+		steps = append(steps, d.step())
+	}
+	if without := os.Getenv(likePlainWithoutEnv); without != "" {
+		steps = slices.DeleteFunc(steps, regexp.MustCompile("^(?:"+without+")").MatchString)
+	}
+	return s, steps
+}
+
+// TestLikePlainFaults: histories that were worse than with the plain chain.
+func TestLikePlainFaults(t *testing.T) {
+	t.Parallel()
+	bridge := setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge mesh"}
+	with := func(s setup, plugins string) setup { s.Plugins = plugins; return s }
+	masq := setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge", Masq: true}
+	for _, c := range []struct {
+		name  string
+		s     setup
+		steps []string
+	}{
+		{"nothing happens", with(bridge, "bridge firewall portmap"), []string{"add a ports", "check a", "status", "add b", "del a containerd", "del b crio"}},
+		{"1: a mesh is uninstalled, its binary deleted", bridge, []string{"add a", "remove mesh deleted", "del a containerd"}},
+		{"1: a mesh is uninstalled, its daemon down", bridge, []string{"add a", "remove mesh down", "del a containerd"}},
+		{"2: portmap's cniVersion is corrected", with(bridge, "bridge portmap"), []string{"add a ports", "old portmap", "set version 0.4.0", "del a containerd"}},
+		{"18: a configuration is renewed, code 999", bridge, []string{"add a", "renew mesh 999", "del a containerd"}},
+		{"18: a configuration is renewed, code 4", bridge, []string{"add a", "renew mesh 4", "del a containerd"}},
+		{"18: a configuration is renewed, code 100", bridge, []string{"add a", "renew mesh 100", "del a containerd"}},
+		{"18: a configuration is renewed, then the plugin removed", bridge, []string{"add a", "renew mesh 999", "remove mesh kept", "del a containerd"}},
+		{"19: a container is restarted twice while unwind is off", masq, []string{"add a", "off", "restart a", "restart a", "on", "del a nerdctl"}},
+		{"20: the IPAM plugin is replaced", with(bridge, "bridge"), []string{"add a", "ipam static deleted", "del a containerd"}},
+	} {
+		for _, file := range []bool{false, true} {
+			s := c.s
+			s.ChainFile = file
+			t.Run(fmt.Sprintf("%s, %s", c.name, map[bool]string{false: "chain", true: "chainFile"}[file]), func(t *testing.T) {
+				t.Parallel()
+				likePlain(t, s, c.steps...)
+			})
+		}
+	}
+}

@@ -1,0 +1,816 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
+	"cni-unwind/plugin/undo"
+	"cni-unwind/testdata/unwind/env"
+)
+
+// plainWorld is one of the two machines of a sequence: a network namespace of its own, so that both
+// have the same names and subnets, and a directory with plugins, conflists and state.
+type plainWorld struct {
+	*node
+	called  string // P or U
+	through bool   // U: unwind is installed, and on
+	unwinds bool   // U
+	chosen  *setup
+	netns   int // the machine's network namespace
+	past    int // the test's own
+	net     *network
+	pods    map[string]*plainPod
+}
+
+// network is what the operator has configured, and the state of the binaries. Both worlds share it.
+type network struct {
+	name, file     string // of the network; of the conflist
+	version        string
+	main           string // bridge or ptp
+	bridge, subnet int
+	mtu, dataDir   int
+	masq           bool
+	ipam           string
+	chained        []string
+	revs           map[string]int // of a plugin's configuration
+	unreadable     string         // missing, invalid or ""
+	off            bool
+	installed      string // the file that unwind's entry names
+	before         bool   // the older plugins
+	binaries       map[string]*program
+	wiped          bool
+	generations    map[string]int
+}
+
+// program is the state of a plugin's program.
+type program struct {
+	gone    bool              // uninstalled for good
+	missing bool              // for a while
+	down    bool              // its daemon is gone for good: each call fails
+	old     bool              // it refuses CNI versions above 0.4.0
+	needs   int               // the rev that its configuration needs
+	code    int               // the code of the refusal
+	modes   map[string]string // by verb: fail, fail-effect, garbage, slow, hang
+}
+
+// plainPod is a container in one world.
+type plainPod struct {
+	name  string
+	state podState
+	rt    libcni.RuntimeConf
+	there bool // its network namespace
+	gen   int
+	ip    netip.Addr
+	gw    netip.Addr
+	links []string // on the host
+	rules bool     // its chain may make rules
+}
+
+type podState string
+
+const (
+	podNone podState = ""
+	podLive podState = "live"
+	podDead podState = "dead" // the runtime has not deleted it yet
+)
+
+var plainTypes = []string{"bridge", "ptp", "host-local", "static", "firewall", "portmap", "bandwidth", "tuning", "mesh", "sidecar"}
+
+func newPlainWorld(t *attempt, called string, s *setup, net *network) *plainWorld {
+	n := newNode(t)
+	n.conf["logLevel"] = "warn"
+	n.outer = s.Outer
+	w := &plainWorld{node: n, called: called, unwinds: called == "U", through: called == "U", chosen: s, net: net,
+		pods: map[string]*plainPod{}}
+	bin := n.path[0]
+	n.path = []string{bin}
+	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), n.execOf())
+	n.mkdir(w.confDir())
+	n.mkdir(n.hangsDir())
+	var err error
+	w.past, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	t.Cleanup(func() { _ = unix.Close(w.past) })
+	w.netns = -1
+	w.boot()
+	t.Cleanup(func() { _ = unix.Close(w.netns) })
+	for _, name := range plainTypes {
+		w.writeBinary(name)
+	}
+	w.writeFile()
+	if w.unwinds {
+		n.mkdir(n.stateDir)
+		must(t, unix.Mount("tmpfs", n.stateDir, "tmpfs", 0, "size=4m,mode=0700"))
+		t.Cleanup(func() { _ = unix.Unmount(n.stateDir, unix.MNT_DETACH) })
+	}
+	return w
+}
+
+// fill leaves no room on the disk of the state directory.
+func (w *plainWorld) fill() {
+	w.Helper()
+	f, err := os.OpenFile(filepath.Join(w.stateDir, "others"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	must(w, err)
+	defer f.Close()
+	for chunk := make([]byte, 4096); err == nil; {
+		_, err = f.Write(chunk)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		w.Fatal(err)
+	}
+}
+
+func (w *plainWorld) free() { _ = os.Remove(filepath.Join(w.stateDir, "others")) }
+
+func (n *node) execOf() *nodeExec {
+	e := &nodeExec{node: n}
+	e.RawExec.Stderr = n.stderr()
+	return e
+}
+
+func (w *plainWorld) confDir() string { return filepath.Join(w.dir, "net.d") }
+
+// boot gives the machine a new network namespace. The caller's thread is locked.
+func (w *plainWorld) boot() {
+	must(w, unix.Unshare(unix.CLONE_NEWNET))
+	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(w, err)
+	lo, err := netlink.LinkByName("lo")
+	must(w, err)
+	must(w, netlink.LinkSetUp(lo))
+	must(w, unix.Setns(w.past, unix.CLONE_NEWNET))
+	if w.netns >= 0 {
+		_ = unix.Close(w.netns)
+	}
+	w.netns = fd
+}
+
+// in does something in the machine's network namespace.
+func (w *plainWorld) in(do func()) {
+	w.Helper()
+	must(w, unix.Setns(w.netns, unix.CLONE_NEWNET))
+	defer func() { _ = unix.Setns(w.past, unix.CLONE_NEWNET) }()
+	do()
+}
+
+// inPod does something in a pod's network namespace.
+func (w *plainWorld) inPod(p *plainPod, do func()) {
+	w.Helper()
+	fd, err := unix.Open(p.rt.NetNS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(w, err)
+	defer func() { _ = unix.Close(fd) }()
+	must(w, unix.Setns(fd, unix.CLONE_NEWNET))
+	defer func() { _ = unix.Setns(w.past, unix.CLONE_NEWNET) }()
+	do()
+}
+
+// writeBinary makes a plugin's program what its state says: a link, nothing, or a script around it.
+func (w *plainWorld) writeBinary(name string) {
+	w.Helper()
+	b, path := w.net.binaries[name], filepath.Join(w.path[0], name)
+	must(w, errors.Join(ignoreAbsent(os.Remove(path))))
+	if b.gone || b.missing || w.net.wiped {
+		return
+	}
+	tools := toolsDir(w)
+	target := filepath.Join(tools, "cni", name)
+	switch {
+	case name == "mesh" || name == "sidecar":
+		target = filepath.Join(tools, "test", "faulty")
+	case w.net.before:
+		target = filepath.Join(tools, "e2e", "plugins-before", name)
+	}
+	if !b.down && !b.old && b.needs == 0 && len(b.modes) == 0 {
+		must(w, os.Symlink(target, path))
+		return
+	}
+	var s strings.Builder
+	refuse := func(code int, text string) string {
+		return fmt.Sprintf(`{ echo '{"cniVersion": "0.4.0", "code": %d, "msg": "%s: %s"}'; exit 1; }`, code, name, text)
+	}
+	fmt.Fprintf(&s, "#!/bin/sh\nin=$(cat)\nreal() { printf %%s \"$in\" | %s; }\n", target)
+	fmt.Fprintf(&s, "[ \"$CNI_COMMAND\" != VERSION ] || { real; exit; }\n")
+	if b.down {
+		s.WriteString(refuse(999, "connect: connection refused") + "\n")
+	}
+	if b.old {
+		fmt.Fprintf(&s, "case $in in *'\"cniVersion\":\"1.'*) %s ;; esac\n", refuse(1, "incompatible CNI versions"))
+	}
+	if b.needs > 0 {
+		fmt.Fprintf(&s, "case $in in *'\"rev\":\"%d\"'*) ;; *) %s ;; esac\n", b.needs, refuse(b.code, "its configuration has no key"))
+	}
+	for _, verb := range []string{"ADD", "DEL"} {
+		if mode := b.modes[verb]; mode != "" {
+			fmt.Fprintf(&s, "if [ $CNI_COMMAND = %s ]; then %s; fi\n", verb, map[string]string{
+				"fail":        refuse(999, verb+" refused"),
+				"fail-effect": "real >/dev/null; " + refuse(999, verb+" refused afterwards"),
+				"garbage":     "real >/dev/null; echo not json; exit 0",
+				"slow":        "sleep 0.2; real; exit",
+				"hang":        fmt.Sprintf(": >%s; exec sleep 600", filepath.Join(w.hangsDir(), "hangs")),
+			}[mode])
+		}
+	}
+	s.WriteString("real\n")
+	must(w, os.WriteFile(path, []byte(s.String()), 0o755))
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// The conflist.
+
+func (w *plainWorld) pluginsOf() (all []string) {
+	c := w.net
+	add := func(name string, m map[string]any) {
+		m["type"] = name
+		if rev := c.revs[name]; rev > 0 {
+			m["rev"] = fmt.Sprint(rev)
+		}
+		all = append(all, string(netconf.Marshal(m)))
+	}
+	subnet := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(c.subnet), 0}), 26).String()
+	ipam := map[string]any{"type": "static"}
+	if c.ipam == "host-local" {
+		ipam = map[string]any{"type": "host-local", "subnet": subnet, "dataDir": w.poolDir(c.dataDir),
+			"routes": []any{map[string]any{"dst": "0.0.0.0/0"}}}
+	}
+	caps := func(names ...string) map[string]any {
+		m := map[string]any{}
+		for _, name := range names {
+			m[name] = true
+		}
+		return m
+	}
+	main := map[string]any{"ipMasq": c.masq, "ipam": ipam, "capabilities": caps("ips")}
+	if c.main == "bridge" {
+		main["bridge"], main["isGateway"] = fmt.Sprintf("cni%d", c.bridge), true
+	}
+	if c.mtu > 0 {
+		main["mtu"] = c.mtu
+	}
+	add(c.main, main)
+	for _, name := range c.chained {
+		switch name {
+		case "portmap":
+			add(name, map[string]any{"capabilities": caps("portMappings")})
+		case "bandwidth":
+			add(name, map[string]any{"capabilities": caps("bandwidth")})
+		case "tuning":
+			add(name, map[string]any{"mtu": 1400, "dataDir": filepath.Join(w.dir, "tuning")})
+		case "mesh", "sidecar":
+			add(name, map[string]any{"dir": w.faultyDir(), "instance": name})
+		default:
+			add(name, map[string]any{})
+		}
+	}
+	return all
+}
+
+func (w *plainWorld) poolDir(i int) string { return filepath.Join(w.dir, fmt.Sprintf("ipam%d", i)) }
+
+// writeFile writes the operator's conflist.
+func (w *plainWorld) writeFile() {
+	w.Helper()
+	for _, name := range w.names(w.confDir()) {
+		must(w, os.Remove(filepath.Join(w.confDir(), name)))
+	}
+	text := w.plainText()
+	switch w.net.unreadable {
+	case "missing":
+		return
+	case "invalid":
+		text = text[:len(text)/2]
+	}
+	must(w, os.WriteFile(filepath.Join(w.confDir(), w.net.file), text, 0o600))
+}
+
+func (w *plainWorld) plainText() []byte {
+	return fmt.Appendf(nil, `{"cniVersion": %q, "name": %q, "plugins": [%s]}`, w.net.version, w.net.name,
+		strings.Join(w.pluginsOf(), ", "))
+}
+
+var errNoNetwork = errors.New("the runtime has no network")
+
+// list returns what the runtime has loaded.
+func (w *plainWorld) list() (*libcni.NetworkConfigList, error) {
+	w.Helper()
+	w.network = w.net.name
+	switch {
+	case !w.through || w.net.off:
+		if w.net.unreadable != "" {
+			return nil, errNoNetwork
+		}
+		return libcni.NetworkConfFromBytes(w.plainText())
+	case !w.chosen.ChainFile:
+		if w.net.unreadable != "" {
+			return nil, errNoNetwork
+		}
+		w.inner = w.net.version
+		return w.unwind(w.pluginsOf()...), nil
+	default:
+		w.conf["chain"], w.conf["chainFile"] = nil, filepath.Join(w.confDir(), w.net.installed)
+		return w.unwind(), nil
+	}
+}
+
+// Verbs.
+
+// plainCall is a verb of the runtime and its end.
+type plainCall struct {
+	verb string
+	err  error
+	took time.Duration
+}
+
+// call runs a verb. If a plugin hangs, the runtime's time is over.
+func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plainCall {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	defer cancel()
+	if w.net.hangs() {
+		file := filepath.Join(w.hangsDir(), "hangs")
+		_ = os.Remove(file)
+		done := make(chan struct{})
+		defer close(done)
+		go func() {
+			for poll := time.Tick(5 * time.Millisecond); ; {
+				select {
+				case <-done:
+					return
+				case <-poll:
+					if _, err := os.Lstat(file); err == nil {
+						cancel()
+						return
+					}
+				}
+			}
+		}()
+	}
+	began := time.Now()
+	var err error
+	w.in(func() { err = do(ctx) })
+	return plainCall{verb, err, time.Since(began)}
+}
+
+func (c *network) hangs() bool {
+	for _, b := range c.binaries {
+		if b.modes["ADD"] == "hang" || b.modes["DEL"] == "hang" {
+			return true
+		}
+	}
+	return false
+}
+
+// hostLinks returns the names of the machine's interfaces other than bridges.
+func (w *plainWorld) hostLinks() (names []string) {
+	w.Helper()
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		links, err = netlink.LinkList()
+	}
+	must(w, err)
+	for _, l := range links {
+		if l.Type() != "bridge" && l.Attrs().Name != "lo" {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+// add adds a pod, in a new network namespace.
+func (w *plainWorld) add(p *plainPod) plainCall {
+	w.Helper()
+	p.rt.NetNS, p.there, p.ip, p.gw, p.links = w.node.netns(fmt.Sprintf("%s-%d", p.rt.ContainerID, p.gen)), true, netip.Addr{}, netip.Addr{}, nil
+	p.gen++
+	var before []string
+	w.in(func() { before = w.hostLinks() })
+	c := w.call("ADD", func(ctx context.Context) error {
+		list, err := w.list()
+		if err != nil {
+			return err
+		}
+		r, err := w.cni.AddNetworkList(ctx, list, &p.rt)
+		if err != nil {
+			return err
+		}
+		result, err := types100.NewResultFromResult(r)
+		if err == nil && len(result.IPs) > 0 {
+			p.ip, _ = netip.AddrFromSlice(result.IPs[0].Address.IP.To4())
+			p.gw, _ = netip.AddrFromSlice(result.IPs[0].Gateway.To4())
+			if !p.gw.IsValid() {
+				p.gw = netip.PrefixFrom(p.ip, 26).Masked().Addr().Next()
+			}
+		}
+		return err
+	})
+	w.in(func() {
+		for _, name := range w.hostLinks() {
+			if !slices.Contains(before, name) {
+				p.links = append(p.links, name)
+			}
+		}
+	})
+	if c.err == nil {
+		p.state = podLive
+	} else {
+		p.state = podDead
+	}
+	return c
+}
+
+// del runs a DEL, up to five times while it fails.
+func (w *plainWorld) del(p *plainPod, cached bool, path string) (calls []plainCall) {
+	w.Helper()
+	rt := p.rt
+	rt.NetNS = path
+	for range 5 {
+		c := w.call("DEL", func(ctx context.Context) error {
+			list, err := w.list()
+			use := &rt
+			if cached {
+				name := &libcni.NetworkConfigList{Name: w.net.name}
+				if bytes, newRt, err := w.cni.GetNetworkListCachedConfig(name, &rt); err == nil && bytes != nil {
+					if list, err = libcni.NetworkConfFromBytes(bytes); err != nil {
+						return err
+					}
+					return w.cni.DelNetworkList(ctx, list, newRt)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			return w.cni.DelNetworkList(ctx, list, use)
+		})
+		if calls = append(calls, c); c.err == nil {
+			break
+		}
+	}
+	return calls
+}
+
+// drop removes a pod's network namespace. The host's ends go with it at once, so that nothing
+// depends on when the kernel does that.
+func (w *plainWorld) drop(p *plainPod) {
+	w.Helper()
+	if !p.there {
+		return
+	}
+	w.in(func() {
+		for _, name := range p.links {
+			if l, err := netlink.LinkByName(name); err == nil && l.Type() == "veth" {
+				_ = netlink.LinkDel(l)
+			}
+		}
+	})
+	must(w, unix.Unmount(p.rt.NetNS, unix.MNT_DETACH))
+	must(w, os.Remove(p.rt.NetNS))
+	p.there = false
+}
+
+// path is what a runtime sends of a pod: nothing if it knows that the namespace is gone.
+func (p *plainPod) path() string {
+	if p.there {
+		return p.rt.NetNS
+	}
+	return ""
+}
+
+// delete does what a runtime does to end a pod.
+func (w *plainWorld) delete(p *plainPod, style string) (calls []plainCall) {
+	w.Helper()
+	passed := func(more []plainCall) bool {
+		calls = append(calls, more...)
+		return more[len(more)-1].err == nil
+	}
+	switch style {
+	case "nerdctl":
+		w.drop(p)
+		if passed(w.del(p, false, "")) {
+			p.state = podNone
+		} else {
+			p.state = podDead
+		}
+	case "crio":
+		if passed(w.del(p, true, p.rt.NetNS)) {
+			w.drop(p)
+			p.state = podNone
+		} else {
+			p.state = podDead
+		}
+	default:
+		if !passed(w.del(p, false, p.path())) {
+			p.state = podDead
+			return calls
+		}
+		w.drop(p)
+		if passed(w.del(p, false, "")) {
+			p.state = podNone
+		} else {
+			p.state = podDead
+		}
+	}
+	return calls
+}
+
+func (w *plainWorld) check(p *plainPod) plainCall {
+	return w.call("CHECK", func(ctx context.Context) error {
+		list, err := w.list()
+		if err != nil {
+			return err
+		}
+		return w.cni.CheckNetworkList(ctx, list, &p.rt)
+	})
+}
+
+func (w *plainWorld) status() plainCall {
+	c := w.call("STATUS", func(ctx context.Context) error {
+		list, err := w.list()
+		if err != nil {
+			return err
+		}
+		return w.cni.GetStatusNetworkList(ctx, list)
+	})
+	if w.unwinds {
+		w.awaitSweep()
+	}
+	return c
+}
+
+func (w *plainWorld) gc() plainCall {
+	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
+	for _, p := range w.pods {
+		if p.state != podNone {
+			args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.rt.ContainerID, IfName: "eth0"})
+		}
+	}
+	return w.call("GC", func(ctx context.Context) error {
+		list, err := w.list()
+		if err != nil {
+			return err
+		}
+		return w.cni.GCNetworkList(ctx, list, args)
+	})
+}
+
+// sweepTimesEnv makes this program one that sweeps a state directory: as the agent does, in the
+// network namespace in which it is started, so many times.
+const sweepTimesEnv = "UNWIND_LIKEPLAIN_SWEEPS"
+
+func init() {
+	if os.Getenv(sweepTimesEnv) == "" {
+		return
+	}
+	f := strings.Split(os.Getenv(sweepTimesEnv), "|")
+	if err := sweepAsAgent(len(f[0]), f[1], f[2]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func sweepAsAgent(times int, stateDir, cache string) error {
+	p := &Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: io.Discard, CacheDir: cache}
+	for range times {
+		conf := netconf.DefaultConf()
+		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
+		o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
+		o.Invoked = true // process 1 is in other namespaces: see node.worker
+		_, err := sweep.New(o.Worker, sweep.Job{}).Run(context.Background())
+		if closeLog(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweeps runs so many sweeps, which don't wait for the pause after a failed DEL.
+func (w *plainWorld) sweeps(times int) error {
+	w.Helper()
+	if !w.unwinds {
+		return nil
+	}
+	var err error
+	w.in(func() {
+		cmd := exec.CommandContext(w.Context(), "/proc/self/exe")
+		cmd.Env = append(os.Environ(), sweepTimesEnv+"="+strings.Repeat("x", times)+"|"+w.stateDir+"|"+w.cacheDir(), env.Cache+"="+w.cacheDir())
+		var out []byte
+		if out, err = cmd.CombinedOutput(); err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	})
+	return err
+}
+
+// reboot ends what does not outlive a boot.
+func (w *plainWorld) reboot() {
+	w.Helper()
+	for _, p := range w.pods {
+		w.drop(p)
+		if p.state == podLive {
+			p.state = podDead
+		}
+	}
+	w.boot()
+	if _, err := os.Stat(w.stateDir); !w.unwinds || err != nil {
+		return
+	}
+	err := w.store.Update(w.Context(), func(tx *journal.Tx) error {
+		var all []*journal.Entry
+		err := tx.All(func(e *journal.Entry, err error) error {
+			all = append(all, e)
+			return err
+		})
+		for _, e := range all {
+			e.Added.Host.BootID = earlier
+			err = errors.Join(err, tx.Put(e))
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		w.Fatal(err)
+	}
+}
+
+// What is there.
+
+var (
+	counted  = regexp.MustCompile(`\[\d+:\d+\]`)
+	anyIP    = regexp.MustCompile(`\b10\.200\.\d+\.\d+`)
+	hostIP   = regexp.MustCompile(`\b(10\.200\.\d+\.\d+)(?:/32|:)`)
+	chainID  = regexp.MustCompile(`CNI-(?:DN-)?[0-9a-f]{16,}`)
+	ownerID  = regexp.MustCompile(`id: \\"([^\\]*)\\"`)
+	ownRules = regexp.MustCompile(`10\.200\.|CNI-(?:DN-)?[0-9a-f]{16,}|id: `)
+)
+
+// ruleLines returns the lines of iptables-save that belong to pods.
+func (w *plainWorld) ruleLines() (lines []string) {
+	w.Helper()
+	var out []byte
+	var err error
+	w.in(func() { out, err = exec.Command("iptables-save").Output() })
+	must(w, err)
+	for line := range strings.Lines(string(out)) {
+		if ownRules.MatchString(line) && !strings.HasPrefix(line, "#") {
+			lines = append(lines, counted.ReplaceAllString(strings.TrimSpace(line), ""))
+		}
+	}
+	return lines
+}
+
+// ofPod returns what a live pod has, in words that are the same in both worlds.
+func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string, links []string) (have []string) {
+	w.Helper()
+	for _, pool := range w.pools() {
+		for _, name := range w.names(pool) {
+			if name == p.ip.String() && strings.HasPrefix(read(w, filepath.Join(pool, name)), p.rt.ContainerID+"\r\n") {
+				have = append(have, "address file")
+			}
+		}
+	}
+	for _, name := range p.links {
+		if slices.Contains(links, name) {
+			have = append(have, "host link")
+		}
+	}
+	for _, line := range rules {
+		owner := ""
+		if m := ownerID.FindStringSubmatch(line); m != nil {
+			owner = m[1]
+		} else if chain := chainID.FindString(line); chain != "" {
+			if owner = owners[chain]; owner == "" {
+				continue
+			}
+		}
+		hosts := hostIP.FindAllStringSubmatch(line, -1)
+		hasIP := slices.ContainsFunc(hosts, func(m []string) bool { return m[1] == p.ip.String() })
+		// A rule of the container with another address is what is left of an earlier ADD.
+		if owner == p.rt.ContainerID && (hasIP || len(hosts) == 0) || owner == "" && hasIP {
+			have = append(have, "rule "+strings.ReplaceAll(line, p.ip.String(), "ADDRESS"))
+		}
+	}
+	slices.Sort(have)
+	return slices.Compact(have)
+}
+
+func chainOwners(rules []string) map[string]string {
+	owners := map[string]string{}
+	for _, line := range rules {
+		if m := ownerID.FindStringSubmatch(line); m != nil {
+			for _, chain := range chainID.FindAllString(line, -1) {
+				owners[chain] = m[1]
+			}
+		}
+	}
+	return owners
+}
+
+// pools returns the directories of host-local.
+func (w *plainWorld) pools() (dirs []string) {
+	dirs, _ = filepath.Glob(filepath.Join(w.dir, "ipam*", "*"))
+	return dirs
+}
+
+// pings reports whether a pod's gateway answers.
+func (w *plainWorld) pings(p *plainPod) (answers bool) {
+	w.Helper()
+	if !p.gw.IsValid() || !p.there {
+		return false
+	}
+	w.inPod(p, func() {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		must(w, err)
+		defer func() { _ = unix.Close(fd) }()
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: 9, Addr: p.gw.As4()})
+		if err == unix.EINPROGRESS {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+			for {
+				if _, err = unix.Poll(fds, 2000); err != unix.EINTR {
+					break
+				}
+			}
+			code, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			err = unix.Errno(code)
+		}
+		answers = err == unix.ECONNREFUSED
+	})
+	return answers
+}
+
+// left returns all that is there when nothing should be, in words that are the same in both worlds.
+func (w *plainWorld) left() (all []string) {
+	w.Helper()
+	for _, pool := range w.pools() {
+		for _, name := range w.names(pool) {
+			if _, err := netip.ParseAddr(name); err == nil {
+				owner := strings.ReplaceAll(read(w, filepath.Join(pool, name)), "\r\n", " ")
+				all = append(all, fmt.Sprintf("address of %s in %s", cmp.Or(owner, "nobody"), strings.TrimPrefix(pool, w.dir)))
+			}
+		}
+	}
+	w.in(func() {
+		for range w.hostLinks() {
+			all = append(all, "link")
+		}
+	})
+	for _, line := range w.ruleLines() {
+		all = append(all, "rule "+anyIP.ReplaceAllString(line, "ADDRESS"))
+	}
+	for _, file := range w.taken() {
+		all = append(all, "file of "+file)
+	}
+	for _, file := range w.names(w.cacheDir()) {
+		all = append(all, "cache "+file)
+	}
+	for _, file := range w.names(filepath.Join(w.dir, "tuning")) {
+		all = append(all, "tuning "+file)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// pending returns the journal's records that are not undone.
+func (w *plainWorld) pending() (all []*journal.Entry) {
+	w.Helper()
+	if !w.unwinds {
+		return nil
+	}
+	return slices.DeleteFunc(w.entries(), func(e *journal.Entry) bool { return e.Undo.State == journal.Undone })
+}
+
+// describe says what a record waits for.
+func describe(e *journal.Entry) string {
+	var steps []string
+	for _, s := range e.Undo.Steps {
+		text, _ := json.Marshal(map[string]any{"next": s.Next, "tries": s.Tries, "last": s.Last, "add": s.ADD})
+		steps = append(steps, s.Type+" "+string(text))
+	}
+	return fmt.Sprintf("%s is %s (%s): %s", e.Key, e.Undo.State, e.Undo.Reason, strings.Join(steps, "; "))
+}

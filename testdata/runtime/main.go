@@ -1,0 +1,119 @@
+// Runtime is a stand-in for containerd's CRI, for the session in README.md. Its pods are the network
+// namespaces in /run/netns, as cnitool names their containers. Its conflists are in a directory, and its
+// plugins in CNI_PATH:
+//
+//	runtime DIR
+//
+// It listens on containerd's usual socket. The command returns as soon as it does, and leaves the
+// server running until the PID namespace ends.
+package main
+
+import (
+	"context"
+	"crypto/sha512"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	socket   = "/run/containerd/containerd.sock"
+	netnsDir = "/run/netns"
+
+	// serverEnv is set in the server's process.
+	serverEnv = "UNWIND_RUNTIME_SERVER"
+)
+
+func main() {
+	err := errors.New("usage: runtime DIR")
+	switch {
+	case len(os.Args) != 2:
+	case os.Getenv(serverEnv) == "":
+		err = start()
+	default:
+		err = serve(os.Args[1])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "runtime:", err)
+		os.Exit(1)
+	}
+}
+
+// start starts the server, and returns when that listens. The server is the process that clients
+// find at the other end of the socket.
+func start() error {
+	server := exec.Command("/proc/self/exe", os.Args[1:]...)
+	server.Env = append(os.Environ(), serverEnv+"=1")
+	server.Stderr = os.Stderr
+	ready, err := server.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := server.Start(); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
+		return errors.New("the server ended")
+	}
+	return nil
+}
+
+func serve(confDir string) error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return err
+	}
+	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", socket)
+	if err != nil {
+		return err
+	}
+	s := grpc.NewServer()
+	cri.RegisterRuntimeServiceServer(s, &runtime{confDir: confDir})
+	fmt.Print("\n")
+	if err := os.Stdout.Close(); err != nil {
+		return err
+	}
+	return s.Serve(l)
+}
+
+type runtime struct {
+	cri.UnimplementedRuntimeServiceServer
+	confDir string
+}
+
+func (r *runtime) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.0.0"}, nil
+}
+
+// Status reports the directories as containerd does.
+func (r *runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	info, err := json.Marshal(map[string]any{
+		"PluginDirs": filepath.SplitList(os.Getenv("CNI_PATH")), "PluginConfDir": r.confDir,
+	})
+	return &cri.StatusResponse{Info: map[string]string{"cniconfig": string(info)}}, err
+}
+
+func (r *runtime) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (
+	*cri.ListPodSandboxResponse, error) {
+	names, err := os.ReadDir(netnsDir)
+	var all []*cri.PodSandbox
+	for _, name := range names {
+		all = append(all, &cri.PodSandbox{
+			Id: containerID(filepath.Join(netnsDir, name.Name())), State: cri.PodSandboxState_SANDBOX_READY,
+			Metadata: &cri.PodSandboxMetadata{Namespace: "default", Name: name.Name()},
+		})
+	}
+	return &cri.ListPodSandboxResponse{Items: all}, err
+}
+
+// containerID returns the ID that cnitool gives to the container of a namespace.
+func containerID(netns string) string {
+	return fmt.Sprintf("cnitool-%x", sha512.Sum512([]byte(netns)))[:len("cnitool-")+20]
+}
