@@ -158,40 +158,53 @@ func (d *days) pass(day day) {
 	d.pods(day.name+"-new", day.new)
 	checkAddresses(d.T, d.unwind)
 
-	plain, err := d.terminate(d.plain, podTime)
-	if err != nil {
-		d.Fatalf("%s: without unwind %s, so this shows nothing\n%s", day.what, stuck(d.plain), d.plain.Events(day.name))
+	plain, unwind := d.terminate(day)
+	took, pending := "not in "+allowed(plain).Round(time.Second).String(), len(d.pending())
+	if unwind > 0 {
+		took, pending = unwind.Round(100*time.Millisecond).String(), d.nothing(day)
 	}
-	within := 3*plain + 10*time.Second
-	unwind, err := d.terminate(d.unwind, within)
-	took := unwind.Round(100 * time.Millisecond).String()
-	if err == nil {
-		d.nothing(day)
-	} else {
-		took = "not in " + within.Round(time.Second).String()
-		d.Errorf("%s: %s later, %s; without unwind, all terminate in %s\n%s", day.what, unwind.Round(100*time.Millisecond),
-			stuck(d.unwind), plain.Round(100*time.Millisecond), d.unwind.Events(day.name))
-	}
-	d.table.Row(day.what, plain.Round(100*time.Millisecond), took, len(d.pending()))
+	d.table.Row(day.what, plain.Round(100*time.Millisecond), took, pending)
 	d.mended(day)
 	d.Logf("%s: %s", day.what, since(began))
 }
 
-// pods starts two pods on each worker, with host ports from the first one on unless that is 0.
+// pods starts pods on each worker, with host ports from the first one on unless that is 0.
 func (d *days) pods(app string, first int) {
 	d.Helper()
-	const count = 2
+	count := 3
+	if e2e.Short() {
+		count = 1
+	}
 	d.each(func(w *e2e.Worker) { w.RunPodsWithPorts(app, count, first) })
 	d.each(func(w *e2e.Worker) { mustBeReady(d.T, w, app, count) })
 }
 
-// terminate deletes all pods of a worker, and returns how long they took to be gone.
-func (d *days) terminate(w *e2e.Worker, within time.Duration) (time.Duration, error) {
+// allowed is the time in which all pods terminate with unwind.
+func allowed(plain time.Duration) time.Duration { return 3*plain + 10*time.Second }
+
+// terminate deletes all pods of both workers at the same time, and returns how long they took to be gone. It fails the
+// test if those with unwind are not gone in time, and returns 0 for them.
+func (d *days) terminate(day day) (plain, unwind time.Duration) {
 	d.Helper()
 	began := time.Now()
-	w.DeletePods("pod", "--all", "--wait=false")
-	_, err := w.AwaitPods("", 0, within-time.Since(began))
-	return time.Since(began), err
+	d.each(func(w *e2e.Worker) { w.DeletePods("pod", "--all", "--wait=false") })
+	for plain == 0 || unwind == 0 {
+		if plain == 0 && len(d.plain.Pods("")) == 0 {
+			plain = time.Since(began)
+		}
+		if unwind == 0 && len(d.unwind.Pods("")) == 0 {
+			unwind = time.Since(began)
+		}
+		switch passed := time.Since(began); {
+		case plain == 0 && passed > podTime:
+			d.Fatalf("%s: without unwind, %s, so this shows nothing\n%s", day.what, stuck(d.plain), d.plain.Events(day.name))
+		case plain > 0 && unwind == 0 && passed > allowed(plain):
+			d.Errorf("%s: after %s, %s; without unwind, all terminate in %s\n%s", day.what, passed.Round(time.Second),
+				stuck(d.unwind), plain.Round(100*time.Millisecond), d.unwind.Events(day.name))
+			return plain, 0
+		}
+	}
+	return plain, unwind
 }
 
 // stuck says which pods of a worker are still there.
@@ -203,17 +216,21 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing fails the test unless nothing of the pods is left, after sweeps, but DELs of the plugin that is gone.
-func (d *days) nothing(day day) {
+// nothing fails the test unless nothing of the pods is left, after sweeps, but DELs of the plugin that is gone. It
+// returns how many these are. A second DEL of a pod may be under way, so it waits.
+func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }
 	e2e.Eventually(d, podTime, day.what+": with unwind, nothing is left of the pods", func() bool {
 		d.sweep()
-		return d.unwind.Left() == e2e.Left{} && !slices.ContainsFunc(d.pending(), other)
+		plugins := d.pending()
+		pending = len(plugins)
+		return d.unwind.Left() == e2e.Left{} && !slices.ContainsFunc(plugins, other)
 	})
 	e2e.Eventually(d, podTime, day.what+": without unwind, nothing is left of the pods", func() bool {
 		return d.plain.Left() == e2e.Left{}
 	})
+	return pending
 }
 
 // sweep makes unwind retry its DELs, which may fail again.
