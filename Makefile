@@ -2,6 +2,7 @@
 
 PLUGINS_VERSION     := v1.10.0
 PLUGINS_BEFORE      := v1.9.1
+PLUGINS_CNI04       := v0.9.1
 CNITOOL_VERSION     := v1.3.1
 STATICCHECK_VERSION := v0.8.2
 GOLANGCI_VERSION    := v2.12.2
@@ -99,6 +100,7 @@ AWS_CNI_STAMP := $(E2E)/aws/.built-$(AWS_CNI_VERSION)
 CILIUM_STAMP  := $(E2E)/cilium/.built-$(CILIUM_VERSION)
 MULTUS_STAMP  := $(E2E)/multus/.built-$(MULTUS_VERSION)
 BEFORE_STAMP  := $(E2E)/plugins-before/.built-$(PLUGINS_BEFORE)
+CNI04_STAMP   := $(E2E)/plugins-cni04/.built-$(PLUGINS_CNI04)
 UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 SANDBOX_TESTS := $(E2E)/sandbox-tests-$(firstword $(CONTAINERD_VERSIONS))
 CRIO_STAMP    := $(E2E)/crio/.built-$(CRIO_VERSION)
@@ -163,6 +165,12 @@ $(BEFORE_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install \
 		$(PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(PLUGINS_BEFORE))
+	touch $@
+
+# A portmap that rejects a cniVersion above 0.4.0, as those before the plugins' release 1.0 do.
+$(CNI04_STAMP): | go
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/containernetworking/plugins/plugins/meta/portmap@$(PLUGINS_CNI04)
 	touch $@
 
 $(CNITOOL_STAMP): | go
@@ -233,7 +241,7 @@ e2e: deps tools build e2e-tools ## test real runtimes (root); SHORT=1: the newes
 e2e-tools: $(E2E_STAMPS) faulty
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
 
-e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
+e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./testdata/e2e
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go

@@ -97,7 +97,7 @@ func TestVersions(t *testing.T) {
 	built := versions{}
 	for name, find := range map[string][2]string{
 		"containerd":        {"Makefile", `(?m)^CONTAINERD_VERSIONS := (.*)`},
-		"reference plugins": {"Makefile", `(?m)^PLUGINS_(?:VERSION|BEFORE) +:= (.*)`},
+		"reference plugins": {"Makefile", `(?m)^PLUGINS_(?:VERSION|BEFORE|CNI04) +:= (.*)`},
 		"cnitool":           {"Makefile", `(?m)^CNITOOL_VERSION +:= (.*)`},
 		"aws-cni":           {"Makefile", `(?m)^AWS_CNI_VERSION +:= (.*)`},
 		"cilium-cni":        {"Makefile", `(?m)^CILIUM_VERSION +:= (.*)`},

@@ -27,6 +27,7 @@ type Network struct {
 	Last    string   // the last address to assign; "" for all
 	Gateway string   // of host-local's range, without a route; "" for the bridge's address
 	Plugins []string // JSON; after bridge, or ptp
+	Version string   // of CNI; "" for 1.0.0 and, where the runtime knows it, 1.1.0
 	// Kindnet makes it like kindnet's network: ptp in place of bridge, no STATUS, and another
 	// directory for the addresses.
 	Kindnet bool
@@ -59,6 +60,9 @@ func (net Network) plain() string {
 	first := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": %t, "ipMasq": true, "hairpinMode": true,
       "ipam": {"type": "host-local", "ranges": [[%s]], "routes": %s}}`, net.Gateway == "", ranges, routes)
 	versions := `"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"]`
+	if net.Version != "" {
+		versions = fmt.Sprintf(`"cniVersion": %q`, net.Version)
+	}
 	if net.Kindnet {
 		// as in testdata/conflists/kindnet.conflist
 		first = fmt.Sprintf(`{"type": "ptp", "ipMasq": false, "mtu": 1500,

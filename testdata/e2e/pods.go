@@ -31,9 +31,20 @@ func podSpec(w *Worker) object {
 // RunPods creates pods on a worker, named prefix-0 and so on.
 func (w *Worker) RunPods(prefix string, count int) {
 	w.Helper()
+	w.RunPodsWithPorts(prefix, count, 0)
+}
+
+// RunPodsWithPorts creates pods like RunPods. Each has a host port, from the first one on, unless
+// that is 0.
+func (w *Worker) RunPodsWithPorts(prefix string, count, first int) {
+	w.Helper()
 	var pods []object
 	for i := range count {
-		pods = append(pods, object{"apiVersion": "v1", "kind": "Pod", "spec": podSpec(w),
+		spec := podSpec(w)
+		if first != 0 {
+			spec["containers"].([]object)[0]["ports"] = []object{{"containerPort": 80, "hostPort": first + i}}
+		}
+		pods = append(pods, object{"apiVersion": "v1", "kind": "Pod", "spec": spec,
 			"metadata": object{"name": fmt.Sprintf("%s-%d", prefix, i), "namespace": w.Namespace(), "labels": object{"app": prefix}}})
 	}
 	w.cluster.apply(pods...)

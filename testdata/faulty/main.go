@@ -5,12 +5,13 @@
 //
 //	{"type": "faulty", "dir": "/abs/dir", "instance": "p1", "address": "192.0.2.7/32", "code": 11,
 //	 "delayMS": 1000, "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …},
-//	 "rules": true, "result": "<text>"}
+//	 "rules": true, "result": "<text>", "needs": "/abs/file"}
 //
 // Only dir is required. modes override plan.json, so that faulty can fail with one configuration
 // and work with another. With ipam, faulty calls that plugin for its address, as bridge does. With
 // rules, faulty creates a rule for each address in prevResult, as firewall does: the rule is keyed
-// by the address alone, so a DEL removes it whoever owns the address. dir contains:
+// by the address alone, so a DEL removes it whoever owns the address. With needs, each call fails
+// while that file is missing, as with a plugin whose kubeconfig or daemon is gone. dir contains:
 //
 //	taken/<containerID>.<ifname>.<instance>
 //	        created by an ADD that takes effect (content: the pid), removed by a DEL that takes
@@ -117,6 +118,7 @@ type conf struct {
 	} `json:"ipam"`
 	Rules  bool    `json:"rules"`
 	Result *string `json:"result"`
+	Needs  string  `json:"needs"`
 }
 
 // record is a line of the log.
@@ -208,6 +210,11 @@ func serve(args *skel.CmdArgs, role string, parent int) error {
 
 // plannedMode returns the mode that the configuration or plan.json gives for this call.
 func (c *call) plannedMode() (string, error) {
+	if c.conf.Needs != "" {
+		if _, err := os.Stat(c.conf.Needs); err != nil {
+			return "", fmt.Errorf("faulty: %s: %w", c.Instance, err)
+		}
+	}
 	if mode := c.conf.Modes[c.Command]; mode != "" {
 		return mode, nil
 	}
