@@ -296,8 +296,8 @@ func (d *deleting) noteIdle(why string, err error, expected bool) {
 	}
 }
 
-// report returns the error for the runtime. It omits the failure of a DEL that would not have failed
-// without unwind.
+// report returns the error for the runtime. It omits the failure of a DEL that would not have
+// failed without unwind.
 //
 // The error names the delegates with a pending DEL, without their messages. go-cni ignores errors
 // that contain "not found", and a delegate's message may contain that. The messages are in the log,

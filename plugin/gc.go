@@ -145,8 +145,8 @@ func hasStatus(chain *netconf.Chain) bool {
 	return err == nil && has
 }
 
-// passOn runs STATUS or GC of all delegates in parallel, if the chain has these verbs. The delegates
-// get the given keys in addition to their configurations.
+// passOn runs STATUS or GC of all delegates in parallel, if the chain has these verbs. The
+// delegates get the given keys in addition to their configurations.
 func (o *op) passOn(
 	ctx context.Context, chain *netconf.Chain, command string, keys map[string]json.RawMessage,
 ) []*delegate.Failure {

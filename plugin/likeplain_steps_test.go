@@ -65,18 +65,30 @@ var allowedDifferences = []struct {
 	name string
 	is   func(y *year, d difference) bool
 }{
-	// LIMITS, "Differences from libcni": host-local has lost its files, or got another directory, and
+	// CONFIGURATION, onDuplicateAddress: host-local has lost its files, or got another directory, and
 	// gives an address that a live pod has. Plain starts the pod, and both pods lose packets.
 	{"duplicate address", func(_ *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "duplicate address ")
 	}},
-	// LIMITS, "DELs of plugins that have left the chain": not reported, and tried for about a day. The
-	// pod is gone, and what may be left is a file or rule of that plugin, which plain leaves, too.
+	// LIMITS, "DELs that keep failing": the plugin has left the chain, or nobody knows a present
+	// configuration, since the network was renamed. The DEL is not reported, and tried for about a day. What
+	// may be left is a file or rule of that plugin, which plain leaves, too.
 	{"a plugin that left the chain", func(y *year, d difference) bool {
-		return d.class == "pending" && !slices.ContainsFunc(d.record.Undo.Steps, func(s journal.Step) bool {
-			return y.present(s.Type) || s.Tries == 0
-		})
+		return d.class == "pending" && y.waitsForLeft(d.record)
 	}},
+	// LIMITS, "A plugin that left the chain": the address of a host port stays until its DEL ends.
+	{"a host port's plugin that left the chain", func(y *year, d difference) bool {
+		return d.class == "left: address" && slices.ContainsFunc(y.u.pending(), y.waitsForLeft)
+	}},
+}
+
+// waitsForLeft reports whether all that is pending of a record are DELs that failed and whose plugins nobody
+// would call now, and such as wait for the DEL of one with host ports.
+func (y *year) waitsForLeft(e *journal.Entry) bool {
+	return !slices.ContainsFunc(e.Undo.Steps, func(s journal.Step) bool {
+		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type))
+		return !left && s.Next.Why != journal.ForPort
+	})
 }
 
 // steps are the actions. Each returns whether anything on the machines may have changed.

@@ -581,29 +581,36 @@ func (w *plainWorld) gc() plainCall {
 }
 
 // sweepTimesEnv makes this program one that sweeps a state directory: as the agent does, in the
-// network namespace in which it is started, so many times.
+// network namespace in which it is started, so many times. Its value is that number of letters, the state
+// directory, libcni's cache, CNI_PATH and unwind's entry in the present list, if that has one.
 const sweepTimesEnv = "UNWIND_LIKEPLAIN_SWEEPS"
 
 func init() {
 	if os.Getenv(sweepTimesEnv) == "" {
 		return
 	}
-	f := strings.Split(os.Getenv(sweepTimesEnv), "|")
-	if err := sweepAsAgent(len(f[0]), f[1], f[2]); err != nil {
+	f := strings.SplitN(os.Getenv(sweepTimesEnv), "|", 5)
+	job := sweep.Job{Path: f[3]}
+	if conf, err := netconf.ParseConf([]byte(f[4])); err == nil {
+		if chain, err := conf.LoadChain(); err == nil {
+			job.Pools = sweep.PoolsOf(chain, conf)
+		}
+	}
+	if err := sweepAsAgent(len(f[0]), f[1], f[2], job); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-func sweepAsAgent(times int, stateDir, cache string) error {
+func sweepAsAgent(times int, stateDir, cache string, job sweep.Job) error {
 	p := &Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: io.Discard, CacheDir: cache}
 	for range times {
 		conf := netconf.DefaultConf()
 		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
 		o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 		o.Invoked = true // process 1 is in other namespaces: see node.worker
-		_, err := sweep.New(o.Worker, sweep.Job{}).Run(context.Background())
+		_, err := sweep.New(o.Worker, job).Run(context.Background())
 		if closeLog(); err != nil {
 			return err
 		}
@@ -618,9 +625,15 @@ func (w *plainWorld) sweeps(times int) error {
 		return nil
 	}
 	var err error
+	entry := map[string]any{}
+	if list, listErr := w.list(); listErr == nil && list.Plugins[0].Network.Type == netconf.Name {
+		must(w, json.Unmarshal(list.Plugins[0].Bytes, &entry))
+		entry["name"], entry["cniVersion"] = list.Name, list.CNIVersion
+	}
 	w.in(func() {
 		cmd := exec.CommandContext(w.Context(), "/proc/self/exe")
-		cmd.Env = append(os.Environ(), sweepTimesEnv+"="+strings.Repeat("x", times)+"|"+w.stateDir+"|"+w.cacheDir(), env.Cache+"="+w.cacheDir())
+		cmd.Env = append(os.Environ(), sweepTimesEnv+"="+strings.Repeat("x", times)+"|"+w.stateDir+"|"+w.cacheDir()+"|"+
+			strings.Join(w.path, ":")+"|"+string(netconf.Marshal(entry)), env.Cache+"="+w.cacheDir())
 		var out []byte
 		if out, err = cmd.CombinedOutput(); err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
@@ -629,9 +642,11 @@ func (w *plainWorld) sweeps(times int) error {
 	return err
 }
 
-// reboot ends what does not outlive a boot.
+// reboot ends what does not outlive a boot. It also ends a full disk, on which the boot of the records
+// could not be changed.
 func (w *plainWorld) reboot() {
 	w.Helper()
+	w.free()
 	for _, p := range w.pods {
 		w.drop(p)
 		if p.state == podLive {

@@ -21,11 +21,10 @@ const (
 )
 
 // status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
-// reports a failure, and the journal works if ADDs require it. Without unwind, a runtime asks only a
-// chain of CNI 1.1.0 or later, so in an older one a missing binary is only logged: a node that is not
-// ready loses its running pods. status also judges the attachments, by
-// evidence alone, and starts a sweep if something is due, because STATUS is the verb that runtimes
-// call most often.
+// reports a failure, and the journal works if ADDs require it. Without unwind, a runtime asks only
+// a chain of CNI 1.1.0 or later, so in an older one a missing binary is only logged: a node that is
+// not ready loses its running pods. status also judges the attachments, by evidence alone, and
+// starts a sweep if something is due, because STATUS is the verb that runtimes call most often.
 //
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
 // status returns in time even if something hangs.

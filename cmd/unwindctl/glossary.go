@@ -11,13 +11,13 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another boot, perhaps of another machine, of which this disk is " +
-		"a copy"},
+	{"state", "other-machine", "from another boot, perhaps of another machine, of which this disk " +
+		"is a copy"},
 	{"verdict", "live", "in use; only the runtime's DEL releases it"},
 	{"verdict", "dead", "gone for good; a sweep releases it"},
 	{"verdict", "unknown", "cannot be judged from here, and is kept"},
-	{"verdict", "other-machine", "from another boot, and it is not proven that it was this machine's, " +
-		"because this disk may be a copy; a sweep " +
+	{"verdict", "other-machine", "from another boot, and not proven to be of this machine, because " +
+		"its disk may be a copy; a sweep " +
 		"releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
 	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +

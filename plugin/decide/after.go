@@ -97,9 +97,9 @@ type Retry struct {
 }
 
 // Retries returns what a DEL gets that failed with its recorded configuration, in this order: what
-// the runtime's DEL would get without unwind. With another configuration, portmap might look for its
-// rules in the wrong place, and succeed. So for a host port, success counts only with the recorded
-// configuration in another version, if the plugin rejected the recorded one unread.
+// the runtime's DEL would get without unwind. With another configuration, portmap might look for
+// its rules in the wrong place, and succeed. So for a host port, success counts only with the
+// recorded configuration in another version, if the plugin rejected the recorded one unread.
 func Retries(s *journal.Step, code uint) []Retry {
 	switch {
 	case s.ADD != journal.AddPassed || !HasPorts(s):

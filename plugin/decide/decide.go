@@ -34,10 +34,10 @@ const (
 	Unknown Fate = "unknown"
 	Live    Fate = "live"
 	Dead    Fate = "dead"
-	// Foreign is an attachment of an earlier boot that may be another machine's, whose disk was cloned.
-	// Nothing in a kernel outlives its boot, and a DEL could release what the other machine uses of a
-	// cluster-wide IPAM plugin or a load balancer. So unwind releases only host-local's reservations on
-	// this disk.
+	// Foreign is an attachment of an earlier boot that may be another machine's, whose disk was
+	// cloned. Nothing in a kernel outlives its boot, and a DEL could release what the other machine
+	// uses of a cluster-wide IPAM plugin or a load balancer. So unwind releases only host-local's
+	// reservations on this disk.
 	Foreign Fate = "other-machine"
 )
 

@@ -225,8 +225,8 @@ func (e *MassReleaseError) Error() string {
 func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 
 // holdsNothing reports whether a dead attachment provably holds nothing: its addresses were
-// host-local's, which has freed them all, and its interface has no host end. So its DEL has run, for
-// example while unwind was off.
+// host-local's, which has freed them all, and its interface has no host end. So its DEL has run,
+// for example while unwind was off.
 func holdsNothing(records []*journal.Entry, ev decide.Evidence) bool {
 	return decide.No(ev.HostLink) && !slices.ContainsFunc(records, func(e *journal.Entry) bool {
 		return len(e.Got.Claims) == 0 ||

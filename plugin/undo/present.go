@@ -12,8 +12,8 @@ import (
 // This file answers what a runtime would do now with a plugin that a record names.
 
 // Present returns the present configuration of a step's delegate in the network's chain, with the
-// runtime arguments of the ADD, or as onlyVersion the recorded one in the chain's version. It returns
-// nil if the chain contains no such delegate, or several.
+// runtime arguments of the ADD, or with onlyVersion the recorded one in the chain's version. It
+// returns nil if the chain contains no such delegate, or several.
 func (w *Worker) Present(
 	e *journal.Entry, s *journal.Step, onlyVersion bool,
 ) json.RawMessage {

@@ -125,8 +125,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 }
 
 // del runs the DEL of one step. If it fails, del also tries what the runtime would send now: the
-// plugin's present configuration in the chain (see decide.Retries). If that counts, the step is done,
-// and Run releases host-local's addresses in the recorded pool.
+// plugin's present configuration in the chain (see decide.Retries). If that counts, the step is
+// done, and Run releases host-local's addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil {
@@ -190,9 +190,9 @@ func (u *undoing) delWith(
 }
 
 // leaveScratch returns the outcome of a DEL that failed in a scratch namespace with f. If it fails
-// there twice in the same words, it runs without a namespace, as without unwind, and success counts.
-// bridge, for example, removes its chain in a namespace, and fails while a rule that leaked earlier
-// still names that chain.
+// there twice in the same words, it runs without a namespace, as without unwind, and success
+// counts. bridge, for example, removes its chain in a namespace, and fails while a rule that leaked
+// earlier still names that chain.
 func (u *undoing) leaveScratch(
 	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
 ) *delegate.Failure {

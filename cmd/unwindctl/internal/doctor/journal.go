@@ -70,9 +70,6 @@ const sweptLately = 10 * time.Minute
 
 func (e *examination) lastSweep(s *inspect.Report) {
 	remedy := node.Timer + ", or run the agent (unwindctl run)"
-	if s.Guard != nil && s.Guard.Fresh {
-		remedy = "no sweep finishes while the mass-release guard keeps attachments; see attachments above"
-	}
 	old := func(a inspect.Attachment) bool { return time.Since(a.Created) > sweptLately }
 	switch age := term.Ago(s.LastSweep); {
 	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
