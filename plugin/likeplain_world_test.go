@@ -88,6 +88,7 @@ type plainPod struct {
 	gw    netip.Addr
 	links []string // on the host
 	rules bool     // its chain may make rules
+	files bool     // its IPAM plugin is host-local; a file of another start of the container is a leak
 }
 
 type podState string
@@ -439,7 +440,7 @@ func (w *plainWorld) add(p *plainPod) plainCall {
 		}
 	})
 	if c.err == nil {
-		p.state = podLive
+		p.state, p.files = podLive, w.net.ipam == "host-local"
 	} else {
 		p.state = podDead
 	}
@@ -705,7 +706,7 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	w.Helper()
 	for _, pool := range w.pools() {
 		for _, name := range w.names(pool) {
-			if name == p.ip.String() && strings.HasPrefix(read(w, filepath.Join(pool, name)), p.rt.ContainerID+"\r\n") {
+			if p.files && name == p.ip.String() && strings.HasPrefix(read(w, filepath.Join(pool, name)), p.rt.ContainerID+"\r\n") {
 				have = append(have, "address file")
 			}
 		}
