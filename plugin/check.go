@@ -14,9 +14,8 @@ import (
 
 // check runs CHECK of every delegate that was added and is still in the chain, in chain order, with
 // the configuration of the ADD or, if that fails, with the present one. It calls a delegate only if
-// the runtime would call it without unwind. If the attachment has
-// no journal entry, check logs a warning and does not fail, because Nomad destroys a network
-// namespace on a failed CHECK.
+// the runtime would call it without unwind. If the attachment has no journal entry, check logs a
+// warning and does not fail, because Nomad destroys a network namespace on a failed CHECK.
 //
 // check does not take the lock. Delegates do not change anything in CHECK, so other verbs need not
 // wait for it.

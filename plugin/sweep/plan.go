@@ -45,7 +45,7 @@ type Finding struct {
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
 
-	counts   bool     // the mass-release guard counts it (see counted)
+	counts   bool     // the mass-release guard counts it (see holdsNothing)
 	orphaned bool     // orphaned delegates hold its lock
 	failing  []string // the plugins whose DELs failed (see undo.FailingPlugins)
 
