@@ -80,6 +80,7 @@ var twoNodes = []string{
 	`unwind_rollbacks_total{instance="node-b", plugin="bandwidth", result="complete"} _x70 1x50`,
 	`unwind_swept_attachments_total{instance="node-a", reason="netns-gone"} 0x30 1x40 2x50`,
 	`unwind_swept_attachments_total{instance="node-b", reason="failed-add"} 7x20 7+1x20 27x80`,
+	`unwind_dropped_deletes_total{instance="node-b", plugin="bridge"} 1x70 2x50`,
 	`unwind_sweep_last_success_timestamp_seconds{instance="node-a"} 0+60x120`,
 	`unwind_sweep_last_success_timestamp_seconds{instance="node-b"} 0+60x90 5400x30`,
 	`unwind_duplicate_addresses_total{instance="node-a"} 0x120`,
