@@ -105,14 +105,14 @@ UPSTREAM      := $(E2E)/upstream-$(PLUGINS_VERSION)
 SANDBOX_TESTS := $(E2E)/sandbox-tests-$(firstword $(CONTAINERD_VERSIONS))
 CRIO_STAMP    := $(E2E)/crio/.built-$(CRIO_VERSION)
 NERDCTL_STAMP := $(E2E)/nerdctl/.built-$(NERDCTL_VERSION)
-OCICNI        := testdata/e2e/ocicni
-OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' testdata/e2e/ocicni/go.mod)
+OCICNI        := plugin/e2e/ocicni
+OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' plugin/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
                  $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
                  $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP))
 
 # All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
-HYPERKUBE          := testdata/e2e/hyperkube
+HYPERKUBE          := plugin/e2e/hyperkube
 KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
 KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
 
@@ -126,8 +126,8 @@ RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDele
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
 GO_TEST := go test -parallel 16 -timeout 3h
 
-# testdata is outside of ./...
-ALL_PACKAGES := ./... ./testdata/faulty ./testdata/standin ./testdata/runtime ./testdata/unwind/... ./testdata/sandbox ./testdata/e2e/...
+# The programs that tests start: testdata is outside of ./...
+TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 
 # Not in everybody's PATH, and the plugins call iptables.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -178,7 +178,7 @@ $(CNITOOL_STAMP): | go
 	touch $@
 
 faulty: go
-	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ ./testdata/faulty ./testdata/standin ./testdata/runtime
+	CGO_ENABLED=0 go build -buildvcs=false -o $(TOOLS)/test/ $(filter-out %/unwind,$(TEST_PROGRAMS))
 
 deps: ## install missing packages with Debian's apt (root)
 	@missing=; \
@@ -236,13 +236,13 @@ mutants: go ## change one operator at a time: tests must notice (10 minutes)
 	go run ./scripts/mutants $(MUTATED)
 
 e2e: deps tools build e2e-tools ## test real runtimes (root); SHORT=1: the newest containerd only
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 90m -v -run E2E ./testdata/e2e
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 90m -v -run E2E ./plugin/e2e
 
 e2e-tools: $(E2E_STAMPS) faulty
-	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./testdata/e2e/pause ./testdata/faulty
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -o $(E2E)/bin/ ./plugin/e2e/pause ./testdata/faulty
 
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
-	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./testdata/e2e
+	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./plugin/e2e
 
 $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)
@@ -373,9 +373,9 @@ $(E2E)/deb/.unpacked:
 lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, scripts and workflows
 	@unformatted=$$($(GO_FILES) | xargs gofmt -l) && [ -z "$$unformatted" ] || \
 		{ echo "gofmt -w is needed on: $$unformatted" >&2; exit 1; }
-	go vet -tags e2e $(ALL_PACKAGES)
-	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e $(ALL_PACKAGES)
-	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run $(ALL_PACKAGES)
+	go vet -tags e2e ./... $(TEST_PROGRAMS)
+	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e ./... $(TEST_PROGRAMS)
+	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run ./... $(TEST_PROGRAMS)
 	go mod tidy -diff
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do (cd $$module && go vet ./... && go mod tidy -diff && \
 		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run); done

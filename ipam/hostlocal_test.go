@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/hostlocal"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/ipam/ipamtest"
+	"cni-unwind/plugin/plugintest/sandbox"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-type files = hostlocal.Files
+type files = ipamtest.Files
 
 var (
 	attachment = Owner{"a", "eth0"}

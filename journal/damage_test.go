@@ -20,7 +20,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 var (

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 
 	"golang.org/x/sys/unix"
 )

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 
 	bolt "go.etcd.io/bbolt"
 )

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestQueue tells of transactions that wait for each other.

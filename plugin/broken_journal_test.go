@@ -15,7 +15,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/unwind/env"
+	"cni-unwind/plugin/plugintest/env"
 )
 
 // breakages break the journal of a node, which has one, and return a function that repairs it.

@@ -15,8 +15,8 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
+	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // everyPoint calls try with 1, 2, … until unwind is no longer killed there, and checks that there

@@ -20,9 +20,9 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/sandbox"
 )
 
 // fuzzDir is where the fuzzed verbs may write: a file system in memory, in the tests' mount

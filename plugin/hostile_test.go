@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/unwind/env"
+	"cni-unwind/plugin/plugintest/env"
 )
 
 // keeper is a delegate that neither writes nor needs a file. It takes and releases a directory,

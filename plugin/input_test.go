@@ -16,7 +16,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestRefused: each verb refuses an input that it cannot work with, with a code and a message that says

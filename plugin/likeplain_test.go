@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 const (

@@ -27,9 +27,9 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/env"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // plainWorld is one of the two machines of a sequence: a network namespace of its own, so that both

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 const (

@@ -25,8 +25,8 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
+	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // node is a machine to a runtime and unwind: a network of its own, its directories, its pods. The

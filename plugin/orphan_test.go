@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/facts"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestOrphanIsWaitedFor: a delegate that outlives its unwind and soon ends is not killed, and what

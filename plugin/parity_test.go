@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/results"
+	"cni-unwind/plugin/plugintest"
 )
 
 // TestResultsAreLibcnis runs a chain under libcni alone and through unwind, for every output of its
@@ -27,12 +27,12 @@ func TestResultsAreLibcnis(t *testing.T) {
 			n := newNode(t)
 			n.outer, n.inner = v, v
 			p := n.pod("a")
-			for j, tt := range results.Printed {
+			for j, tt := range plugintest.Printed {
 				if !sampled(7, i, j) {
 					continue
 				}
 				t.Run(tt.Name, func(t *testing.T) {
-					printed := fmt.Sprintf(`, "result": %s`, netconf.Marshal(results.InVersion(tt.Text, v)))
+					printed := fmt.Sprintf(`, "result": %s`, netconf.Marshal(plugintest.InVersion(tt.Text, v)))
 					chain := []string{n.faulty("p0", printed), n.faulty("p1", printed)}
 					want, got := p.life(n.plain(chain...)), p.life(n.unwind(chain...))
 					if diff := cmp.Diff(want, got); diff != "" {

@@ -17,7 +17,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // pod is a container ID and a network namespace.

@@ -16,7 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni

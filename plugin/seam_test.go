@@ -19,9 +19,9 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,

@@ -21,10 +21,10 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
 )
 
 const (

@@ -20,7 +20,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/unwind/env"
+	"cni-unwind/plugin/plugintest/env"
 )
 
 // verbs are the statements of a story. Where a comment names PODS, the verb is for each of them.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // check ends a test that has an error.

@@ -18,7 +18,7 @@ const module = "cni-unwind/"
 
 // goPackage is what go list says of one.
 type goPackage struct {
-	ImportPath                string
+	ImportPath, Doc           string
 	Imports                   []string
 	Deps                      []string // of all that it needs
 	TestImports, XTestImports []string
@@ -33,7 +33,7 @@ func packages(t *testing.T) map[string]goPackage {
 }
 
 var listed = sync.OnceValues(func() (map[string]goPackage, error) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Deps,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Imports,Deps,TestImports,XTestImports", "./...")
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
@@ -57,12 +57,12 @@ func TestImports(t *testing.T) {
 		{"journal", []string{module + "ipam", module + "plugin", module + "cmd", "github.com/containernetworking"}},
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
 		{"plugin", []string{module + "cmd"}},
-		{"plugin/netconf", []string{"github.com/vishvananda", module + "plugin/internal", module + "plugin/delegate"}},
+		{"plugin/netconf", []string{"github.com/vishvananda", module + "plugin/delegate"}},
 		{"plugin/known", []string{strings.TrimSuffix(module, "/"), "github.com", "golang.org"}},
 		{"plugin/tristate", []string{module + "journal", module + "ipam", module + "plugin/netconf"}},
-		{"plugin/record", []string{module + "ipam", module + "plugin/netconf", module + "plugin/internal", module + "plugin/delegate"}},
+		{"plugin/record", []string{module + "ipam", module + "plugin/netconf", module + "plugin/delegate"}},
 		{"plugin/decide", []string{module + "ipam", module + "plugin/facts", module + "plugin/netconf", module + "plugin/undo",
-			module + "plugin/sweep", module + "plugin/internal", "github.com/containernetworking/plugins"}},
+			module + "plugin/sweep", "github.com/containernetworking/plugins"}},
 		{"plugin/facts", []string{module + "plugin/undo", module + "plugin/sweep", module + "plugin/delegate"}},
 		{"plugin/undo", []string{module + "plugin/sweep"}},
 		{"plugin/delegate", []string{module + "plugin/decide", module + "plugin/undo"}},
@@ -79,7 +79,11 @@ func TestImports(t *testing.T) {
 			}
 			deps := p.Deps
 			if tt.pkg != "cmd/unwind" {
-				deps = slices.Concat(deps, p.TestImports, p.XTestImports)
+				for _, dep := range slices.Concat(p.TestImports, p.XTestImports) {
+					if !forTests(strings.TrimPrefix(dep, module)) {
+						deps = append(deps, dep)
+					}
+				}
 			}
 			for _, denied := range tt.denied {
 				for _, dep := range deps {
@@ -89,6 +93,32 @@ func TestImports(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// forTests reports whether a package of this module contains what tests import.
+func forTests(pkg string) bool {
+	return slices.ContainsFunc(strings.Split(pkg, "/"), func(dir string) bool { return strings.HasSuffix(dir, "test") || dir == "e2e" })
+}
+
+// TestHelpers: each package for tests says what it is for, and only tests import it.
+func TestHelpers(t *testing.T) {
+	helpers := 0
+	for pkg, p := range packages(t) {
+		if forTests(pkg) {
+			if helpers++; p.Doc == "" {
+				t.Errorf("%s has no comment", pkg)
+			}
+			continue
+		}
+		for _, imported := range p.Imports {
+			if forTests(strings.TrimPrefix(imported, module)) {
+				t.Errorf("%s imports %s, which is for tests", pkg, imported)
+			}
+		}
+	}
+	if helpers < 5 {
+		t.Errorf("only %d packages are for tests", helpers)
 	}
 }
 
@@ -129,7 +159,8 @@ func TestUnwindctl(t *testing.T) {
 
 // TestLayout has no package where none belongs.
 func TestLayout(t *testing.T) {
-	layout := []string{"cmd/*", "cmd/internal/*", "cmd/unwindctl/internal/*", "plugin", "plugin/*", "plugin/internal/*", "journal", "ipam", "scripts/bench", "scripts/bench/noop", "scripts/mutants", "scripts/release", "scripts/systemd", "scripts/words"}
+	layout := []string{"cmd/*", "cmd/internal/*", "cmd/unwindctl/internal/*", "plugin", "plugin/*", "plugin/plugintest/*", "plugin/e2e/pause",
+		"journal", "journal/journaltest", "ipam", "ipam/ipamtest", "scripts/bench", "scripts/bench/noop", "scripts/mutants", "scripts/release", "scripts/systemd", "scripts/words"}
 	for pkg := range packages(t) {
 		if !slices.ContainsFunc(layout, func(pattern string) bool { ok, _ := path.Match(pattern, pkg); return ok }) {
 			t.Errorf("package %s is not one of %v", pkg, layout)

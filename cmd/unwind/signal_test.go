@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestStopped: the program that is asked to stop while a delegate takes long ends the delegate, undoes the ADD, and says so.

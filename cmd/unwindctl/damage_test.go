@@ -15,7 +15,8 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/journal/journaltest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // reads are the commands that read the journal. CONF stands for the directory of conflists.
@@ -33,7 +34,7 @@ func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {
 		_ = s.Update(context.Background(), func(tx *journal.Tx) error {
-			e, err := tx.Get(nodetest.KeyOf(network + "/" + id + "/eth0"))
+			e, err := tx.Get(journaltest.KeyOf(network + "/" + id + "/eth0"))
 			if e == nil || err != nil {
 				e = deadEntry(id)
 			}
@@ -53,7 +54,7 @@ func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 // deadEntry returns the record of a dead attachment.
 func deadEntry(id string) *journal.Entry {
 	return nodetest.Here(&journal.Entry{
-		Key: nodetest.KeyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
+		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
 	})
 }
 

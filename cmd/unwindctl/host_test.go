@@ -14,8 +14,8 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // container is a place as a DaemonSet's container has it: the host's PID namespace, and a file

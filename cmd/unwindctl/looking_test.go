@@ -17,7 +17,8 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/journal/journaltest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
@@ -63,7 +64,7 @@ func (n *machine) crowd(many int) (confDir string) {
 		live.Added.Args += ";TOKEN=" + secret
 		for i := range many {
 			live.ContainerID, live.Number = fmt.Sprintf("many-%d", i), 0
-			if err := nodetest.PutIn(tx, live); err != nil {
+			if err := journaltest.PutIn(tx, live); err != nil {
 				return err
 			}
 			if err := n.store.Record(journal.Event{Key: live.Key, Kind: journal.Swept, Pod: live.Added.Pod, Reason: strings.Repeat("why ", 40),
@@ -120,8 +121,8 @@ func TestLooking(t *testing.T) {
 	confDir := n.crowd(3)
 	damaged := journal.Key{Network: network, ContainerID: "damaged", IfName: "eth0"}
 	n.add(home, "damaged", n.pin("damaged"))
-	check(t, nodetest.InFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
-		nodetest.Become(`{"password": "`+secret+`", "network":`)))
+	check(t, journaltest.InFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
+		journaltest.Become(`{"password": "`+secret+`", "network":`)))
 	before := n.snapshot(n.state, filepath.Join(n.dir, "ipam"), confDir)
 	for _, args := range append(looks, []string{"show", damaged.String()}, []string{"forget", damaged.String()}) {
 		out := n.run(n.ctl(confDir, args...))

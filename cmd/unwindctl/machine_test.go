@@ -21,8 +21,9 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/journal"
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/journal/journaltest"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // check ends a test that has an error.
@@ -235,7 +236,7 @@ func (n *machine) edit(id string, change func(*journal.Entry)) {
 			err = tx.Delete(e)
 			e.Number = 0
 		}
-		return errors.Join(err, nodetest.PutIn(tx, e))
+		return errors.Join(err, journaltest.PutIn(tx, e))
 	})
 	check(n, err)
 }

@@ -29,8 +29,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/e2e"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
@@ -227,7 +227,7 @@ func onOldMachine(t *testing.T) bool {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if err := e2e.LongUp(); err != nil {
+		if err := sandbox.LongUp(); err != nil {
 			t.Errorf("the machine has not run for longer than the grace period: %v", err)
 			return
 		}

@@ -17,7 +17,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/agent"
 	"cni-unwind/cmd/unwindctl/internal/install"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // newAgentMachine is a node with a runtime's directories, a plugin to install, and a provider's

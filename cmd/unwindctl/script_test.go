@@ -17,10 +17,10 @@ import (
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
-	"cni-unwind/testdata/unwind/env"
 )
 
 // TestMain runs the tests in namespaces of their own, or, where this program was started under the

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/journal/journaltest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // age is a cell that differs a second later.
@@ -60,7 +61,7 @@ func (n *machine) dead(many int, mode string) {
 		e.Added.Host.BootID = "earlier"
 		for i := range many {
 			e.ContainerID, e.Number, e.Undo.State = fmt.Sprintf("d-%d", i), 0, journal.Live
-			if err := nodetest.PutIn(tx, e); err != nil {
+			if err := journaltest.PutIn(tx, e); err != nil {
 				return err
 			}
 		}

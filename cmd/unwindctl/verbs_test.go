@@ -17,8 +17,8 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // scripted is the node of a script of testdata/script: its directories are state, net.d, plugins and

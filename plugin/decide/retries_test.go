@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/document"
+	"cni-unwind/plugin/plugintest"
 )
 
 const minute = int64(time.Minute)
@@ -58,7 +58,7 @@ func TestDueTable(t *testing.T) {
 		p.Steps, s.Next = nil, journal.Next{Why: journal.ForBackoff, At: now + minute}
 	})
 	row("the DEL was never tried, or the reason for its wait is over", func() { s.Next = journal.Next{} })
-	document.Table(t, readme, "due", table)
+	plugintest.Table(t, readme, "due", table)
 
 	table = "| outcome of the try | what follows |\n|---|---|\n"
 	for _, tt := range afterRows {
@@ -75,7 +75,7 @@ func TestDueTable(t *testing.T) {
 		}
 		table += fmt.Sprintf("| %s | %s |\n", tt.name, words)
 	}
-	document.Table(t, readme, "after", table)
+	plugintest.Table(t, readme, "after", table)
 }
 
 func inAnotherBoot() Pass {

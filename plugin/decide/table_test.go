@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/plugintest"
 	"cni-unwind/plugin/tristate"
-	"cni-unwind/testdata/document"
 )
 
 // TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and
@@ -49,7 +49,7 @@ func TestVerdictTables(t *testing.T) {
 	row("a process is in the namespace", func() { ev.Listed, ev.HasProcess = tristate.Unknown, tristate.Yes })
 	row("the host end of the interface exists", func() { ev.HasProcess, ev.HostLink = tristate.No, tristate.Yes })
 	row("anything else", func() { ev.HostLink = tristate.Unknown })
-	document.Table(t, readme, "verdicts", table.text)
+	plugintest.Table(t, readme, "verdicts", table.text)
 
 	table = &verdictTable{T: t, reasons: map[string]bool{}}
 	var o Orphan
@@ -74,7 +74,7 @@ func TestVerdictTables(t *testing.T) {
 	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
 	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = tristate.Unknown })
 	orphan("anything else", func() { o.InUse = tristate.No })
-	document.Table(t, readme, "orphans", table.text)
+	plugintest.Table(t, readme, "orphans", table.text)
 }
 
 // verdictTable collects rows; no two rows may have the same reason.

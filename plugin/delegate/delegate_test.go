@@ -20,7 +20,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // script returns a call of a delegate that is a shell script, in a directory of its own.

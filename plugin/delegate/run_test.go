@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestLargeInAndOut: a configuration and an answer that no pipe holds, at once, cannot block each

@@ -14,7 +14,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // netnsAt makes a network namespace with an interface at a path.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/tristate"
-	"cni-unwind/testdata/sandbox"
 )
 
 func TestOtherHost(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
-	"cni-unwind/testdata/sandbox"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"cni-unwind/testdata/results"
+	"cni-unwind/plugin/plugintest"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types/create"
@@ -184,9 +184,9 @@ func sameAsLibcni(t *testing.T, printed []byte, cniVersion string) {
 
 // TestReadEachResult is as TestResultsAreLibcnis, of one delegate's result.
 func TestReadEachResult(t *testing.T) {
-	for _, tt := range results.Printed {
+	for _, tt := range plugintest.Printed {
 		for _, v := range append(version.All.SupportedVersions(), "") {
-			sameAsLibcni(t, []byte(results.InVersion(tt.Text, v)), v)
+			sameAsLibcni(t, []byte(plugintest.InVersion(tt.Text, v)), v)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 var (
@@ -104,7 +104,7 @@ func TestVersions(t *testing.T) {
 		"multus":            {"Makefile", `(?m)^MULTUS_VERSION +:= (.*)`},
 		"cri-o":             {"Makefile", `(?m)^CRIO_VERSION +:= (.*)`},
 		"nerdctl":           {"Makefile", `(?m)^NERDCTL_VERSION +:= (.*)`},
-		"kubernetes":        {"testdata/e2e/hyperkube/go.mod", `(?m)^require k8s.io/kubernetes (.*)`},
+		"kubernetes":        {"plugin/e2e/hyperkube/go.mod", `(?m)^require k8s.io/kubernetes (.*)`},
 	} {
 		lines := regexp.MustCompile(find[1]).FindAllStringSubmatch(read(find[0]), -1)
 		if lines == nil {

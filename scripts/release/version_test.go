@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // project is a Go module in a git repository of its own.

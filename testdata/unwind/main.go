@@ -23,8 +23,8 @@ import (
 
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/delegate"
+	"cni-unwind/plugin/plugintest/env"
 	"cni-unwind/plugin/undo"
-	"cni-unwind/testdata/unwind/env"
 )
 
 func main() {

@@ -12,7 +12,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // check ends a test that has an error.

@@ -19,8 +19,9 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
+	"cni-unwind/journal/journaltest"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // reconciling is a reconciler on a node, and what it logs.
@@ -169,7 +170,7 @@ func wantReady(k *reconciling, args []string) error {
 func newerJournal(k *reconciling, _ []string) error {
 	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
-	return errors.Join(err, nodetest.MakeNewer(store))
+	return errors.Join(err, journaltest.MakeNewer(store))
 }
 
 // offBy is what is on record of the off-switch: off [BY].

@@ -12,7 +12,7 @@ import (
 	"testing/iotest"
 	"time"
 
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // TestReplace: the file has all of the new content with the mode asked for, or is as it was, and

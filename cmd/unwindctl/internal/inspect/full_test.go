@@ -10,21 +10,21 @@ import (
 	"testing"
 
 	"cni-unwind/ipam"
+	"cni-unwind/ipam/ipamtest"
+	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/testdata/hostlocal"
-	"cni-unwind/testdata/nodetest"
-	"cni-unwind/testdata/sandbox"
 )
 
 var check = nodetest.Check
 
-type files = hostlocal.Files
+type files = ipamtest.Files
 
 // pool is a host-local pool.
-type pool struct{ *hostlocal.Plugin }
+type pool struct{ *ipamtest.Plugin }
 
 // newHostLocal returns one that host-local has still to create.
-func newHostLocal(t *testing.T, ipam string) *pool { return &pool{hostlocal.New(t, ipam)} }
+func newHostLocal(t *testing.T, ipam string) *pool { return &pool{ipamtest.New(t, ipam)} }
 
 // read reads the pool of a configuration.
 func (h *pool) read(config string) (*Pool, error) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // TestVersionFollowsRuntime has the configuration of one plugin, which can offer one version only,

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // TestPlaces has the directories come from the flags and, where these say nothing, from the

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/testdata/nodetest"
+	"cni-unwind/plugin/plugintest/nodetest"
 )
 
 // untold begins the problem of a containerd that does not tell its directories.

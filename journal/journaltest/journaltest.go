@@ -1,0 +1,66 @@
+// Package journaltest writes journals that tests of other packages read, whole or damaged.
+package journaltest
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+
+	"cni-unwind/journal"
+)
+
+// PutIn puts an entry, by way of the states that the journal requires.
+func PutIn(tx *journal.Tx, e *journal.Entry) error {
+	want, since := e.Undo.State, e.Undo.Since
+	e.Undo.State = journal.Adding
+	err := tx.Put(e)
+	if want != journal.Adding && err == nil {
+		e.Undo.State = want
+		err = tx.Put(e)
+	}
+	if since != (journal.Time{}) && err == nil && want != journal.Live {
+		e.Undo.Since = since
+		err = tx.Put(e)
+	}
+	return err
+}
+
+// KeyOf parses NETWORK/CONTAINER/IFNAME.
+func KeyOf(text string) journal.Key {
+	part := strings.Split(text, "/")
+	return journal.Key{Network: part[0], ContainerID: part[1], IfName: part[2]}
+}
+
+// MakeNewer marks a journal as readable by newer releases only.
+func MakeNewer(s *journal.Store) error {
+	return InFile(s, "meta", "format", func(key, _ []byte) []byte {
+		return journal.Seal(key, []byte(`{"writer":99,"oldestReader":99}`))
+	})
+}
+
+// Become returns a change for InFile that replaces each value by this one.
+func Become(value string) func(_, _ []byte) []byte {
+	return func(_, _ []byte) []byte { return []byte(value) }
+}
+
+// InFile changes the values of all keys in a bucket that begin with key, without the journal's
+// code.
+func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
+	db, err := bolt.Open(s.Path(), 0o600, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Update(func(tx *bolt.Tx) (err error) {
+		b, changed := tx.Bucket([]byte(bucket)), map[string][]byte{}
+		c := b.Cursor()
+		for k, v := c.Seek([]byte(key)); bytes.HasPrefix(k, []byte(key)) && k != nil; k, v = c.Next() {
+			changed[string(k)] = change(k, bytes.Clone(v))
+		}
+		for k, v := range changed {
+			err = errors.Join(err, b.Put([]byte(k), v))
+		}
+		return err
+	}), db.Close())
+}

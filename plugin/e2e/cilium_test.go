@@ -1,0 +1,89 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"testing"
+
+	"cni-unwind/plugin/e2e"
+)
+
+// cilium is a node with cilium-cni and the stand-in of its agent.
+type cilium struct {
+	e2e.Chained
+	*e2e.CiliumAgent
+}
+
+// call has the runtime add or delete a sandbox.
+func (n *cilium) call(t *testing.T, verb string) (passed bool) {
+	t.Helper()
+	return n.Chained.Call(t, verb, "a", "web-0") == nil
+}
+
+// TestE2ECilium: the real cilium-cni, whose agent is killed, or answers 503. Its ADD fails after
+// half a minute. Its DEL goes into a queue on the disk, for the agent's next start, or fails where
+// it cannot. unwind counts a DEL that is queued as done, and runs one that failed again.
+func TestE2ECilium(t *testing.T) {
+	table := e2e.NewTable(t, "a pod of Cilium whose agent is away; DELs in the agent's queue, "+
+		"pending ones, and endpoints; the agent starts, and unwind sweeps",
+		"CALL", "CHAIN", "PASSES", "QUEUED", "PENDING", "ENDPOINTS", "THEN PENDING", "ENDPOINTS")
+	for _, c := range []struct {
+		name, verb string
+		refuses    bool            // the agent is there, and answers 503
+		before     func(*e2e.Node) // makes the queue refuse
+		queued     map[bool]int    // by the call, plain and with unwind: its rollback queues one
+		again      bool            // the runtime calls once more, before the sweep
+	}{
+		{"ADD", "add", false, nil, map[bool]int{true: 1}, false},
+		{"ADD, the queue is full", "add", false, (*e2e.Node).FillCiliumQueue, nil, false},
+		{"DEL", "del", false, nil, map[bool]int{false: 1, true: 1}, false},
+		{"DEL, the agent answers 503", "del", true, nil, map[bool]int{false: 1, true: 1}, true},
+		{"DEL, the queue is full", "del", false, (*e2e.Node).FillCiliumQueue, nil, false},
+		{"DEL, the queue cannot be made, DEL", "del", false, (*e2e.Node).BlockCiliumQueue, nil, true},
+	} {
+		if e2e.Short() && c.name == "ADD" {
+			continue // half a minute, and the next one shows the same
+		}
+		for _, chain := range []string{"plain", "unwind"} {
+			t.Run(c.name+"/"+chain, func(t *testing.T) {
+				t.Parallel()
+				n := &cilium{Chained: e2e.Chained{Node: e2e.NewNode(t), Unwind: chain == "unwind"}}
+				n.ConfigureCilium(n.Unwind)
+				n.CiliumAgent = n.NewCiliumAgent("10.0.12.34")
+				n.AddNetNS("a")
+				n.CiliumAgent.Start()
+				if c.verb == "del" && (!n.call(t, "add") || n.Endpoints() != 1) {
+					t.Fatal("no endpoint, so that the test shows nothing")
+				}
+				if n.Refuse(c.refuses); !c.refuses {
+					n.Stop()
+				}
+				if c.before != nil {
+					c.before(n.Node)
+				}
+				passed, want := n.call(t, c.verb), c.verb == "del" && c.before == nil
+				queued, pending, endpoints := n.CiliumQueued(), n.Pending(), n.Endpoints()
+				if passed != want || queued != c.queued[n.Unwind] {
+					t.Errorf("passed %t, %d queued; want %t, %d", passed, queued, want, c.queued[n.Unwind])
+				}
+				if failed := n.Unwind && c.before != nil; failed != (pending == 1) {
+					t.Errorf("%d pending", pending)
+				}
+				n.Sweep()
+				if n.Pending() != pending || n.CiliumQueued() > queued+1 {
+					t.Errorf("a sweep without the agent leaves %d pending, %d queued", n.Pending(), n.CiliumQueued())
+				}
+				n.Stop()
+				n.CiliumAgent.Start()
+				if c.again && !n.call(t, "del") {
+					t.Error("the runtime's DEL fails, though the agent is there")
+				}
+				n.Sweep()
+				if owed := n.CiliumQueued(); owed != 0 || n.Pending() != 0 || n.Unwind && n.Endpoints() != 0 {
+					t.Errorf("then %d queued, %d pending, %d endpoints", owed, n.Pending(), n.Endpoints())
+				}
+				table.Row(c.name, chain, passed, queued, pending, endpoints, n.Pending(), n.Endpoints())
+			})
+		}
+	}
+}

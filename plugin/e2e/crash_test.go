@@ -1,0 +1,173 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"cni-unwind/plugin/e2e"
+)
+
+// atOnce is how many pods are being started, or stopped, when containerd is killed.
+const atOnce = 4
+
+// TestE2EKill: containerd is killed while plugins are at work. systemd leaves them alone (containerd's unit has
+// KillMode=process), a cgroup that is out of memory does not.
+func TestE2EKill(t *testing.T) {
+	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
+		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
+	for _, v := range e2e.Containerds(t) {
+		for _, command := range []string{"ADD", "DEL"} {
+			for _, plugins := range []string{"go on", "are killed too"} {
+				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
+					t.Parallel()
+					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
+					table.Row(v.Name, command, plugins, plain.During, plain.After, unwind.During, unwind.After, len(unwind.Entries))
+					if plain.During.Addresses != atOnce || unwind.During.Addresses != atOnce {
+						t.Errorf("so many have addresses when containerd is killed: plain %d, unwind %d, want %d",
+							plain.During.Addresses, unwind.During.Addresses, atOnce)
+					}
+					if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
+						t.Errorf("unwind leaves %s, and %+v", unwind.After, unwind.Entries)
+					}
+				})
+			}
+		}
+	}
+}
+
+// kill kills containerd while faulty holds a command for some pods.
+func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o e2e.Outcome) {
+	n := e2e.NewNode(t)
+	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
+	rt := n.StartContainerd(v)
+	rt.HealthyPod()
+
+	var calls sync.WaitGroup
+	if command == "ADD" {
+		n.Plan(map[string]string{"ADD": "hold"})
+		for _, pod := range e2e.SomePods(atOnce) {
+			calls.Go(func() { _, _ = rt.RunPod(pod) })
+		}
+	} else {
+		pods := rt.RunPods(e2e.SomePods(atOnce))
+		n.Plan(map[string]string{"DEL": "hold"})
+		for _, id := range pods {
+			calls.Go(func() { _ = rt.StopPod(id) })
+		}
+	}
+	n.AwaitHeld(command, atOnce)
+	o.During = n.Left()
+	rt.Kill()
+	if plugins != "go on" {
+		n.KillPlugins()
+	}
+	calls.Wait()
+	n.Plan(nil)
+	n.LetGo()
+
+	rt.Start()
+	rt.AwaitNetwork()
+	if errs := rt.RemovePods(); len(errs) > 0 {
+		t.Errorf("after containerd's start: %v", errs)
+	}
+	if unwind {
+		o.Healed = rt.Heal()
+		o.Entries = n.Journal()
+	}
+	o.After = n.Settled()
+	return o
+}
+
+// The pool of the nodes that are booted again has room for the pods of one boot and some, not for those of two.
+const (
+	rebootPods = 30
+	rebootPool = "10.22.0.41" // the last of 40 addresses
+)
+
+// booted is what became of a node that was booted again.
+type booted struct {
+	before, after, end e2e.Left
+	first, all         time.Duration    // from the start of containerd until the first, and the last, pod has started
+	failed             int              // pods that did not start
+	entries            []e2e.Attachment // of the journal, when all pods are gone
+}
+
+// TestE2EReboot: what the pods of the last boot had is free for those of the next.
+func TestE2EReboot(t *testing.T) {
+	table := e2e.NewTable(t, fmt.Sprintf("the machine is booted again while %d pods run; the pool has 40 addresses; then the same pods are started; "+
+		"addresses/netns/veths/rules when they run, and when they are gone", rebootPods),
+		"RUNTIME", "CONTAINERD'S DISK", "PLAIN RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "UNWIND RUNNING", "GONE", "NOT STARTED", "FIRST POD", "ALL", "JOURNAL")
+	for _, v := range e2e.Containerds(t) {
+		disks := []string{"emptied", "kept"}
+		if e2e.Short() {
+			disks = disks[:1]
+		}
+		for _, disk := range disks {
+			t.Run(v.Name+"/containerd's disk "+disk, func(t *testing.T) {
+				plain, unwind := reboot(t, v, disk, false), reboot(t, v, disk, true)
+				table.Row(v.Name, disk, plain.after, plain.end, plain.failed, short(plain.first), short(plain.all),
+					unwind.after, unwind.end, unwind.failed, short(unwind.first), short(unwind.all), len(unwind.entries))
+				if disk == "emptied" && (plain.failed == 0 || plain.end.Addresses != rebootPods) {
+					t.Errorf("the plain chain leaks nothing, so this shows nothing: %+v", plain)
+				}
+				if unwind.failed > 0 {
+					t.Errorf("%d pods did not start", unwind.failed)
+				}
+				if unwind.after != unwind.before {
+					t.Errorf("the pods have %s after the boot, and had %s before", unwind.after, unwind.before)
+				}
+				if unwind.end != (e2e.Left{}) || len(unwind.entries) > 0 {
+					t.Errorf("unwind leaves %s, and %+v", unwind.end, unwind.entries)
+				}
+			})
+		}
+	}
+}
+
+func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
+
+// reboot boots a node again on which pods run, and starts them as kubelet does: each pod's old sandbox, if the runtime knows
+// it, is stopped first.
+func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
+	n := e2e.NewNode(t)
+	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})
+	rt := n.StartContainerd(v)
+	rt.AwaitNetwork()
+	pods := e2e.SomePods(rebootPods)
+	old := rt.RunPods(pods)
+	b.before = n.Settled()
+
+	n.Reboot()
+	if disk == "emptied" {
+		n.EmptyDisk("containerd")
+	}
+	begin := time.Now()
+	if unwind && v.Major == 1 {
+		n.Unwindctl("sweep") // unwind-sweep-boot.service
+	}
+	rt.Start()
+	rt.ImportPause()
+	rt.AwaitNetwork()
+	b.failed = rt.RunAgain(pods, old, func() { b.first = time.Since(begin) })
+	b.all = time.Since(begin)
+	if unwind {
+		rt.Heal()
+		if left := n.Owed(rt.CRI); len(left) > 0 {
+			t.Errorf("of the last boot the journal still has %+v", left)
+		}
+	}
+	b.after = n.Settled()
+	n.CheckLive(rt.CRI)
+	if errs := rt.RemovePods(); len(errs) > 0 {
+		t.Errorf("at the end: %v", errs)
+	}
+	b.end = n.Settled()
+	if unwind {
+		b.entries = n.Journal()
+	}
+	return b
+}

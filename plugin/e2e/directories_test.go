@@ -1,0 +1,74 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/plugin/e2e"
+)
+
+// TestE2EDirectories: install takes the directories that containerd itself tells, which an imported
+// file has changed. While it is down, install refuses to guess.
+func TestE2EDirectories(t *testing.T) {
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := e2e.NewNode(t)
+		n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall}})
+		rt := n.StartContainerd(v)
+		plan := func() string {
+			t.Helper()
+			return n.Unwindctl("install", "--dry-run")
+		}
+		if out := plan(); !strings.Contains(out, "The runtime is containerd, according to "+e2e.Socket+".") ||
+			!strings.Contains(out, "unchanged: /opt/cni/bin/unwind (") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json (") {
+			t.Errorf("containerd's defaults:\n%s", out)
+		}
+		rt.Kill()
+		n.Run("cp", "-r", "/opt/cni/bin", "/opt/cni/moved")
+		n.Run("cp", "-r", "/etc/cni/net.d", "/etc/cni/moved")
+		config, err := os.ReadFile(n.File("/etc/containerd/config.toml"))
+		check(t, err)
+		n.Write("/etc/containerd/config.toml", "imports = [\"/etc/containerd/own/*.toml\"]\n"+string(config))
+		n.Write("/etc/containerd/own/moved.toml", v.MovedCNI("/etc/cni/moved", "/opt/cni/moved"))
+		if _, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "install", "--dry-run"); err == nil ||
+			!strings.Contains(stderr, "containerd does not report its CNI directories at "+e2e.Socket+", so they may differ from the usual ones") {
+			t.Errorf("while containerd is down: %v, %s", err, stderr)
+		}
+		rt.Start()
+		if out := plan(); !strings.Contains(out, "unchanged: /opt/cni/moved/unwind (") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json (") {
+			t.Errorf("after an import has moved them:\n%s", out)
+		}
+	})
+}
+
+// TestE2ERenamed: the provider renames its file while no agent runs. containerd starts pods as it
+// does without unwind, through unwind, and ends those from before.
+func TestE2ERenamed(t *testing.T) {
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		for _, unwind := range []bool{false, true} {
+			n := e2e.NewNode(t)
+			n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall}})
+			rt := n.StartContainerd(v)
+			if unwind {
+				n.Unwindctl("install", "--install-dir", "")
+			}
+			rt.AwaitNetwork()
+			rt.MustRunPod(e2e.Pod{Name: "before"})
+			n.Run("mv", e2e.ConfDir+"/10-podnet.conflist", e2e.ConfDir+"/20-podnet.conflist")
+			e2e.Eventually(t, 20*time.Second, "the network is ready", func() bool { return rt.NetworkReady() == "" })
+			n.CheckPod(rt.CRI, rt.MustRunPod(e2e.Pod{Name: "after"}))
+			if pods := len(n.Journal()); unwind != (pods == 2) {
+				t.Errorf("unwind %t: the journal has %d pods", unwind, pods)
+			}
+			if errs := rt.RemovePods(); len(errs) > 0 {
+				t.Errorf("unwind %t: %v", unwind, errs)
+			}
+			if left := n.Settled(); left != (e2e.Left{}) {
+				t.Errorf("unwind %t: left %s", unwind, left)
+			}
+		}
+	})
+}

@@ -1,0 +1,151 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"cni-unwind/plugin/e2e"
+)
+
+// now and next are untagged builds, as the Makefile's e2e-now and e2e-next make them: the chart of the repository runs the first, and
+// the chart of the release, by its digest, the second.
+const (
+	now  = "v0.0.0-20260101000000-000000000001"
+	next = "v0.0.0-20260102000000-000000000002"
+)
+
+func nextChart(t *testing.T) string {
+	t.Helper()
+	return e2e.Path(t, ".tools/e2e/chart-next.tgz")
+}
+
+// roll has Helm replace the agents while pods come and go. Then each node has the agent and the plugin of a version.
+func (i *installed) roll(step, version string, helm ...string) {
+	i.Helper()
+	began, before := time.Now(), i.agents()
+	i.cluster.Helm(helm...)
+	least := 3
+	if e2e.Short() {
+		least = 1
+	}
+	rounds := i.rounds(least, func() bool {
+		out := i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--watch=false")
+		return strings.Contains(out, "successfully rolled out")
+	})
+	after := i.replaced(before)
+	cells := []any{step}
+	for _, w := range i.workers {
+		i.runs(w, version)
+		pod := after[w.NodeName]
+		cells = append(cells, fmt.Sprintf("%d × 3 pods, ready after %s", rounds, pod.ready.Sub(pod.created)))
+	}
+	i.table.Row(append(cells, since(began))...)
+}
+
+// runs fails the test unless a node has the agent and the plugin of a version, and says so wherever an operator looks.
+func (i *installed) runs(w *e2e.Worker, version string) {
+	i.Helper()
+	readyz, err := i.ask(w, "readyz")
+	if err != nil || readyz != "ok\n" {
+		i.Errorf("%s: /readyz: %v, %q", w.NodeName, err, readyz)
+	}
+	metrics, err := i.ask(w, "metrics")
+	for _, name := range []string{"unwind_build_info{", "unwind_plugin_info{"} {
+		_, line, _ := strings.Cut(metrics, "\n"+name)
+		line, _, _ = strings.Cut(line, "\n")
+		if !strings.HasSuffix(line, fmt.Sprintf("version=%q} 1", version)) {
+			i.Errorf("%s: /metrics: %v, no %s with %s", w.NodeName, err, name, version)
+		}
+	}
+	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
+	if !strings.HasPrefix(about, "CNI plugin unwind "+version+":") {
+		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, version)
+	}
+	doctor, _, _ := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", "doctor", "-o", "json")
+	if !strings.Contains(doctor, fmt.Sprintf("\"plugin\": %q", version)) {
+		i.Errorf("%s: doctor does not say that the plugin has version %s:\n%s", w.NodeName, version, doctor)
+	}
+}
+
+// agentPod is the pod of an agent.
+type agentPod struct {
+	name           string
+	created, ready time.Time
+}
+
+// agents returns the agents' pods by node, without those that end.
+func (i *installed) agents() map[string]agentPod {
+	i.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name              string
+				CreationTimestamp time.Time
+				DeletionTimestamp *time.Time
+			}
+			Spec   struct{ NodeName string }
+			Status struct {
+				Conditions []struct {
+					Type               string
+					LastTransitionTime time.Time
+				}
+			}
+		}
+	}
+	out := i.cluster.Kubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/name=unwind")
+	check(i, json.Unmarshal([]byte(out), &list))
+	agents := map[string]agentPod{}
+	for _, p := range list.Items {
+		if p.Metadata.DeletionTimestamp != nil {
+			continue
+		}
+		agent := agentPod{name: p.Metadata.Name, created: p.Metadata.CreationTimestamp}
+		for _, c := range p.Status.Conditions {
+			if c.Type == "Ready" {
+				agent.ready = c.LastTransitionTime
+			}
+		}
+		agents[p.Spec.NodeName] = agent
+	}
+	return agents
+}
+
+// replaced fails the test unless all agents were replaced. It returns those that are there now. It does not compare times: a pod's
+// condition has the time of its last change, and a kubelet under load makes a ready pod unready for a moment.
+func (i *installed) replaced(before map[string]agentPod) (after map[string]agentPod) {
+	i.Helper()
+	after = i.agents()
+	for node, agent := range after {
+		if len(after) != len(i.workers) || agent.name == before[node].name {
+			i.Fatalf("the agents are %v, and were %v", after, before)
+		}
+	}
+	return after
+}
+
+// awaitRollout waits until all agents are replaced.
+func (i *installed) awaitRollout() {
+	i.Helper()
+	i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=2m")
+}
+
+// ask returns what the agent of a worker answers.
+func (i *installed) ask(w *e2e.Worker, path string) (string, error) {
+	i.Helper()
+	return i.cluster.TryKubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods/"+i.agents()[w.NodeName].name+":9469/proxy/"+path)
+}
+
+// logAgents logs what the agents said, if the test has failed.
+func (i *installed) logAgents() {
+	if !i.Failed() {
+		return
+	}
+	pods, err := i.cluster.TryKubectl("-n", "kube-system", "get", "pods", "-o", "wide")
+	logs, err2 := i.cluster.TryKubectl("-n", "kube-system", "logs", "--selector=app.kubernetes.io/name=unwind", "--prefix", "--tail=30")
+	i.Logf("agents: %v, %v\n%s%s", err, err2, pods, logs)
+}

@@ -1,0 +1,266 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cni-unwind/plugin/e2e"
+)
+
+// plainE2E adds what a test wants of such a node.
+type plainE2E struct{ *e2e.PlainNode }
+
+func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
+	return &plainE2E{e2e.NewPlainNode(t, v, last, live)}
+}
+
+// wantLeaked: unwindctl shows which addresses are leaked, and why each is kept or lost. It changes
+// nothing.
+func (n *plainE2E) wantLeaked(leaked int, list string) {
+	n.Helper()
+	all := n.Look()
+	count := fmt.Sprintf(": %d used (%d live, %d leaked, 0 empty, 0 unknown)\n", len(all.Reserved), len(n.Live), leaked)
+	next := "\nNo address is leaked.\n"
+	if leaked > 0 {
+		next = fmt.Sprintf("\n%d addresses are leaked. To see what a sweep would free, run unwindctl sweep --dry-run%s\n", leaked,
+			strings.TrimSuffix(" --cri "+list, " --cri auto"))
+	}
+	if out := n.Ctl(0, "ipam", "--cri", list); !strings.Contains(out, count) || !strings.Contains(out, next) {
+		n.Errorf("ipam, want %q and %q:\n%s", count, next, out)
+	}
+	wide := strings.Split(n.Ctl(0, "ipam", "-o", "wide", "--cri", list), "\n")
+	for address, owner := range all.Reserved {
+		state, why := "leaked", "its owner is neither in the journal nor in the runtime's list, none of its processes is running, and no interface has the address"
+		if slices.Contains(n.Live, owner) {
+			state, why = "live", "the runtime lists its owner"
+		}
+		row := []string{e2e.NetworkName, address, state, owner, "eth0", why}
+		if !slices.ContainsFunc(wide, func(line string) bool {
+			cells := strings.Fields(line)
+			return len(cells) > 3 && (cells[3] != "-" || state != "live") && // the pod
+				slices.Equal(slices.Delete(cells, 3, 4), strings.Fields(strings.Join(row, " ")))
+		}) {
+			n.Errorf("ipam -o wide has no row %v:\n%s", row, strings.Join(wide, "\n"))
+		}
+	}
+	dry := e2e.Results(n.Sweep(0, "--dry-run"))
+	if dry["to be released"] != leaked || dry["live"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
+		n.Errorf("sweep --dry-run: %v, want %d to be released and %d live", dry, leaked, len(n.Live))
+	}
+	n.Unchanged("a look", all)
+}
+
+// TestE2EPlainNode: the plain chain has leaked all addresses but those of three pods that run.
+// unwindctl alone shows each with a reason and frees it.
+func TestE2EPlainNode(t *testing.T) {
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.17", 3)
+		n.freeForgotten()
+		n.freeFailing()
+		n.wantLeaked(0, "auto")
+		n.Live = append(n.Live, n.RT.MustRunPod(e2e.Pod{Name: "next"}))
+		n.CheckLive()
+		if _, err := os.Lstat(n.File("/var/lib/cni/unwind/journal.db")); !os.IsNotExist(err) {
+			n.Errorf("a journal is there: %v", err)
+		}
+	})
+}
+
+// dead is how many addresses there are beside three, and perPod how many rules bridge and firewall make
+// for a pod.
+const dead, perPod = 13, 6
+
+// freeForgotten leaks what pods have of which the runtime lost its record. libcni's cache has all, and
+// the sweep runs their DELs.
+func (n *plainE2E) freeForgotten() {
+	n.Helper()
+	before := n.Look()
+	n.ForgetPods("forgotten", dead)
+	n.wantLeak("forgotten pods", before, n.Look(), dead)
+	n.Age()
+	n.wantLeaked(dead, e2e.Socket)
+	n.wantSweep("forgotten pods", map[string]int{"released": dead, "live": len(n.Live)})
+	n.Unchanged("the sweep", before)
+	n.CheckLive()
+}
+
+// freeFailing leaks what pods have whose ADD and DEL fail. libcni caches an attachment only once its ADD
+// has passed, so of them only host-local knows. The sweep runs the DELs of the conflist.
+func (n *plainE2E) freeFailing() {
+	n.Helper()
+	before := n.Look()
+	n.FailPods("failing", dead)
+	leaked, listed := n.Look(), len(n.RT.Pods())-len(n.Live)
+	n.wantLeak("failing pods", before, leaked, 0)
+	young := map[string]int{"live": len(n.Live), "recent": dead}
+	if listed > 0 { // containerd 1.6
+		young = map[string]int{"live": len(n.Live) + listed}
+	}
+	n.wantSweep("within the grace period", young)
+	n.Unchanged("a sweep within the grace period", leaked)
+	n.Age()
+	if listed > 0 {
+		// containerd 1.6 keeps the sandboxes until their DEL passes. Then it frees the addresses itself,
+		// and leaves firewall's rules, of which nobody knows.
+		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.Live) + listed})
+		n.Unchanged("a sweep while the runtime lists them", leaked)
+		n.RemovePods(nil)
+		after := n.Look()
+		n.Logf("the runtime lists %d failing pods; once it has removed them %d addresses and %d rules are left", listed,
+			len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules))
+		if listed != dead || !cmp.Equal(after.Reserved, before.Reserved) {
+			n.Errorf("-before +after:\n%s", cmp.Diff(before, after))
+		}
+		return
+	}
+	n.wantLeaked(dead, "auto")
+	n.wantSweep("failing pods", map[string]int{"released": dead, "live": len(n.Live)})
+	n.Unchanged("the sweep", before)
+	n.CheckLive()
+}
+
+// wantLeak: the plain chain has left all addresses and rules of the dead, and so many in libcni's cache.
+func (n *plainE2E) wantLeak(of string, before, after e2e.Has, cached int) {
+	n.Helper()
+	addresses, rules := len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules)
+	if got := len(after.Cached) - len(before.Cached); addresses != dead || rules != dead*perPod || got != cached {
+		n.Fatalf("%s: the plain chain left %d addresses, %d rules and %d in libcni's cache", of, addresses, rules, got)
+	}
+}
+
+func (n *plainE2E) wantSweep(what string, want map[string]int) {
+	n.Helper()
+	if got := e2e.Results(n.Sweep(0)); !cmp.Equal(got, want) {
+		n.Errorf("%s: sweep: %v, want %v", what, got, want)
+	}
+}
+
+// TestE2EPlainNodeOthers: a container of the namespace "default", which is that of nerdctl, is no pod, and
+// CRI does not list it. It is live as long as it runs. Once it is dead, nothing can be told of it.
+func TestE2EPlainNodeOthers(t *testing.T) {
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.17", 1)
+		other := n.RT.RunContainer("other")
+		n.Age()
+		all := n.Look()
+		var its string
+		for address, owner := range all.Reserved {
+			if owner == other {
+				its = address
+			}
+		}
+		if len(all.Reserved) != 2 || its == "" || len(n.Cached(other)) != 1 {
+			t.Fatalf("it has not what a container has: %+v", all)
+		}
+		n.Run("ping", "-c1", "-W5", its)
+		found := n.Sweep(0)
+		if got, want := e2e.Results(found), (map[string]int{"live": 2}); !cmp.Equal(got, want) ||
+			found[its].Why != "no runtime's list covers its owner, but an interface has the address" {
+			t.Errorf("while it runs: %v, %+v", got, found[its])
+		}
+		n.Unchanged("a sweep while it runs", all)
+		n.Run("ping", "-c1", "-W5", its)
+
+		n.RT.KillContainer("other")
+		e2e.Eventually(t, 10*time.Second, "its interface is gone", func() bool { return n.Left().Veths == 1 })
+		found = n.Sweep(1)
+		if got, want := e2e.Results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
+			found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
+			t.Errorf("once it is dead: %v, %+v", got, found[its])
+		}
+		n.Unchanged("a sweep once it is dead", all)
+		n.CheckLive()
+	})
+}
+
+// TestE2EPlainNodeWhileADDs: pods start while two sweeps free what is dead. The pool has one address
+// for the two of them, so one gets what a sweep has just freed. Each has all that its ADD made, as have
+// the three that run. UNWIND_TEST_LONG=1 does it 200 times.
+func TestE2EPlainNodeWhileADDs(t *testing.T) {
+	rounds := 4
+	if os.Getenv("UNWIND_TEST_LONG") != "" {
+		rounds = 200
+	}
+	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
+		n := newPlainE2E(t, v, "10.22.0.7", 3)
+		before := n.Look()
+		freed := 0
+		for round := range rounds {
+			freed += n.sweepWhileADDs(round)
+			n.RemovePods(nil)
+			after := n.Look()
+			if diff := cmp.Diff(before.Reserved, after.Reserved) + cmp.Diff(before.Cached, after.Cached); diff != "" {
+				t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
+			}
+			for _, rule := range before.Rules {
+				if !slices.Contains(after.Rules, rule) {
+					t.Fatalf("round %d: a live pod has lost %s", round, rule)
+				}
+			}
+		}
+		t.Logf("%d rounds, %d addresses freed", rounds, freed)
+	})
+}
+
+// sweepWhileADDs leaks two addresses, and sweeps twice at once while two pods start, which stay. It
+// returns how many addresses were leaked.
+func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
+	n.Helper()
+	n.FailPods(fmt.Sprintf("failing%d", round), 1) // nothing of it is in libcni's cache
+	forgotten := fmt.Sprintf("forgotten%d", round) // all of it is
+	n.AddByHand(forgotten)
+	n.RemoveNetNS(forgotten)
+	n.Settled()
+	n.Age()
+	leaked = len(n.Reserved()) - len(n.Live)
+
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			if out, stderr, err := n.Try(e2e.Copied, "sweep", "--cri", e2e.Socket); err != nil {
+				n.Errorf("round %d: sweep: %v\n%s%s", round, err, out, stderr)
+			}
+		})
+	}
+	young := make([]string, 2)
+	for i := range young {
+		all.Go(func() {
+			time.Sleep(time.Duration(round*37%300) * time.Millisecond)
+			pod := e2e.Pod{Name: fmt.Sprintf("young%d-%d", round, i)}
+			var err error
+			for pod.Attempt = range uint32(50) {
+				if young[i], err = n.RT.RunPod(pod); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+					break
+				}
+			}
+			if err != nil {
+				n.Errorf("round %d: %s: %v", round, pod.Name, err)
+			}
+		})
+	}
+	all.Wait()
+	if n.Failed() {
+		n.FailNow()
+	}
+	n.Ctl(0, "sweep", "--cri", e2e.Socket)
+	n.RemovePods(young) // sandboxes of tries that found no address
+	pods := slices.Sorted(slices.Values(slices.Concat(young, n.Live)))
+	if got, want := slices.Sorted(maps.Values(n.Reserved())), pods; !slices.Equal(got, want) {
+		n.Errorf("round %d: -pods +owners of addresses:\n%s", round, cmp.Diff(want, got))
+	}
+	n.Run("ip", "neigh", "flush", "dev", "cni0") // it may still have the last owner's MAC address
+	for _, id := range pods {
+		n.CheckPod(n.RT.CRI, id)
+	}
+	return leaked
+}

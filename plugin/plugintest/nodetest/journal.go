@@ -1,0 +1,238 @@
+package nodetest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/journal/journaltest"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
+)
+
+// writer writes a journal as the plugin would have written it.
+type writer struct {
+	*testscript.TestScript
+	*journal.Store
+}
+
+// WriteJournal is a command of script tests: journal VERB DIR ARG…. The verbs are:
+//
+//	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
+//	put FILE…      puts entries, each a JSON file
+//	bury KEY…      turns entries into tombstones
+//	years N        adds N years to the wall times (of the ADD, state, last change) of all entries
+//	damage KEY…    replaces the bytes of entries
+//	newer          marks the journal as readable by newer releases only
+//	record FILE…   records events, each a JSON file, whose "ago" is the time since the event
+//	count N NAME LABEL…   adds N to a counter
+func WriteJournal(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(journalVerbs[args[0]](writer{ts, &journal.Store{Dir: ts.MkAbs(args[1])}}, args[2:]))
+}
+
+var journalVerbs = map[string]func(writer, []string) error{
+	"put": writer.put, "entry": writer.entry, "bury": writer.bury, "damage": writer.damage, "newer": writer.newer,
+	"years":  writer.years,
+	"record": writer.recordEvents, "count": writer.count,
+}
+
+// put puts the entry of each file. In a file, $NAME is a variable of the script, and $MACHINE the
+// kind of this machine's ID.
+func (w writer) put(files []string) error {
+	for _, file := range files {
+		e := &journal.Entry{}
+		err := json.Unmarshal([]byte(os.Expand(w.ReadFile(file), func(name string) string {
+			if name == "MACHINE" {
+				kind, _, _ := strings.Cut(facts.This().Machine, ":")
+				return kind
+			}
+			return w.Getenv(name)
+		})), e)
+		if err == nil {
+			err = putEntry(w.Store, Here(e))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+func putEntry(s *journal.Store, e *journal.Entry) error {
+	return s.Update(context.Background(), func(tx *journal.Tx) error { return journaltest.PutIn(tx, e) })
+}
+
+// entry puts an entry: KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. netns is a path, or "gone" if the
+// namespace is gone. copies is the number of entries to put, with container IDs ID-1, ID-2, ….
+// Names without a case below are keys of the next plugin's configuration. STEP is a JSON object
+// with fields of the preceding plugin's step.
+func (w writer) entry(args []string) error {
+	e := &journal.Entry{Key: journaltest.KeyOf(args[0]), Undo: journal.Undo{State: journal.State(args[1])}, Added: journal.Added{CNIVersion: "1.0.0"}}
+	g, config, copies := e, map[string]string{"name": e.Network}, 0
+	g.Added.Path = filepath.Join(w.Getenv("TOOLS"), "test")
+	for _, arg := range args[2:] {
+		name, value, has := strings.Cut(arg, "=")
+		var err error
+		switch {
+		case strings.HasPrefix(arg, "{"):
+			err = json.Unmarshal([]byte(arg), &g.Undo.Steps[len(g.Undo.Steps)-1])
+		case !has:
+			if name == "faulty" {
+				config["dir"] = cmp.Or(config["dir"], w.Getenv("WORK"))
+			}
+			g.Undo.Steps = append(g.Undo.Steps, journal.Step{Index: len(g.Undo.Steps), Type: name, Config: netconf.Marshal(config)})
+			config = map[string]string{"name": e.Network}
+		case arg == "netns=gone":
+			g.Added.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
+		case name == "netns":
+			g.Added.NetNS.Path = value
+		case name == "grace":
+			g.Added.GracePeriod, err = time.ParseDuration(value)
+		case name == "pod":
+			e.Added.Pod.Namespace, e.Added.Pod.Name, _ = strings.Cut(value, "/")
+		case name == "address":
+			address, pool, _ := strings.Cut(value, "@")
+			g.Got.Claims = append(g.Got.Claims, journal.Claim{Address: netip.MustParseAddr(address), Pool: pool})
+		case name == "reason":
+			e.Undo.Reason = value
+		case name == "boot":
+			g.Added.Host.BootID = value
+		case name == "path":
+			g.Added.Path = value
+		case name == "copies":
+			copies, err = strconv.Atoi(value)
+		default:
+			config[name] = value
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", arg, err)
+		}
+	}
+	Here(e)
+	if copies == 0 {
+		return putEntry(w.Store, e)
+	}
+	id := e.ContainerID
+	for i := range copies {
+		e.ContainerID, g.Number = fmt.Sprintf("%s-%d", id, i+1), 0
+		if err := putEntry(w.Store, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w writer) bury(keys []string) error {
+	return w.Update(context.Background(), func(tx *journal.Tx) error {
+		for _, text := range keys {
+			key := journaltest.KeyOf(text)
+			e, err := tx.Get(key)
+			if err != nil {
+				return err
+			}
+			if e == nil {
+				e = &journal.Entry{Key: key}
+			}
+			e.Bury()
+			e.Undo.Reason = "settled"
+			if err := tx.Put(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (w writer) damage(keys []string) error {
+	for _, key := range keys {
+		if err := journaltest.InFile(w.Store, "entries", strings.ReplaceAll(key, "/", "\x00"), journaltest.Become(`{"network":`)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var wallYear = regexp.MustCompile(`"wall":"\d{4}`)
+
+func (w writer) years(args []string) error {
+	years, err := strconv.Atoi(args[0])
+	entries, moved := 0, 0
+	err = errors.Join(err, journaltest.InFile(w.Store, "entries", "", func(key, entry []byte) []byte {
+		entries++
+		const sum = 4
+		return journal.Seal(key, wallYear.ReplaceAllFunc(entry[sum:], func(b []byte) []byte {
+			moved++
+			year, _ := strconv.Atoi(string(b[len(b)-4:]))
+			return fmt.Appendf(nil, `"wall":"%d`, year+years)
+		}))
+	}))
+	if err == nil && (entries == 0 || moved != 3*entries) {
+		err = fmt.Errorf("%d times of %d entries moved", moved, entries)
+	}
+	return err
+}
+
+func (w writer) newer([]string) error { return journaltest.MakeNewer(w.Store) }
+
+func (w writer) recordEvents(files []string) error {
+	for _, file := range files {
+		var e journal.Event
+		var when struct{ Ago string }
+		data := []byte(w.ReadFile(file))
+		err := errors.Join(json.Unmarshal(data, &e), json.Unmarshal(data, &when))
+		ago, durationErr := time.ParseDuration(when.Ago)
+		if err = errors.Join(err, durationErr); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		e.At = journal.Now()
+		e.At.Wall = e.At.Wall.Add(-ago)
+		if err := w.Record(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w writer) count(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
+}
+
+// Here completes an entry: by default, its ADD ran on this host, and its network namespace is the
+// one at its path.
+func Here(e *journal.Entry) *journal.Entry {
+	g, host := e, facts.This()
+	given := g.Added.Host
+	g.Added.Host = journal.Host{
+		BootID: cmp.Or(given.BootID, host.BootID), Machine: cmp.Or(given.Machine, host.Machine),
+		MountNS: cmp.Or(given.MountNS, host.MountNS), PIDNS: cmp.Or(given.PIDNS, host.PIDNS),
+		NetNS: cmp.Or(given.NetNS, host.NetNS), TimeNS: cmp.Or(given.TimeNS, host.TimeNS),
+	}
+	var there unix.Stat_t
+	if !g.Added.NetNS.Known() && unix.Stat(g.Added.NetNS.Path, &there) == nil {
+		g.Added.NetNS.Dev, g.Added.NetNS.Ino = there.Dev, there.Ino
+	}
+	soon := journal.BootNanos() + int64(4*time.Minute)
+	for i := range e.Undo.Steps { // a time that is further away was set in another boot
+		e.Undo.Steps[i].Again = min(e.Undo.Steps[i].Again, soon)
+		e.Undo.Steps[i].Next.At = min(e.Undo.Steps[i].Next.At, soon)
+	}
+	return e
+}
