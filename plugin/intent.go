@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -241,7 +240,7 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 	was := prior.Added.NetNS
 	same := was.Same(a.entry.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.SameBoot(prior) == tristate.No, same && a.entry.Added.Occupant == "":
+	case a.SameBoot(prior) == decide.False, same && a.entry.Added.Occupant == "":
 		return nil
 	case same:
 		return a.addedAlready("in the same network namespace")

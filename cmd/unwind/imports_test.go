@@ -59,7 +59,6 @@ func TestImports(t *testing.T) {
 		{"plugin", []string{module + "cmd"}},
 		{"plugin/netconf", []string{"github.com/vishvananda", module + "plugin/delegate"}},
 		{"plugin/known", []string{strings.TrimSuffix(module, "/"), "github.com", "golang.org"}},
-		{"plugin/tristate", []string{module + "journal", module + "ipam", module + "plugin/netconf"}},
 		{"plugin/record", []string{module + "ipam", module + "plugin/netconf", module + "plugin/delegate"}},
 		{"plugin/decide", []string{module + "ipam", module + "plugin/facts", module + "plugin/netconf", module + "plugin/undo",
 			module + "plugin/sweep", "github.com/containernetworking/plugins"}},
@@ -127,17 +126,14 @@ func TestHelpers(t *testing.T) {
 func TestUnwindctl(t *testing.T) {
 	const internal = "cmd/unwindctl/internal/"
 	allowed := map[string][]string{
-		"durable":   {},
-		"node":      {},
-		"agentlock": {},
-		"wrap":      {"durable"},
-		"pools":     {},
-		"inspect":   {"durable", "node", "pools"},
-		"install":   {"agentlock", "durable", "inspect", "node", "pools", "providers"},
-		"doctor":    {"agentlock", "durable", "inspect", "install", "node", "pools", "providers", "wrap"},
-		"metrics":   {"durable", "inspect", "install"},
-		"agent":     {"agentlock", "inspect", "install", "metrics", "node", "pools"},
-		"providers": {},
+		"durable": {},
+		"node":    {},
+		"pools":   {},
+		"inspect": {"durable", "node", "pools"},
+		"install": {"durable", "inspect", "node", "pools"},
+		"doctor":  {"durable", "inspect", "install", "node", "pools"},
+		"metrics": {"durable", "inspect", "install"},
+		"agent":   {"inspect", "install", "metrics", "node", "pools"},
 	}
 	for pkg, p := range packages(t) {
 		name, is := strings.CutPrefix(pkg, internal)

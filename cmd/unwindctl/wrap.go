@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/wrap"
+	"cni-unwind/cmd/unwindctl/internal/install"
 )
 
 func wrapCommand() *cobra.Command {
@@ -18,12 +18,12 @@ func wrapCommand() *cobra.Command {
 			"the network, because a runtime also runs the plugins in it. wrap does not change a\n" +
 			"file that is already wrapped. If FILE is -, wrap reads the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
-	}, wrap.Rewrite{Change: wrap.Inline, Unchanged: "already wrapped",
+	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
 		Changed: "wrapped: unwind runs the chain"})
 }
 
 // rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
-func rewriteCommand(cmd *cobra.Command, r wrap.Rewrite) *cobra.Command {
+func rewriteCommand(cmd *cobra.Command, r install.Rewrite) *cobra.Command {
 	cmd.Args = term.OneArg
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if r.InPlace && args[0] == "-" {
@@ -46,6 +46,6 @@ func unwrapCommand() *cobra.Command {
 			"reads the standard input.",
 		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
 			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
-	}, wrap.Rewrite{Change: wrap.Restore, Unchanged: "not wrapped",
+	}, install.Rewrite{Change: install.Restore, Unchanged: "not wrapped",
 		Changed: "unwrapped: it no longer runs unwind"})
 }

@@ -7,7 +7,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/tristate"
 )
 
 // Evidence contains the facts about an attachment. In the zero value, every fact is unknown.
@@ -268,26 +267,26 @@ var WithinGrace = Reason{"within-grace",
 	"the runtime does not list it, but the grace period has not expired"}
 
 // Fact is yes, no or unknown. nil is unknown. Package facts determines a fact when it is first
-// needed, and only once. A tristate.Value is a fact that is already determined.
+// needed, and only once. A Truth is a fact that is already determined.
 type Fact interface {
 	// Ask returns the fact. If it is unknown, why explains that to people.
-	Ask() (v tristate.Value, why string)
+	Ask() (v Truth, why string)
 }
 
-func ask(f Fact) (v tristate.Value, why string) {
+func ask(f Fact) (v Truth, why string) {
 	if f == nil {
-		return tristate.Unknown, ""
+		return Unclear, ""
 	}
 	return f.Ask()
 }
 
 // Yes reports whether a fact is known to be true.
-func Yes(f Fact) bool { v, _ := ask(f); return v == tristate.Yes }
+func Yes(f Fact) bool { v, _ := ask(f); return v == True }
 
 // No reports whether a fact is known to be false.
-func No(f Fact) bool { v, _ := ask(f); return v == tristate.No }
+func No(f Fact) bool { v, _ := ask(f); return v == False }
 
-func unknown(f Fact) bool { v, _ := ask(f); return v == tristate.Unknown }
+func unknown(f Fact) bool { v, _ := ask(f); return v == Unclear }
 
 // why returns the reason why the first unknown fact is unknown, or "".
 func why(facts ...Fact) string {

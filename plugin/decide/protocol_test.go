@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 )
 
 // This file is a model of the protocol: every interleaving of the verbs on two or three containers
@@ -405,17 +404,17 @@ func (s *state) drop(i int8, p int) {
 // judge calls Decide with the evidence that the state has on a record.
 func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	c := &s.c[i]
-	answer := func(b bool) tristate.Value { return tristate.Of(b, nil) }
+	answer := func(b bool) Truth { return TruthOf(b, nil) }
 	its := r.n == c.adds // its namespace is that of the newest ADD
 	there, inside := its && c.netns, its && c.inside
 	ev := Evidence{
 		State: states[r.state], Locked: answer(s.lock[i] != none),
-		SameNamespaces: tristate.Yes, SameBoot: answer(!r.booted), OtherHost: tristate.No,
+		SameNamespaces: True, SameBoot: answer(!r.booted), OtherHost: False,
 		NetNS: answer(there), HasProcess: answer(inside), HostLink: answer(inside || there),
 		AddedUnseen: answer(m.addedAgain(s, i, r)),
 	}
 	if m.without == witness {
-		ev.HasProcess, ev.HostLink = tristate.No, tristate.No
+		ev.HasProcess, ev.HostLink = False, False
 	}
 	return Decide(ev)
 }
@@ -568,7 +567,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	j := m.journalled(r, 0)
 	other := &s.c[1].r[0]
 	anothers := pr.on == 0 && s.c[1].took && other.pending() && !other.memory && m.without != anothers
-	n := NetNS{Found: found, Interface: tristate.Of(found, nil), Sent: runtimes && !m.nameless,
+	n := NetNS{Found: found, Interface: TruthOf(found, nil), Sent: runtimes && !m.nameless,
 		Anothers: anothers}
 	switch Show(&j, n) {
 	case ShowPinned:

@@ -15,7 +15,7 @@ import (
 func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",
-		"cni-unwind/journal", "cni-unwind/plugin/known", "cni-unwind/plugin/tristate"}
+		"cni-unwind/journal", "cni-unwind/plugin/known"}
 	// used has the only names of a package that a decision may use, and denied those that it may not.
 	used := map[string][]string{"time": {"Duration", "Nanosecond", "Millisecond", "Second", "Minute", "Hour"},
 		"fmt": {"Sprintf", "Errorf"}}

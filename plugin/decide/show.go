@@ -6,14 +6,13 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
-	"cni-unwind/plugin/tristate"
 )
 
 // NetNS contains the facts about the namespace for the DELs of a record.
 type NetNS struct {
 	Found bool // the ADD's namespace exists, and a DEL may get it
 	// Interface says whether that namespace has the ADD's interface. Show needs it for known.Scratch.
-	Interface tristate.Value
+	Interface Truth
 	Sent      bool // the runtime has sent this DEL, with a path
 	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
 	// to the runtime's own.
@@ -40,7 +39,7 @@ const (
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {
-	case n.Found && facts.NetNS == known.Scratch && n.Interface == tristate.No:
+	case n.Found && facts.NetNS == known.Scratch && n.Interface == False:
 		return ShowScratch // the delegate finds its resources by an interface that is gone
 	case n.Found && !n.Sent && facts.Pinned:
 		return ShowPinned // it opens the namespace itself

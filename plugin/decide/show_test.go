@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
-	"cni-unwind/plugin/tristate"
 )
 
 // TestShow has each row of Show, and what is next to it.
@@ -15,11 +14,11 @@ func TestShow(t *testing.T) {
 		netns                NetNS
 		want                 Shown
 	}{
-		{"the runtime's DEL", "bridge", ``, NetNS{Found: true, Sent: true, Interface: tristate.Yes}, ShowPath},
-		{"a sweep's", "bridge", ``, NetNS{Found: true, Interface: tristate.Yes}, ShowPinned},
+		{"the runtime's DEL", "bridge", ``, NetNS{Found: true, Sent: true, Interface: True}, ShowPath},
+		{"a sweep's", "bridge", ``, NetNS{Found: true, Interface: True}, ShowPinned},
 		{"a sweep's, the interface unknown", "bridge", ``, NetNS{Found: true}, ShowPinned},
-		{"the interface is gone", "bridge", ``, NetNS{Found: true, Sent: true, Interface: tristate.No}, ShowScratch},
-		{"the interface is gone, of no use", "host-device", ``, NetNS{Found: true, Interface: tristate.No}, ShowPinned},
+		{"the interface is gone", "bridge", ``, NetNS{Found: true, Sent: true, Interface: False}, ShowScratch},
+		{"the interface is gone, of no use", "host-device", ``, NetNS{Found: true, Interface: False}, ShowPinned},
 		{"a sweep's, an agent opens it", "cilium-cni", ``, NetNS{Found: true}, ShowPath},
 		{"a sweep's, an unknown plugin", "own", ``, NetNS{Found: true}, ShowPath},
 

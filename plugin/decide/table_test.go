@@ -6,7 +6,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/plugintest"
-	"cni-unwind/plugin/tristate"
 )
 
 // TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and
@@ -14,41 +13,41 @@ import (
 func TestVerdictTables(t *testing.T) {
 	const readme = "README.md"
 	table := &verdictTable{T: t, reasons: map[string]bool{}}
-	ev := Evidence{State: journal.Live, Locked: tristate.Yes}
+	ev := Evidence{State: journal.Live, Locked: True}
 	row := func(words string, change func()) {
 		change()
 		table.add(words, Decide(ev))
 	}
 	row("another process holds the attachment's lock", func() {})
-	row("unwind cannot determine whether another process holds the attachment's lock", func() { ev.Locked = tristate.Unknown })
+	row("unwind cannot determine whether another process holds the attachment's lock", func() { ev.Locked = Unclear })
 	row("unwind runs in namespaces other than those of the ADD, so it [may not judge](../README.md#who-may-judge) the attachment", func() {
-		ev.Locked, ev.AddedUnseen = tristate.No, tristate.No
+		ev.Locked, ev.AddedUnseen = False, False
 	})
 	row("the ADD ran in another boot, and unwind cannot prove that it was on this machine, so a sweep removes only host-local's files", func() {
-		ev.SameNamespaces, ev.SameBoot, ev.OtherHost = tristate.Yes, tristate.No, tristate.Yes
+		ev.SameNamespaces, ev.SameBoot, ev.OtherHost = True, False, True
 	})
-	row("the ADD failed", func() { ev.State, ev.SameBoot = journal.RollingBack, tristate.Unknown })
+	row("the ADD failed", func() { ev.State, ev.SameBoot = journal.RollingBack, Unclear })
 	row("the runtime sent a DEL", func() { ev.State = journal.Deleting })
-	row("the ADD ran before this boot", func() { ev.State, ev.SameBoot, ev.OtherHost = journal.Live, tristate.No, tristate.No })
-	row("unwind cannot determine in which boot the ADD ran", func() { ev.SameBoot = tristate.Unknown })
+	row("the ADD ran before this boot", func() { ev.State, ev.SameBoot, ev.OtherHost = journal.Live, False, False })
+	row("unwind cannot determine in which boot the ADD ran", func() { ev.SameBoot = Unclear })
 	row("the state is `adding`, and nobody holds the lock, so the ADD was killed before it printed success", func() {
-		ev.SameBoot, ev.State = tristate.Yes, journal.Adding
+		ev.SameBoot, ev.State = True, journal.Adding
 	})
 	row("the namespace has no mount and no process, the host end of the interface is gone, and no list contains the attachment", func() {
-		ev.State, ev.NetNS, ev.HasProcess, ev.HostLink = journal.Live, tristate.No, tristate.No, tristate.No
+		ev.State, ev.NetNS, ev.HasProcess, ev.HostLink = journal.Live, False, False, False
 	})
 	row("a list lacks the attachment, but a process is in the attachment's namespace", func() {
-		ev.Listed, ev.NetNS, ev.HasProcess = tristate.No, tristate.Yes, tristate.Yes
+		ev.Listed, ev.NetNS, ev.HasProcess = False, True, True
 	})
-	row("a list lacks the attachment, and unwind cannot determine whether a process is in the attachment's namespace", func() { ev.HasProcess = tristate.Unknown })
-	row("a list lacks the attachment, no process is in its namespace, and unwind does not know when the ADD ran", func() { ev.HasProcess = tristate.No })
-	row("a list lacks the attachment, no process is in its namespace, and the attachment is younger than `gracePeriod`", func() { ev.PastGracePeriod = tristate.No })
-	row("a list lacks the attachment, no process is in its namespace, and the attachment is older than `gracePeriod`", func() { ev.PastGracePeriod = tristate.Yes })
-	row("the namespace exists at its path, or is mounted elsewhere", func() { ev.Listed = tristate.Unknown })
-	row("a list contains the attachment", func() { ev.Listed, ev.NetNS = tristate.Yes, tristate.No })
-	row("a process is in the namespace", func() { ev.Listed, ev.HasProcess = tristate.Unknown, tristate.Yes })
-	row("the host end of the interface exists", func() { ev.HasProcess, ev.HostLink = tristate.No, tristate.Yes })
-	row("anything else", func() { ev.HostLink = tristate.Unknown })
+	row("a list lacks the attachment, and unwind cannot determine whether a process is in the attachment's namespace", func() { ev.HasProcess = Unclear })
+	row("a list lacks the attachment, no process is in its namespace, and unwind does not know when the ADD ran", func() { ev.HasProcess = False })
+	row("a list lacks the attachment, no process is in its namespace, and the attachment is younger than `gracePeriod`", func() { ev.PastGracePeriod = False })
+	row("a list lacks the attachment, no process is in its namespace, and the attachment is older than `gracePeriod`", func() { ev.PastGracePeriod = True })
+	row("the namespace exists at its path, or is mounted elsewhere", func() { ev.Listed = Unclear })
+	row("a list contains the attachment", func() { ev.Listed, ev.NetNS = True, False })
+	row("a process is in the namespace", func() { ev.Listed, ev.HasProcess = Unclear, True })
+	row("the host end of the interface exists", func() { ev.HasProcess, ev.HostLink = False, True })
+	row("anything else", func() { ev.HostLink = Unclear })
 	plugintest.Table(t, readme, "verdicts", table.text)
 
 	table = &verdictTable{T: t, reasons: map[string]bool{}}
@@ -59,21 +58,21 @@ func TestVerdictTables(t *testing.T) {
 	}
 	orphan("unwind runs in namespaces other than the runtime's", func() {})
 	orphan("no list covers the owner, but the cgroup path of a process contains the container ID",
-		func() { o.SameNamespaces, o.Runs = tristate.Yes, tristate.Yes })
+		func() { o.SameNamespaces, o.Runs = True, True })
 	orphan("no list covers the owner, but an interface in some namespace has the address",
-		func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
-	orphan("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = tristate.No })
-	orphan("a list contains the container, with any interface", func() { o.Listed = tristate.Yes })
-	orphan("unwind does not know when the address was allocated", func() { o.Listed = tristate.No })
+		func() { o.Runs, o.InUse = False, True })
+	orphan("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = False })
+	orphan("a list contains the container, with any interface", func() { o.Listed = True })
+	orphan("unwind does not know when the address was allocated", func() { o.Listed = False })
 	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#207][207])",
-		func() { o.PastGracePeriod = tristate.No })
-	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = tristate.Yes })
-	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = tristate.Yes })
+		func() { o.PastGracePeriod = False })
+	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = True })
+	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = True })
 	orphan("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
-		func() { o.Cached, o.Runs = tristate.No, tristate.Yes })
-	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = tristate.No, tristate.Yes })
-	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = tristate.Unknown })
-	orphan("anything else", func() { o.InUse = tristate.No })
+		func() { o.Cached, o.Runs = False, True })
+	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = False, True })
+	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = Unclear })
+	orphan("anything else", func() { o.InUse = False })
 	plugintest.Table(t, readme, "orphans", table.text)
 }
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 )
 
 var attachment = journal.Key{Network: "podnet", ContainerID: "a", IfName: "lo"}
@@ -45,20 +45,20 @@ func TestLater(t *testing.T) {
 		cache string
 		netns journal.NetNS // of the record
 		boot  string        // of the record
-		want  tristate.Value
+		want  decide.Truth
 	}{
-		{"no namespace in common", cached(own, its), another, "this", tristate.Yes},
-		{"no address cached", cached(own, ""), another, "this", tristate.Yes},
-		{"the record's namespace", cached(own, its), seen.Netns, "this", tristate.No},
-		{"its number, in another boot", cached(own, its), seen.Netns, "another", tristate.Yes},
-		{"another address", cached(own, anothers), another, "this", tristate.No},
-		{"the namespace is gone", cached("/nonexistent", its), another, "this", tristate.No},
-		{"no namespace is cached", cached("", its), another, "this", tristate.No},
-		{"nothing is cached", "-", another, "this", tristate.No},
-		{"an empty file", "", another, "this", tristate.No},
-		{"cut off", cached(own, its)[:50], another, "this", tristate.No},
-		{"another attachment's", `{"networkName": "podnet", "containerId": "b", "ifName": "lo", "netns": "/proc/self/ns/net"}`, another, "this", tristate.No},
-		{"a directory", "/", another, "this", tristate.Unknown},
+		{"no namespace in common", cached(own, its), another, "this", decide.True},
+		{"no address cached", cached(own, ""), another, "this", decide.True},
+		{"the record's namespace", cached(own, its), seen.Netns, "this", decide.False},
+		{"its number, in another boot", cached(own, its), seen.Netns, "another", decide.True},
+		{"another address", cached(own, anothers), another, "this", decide.False},
+		{"the namespace is gone", cached("/nonexistent", its), another, "this", decide.False},
+		{"no namespace is cached", cached("", its), another, "this", decide.False},
+		{"nothing is cached", "-", another, "this", decide.False},
+		{"an empty file", "", another, "this", decide.False},
+		{"cut off", cached(own, its)[:50], another, "this", decide.False},
+		{"another attachment's", `{"networkName": "podnet", "containerId": "b", "ifName": "lo", "netns": "/proc/self/ns/net"}`, another, "this", decide.False},
+		{"a directory", "/", another, "this", decide.Unclear},
 	} {
 		n := nodeAt(t)
 		file := filepath.Join(n.CacheDir, "podnet-a-lo")
@@ -73,7 +73,7 @@ func TestLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
-		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+		if got, err := n.Later(t.Context(), e); decide.TruthOf(got, err) != tt.want {
 			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}
@@ -90,16 +90,16 @@ func TestLaterBesideRecords(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(n *Node, other *journal.Entry)
-		want   tristate.Value
+		want   decide.Truth
 	}{
-		{"nobody's", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, tristate.Yes},
-		{"an earlier record's", func(*Node, *journal.Entry) {}, tristate.No},
-		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, tristate.No},
-		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, tristate.Yes},
-		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.Undo.State = "b", journal.Deleting }, tristate.Yes},
+		{"nobody's", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, decide.True},
+		{"an earlier record's", func(*Node, *journal.Entry) {}, decide.False},
+		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, decide.False},
+		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, decide.True},
+		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.Undo.State = "b", journal.Deleting }, decide.True},
 		{"the runtime's", func(n *Node, other *journal.Entry) {
 			n.Host.NetNS, other.Added.NetNS.Ino, other.Added.NetNS.Cookie = linkOf(seen.Netns), 1, 1
-		}, tristate.No},
+		}, decide.False},
 	} {
 		n := nodeAt(t)
 		if err := os.WriteFile(filepath.Join(n.CacheDir, "podnet-a-lo"), []byte(`{"networkName": "podnet", "containerId": "a", "ifName": "lo",
@@ -121,7 +121,7 @@ func TestLaterBesideRecords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := n.Later(t.Context(), e); tristate.Of(got, err) != tt.want {
+		if got, err := n.Later(t.Context(), e); decide.TruthOf(got, err) != tt.want {
 			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
 	}

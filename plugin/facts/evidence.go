@@ -11,7 +11,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
 )
 
 // Judge returns the verdict on an attachment, without its lock.
@@ -23,18 +22,18 @@ func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
 func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
-		Locked: tristate.No, SameNamespaces: n.SameNamespaces(e),
+		Locked: decide.False, SameNamespaces: n.SameNamespaces(e),
 		SameBoot: n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
 		AddedUnseen: &fact{look: func() (bool, error) { return n.Later(ctx, e) }},
 	}
 	if ours == nil {
 		state, err := n.Journal.Store.LookAtLock(e.Key)
-		ev.Locked = tristate.Of(state.Held, err)
+		ev.Locked = decide.TruthOf(state.Held, err)
 	}
 	if e.Updated.Boot != 0 && e.Added.Host.TimeNS == n.Host.TimeNS {
-		ev.PastGracePeriod = tristate.Of(n.GraceLeft(e) < 0, nil)
+		ev.PastGracePeriod = decide.TruthOf(n.GraceLeft(e) < 0, nil)
 	}
-	if e.Added.NetNS.Known() && n.SameBoot(e) == tristate.Yes {
+	if e.Added.NetNS.Known() && n.SameBoot(e) == decide.True {
 		ev.NetNS = &fact{look: func() (bool, error) {
 			place, err := Find(e.Added.NetNS, "")
 			place.Close()
@@ -52,17 +51,17 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 // error, the fact is unknown. Only one goroutine may use it.
 type fact struct {
 	look   func() (bool, error)
-	value  tristate.Value
+	value  decide.Truth
 	why    string
 	looked bool
 }
 
 // Ask returns the fact. why is the text of the first error, shortened so that it fits into
 // a reason.
-func (f *fact) Ask() (v tristate.Value, why string) {
+func (f *fact) Ask() (v decide.Truth, why string) {
 	if !f.looked {
 		is, err := f.look()
-		if f.value, f.looked = tristate.Of(is, err), true; err != nil {
+		if f.value, f.looked = decide.TruthOf(is, err), true; err != nil {
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			f.why = netconf.Shorten(first, 300)
 		}
@@ -71,14 +70,14 @@ func (f *fact) Ask() (v tristate.Value, why string) {
 }
 
 // Known returns a fact without inspecting the node. looked is false if it is not determined yet.
-func Known(f decide.Fact) (v tristate.Value, looked bool) {
+func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	switch f := f.(type) {
 	case *fact:
 		return f.value, f.looked
-	case tristate.Value:
+	case decide.Truth:
 		return f, true
 	}
-	return tristate.Unknown, false
+	return decide.Unclear, false
 }
 
 // GraceOf returns an attachment's grace period: the configured one for the network whose
@@ -114,8 +113,8 @@ func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, left time.Duration) {
 	return decide.DecideOrphan(decide.Orphan{
 		SameNamespaces:  &fact{look: n.seesAsRuntime},
 		Listed:          n.List.hasContainer(o, cache),
-		PastGracePeriod: tristate.Equal(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, left < 0),
-		Cached:          tristate.Equal(cached || err == nil, cached),
+		PastGracePeriod: decide.TruthIf(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, left < 0),
+		Cached:          decide.TruthIf(cached || err == nil, cached),
 		Runs:            &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
 		InUse:           &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
 	}), left
@@ -146,7 +145,7 @@ func (l *List) has(e *journal.Entry) decide.Fact {
 		return nil
 	}
 	covered := (l.Network == "" || l.Network == e.Network) && (!l.Pods || isPod(e.Added.Pod))
-	return tristate.Equal(covered, l.Names(e.Key))
+	return decide.TruthIf(covered, l.Names(e.Key))
 }
 
 // isPod reports whether an attachment belongs to a Kubernetes pod. A podman container has a pod's
@@ -161,15 +160,15 @@ func (l *List) Names(k journal.Key) bool {
 
 // hasContainer reports whether the list contains a container, with any interface. A list of pods
 // does not cover a container that belongs to no pod according to libcni's cache.
-func (l *List) hasContainer(o Owner, cache []Cached) tristate.Value {
+func (l *List) hasContainer(o Owner, cache []Cached) decide.Truth {
 	if l == nil || l.Network != "" && l.Network != o.Network {
-		return tristate.Unknown
+		return decide.Unclear
 	}
 	for a := range l.Valid {
 		if a.ContainerID == o.ContainerID {
-			return tristate.Yes
+			return decide.True
 		}
 	}
 	noPods := slices.ContainsFunc(cache, func(c Cached) bool { return !isPod(c.Pod()) })
-	return tristate.Equal(!l.Pods || !noPods, false)
+	return decide.TruthIf(!l.Pods || !noPods, false)
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 )
 
 // Node is the node as one process sees it, with that process's input from the runtime. Its methods
@@ -104,26 +104,26 @@ func present(list string) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-func (n *Node) SameBoot(e *journal.Entry) tristate.Value {
+func (n *Node) SameBoot(e *journal.Entry) decide.Truth {
 	theirs, ours := e.Added.Host.BootID, n.Host.BootID
-	return tristate.Equal(theirs != "" && ours != "", theirs == ours)
+	return decide.TruthIf(theirs != "" && ours != "", theirs == ours)
 }
 
 // otherHost reports whether an ADD ran on another machine: unknown if one machine is identified by
 // its DMI UUID and the other by its machine-id.
-func (n *Node) otherHost(e *journal.Entry) tristate.Value {
+func (n *Node) otherHost(e *journal.Entry) decide.Truth {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
-	return tristate.Equal(ours != "" && ours == theirs, e.Added.Host.Machine != n.Host.Machine)
+	return decide.TruthIf(ours != "" && ours == theirs, e.Added.Host.Machine != n.Host.Machine)
 }
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
 // namespace or process that it cannot see really gone: in a container with the state directory
 // mounted, every network namespace looks gone. After a reboot, numbers of namespaces mean nothing,
 // except that of the initial PID namespace; its process 1 runs in the other initial namespaces.
-func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
+func (n *Node) SameNamespaces(e *journal.Entry) decide.Truth {
 	theirs := e.Added.Host
-	if n.SameBoot(e) == tristate.No {
+	if n.SameBoot(e) == decide.False {
 		theirs = namespacesOf("/proc/1")
 		theirs.PIDNS = e.Added.Host.PIDNS
 	}
@@ -132,18 +132,18 @@ func (n *Node) SameNamespaces(e *journal.Entry) tristate.Value {
 
 // inNamespaces reports whether this process runs in the given namespaces. A runtime starts every
 // verb in the same ones.
-func (n *Node) inNamespaces(theirs journal.Host) tristate.Value {
+func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
 	switch ours := n.Host; {
 	case n.Invoked:
-		return tristate.Yes
+		return decide.True
 	case ours.MountNS == "" || ours.PIDNS == "" || theirs.MountNS == "" || theirs.PIDNS == "":
-		return tristate.Unknown
+		return decide.Unclear
 	case differ(theirs.MountNS, ours.MountNS), differ(theirs.PIDNS, ours.PIDNS),
 		differ(theirs.NetNS, ours.NetNS), differ(theirs.TimeNS, ours.TimeNS):
-		return tristate.No
+		return decide.False
 	}
-	return tristate.Yes
+	return decide.True
 }
 
 // firstPIDNS is the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
@@ -155,7 +155,7 @@ const firstPIDNS = "pid:[4026531836]"
 // initial PID namespace, which no container has, and in the other namespaces of process 1.
 func (n *Node) seesAsRuntime() (bool, error) {
 	elsewhere := func(pid int) bool {
-		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != tristate.Yes
+		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != decide.True
 	}
 	if n.List != nil && len(n.List.Runtimes) > 0 &&
 		!slices.ContainsFunc(n.List.Runtimes, elsewhere) {
@@ -163,7 +163,7 @@ func (n *Node) seesAsRuntime() (bool, error) {
 	}
 	first := namespacesOf("/proc/1")
 	first.PIDNS = firstPIDNS
-	if n.inNamespaces(first) == tristate.Yes {
+	if n.inNamespaces(first) == decide.True {
 		return true, nil
 	}
 	_, err := os.Readlink("/proc/1/ns/mnt")
@@ -202,13 +202,13 @@ func (n *Node) Names(e *journal.Entry, at Interface) bool {
 // the paths must be the same, too, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
-	return n.SameBoot(e) != tristate.No && e.Added.NetNS.Same(at) &&
+	return n.SameBoot(e) != decide.False && e.Added.NetNS.Same(at) &&
 		(hasCookies || SamePath(e.Added.NetNS.Path, at.Path))
 }
 
 // isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
 func (n *Node) isGone(e *journal.Entry) bool {
-	if !e.Added.NetNS.Known() || n.SameBoot(e) == tristate.No {
+	if !e.Added.NetNS.Known() || n.SameBoot(e) == decide.False {
 		return true
 	}
 	place, err := Find(e.Added.NetNS, "")
@@ -234,7 +234,7 @@ func resolved(path string) string {
 func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
 	living, _ := n.Journal.Snapshot(ctx).Living()
 	return slices.ContainsFunc(living, func(o *journal.Entry) bool {
-		return o.Key != key && o.IfName == key.IfName && n.SameBoot(o) == tristate.Yes &&
+		return o.Key != key && o.IfName == key.IfName && n.SameBoot(o) == decide.True &&
 			o.Added.NetNS.Same(netns)
 	})
 }

@@ -8,19 +8,19 @@ import (
 	"time"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/plugintest/sandbox"
-	"cni-unwind/plugin/tristate"
 )
 
 func TestOtherHost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		ours, theirs string
-		want         tristate.Value
+		want         decide.Truth
 	}{
-		{"dmi:1", "dmi:1", tristate.No}, {"dmi:1", "dmi:2", tristate.Yes}, {"machine-id:1", "machine-id:1", tristate.No}, {"machine-id:1", "machine-id:2", tristate.Yes},
-		{"dmi:1", "machine-id:1", tristate.Unknown}, {"machine-id:1", "dmi:1", tristate.Unknown}, {"dmi:1", "machine-id:2", tristate.Unknown},
-		{"", "", tristate.Unknown}, {"", "dmi:1", tristate.Unknown}, {"dmi:1", "", tristate.Unknown},
+		{"dmi:1", "dmi:1", decide.False}, {"dmi:1", "dmi:2", decide.True}, {"machine-id:1", "machine-id:1", decide.False}, {"machine-id:1", "machine-id:2", decide.True},
+		{"dmi:1", "machine-id:1", decide.Unclear}, {"machine-id:1", "dmi:1", decide.Unclear}, {"dmi:1", "machine-id:2", decide.Unclear},
+		{"", "", decide.Unclear}, {"", "dmi:1", decide.Unclear}, {"dmi:1", "", decide.Unclear},
 	} {
 		o := &Node{Host: journal.Host{Machine: c.ours}}
 		if got := o.otherHost(&journal.Entry{Added: journal.Added{Host: journal.Host{Machine: c.theirs}}}); got != c.want {

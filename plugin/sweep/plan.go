@@ -17,7 +17,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 	"cni-unwind/plugin/undo"
 )
 
@@ -147,7 +146,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	ev := s.w.Node.Gather(ctx, e, nil)
 	f.Evidence = ev
 	if f.orphaned = decide.Yes(ev.Locked) && s.orphaned(e); f.orphaned {
-		ev.Locked = tristate.No
+		ev.Locked = decide.False
 	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
@@ -198,7 +197,7 @@ func (s *Sweep) covers(k journal.Key) bool {
 
 // orphaned reports whether only the delegates of a dead unwind hold an attachment's lock.
 func (s *Sweep) orphaned(e *journal.Entry) bool {
-	if s.w.Node.SameBoot(e) != tristate.Yes || s.w.Node.SameNamespaces(e) != tristate.Yes {
+	if s.w.Node.SameBoot(e) != decide.True || s.w.Node.SameNamespaces(e) != decide.True {
 		return false
 	}
 	lock, err := s.w.Journal.Store.LookAtLock(e.Key)

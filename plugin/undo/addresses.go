@@ -11,7 +11,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/tristate"
 )
 
 // addressesOfOthers returns the addresses of a record that have another owner: a live attachment in
@@ -39,15 +38,15 @@ func (u *undoing) hasOtherOwner(
 	if assigned {
 		own, owners = append(own, u.Verb.Key), append(owners, ownerOf(u.Verb.Key))
 	}
-	named := tristate.No // whether host-local's file names another owner
+	named := decide.False // whether host-local's file names another owner
 	if c.Pool != "" {
-		named = tristate.Of(ipam.OwnedByOther(c.Pool, c.Address, owners...))
+		named = decide.TruthOf(ipam.OwnedByOther(c.Pool, c.Address, owners...))
 	}
 	switch {
-	case named != tristate.No, slices.ContainsFunc(claimants, func(o *journal.Entry) bool {
+	case named != decide.False, slices.ContainsFunc(claimants, func(o *journal.Entry) bool {
 		undone := o.Undo.State == journal.Deleting || o.Undo.State == journal.RollingBack
 		return o.ClaimsAddress(c.Address) && !slices.Contains(own, o.Key) &&
-			decide.Owns(undone && u.SameNamespaces(o) == tristate.Yes, u.Judge(ctx, o).Fate)
+			decide.Owns(undone && u.SameNamespaces(o) == decide.True, u.Judge(ctx, o).Fate)
 	}):
 		return true
 	case c.Pool != "" || assigned:

@@ -18,7 +18,6 @@ import (
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/tristate"
 )
 
 // show returns the CNI_NETNS for a step's DEL, and a function to call after the DEL. It verifies
@@ -51,7 +50,7 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	switch {
 	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
 		seen, err := facts.Look(u.place.Pinned(), u.Entry.IfName)
-		n.Interface = tristate.Of(seen.There(), err)
+		n.Interface = decide.TruthOf(seen.There(), err)
 	case !n.Found && n.Sent:
 		seen, err := facts.Look(sent, u.Entry.IfName)
 		n.Anothers = err == nil && (u.Node.IsHost(seen.Netns) || u.isAnothers(ctx, seen))
@@ -90,7 +89,7 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	e := u.Entry
 	var err error
 	switch {
-	case u.SameBoot(e) == tristate.No:
+	case u.SameBoot(e) == decide.False:
 		return where, gone // inodes and cookies of an earlier boot mean nothing in this one
 	case e.Added.NetNS.Known():
 		where, err = facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)

@@ -21,7 +21,6 @@ import (
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 )
 
 // try runs the DEL of a step if it is due, stores the outcome in the step, and reports whether the
@@ -254,7 +253,7 @@ func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
-		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == tristate.Yes, Since: e.Undo.Since.Boot,
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True, Since: e.Undo.Since.Boot,
 		GracePeriod: u.Node.GraceOf(e), Asked: u.Mode.ofVerb(), IgnorePause: ignorePause,
 		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
 		ContainerLives: func() bool {

@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/record"
-	"cni-unwind/plugin/tristate"
 )
 
 // Job is a record with pending DELs.
@@ -214,7 +213,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	u.withheld = u.addressesOfOthers(ctx)
-	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == tristate.Yes &&
+	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == decide.True &&
 		facts.SearchPathsThere(u.Entry.Added.Env) {
 		u.env = u.Entry.Added.Env
 	}

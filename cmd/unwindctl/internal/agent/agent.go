@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -170,13 +169,13 @@ func (r *reconciler) alone() bool {
 			return true
 		}
 		r.log.Warn("the agent's lock file was removed, perhaps with its directory; recreating both",
-			"path", agentlock.Path(dir))
+			"path", install.AgentLockPath(dir))
 	}
-	lock, err := agentlock.Take(dir)
+	lock, err := install.TakeAgentLock(dir)
 	r.unlock()
 	r.lock, r.lockDir = lock, dir
 	const waiting = "waiting to install"
-	if !errors.Is(err, agentlock.ErrBusy) {
+	if !errors.Is(err, install.ErrAgentBusy) {
 		r.log.warnOnce("another agent", waiting, nil)
 		r.log.warnOnce("lock", "cannot take the agent's lock; a second agent on this node would not "+
 			"wait for this one", err)
@@ -184,7 +183,7 @@ func (r *reconciler) alone() bool {
 	}
 	r.source = nil // if the other agent removes our conflist, nobody has switched unwind off
 	process := ""
-	if pid := agentlock.Process(dir); pid != "" {
+	if pid := install.AgentProcess(dir); pid != "" {
 		process = " (process " + pid + ")"
 	}
 	r.log.warnOnce("another agent", waiting,

@@ -14,7 +14,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -29,16 +28,16 @@ type reconciler struct {
 	paths node.Runtime
 	found atomic.Pointer[status]
 
-	lock     *agentlock.Lock // nil while this agent does not hold it
-	lockDir  string          // the state directory that contains the lock
-	verified bool            // the plugin to install runs on this node
-	placed   bool            // unwindctl is in ProgramDir
-	gone     time.Time       // since when the provider's file has been missing
-	named    string          // the provider's file that our conflist last named
-	source   fs.FileInfo     // of that file, nil if our conflist did not exist
-	unsure   time.Time       // since when our conflist, and only that file, has been missing
-	repaired time.Time       // when another program's file was last repaired
-	repairs  int             // how often, since the last Interval without a repair
+	lock     *install.AgentLock // nil while this agent does not hold it
+	lockDir  string             // the state directory that contains the lock
+	verified bool               // the plugin to install runs on this node
+	placed   bool               // unwindctl is in ProgramDir
+	gone     time.Time          // since when the provider's file has been missing
+	named    string             // the provider's file that our conflist last named
+	source   fs.FileInfo        // of that file, nil if our conflist did not exist
+	unsure   time.Time          // since when our conflist, and only that file, has been missing
+	repaired time.Time          // when another program's file was last repaired
+	repairs  int                // how often, since the last Interval without a repair
 }
 
 // maxRepairs is the number of repairs in an Interval after which the reconciler waits, so that it

@@ -15,7 +15,6 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
@@ -29,8 +28,8 @@ type reconciling struct {
 	*nodetest.Dirs
 	*reconciler
 	log   *bytes.Buffer
-	other *agentlock.Lock // of another agent
-	stop  func()          // of a look at our conflist
+	other *install.AgentLock // of another agent
+	stop  func()             // of a look at our conflist
 }
 
 func newReconciling(t testing.TB, dir string) *reconciling {
@@ -295,9 +294,9 @@ func alwaysThere(k *reconciling, _ []string) error {
 func otherAgent(k *reconciling, args []string) (err error) {
 	switch args[0] {
 	case "lock":
-		k.other, err = agentlock.Take(k.Setup.StateDir)
+		k.other, err = install.TakeAgentLock(k.Setup.StateDir)
 	case "refused":
-		if _, lockErr := agentlock.Take(k.Setup.StateDir); lockErr == nil {
+		if _, lockErr := install.TakeAgentLock(k.Setup.StateDir); lockErr == nil {
 			err = errors.New("a second agent gets the lock")
 		}
 	case "release":

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
@@ -324,7 +324,7 @@ func (e *examination) files(info fs.FileInfo) {
 	}
 	e.disk()
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
-		"sweep.lock", agentlock.Name} {
+		"sweep.lock", install.AgentLockName} {
 		path, want := filepath.Join(e.StateDir, name), "regular file"
 		info, err := os.Lstat(path)
 		wrong := err == nil && !info.Mode().IsRegular()
@@ -340,7 +340,7 @@ func (e *examination) files(info fs.FileInfo) {
 		e.add("journal", Warning, "keep it until the cause is known, then remove it",
 			"unwind set a damaged journal aside: %s", strings.Join(aside, ", "))
 	}
-	if pid := agentlock.Process(e.StateDir); pid != "" {
+	if pid := install.AgentProcess(e.StateDir); pid != "" {
 		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
 	}
 }

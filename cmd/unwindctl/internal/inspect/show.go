@@ -16,7 +16,6 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/sweep"
-	"cni-unwind/plugin/tristate"
 )
 
 type shown struct {
@@ -117,7 +116,7 @@ func factsOf(f *sweep.Finding) []Fact {
 	ev := f.Evidence
 	fact := func(question string, of decide.Fact) Fact {
 		answer, looked := facts.Known(of)
-		return Fact{question, answer.String(), answer == tristate.Unknown && !looked}
+		return Fact{question, answer.String(), answer == decide.Unclear && !looked}
 	}
 	return []Fact{
 		fact("its lock is held", ev.Locked),

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/agentlock"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
@@ -156,7 +155,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 		s.Source = cmp.Or(s.Source, chain)
 	}
 	done := &Changes{DryRun: o.DryRun}
-	if pid := agentlock.Process(s.stateDir()); pid != "" {
+	if pid := AgentProcess(s.stateDir()); pid != "" {
 		err = done.Make(ctx, s.switchOn, s.awaitAgent(pid))
 	} else {
 		var p *Plan

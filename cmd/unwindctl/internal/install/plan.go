@@ -12,7 +12,6 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
-	"cni-unwind/cmd/unwindctl/internal/providers"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -277,7 +276,7 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 // could use ours as the cluster's network, and call itself through it forever.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
-		provider := providers.Of(d.Type)
+		provider := providerOf(d.Type)
 		if provider.RenamesUnless != "" {
 			p.warnings = append(p.warnings, fmt.Sprintf("%s renames all other conflists in the "+
 				"directory, including unwind's, unless it is installed with %s", provider.Name,

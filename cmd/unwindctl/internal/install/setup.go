@@ -2,7 +2,8 @@
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
 // writes the binary first and the conflist last, each atomically, so the node works if the install
-// is interrupted at any point.
+// is interrupted at any point. Wrap and Unwrap are the same for one file: they move a chain into
+// unwind's entry, and back.
 package install
 
 import (

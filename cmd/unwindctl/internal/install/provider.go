@@ -1,10 +1,9 @@
-// Package providers contains facts about the installers and other programs that come with CNI
-// plugins, as found in their sources. Facts about the plugins themselves are in plugin/known.
-package providers
+package install
 
-// Provider contains facts about a plugin's provider. The comment of a bool field describes what
-// true means.
-type Provider struct {
+// provider contains facts about the installers and other programs that come with a CNI plugin, as
+// found in their sources. Facts about the plugins themselves are in plugin/known. The comment of a
+// bool field describes what true means.
+type provider struct {
 	Plugin string // the name of the plugin
 	Name   string // the provider's name in messages
 	// Source names the repositories that were read, with their versions.
@@ -17,19 +16,19 @@ type Provider struct {
 	IsMultus bool
 }
 
-// Of returns the facts about a plugin's provider. They are empty if the table has no such plugin.
-func Of(plugin string) Provider {
-	for _, p := range table {
+// providerOf returns the facts about a plugin's provider. They are empty if the table has no such plugin.
+func providerOf(plugin string) provider {
+	for _, p := range providers {
 		if p.Plugin == plugin {
 			return p
 		}
 	}
-	return Provider{Plugin: plugin}
+	return provider{Plugin: plugin}
 }
 
 const multus = "k8snetworkplumbingwg/multus-cni 4.3.0"
 
-var table = []Provider{
+var providers = []provider{
 	{ // daemon/cmd/cni/config.go
 		Plugin: "cilium-cni", Name: "cilium", Source: "cilium/cilium 1.19.6, 1.20.2",
 		RenamesUnless: "cni.exclusive=false",

@@ -1,4 +1,4 @@
-package providers
+package install
 
 import (
 	"reflect"
@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// TestRows: each plugin has one row, a provider's name, a source with a version, and a fact.
-func TestRows(t *testing.T) {
+// TestProviders: each plugin has one row, a provider's name, a source with a version, and a fact.
+func TestProviders(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	for _, p := range table {
+	for _, p := range providers {
 		facts := p
 		facts.Plugin, facts.Name, facts.Source = "", "", ""
 		if p.Plugin == "" || p.Name == "" || seen[p.Plugin] || reflect.ValueOf(facts).IsZero() ||
@@ -18,11 +18,11 @@ func TestRows(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		seen[p.Plugin] = true
-		if Of(p.Plugin) != p {
-			t.Errorf("%s: %+v", p.Plugin, Of(p.Plugin))
+		if providerOf(p.Plugin) != p {
+			t.Errorf("%s: %+v", p.Plugin, providerOf(p.Plugin))
 		}
 	}
-	if got := Of("own"); got != (Provider{Plugin: "own"}) {
+	if got := providerOf("own"); got != (provider{Plugin: "own"}) {
 		t.Errorf("unknown: %+v", got)
 	}
 }

@@ -1,5 +1,4 @@
-// Package wrap moves the chain of a conflist into unwind's entry (Inline) and back (Restore).
-package wrap
+package install
 
 import (
 	"bytes"
