@@ -44,9 +44,7 @@ func TestQueue(t *testing.T) {
 // writers and readers wait longer. Processes wait for the one that moves: a thread of this process, which
 // has children, may lose its place in the queue to a signal.
 func TestStillQueue(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it waits: make test")
-	}
+	sandbox.Concurrent(t)
 	t.Parallel()
 	tellStories(t, []story{
 		{"still", `

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // chainFile names the file from which unwind reads its chain, and makes it unless the content is "".
@@ -186,6 +187,7 @@ var environment = acts{"env": func(s *story, w []string) {
 // TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and then
 // passes without effect. portmap's and firewall's DELs remove the rules, since they get the ADD's PATH.
 func TestSweepHasTheADDsPATH(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	shell 'mkdir $dir/none $dir/six; ln -s $(command -v ip6tables) $dir/six'
 	chain masquerading bridge IPv4 | portmap | firewall; add a; remember a; drop a

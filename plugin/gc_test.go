@@ -16,6 +16,7 @@ import (
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/sandbox"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -40,6 +41,7 @@ func listOf(pods ...*pod) json.RawMessage {
 // acts. The sweep acts on the new state. It does not take an ADD of the same container, neither
 // while that runs nor after.
 func TestSweepJudgesAgain(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	conf gracePeriod 10m; chain p0; add a; drop a; forgets; looks
 	either nothing happens: acts dead true; calls DEL p0

@@ -79,17 +79,21 @@ func (p point) String() string {
 		p.pairs, p.used>>10, p.journal>>10, p.file>>10, p.heap>>10, p.goroutines, p.descriptors, p.mappings)
 }
 
-// TestSoak: 32 pods come and go at once, 300 in all, or 10,000 at length, or as many as
-// UNWIND_TEST_SOAK says. The node's journal is as full of history and tombstones as it can get, and
+// TestSoak: 32 pods come and go at once, 300 in all, or 100 with the race detector, or
+// 10,000 at length, or as many as UNWIND_TEST_SOAK says. The node's journal is as full of history and tombstones as it can get, and
 // one process sweeps all the while. In 1 pair of 20 a delegate fails, is killed, or kills unwind.
 // Every other ADD and DEL succeeds, and no address has two owners. Ten times, when all is quiet,
 // nothing is left: no address, entry, lock file, process, zombie, mount, descriptor. Neither the
 // journal nor the sweeper's memory, goroutines and descriptors grow. TestSoak stops early, with
 // what it has seen, a minute before go test's -timeout.
 func TestSoak(t *testing.T) {
+	sandbox.Concurrent(t)
 	pairs := 300
-	if os.Getenv(longEnv) != "" {
+	switch {
+	case os.Getenv(longEnv) != "":
 		pairs = 10_000
+	case sandbox.Raced:
+		pairs = 100
 	}
 	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
 		pairs = n

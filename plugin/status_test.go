@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // keys are changes of unwind's entry.
@@ -49,6 +51,7 @@ func TestStatusDuringUpgrade(t *testing.T) {
 // TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the delegate's words and code. Of several failures it gets the
 // gravest: 51 before 50 before all others. Slow ones together take longer than a STATUS has.
 func TestStatusOfDelegates(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	either well: codes 0 0 0 ok
 	or not available: codes 0 50 0 fail; let code 50; let says faulty: p1 STATUS refused

@@ -16,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
 // nothing else: none that lives or is being worked on, and nothing where sweeping is disabled. It
 // waits for no lock.
 func TestStatusSweeps(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	chain p0 | p1 | p2 | p3
 	add live
@@ -200,6 +202,7 @@ func TestOneSweepBehindStatus(t *testing.T) {
 // TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and it
 // starts no other one. The try is in the journal, and the next sweep does the rest.
 func TestSweepBehindStatusEnds(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, sweepAlone+`
 	add b; drop b; terminate; swept
 	entry a deleting 2; tried a 0 1; ends DEL p1; plan
@@ -209,6 +212,7 @@ func TestSweepBehindStatusEnds(t *testing.T) {
 // TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of the
 // runtime, and not the configuration where others can read it. Its delegates get no CNI variables of the STATUS.
 func TestSweepBehindStatusInherits(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	script spy 'cat >/dev/null; if [ $CNI_COMMAND = ADD ]; then echo "{\"cniVersion\": \"1.0.0\"}"; exit; fi;
 		p=/proc/$PPID; cat $p/cmdline >$dir/args; cat $p/environ >$dir/environ; cut -d" " -f1,5,6 $p/stat >$dir/ids;
@@ -234,6 +238,7 @@ func TestSweepBehindStatusInherits(t *testing.T) {
 
 // TestSweepIsForStatus: nobody else starts the process that sweeps behind a STATUS.
 func TestSweepIsForStatus(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	chain p0; add a; drop a
 	either a person: refused

@@ -56,6 +56,7 @@ func (n *node) plugin() *Plugin {
 // what its own pod left, and no more. One sweep releases the rest: several attachments at once,
 // each in the order of its chain, and no two DELs of one at once.
 func TestSweepAfterReboot(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 60 other; forgets; plan * DEL late
@@ -83,6 +84,7 @@ func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
 // TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
 // what the other one does.
 func TestTwoSweeps(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	chain p0, "delayMS": 20 | p1, "delayMS": 20
 	add a; boot a; copies a 20; forgets; plan * DEL late
@@ -204,6 +206,7 @@ const (
 // TestPace: a STATUS tries a few of the failing DELs, the longest untried first; GC tries all. Once
 // the plugin works again, a few STATUSes undo all, also those whose backoff lasts for minutes yet.
 func TestPace(t *testing.T) {
+	sandbox.Concurrent(t)
 	const pods = 40
 	stories(t, fmt.Sprintf(`
 	conf logLevel; owes a %d; drop a; copies a %d
@@ -224,6 +227,7 @@ func TestPace(t *testing.T) {
 // none before its pause is over. A person's sweep tries all. Once the plugin works, one sweep of the agent
 // releases all.
 func TestAgentKeepsPauses(t *testing.T) {
+	sandbox.Concurrent(t)
 	stories(t, `
 	owes a 2; drop a; copies a 11
 	# One each minute: the pauses of the first 20 tries are over by then.

@@ -18,6 +18,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/agent"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // newAgentMachine is a node with a runtime's directories, a plugin to install, and a provider's
@@ -155,6 +156,7 @@ func (o outcome) says(text string) bool { return strings.Contains(o.stdout+o.std
 // TestRunFollows: our conflist follows what the provider makes of its file, and is there, and
 // whole, at every moment. testdata/agent has files that are away, half written, or no chain.
 func TestRunFollows(t *testing.T) {
+	sandbox.Concurrent(t)
 	t.Parallel()
 	next := nodetest.Conflist(network, "portMappings", "bandwidth")
 	const want = `podnet of 10-bridge.conflist with {"bandwidth":true,"ips":true,"portMappings":true}`
@@ -186,6 +188,7 @@ func TestRunFollows(t *testing.T) {
 
 // TestRunElsewhere: from a container nothing can be told. That is said once, and nothing is done.
 func TestRunElsewhere(t *testing.T) {
+	sandbox.Concurrent(t)
 	t.Parallel()
 	n := newAgentMachine(t)
 	n.netns("there")
@@ -208,6 +211,7 @@ func TestRunElsewhere(t *testing.T) {
 // TestAgentFlat: over many reconciles, sweeps and changes of the provider's file nothing
 // accumulates.
 func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's goroutines
+	sandbox.Concurrent(t)
 	n := newAgentMachine(t)
 	n.addDead("pending")
 	n.plan(map[string]string{"DEL": "fail"})

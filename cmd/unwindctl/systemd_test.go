@@ -13,7 +13,7 @@ import (
 // unitFiles returns the systemd units by name.
 func unitFiles(t *testing.T) map[string]string {
 	t.Helper()
-	paths, err := filepath.Glob("../../scripts/systemd/unwind-*")
+	paths, err := filepath.Glob("internal/install/systemd/unwind-*")
 	units := map[string]string{}
 	for _, path := range paths {
 		data, readErr := os.ReadFile(path)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -28,12 +29,27 @@ const marker = "UNWIND_TEST_SANDBOX"
 // Need skips a test for which Run makes no namespaces: with -short, or if the user is not root.
 func Need(t testing.TB) {
 	t.Helper()
-	if !has() {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	if _, marked := concurrent.Load(name); !has() || testing.Short() && !marked {
 		t.Skip("it makes network namespaces, as root: make test")
 	}
 }
 
-func has() bool { return !testing.Short() && os.Geteuid() == 0 }
+// Concurrent is Need for a test in which several goroutines of this process work at the same time.
+// With the race detector, it runs with -short, too: the other tests that need namespaces wait for
+// processes, of which the race detector sees nothing.
+func Concurrent(t *testing.T) {
+	t.Helper()
+	if Raced {
+		concurrent.Store(t.Name(), true)
+	}
+	Need(t)
+}
+
+// concurrent holds the names of tests that called Concurrent.
+var concurrent sync.Map
+
+func has() bool { return (!testing.Short() || Raced) && os.Geteuid() == 0 }
 
 // Run runs the tests in namespaces of their own, and returns their exit code. It starts this
 // program again as the first process there, which starts the tests and reaps their orphans. When

@@ -3,19 +3,31 @@ package install
 import (
 	"bytes"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/scripts/systemd"
+)
+
+// units are the systemd units that unwindctl install --systemd writes, in the directory unitSource.
+//
+//go:embed systemd/unwind-*
+var units embed.FS
+
+const (
+	unitSource = "systemd"
+	// unitProgram is the path of unwindctl in units.
+	unitProgram = "/usr/local/bin/unwindctl"
 )
 
 // DefaultUnitDir is the directory for an administrator's units (systemd.unit(5)).
@@ -72,10 +84,10 @@ func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Ch
 // It does not enable them.
 func installUnits(unitDir, programDir string) Step {
 	return func(context.Context) (changes []*Change, err error) {
-		files, err := systemd.Units.ReadDir(".")
+		files, err := units.ReadDir(unitSource)
 		for _, f := range files {
-			text, readErr := systemd.Units.ReadFile(f.Name())
-			text = bytes.ReplaceAll(text, []byte(systemd.Program),
+			text, readErr := units.ReadFile(path.Join(unitSource, f.Name()))
+			text = bytes.ReplaceAll(text, []byte(unitProgram),
 				[]byte(filepath.Join(programDir, programs[0])))
 			one, putErr := put(filepath.Join(unitDir, f.Name()), 0o644, func() (io.ReadCloser, error) {
 				return io.NopCloser(bytes.NewReader(text)), nil
@@ -88,7 +100,7 @@ func installUnits(unitDir, programDir string) Step {
 
 // removeUnits returns the changes that stop and remove the systemd units, unless they are needed.
 func removeUnits(ctx context.Context, unitDir, needed string) (changes []*Change, err error) {
-	files, err := systemd.Units.ReadDir(".")
+	files, err := units.ReadDir(unitSource)
 	args := []string{"disable", "--now"}
 	for _, f := range files {
 		if path := filepath.Join(unitDir, f.Name()); durable.Exists(path) {

@@ -1,0 +1,6 @@
+//go:build race
+
+package sandbox
+
+// Raced says whether this program has the race detector.
+const Raced = true

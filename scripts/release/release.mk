@@ -1,0 +1,114 @@
+# A release: archives, the image, the chart, and the check that both builds of it have the same bytes. The Makefile includes this
+# file, and has the version.
+
+# What a release is written with, on the machine that builds: compiled as the programs are, so that both share packages.
+GO_RUN = GOOS= GOARCH= CGO_ENABLED=0 go run -C $(1) -buildvcs=false -trimpath .
+
+# The machines that a release is for.
+ARCHES := amd64 arm64
+
+# Those that kubectl-unwind is for, as system/architecture.
+LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
+
+# What else is in an archive. Its documents link nothing else (TestArchiveLinks).
+RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard cmd/unwindctl/internal/install/systemd/unwind-*) scripts/demo.svg \
+	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
+	plugin/README.md plugin/decide/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md \
+	cmd/unwindctl/OPERATIONS.md .github/CONTRIBUTING.md .github/SECURITY.md
+
+# The full name of the agent's image, of which unwind:$(VERSION) is short. Not from the environment, where IMAGE may be another's.
+IMAGE = docker.io/library/unwind:$(VERSION)
+
+# Where make image puts it, and make chart-archive the chart.
+IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
+CHART_ARCHIVE = dist/unwind-$(VERSION:v%=%).tgz
+
+# The address of the repository, below which krew finds a release. None is known here: .invalid is nobody's (RFC 2606).
+SITE = https://unwind.invalid
+
+# The date of all files in a release (https://reproducible-builds.org/specs/source-date-epoch): that of the commit.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+# The Go that builds is that of go.mod, or newer, and is named in the archive's sbom.cdx.json; GOTOOLCHAIN=go1.N.P takes that one.
+# These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
+RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
+
+release: go ## put a release into dist/
+	rm -rf dist && mkdir dist
+	scripts/release/notes.sh $(VERSION) >dist/NOTES.md
+	set -e; for arch in $(ARCHES); do \
+		$(MAKE) archive ARCH=$$arch VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
+	done
+	set -e; for laptop in $(LAPTOPS); do \
+		$(MAKE) kubectl-archive OS=$${laptop%/*} ARCH=$${laptop#*/} VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
+	done
+	$(MAKE) image chart-archive VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+	cd dist && ../scripts/release/krew.sh $(VERSION) $(SITE) >unwind.yaml
+	cd dist && sha256sum *-* unwind.yaml >SHA256SUMS
+
+# A directory as an archive, the same bytes wherever it is made: tar sorts it, and is told of what it would ask the file system.
+PACK = tar -C dist -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
+	--mode=u=rwX,go=rX $(NAME) | gzip -n >dist/$(NAME).tar.gz && rm -rf dist/$(NAME)
+
+# One archive, with all that a node needs.
+archive: NAME = unwind-$(VERSION)-linux-$(ARCH)
+archive: go
+	mkdir -p dist/$(NAME)
+	$(RELEASE_ENV) GOOS=linux GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/unwind ./cmd/unwindctl
+	$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $(abspath dist/$(NAME)/licenses dist/$(NAME)/unwind dist/$(NAME)/unwindctl) \
+		>dist/$(NAME)/sbom.cdx.json
+	$(MAKE) man MANUAL=dist/$(NAME)/man8 SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+	tar -c --exclude=$(CHECK) $(RELEASE_FILES) | tar -x -C dist/$(NAME)
+	cd dist/$(NAME) && find . -type f | LC_ALL=C sort | xargs sha256sum >../SHA256SUMS && mv ../SHA256SUMS .
+	$(PACK)
+
+# The plugin of kubectl, for an operator's machine.
+kubectl-archive: NAME = kubectl-unwind-$(VERSION)-$(OS)-$(ARCH)
+kubectl-archive: go
+	mkdir -p dist/$(NAME)
+	$(RELEASE_ENV) GOOS=$(OS) GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/kubectl-unwind
+	$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $(CURDIR)/dist/$(NAME)/licenses $(CURDIR)/dist/$(NAME)/kubectl-unwind* \
+		>dist/$(NAME)/sbom.cdx.json
+	cp LICENSE dist/$(NAME)
+	$(PACK)
+
+# Each architecture has a bill of materials beside the archive, such as unwind-v1.2.3-image-amd64.cdx.json.
+image: PROGRAMS = $(abspath $(IMAGE_ARCHIVE)).programs
+image: go ## put the agent's image into dist/ (OCI archive); IMAGE names it
+	set -e; for arch in $(ARCHES); do dir=$(PROGRAMS)/$$arch; \
+		$(RELEASE_ENV) GOOS=linux GOARCH=$$arch $(GO_BUILD) -o $$dir/ ./cmd/unwind ./cmd/unwindctl; \
+		cp LICENSE $$dir; \
+		$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $$dir/licenses $$dir/unwind $$dir/unwindctl >$(IMAGE_ARCHIVE:.tar=)-$$arch.cdx.json; \
+	done
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(call GO_RUN,$(IMAGE_WRITER)) $(IMAGE) $(VERSION) "$(filter-out %.invalid,$(SITE))" \
+		"$(shell git rev-parse HEAD 2>/dev/null)" $(abspath $(IMAGE_ARCHIVE)) $(PROGRAMS) $(ARCHES)
+	rm -rf $(PROGRAMS)
+
+# The chart of this version, with the image of IMAGE_ARCHIVE by its name and digest.
+chart-archive: NAME = unwind
+chart-archive: go
+	mkdir -p dist && cp -r scripts/deploy/helm/unwind dist
+	sed -i 's|^version: .*|version: $(VERSION:v%=%)|; s|^appVersion: .*|appVersion: $(VERSION)|' dist/$(NAME)/Chart.yaml
+	set -e; image=$(IMAGE); digest=$$(tar -xOf $(IMAGE_ARCHIVE) index.json | grep -o 'sha256:[0-9a-f]*'); \
+		sed -i "s|^  repository: .*|  repository: $${image%:*}|; s|^  tag: .*|  tag: $${image##*:}|; s|^  digest: .*|  digest: $$digest|" \
+		dist/$(NAME)/values.yaml
+	$(PACK)
+	mv dist/$(NAME).tar.gz $(CHART_ARCHIVE)
+
+# -trimpath keeps the directory out of the bytes and of the keys of what is cached: without it, the two releases differ although one
+# cache serves both. So the compiler runs once more, without a cache, for the plugin alone.
+release-check: go ## build the release twice, and compare and test it
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
+	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
+	for copy in one another/deeper; do \
+		$(MAKE) -C "$$work/$$copy" release; \
+		umask 077; export TZ=Asia/Kathmandu; \
+	done; \
+	cd "$$work"; \
+	[ "$$(ls one/dist)" = "$$(ls another/deeper/dist)" ] || { echo "error: not the same files" >&2; exit 1; }; \
+	for file in one/dist/*; do cmp "$$file" "another/deeper/dist/$${file##*/}"; done; \
+	GOCACHE=$$work/cache $(RELEASE_ENV) $(MAKE) -C another/deeper build COMMANDS=./cmd/unwind; \
+	tar -xOzf one/dist/unwind-*-linux-$$(go env GOARCH).tar.gz --wildcards --no-wildcards-match-slash '*/unwind' | \
+		cmp - another/deeper/bin/unwind; \
+	cd $(CURDIR)/$(CHECK); UNWIND_RELEASE=$$work/one/dist go test -run '^TestRelease$$' -count=1 .; \
+	cat $$work/one/dist/SHA256SUMS
