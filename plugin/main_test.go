@@ -48,8 +48,8 @@ func TestMain(m *testing.M) {
 // the tests again if the package plugin has changed, or a file that they open.
 var underTest = sync.OnceValues(func() (path string, err error) {
 	const source = "../testdata/unwind"
-	for _, file := range []string{"main.go", "env/env.go"} {
-		if _, err := os.ReadFile(filepath.Join(source, file)); err != nil {
+	for _, file := range []string{source + "/main.go", "plugintest/env/env.go"} {
+		if _, err := os.ReadFile(file); err != nil {
 			return "", err
 		}
 	}
