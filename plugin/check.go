@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
 )
@@ -51,7 +52,7 @@ func (o *op) check(ctx context.Context) error {
 			continue
 		}
 		f := o.checkWith(ctx, e, step.Type, step.Config)
-		present := o.Present(e, step, false)
+		present := o.Present(e, step, decide.Present)
 		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present) == nil {
 			f = nil
 		}

@@ -77,10 +77,22 @@ var allowedDifferences = []struct {
 	{"a plugin that left the chain", func(y *year, d difference) bool {
 		return d.class == "pending" && y.waitsForLeft(d.record)
 	}},
-	// LIMITS, "A plugin that left the chain" and "A plugin with host ports that refuses…": the address of a
-	// host port stays until its DEL ends.
-	{"a host port's plugin that left the chain", func(y *year, d difference) bool {
-		return d.class == "left: address" && slices.ContainsFunc(y.u.pending(), y.waitsForLeft)
+	// LIMITS, "Late DELs": while the journal's disk was full, an ADD under the same ID failed, and its rollback
+	// freed the address of the earlier ADD, which nobody recorded.
+	{"a full disk", func(y *year, d difference) bool {
+		return d.class == "left: rule" && slices.Contains(y.log, "full") && slices.ContainsFunc(y.log, func(line string) bool {
+			return strings.HasPrefix(line, "again ")
+		})
+	}},
+	// SPEC, GC: it reports what could not be cleaned up. Plain's GC does not try the DELs that have failed.
+	{"GC reports a DEL that keeps failing", func(y *year, d difference) bool {
+		return d.class == "GC fails" && slices.ContainsFunc(slices.Collect(maps.Values(y.net.binaries)), func(b *program) bool {
+			return b.modes["DEL"] != ""
+		})
+	}},
+	// LIMITS, "CRI-O with chainFile and without its journal".
+	{"no journal and no chain", func(_ *year, d difference) bool {
+		return d.class == "DEL fails" && strings.Contains(d.text, "is not in the journal, and the chain cannot be read")
 	}},
 }
 
@@ -166,7 +178,11 @@ func (y *year) compareLive() {
 	for _, name := range both {
 		have := map[string][]string{}
 		for _, w := range y.worlds() {
-			have[w.called] = w.ofPod(w.pods[name], rules[w.called], chainOwners(rules[w.called]), links[w.called])
+			var lines []string // without a chain that makes rules, one with the pod's address is a leak
+			if w.pods[name].rules {
+				lines = rules[w.called]
+			}
+			have[w.called] = w.ofPod(w.pods[name], lines, chainOwners(lines), links[w.called])
 		}
 		for _, trait := range have["P"] {
 			if !slices.Contains(have["U"], trait) {
@@ -315,7 +331,6 @@ func init() {
 			calls := map[string][]plainCall{}
 			for _, world := range y.worlds() {
 				p := &plainPod{name: name, rt: y.runtimeConf(name, w[1:])}
-				p.rules = y.net.masq || slices.Contains(y.net.chained, "firewall") || slices.Contains(y.net.chained, "portmap")
 				world.pods[name] = p
 				calls[world.called] = []plainCall{world.add(p)}
 			}

@@ -276,6 +276,11 @@ func TestLikePlainFaults(t *testing.T) {
 		{"18: a configuration is renewed, then the plugin removed", bridge, []string{"add a", "renew mesh 999", "remove mesh kept", "del a containerd"}},
 		{"19: a container is restarted twice while unwind is off", masq, []string{"add a", "off", "restart a", "restart a", "on", "del a nerdctl"}},
 		{"20: the IPAM plugin is replaced", with(bridge, "bridge"), []string{"add a", "ipam static deleted", "del a containerd"}},
+		{"the IPAM plugin is replaced, and the runtime has forgotten a pod", with(bridge, "bridge"), []string{"add a", "lose a", "ipam static deleted"}},
+		{"portmap is removed, and a container with a host port restarted", with(bridge, "bridge portmap"), []string{"add a ports", "remove portmap deleted", "restart a"}},
+		{"portmap's configuration is renewed, and a container with a host port restarted", with(bridge, "bridge portmap"), []string{"add a ports", "renew portmap 999", "restart a"}},
+		{"portmap is removed while its DEL fails", with(bridge, "bridge portmap"), []string{"add a ports", "break portmap DEL fail", "check a", "remove portmap kept", "restart a"}},
+		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
 	} {
 		for _, file := range []bool{false, true} {
 			s := c.s

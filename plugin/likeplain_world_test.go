@@ -411,6 +411,7 @@ func (w *plainWorld) add(p *plainPod) plainCall {
 	w.Helper()
 	p.rt.NetNS, p.there, p.ip, p.gw, p.links = w.node.netns(fmt.Sprintf("%s-%d", p.rt.ContainerID, p.gen)), true, netip.Addr{}, netip.Addr{}, nil
 	p.gen++
+	p.rules = w.net.masq || slices.Contains(w.net.chained, "firewall") || slices.Contains(w.net.chained, "portmap")
 	var before []string
 	w.in(func() { before = w.hostLinks() })
 	c := w.call("ADD", func(ctx context.Context) error {
@@ -594,7 +595,7 @@ func init() {
 	job := sweep.Job{Path: f[3]}
 	if conf, err := netconf.ParseConf([]byte(f[4])); err == nil {
 		if chain, err := conf.LoadChain(); err == nil {
-			job.Pools = sweep.PoolsOf(chain, conf)
+			job.Pools, job.Networks = sweep.PoolsOf(chain, conf), []sweep.Network{{Chain: chain, Conf: conf}}
 		}
 	}
 	if err := sweepAsAgent(len(f[0]), f[1], f[2], job); err != nil {

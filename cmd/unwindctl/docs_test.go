@@ -101,7 +101,7 @@ func TestDocumentedCommands(t *testing.T) {
 	var makefile []byte
 	for _, name := range []string{"Makefile", "plugin/e2e/tools.mk", "scripts/release/release.mk"} {
 		text, err := os.ReadFile("../../" + name)
-		nodetest.Check(t, err)
+		check(t, err)
 		makefile = append(makefile, text...)
 	}
 	found := map[string]int{}

@@ -68,15 +68,16 @@ func After(s journal.Step, o Outcome, p Pass) (after journal.Step, done bool) {
 // countFailure counts a try that failed, and reports whether the DEL is dropped. A DEL on which an
 // address may depend is dropped only if its plugin has left the chain for good.
 func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
-	if !o.NotInChain {
+	switch {
+	case !o.NotInChain:
 		s.Absent = 0
+	case !o.Early || s.Absent == 0:
+		s.Absent++
 	}
 	if o.Early {
 		return s, false
 	}
-	if s.Failures++; o.NotInChain {
-		s.Absent++
-	}
+	s.Failures++
 	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
 }
 
@@ -88,26 +89,22 @@ func MayHold(s *journal.Step, claims []journal.Claim, isFree func(journal.Claim)
 }
 
 // Retry is another configuration for a DEL that failed with its recorded one.
-type Retry struct {
-	// Version is set for the recorded configuration in the chain's present cniVersion. Otherwise the
-	// DEL gets the plugin's present configuration.
-	Version bool
-	// Counts is set if the step is done after a success. Without it, the runtime gets no error then.
-	Counts bool
-}
+type Retry int
 
-// Retries returns what a DEL gets that failed with its recorded configuration, in this order: what
-// the runtime's DEL would get without unwind. With another configuration, portmap might look for
-// its rules in the wrong place, and succeed. So for a host port, success counts only with the
-// recorded configuration in another version, if the plugin rejected the recorded one unread.
+// The configurations.
+const (
+	Present       Retry = iota // the plugin's present one, as the runtime's DEL has it without unwind
+	RecordedInNew              // the recorded one in the chain's present cniVersion
+)
+
+// Retries returns what a DEL gets that failed with its recorded configuration, in this order. A
+// success counts. With another configuration, portmap might look for its rules in the wrong place,
+// so if it rejected the recorded one unread, it gets that one in the present version first.
 func Retries(s *journal.Step, code uint) []Retry {
-	switch {
-	case s.ADD != journal.AddPassed || !HasPorts(s):
-		return []Retry{{Counts: true}}
-	case slices.Contains(unread, code):
-		return []Retry{{Version: true, Counts: true}, {}}
+	if s.ADD == journal.AddPassed && HasPorts(s) && slices.Contains(unread, code) {
+		return []Retry{RecordedInNew, Present}
 	}
-	return []Retry{{}}
+	return []Retry{Present}
 }
 
 // unread are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5 "Error").

@@ -140,8 +140,7 @@ func TestAfter(t *testing.T) {
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
-	whole, nothing := []Retry{{Counts: true}}, []Retry{{}}
-	version := []Retry{{Version: true, Counts: true}, {}}
+	whole, version := []Retry{Present}, []Retry{RecordedInNew, Present}
 	for _, tt := range []struct {
 		name string
 		step journal.Step
@@ -153,8 +152,8 @@ func TestRetries(t *testing.T) {
 		{"a rejected configuration", journal.Step{Config: []byte(`{}`)}, 7, whole},
 		{"the ADD failed", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, whole},
 		{"the ADD was killed", journal.Step{ADD: journal.AddKilled, Config: []byte(ports)}, 5, whole},
-		{"a host port", journal.Step{Config: []byte(ports)}, 999, nothing},
-		{"a host port, an unknown container", journal.Step{Config: []byte(ports)}, 3, nothing},
+		{"a host port", journal.Step{Config: []byte(ports)}, 999, whole},
+		{"a host port, an unknown container", journal.Step{Config: []byte(ports)}, 3, whole},
 		{"a host port, the version", journal.Step{Config: []byte(ports)}, 1, version},
 		{"a host port, a field", journal.Step{Config: []byte(ports)}, 2, version},
 		{"a host port, it cannot be decoded", journal.Step{Config: []byte(ports)}, 6, version},

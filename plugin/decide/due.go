@@ -103,14 +103,17 @@ func Left(n journal.Next, p Pass) time.Duration {
 
 // PortPending reports whether a host port may still forward to the addresses that the delegate at
 // an index of the chain allocated. It may while a later delegate that got port mappings has a
-// pending DEL, unless its ADD failed or the machine has booted since. The next pod with such an
-// address would get the traffic, so nothing releases the address meanwhile.
+// pending DEL, unless its ADD failed, the machine has booted since, or its plugin has left the
+// chain: then the runtime's DEL has passed, and the container's next ADD may need the address. The
+// next pod with such an address would get the traffic, so nothing releases the address meanwhile.
 func PortPending(index int, p Pass) bool {
 	return p.SameBoot && slices.ContainsFunc(p.Steps,
 		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
 }
 
-func mayForward(s *journal.Step) bool { return s.ADD != journal.AddFailed && HasPorts(s) }
+func mayForward(s *journal.Step) bool {
+	return s.ADD != journal.AddFailed && s.Absent == 0 && HasPorts(s)
+}
 
 // HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
 // the delegate declares the capability, and the runtime sent some.

@@ -73,8 +73,8 @@ type Failure struct {
 	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
 	// anything.
 	Unstarted bool
-	// Unreported is set for a DEL that would not have failed without unwind, so the runtime gets no
-	// error: the plugin has left the network's chain, or succeeds with its present configuration.
+	// Unreported is set for a DEL that would not have run without unwind, so the runtime gets no
+	// error: the plugin has left the network's chain.
 	Unreported bool
 }
 

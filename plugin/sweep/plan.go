@@ -296,6 +296,12 @@ func (s *Sweep) noteGuarded(ctx context.Context, findings []Finding) error {
 	})
 }
 
+// Network is a network with its present chain.
+type Network struct {
+	Chain *netconf.Chain
+	Conf  *netconf.Conf
+}
+
 // Pool is a directory in which host-local keeps the addresses of a network.
 type Pool struct {
 	Network string

@@ -24,6 +24,7 @@ type Job struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
+	Networks   []Network    // those that unwind runs with the journal; not needed for a verb's own
 	Cache      bool         // for a command: also undo attachments that are only in libcni's cache
 	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
@@ -71,16 +72,16 @@ func New(own *undo.Worker, job Job) *Sweep {
 	return &Sweep{w: w, Job: job}
 }
 
-// chainOf returns the chain that unwind runs for a network, from the network's pools. It returns
-// nil if there is none, or more than one.
+// chainOf returns the chain that unwind runs for a network. It returns nil if there is none, or
+// more than one.
 func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
-	for _, p := range j.Pools {
+	for _, n := range j.Networks {
 		switch {
-		case p.Network != network || p.Plain || p.chain == chain:
+		case n.Conf.Name != network:
 		case chain != nil:
 			return nil, nil
 		default:
-			chain, conf = p.chain, p.conf
+			chain, conf = n.Chain, n.Conf
 		}
 	}
 	return chain, conf

@@ -6,16 +6,16 @@ import (
 	"slices"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/netconf"
 )
 
 // This file answers what a runtime would do now with a plugin that a record names.
 
-// Present returns the present configuration of a step's delegate in the network's chain, with the
-// runtime arguments of the ADD, or with onlyVersion the recorded one in the chain's version. It
-// returns nil if the chain contains no such delegate, or several.
+// Present returns the configuration of a step's DEL for a retry. The present one has the runtime
+// arguments of the ADD. It returns nil if the network's chain contains no such delegate, or several.
 func (w *Worker) Present(
-	e *journal.Entry, s *journal.Step, onlyVersion bool,
+	e *journal.Entry, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {
 	chain, of := w.chainOf(e.Network)
 	if chain == nil {
@@ -26,7 +26,7 @@ func (w *Worker) Present(
 		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
 		return nil
 	}
-	if onlyVersion {
+	if retry == decide.RecordedInNew {
 		config := netconf.ObjectOf(s.Config)
 		config["cniVersion"] = netconf.Marshal(chain.CNIVersion)
 		return netconf.Marshal(config)

@@ -124,8 +124,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 }
 
 // del runs the DEL of one step. If it fails, del also tries what the runtime would send now: the
-// plugin's present configuration in the chain (see decide.Retries). If that counts, the step is
-// done, and Run releases host-local's addresses in the recorded pool.
+// plugin's present configuration in the chain (see decide.Retries). Then Run releases host-local's
+// addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil {
@@ -133,18 +133,18 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	}
 	f.Unreported = u.HasLeft(u.Entry, s)
 	for _, retry := range decide.Retries(s, f.Code) {
-		config := u.Present(u.Entry, s, retry.Version)
+		config := u.Present(u.Entry, s, retry)
 		if f.Killed || f.Unstarted || config == nil || bytes.Equal(config, s.Config) {
 			continue
 		}
 		again := u.delWith(ctx, s, config)
-		if again == nil && retry.Counts {
+		if again == nil {
 			u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
 				netconf.Shorten(f.Msg, 200))
 			s.Config = config
 			return nil
 		}
-		f.Killed, f.Unreported = again != nil && again.Killed, f.Unreported || again == nil
+		f.Killed = again.Killed
 	}
 	return f
 }

@@ -229,7 +229,8 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		left := time.Until(deadline)
 		if left < u.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
-				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time"}), u.ran
+				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time",
+				Unreported: u.HasLeft(u.Entry, s)}), u.ran
 		}
 		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Step)
 		stepCtx, cancel := context.WithTimeout(ctx, limit)

@@ -75,8 +75,8 @@ func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job
 	case errors.Is(r.ListErr, node.ErrNoRuntime):
 		r.ListErr, r.NoRuntime = nil, true
 	}
-	found, poolErr := of.Pools()
-	job.Network, job.List, job.Force = of.Network, r.List, of.Force
+	found, networks, poolErr := of.Pools()
+	job.Network, job.Networks, job.List, job.Force = of.Network, networks, r.List, of.Force
 	if job.Attachment == nil {
 		job.Pools = found
 	}

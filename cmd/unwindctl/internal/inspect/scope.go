@@ -132,10 +132,11 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 		"this network", network, strings.Join(at.All(), ", "))
 }
 
-// Pools returns the host-local pools in the scope, with or without unwind.
-func (s Scope) Pools() ([]sweep.Pool, error) {
-	pools, err := pools.Read(s.StateDir, s.All()...)
+// Pools returns the host-local pools in the scope, with or without unwind, and the networks that
+// unwind runs.
+func (s Scope) Pools() ([]sweep.Pool, []sweep.Network, error) {
+	pools, networks, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
 		return s.Network != "" && p.Network != s.Network || s.Ours && p.Plain
-	}), err
+	}), networks, err
 }

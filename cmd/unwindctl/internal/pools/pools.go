@@ -19,21 +19,26 @@ import (
 // Read returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
 // without unwind. If several files use the same pool, the file with unwind wins. Read leaves
 // out the pools of a network that unwind runs with another state directory, because their owners
-// are in another journal. The error names the files and chains that cannot be read; Read still
-// returns the pools of the others.
-func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
-	var pools []sweep.Pool
+// are in another journal. The networks are those that unwind runs with this one. The error names
+// the files and chains that cannot be read; Read still returns the pools and networks of the others.
+func Read(
+	stateDir string, confDirs ...string,
+) (pools []sweep.Pool, networks []sweep.Network, err error) {
 	var errs []error
 	elsewhere := map[string]bool{} // directories of pools that belong to another journal
 	for _, dir := range confDirs {
 		paths, err := Conflists(dir)
 		errs = append(errs, err)
 		for _, path := range paths {
-			found, ours, err := readFile(path, stateDir)
+			file, ours, err := readFile(path, stateDir)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+				continue
 			}
-			for _, p := range found {
+			if ours && !file.plain {
+				networks = append(networks, file.Network)
+			}
+			for _, p := range file.pools {
 				i := slices.IndexFunc(pools, func(o sweep.Pool) bool { return o.Dir == p.Dir })
 				switch {
 				case !ours:
@@ -46,8 +51,8 @@ func Read(stateDir string, confDirs ...string) ([]sweep.Pool, error) {
 			}
 		}
 	}
-	return slices.DeleteFunc(pools, func(p sweep.Pool) bool { return elsewhere[p.Dir] }),
-		errors.Join(errs...)
+	pools = slices.DeleteFunc(pools, func(p sweep.Pool) bool { return elsewhere[p.Dir] })
+	return pools, networks, errors.Join(errs...)
 }
 
 // Conflists returns the paths of all configurations in a directory: the runtime's, and those of
@@ -59,25 +64,28 @@ func Conflists(dir string) ([]string, error) {
 	return append(paths, nerdctls...), errors.Join(err, globErr)
 }
 
-// readFile returns the pools of one file. ours is false if unwind runs them with another state
-// directory.
-func readFile(path, stateDir string) (pools []sweep.Pool, ours bool, err error) {
+// file is a conflist with its pools. plain is set if a runtime runs it without unwind.
+type file struct {
+	sweep.Network
+	pools []sweep.Pool
+	plain bool
+}
+
+// readFile reads a conflist. ours is false if unwind runs it with another state directory.
+func readFile(path, stateDir string) (f file, ours bool, err error) {
 	list, err := netconf.ReadConflist(path)
 	if err != nil {
-		return nil, true, err
+		return file{}, true, err
 	}
 	chain, conf, err := list.Chain()
 	if err != nil {
-		return nil, true, err
+		return file{}, true, err
 	}
-	pools = sweep.PoolsOf(chain, conf)
-	if list.Unwind != nil {
-		return pools, conf.StateDir == filepath.Clean(stateDir), nil
+	f = file{sweep.Network{Chain: chain, Conf: conf}, sweep.PoolsOf(chain, conf), list.Unwind == nil}
+	for i := range f.pools {
+		f.pools[i].Plain = f.plain
 	}
-	for i := range pools {
-		pools[i].Plain = true
-	}
-	return pools, true, nil
+	return f, f.plain || conf.StateDir == filepath.Clean(stateDir), nil
 }
 
 // Taken returns the addresses of a pool that host-local cannot assign now, because a file or a

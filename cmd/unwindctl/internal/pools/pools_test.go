@@ -22,7 +22,7 @@ func TestNerdctlsNetworks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pools, err := Read("/var/lib/cni/unwind", dir)
+	pools, _, err := Read("/var/lib/cni/unwind", dir)
 	if err != nil || len(pools) != 2 || pools[0].Network != "podnet" || pools[1].Network != "net1" {
 		t.Errorf("%+v, %v", pools, err)
 	}
