@@ -11,12 +11,14 @@ import (
 	"testing"
 
 	"cni-unwind/ipam/ipamtest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestReleaseFromHostLocal releases the address that host-local itself gave to one attachment of
 // two. host-local then gives it to the next, and its own DEL finds nothing to do.
 func TestReleaseFromHostLocal(t *testing.T) {
 	t.Parallel()
+	sandbox.Need(t)
 	h := ipamtest.New(t, `"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/125"}]]`)
 	for _, id := range []string{"a", "b"} {
 		if failed := h.Run("ADD", id); failed != "" {
@@ -42,6 +44,7 @@ func TestReleaseFromHostLocal(t *testing.T) {
 // TestHostLocalKilled: host-local dies between creating and writing a reservation. Its own DEL does
 // not find it; Scan and Apply do, and host-local gives the address out again.
 func TestHostLocalKilled(t *testing.T) {
+	sandbox.Need(t)
 	h := ipamtest.New(t, `"subnet": "10.9.9.0/30"`)
 	file := filepath.Join(h.Pool(), "10.9.9.2")
 	add := h.Command("ADD", "a")

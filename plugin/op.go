@@ -37,8 +37,8 @@ type Plugin struct {
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
-	// StartSweep starts the sweep behind a STATUS, as the function StartSweep does; nil starts none.
-	StartSweep func(conf []byte) (ended <-chan error, err error)
+	// Behind starts this program again, for the sweep behind a STATUS; nil starts none.
+	Behind func(conf []byte) (ended <-chan error, err error)
 }
 
 // Main carries out the verb that the environment names (SPEC 1.1 §2), prints its result or error,

@@ -59,7 +59,7 @@ func (o *op) look(ctx context.Context) error {
 		defer close(swept)
 		err := o.Journal.Store.Update(ctx, o.Journal.Look) // writes nothing
 		journalErr <- err
-		if err == nil && o.Conf.SweepOnStatus && o.plugin.StartSweep != nil {
+		if err == nil && o.Conf.SweepOnStatus && o.plugin.Behind != nil {
 			o.sweepIfDue(ctx, chain)
 		}
 	}()
@@ -78,7 +78,7 @@ func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
 		if !due {
 			return err
 		}
-		ended, startErr := o.plugin.StartSweep(o.args.StdinData)
+		ended, startErr := o.plugin.Behind(o.args.StdinData)
 		if startErr != nil {
 			return errors.Join(err, startErr)
 		}

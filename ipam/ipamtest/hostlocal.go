@@ -9,8 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-
-	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // Plugin is host-local with the configuration of a delegate that calls it.
@@ -21,9 +19,8 @@ type Plugin struct {
 }
 
 // New returns a Plugin with its own directory for its pool, which the first ADD creates. ipam
-// contains additional keys of host-local's configuration.
+// contains additional keys of host-local's configuration. The test needs a sandbox (sandbox.Need).
 func New(t *testing.T, ipam string) *Plugin {
-	sandbox.Need(t)
 	p := &Plugin{T: t, DataDir: t.TempDir()}
 	p.Config = fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge",
 		"ipam": {"type": "host-local", "dataDir": %q, %s}}`, p.DataDir, ipam)

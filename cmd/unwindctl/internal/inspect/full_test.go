@@ -24,7 +24,10 @@ type files = ipamtest.Files
 type pool struct{ *ipamtest.Plugin }
 
 // newHostLocal returns one that host-local has still to create.
-func newHostLocal(t *testing.T, ipam string) *pool { return &pool{ipamtest.New(t, ipam)} }
+func newHostLocal(t *testing.T, ipam string) *pool {
+	sandbox.Need(t)
+	return &pool{ipamtest.New(t, ipam)}
+}
 
 // read reads the pool of a configuration.
 func (h *pool) read(config string) (*Pool, error) {
