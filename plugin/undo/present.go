@@ -13,7 +13,8 @@ import (
 // This file answers what a runtime would do now with a plugin that a record names.
 
 // Present returns the configuration of a step's DEL for a retry. The present one has the runtime
-// arguments of the ADD. It returns nil if the network's chain contains no such delegate, or several.
+// arguments of the ADD. Present returns nil if the network's chain contains no such delegate, or
+// several.
 func (w *Worker) Present(
 	e *journal.Entry, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {

@@ -65,9 +65,9 @@ func (l *AgentLock) Release() {
 	_ = l.file.Close()
 }
 
-// AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or it is
-// not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens no
-// file of the state directory.
+// AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
+// it is not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens
+// no file of the state directory.
 //
 //	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF	(proc_locks(5))
 func AgentProcess(stateDir string) string {

@@ -16,7 +16,8 @@ type provider struct {
 	IsMultus bool
 }
 
-// providerOf returns the facts about a plugin's provider. They are empty if the table has no such plugin.
+// providerOf returns the facts about a plugin's provider. They are empty if the table has no such
+// plugin.
 func providerOf(plugin string) provider {
 	for _, p := range providers {
 		if p.Plugin == plugin {

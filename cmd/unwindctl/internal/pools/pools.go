@@ -20,7 +20,7 @@ import (
 // without unwind. If several files use the same pool, the file with unwind wins. Read leaves
 // out the pools of a network that unwind runs with another state directory, because their owners
 // are in another journal. The networks are those that unwind runs with this one. The error names
-// the files and chains that cannot be read; Read still returns the pools and networks of the others.
+// the files and chains that cannot be read; Read still returns what the others contain.
 func Read(
 	stateDir string, confDirs ...string,
 ) (pools []sweep.Pool, networks []sweep.Network, err error) {
