@@ -137,7 +137,7 @@ func (p *process) wait(ctx context.Context, r *Processes) (err error) {
 			left = min(left, reapDelay)
 		}
 		if _, err := unix.Poll(p.fds[:], int(left/time.Millisecond)+1); err != nil {
-			continue // EINTR: the events are those of an earlier poll
+			continue // EINTR
 		}
 		if p.ready(stdin) && p.writeConfig() {
 			r.at("fed")

@@ -109,9 +109,7 @@ func TestKilledWhilePipesAreFull(t *testing.T) {
 	}
 }
 
-// TestInterrupted: signals interrupt every poll, and nothing is lost or read twice. The delegate
-// prints on stderr more than its pipe takes, after it has printed on stdout: unwind waits for
-// stdout only if it takes an interrupted poll for one that returned.
+// TestInterrupted: signals interrupt every poll, and nothing is lost.
 func TestInterrupted(t *testing.T) {
 	d := script(t, `for i in 1 2 3 4 5 6 7 8; do echo $i; head -c 100000 /dev/zero >&2; sleep 0.03; done; cat | wc -c`)
 	d.Stdin = bytes.Repeat([]byte("x"), large)
@@ -139,6 +137,35 @@ func TestInterrupted(t *testing.T) {
 	signals.Wait()
 	if want := "1\n2\n3\n4\n5\n6\n7\n8\n4194304\n"; f != nil || string(stdout) != want {
 		t.Errorf("%q, %v; want %q", stdout, f, want)
+	}
+}
+
+// TestNoSpin: unwind sleeps while a delegate runs whose pipes are closed or kept open. It runs by
+// itself, for the processor time of others would be counted too.
+func TestNoSpin(t *testing.T) {
+	processorTime := func() time.Duration {
+		var used unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	}
+	for name, text := range map[string]string{
+		"it closes its stdin":      `exec <&-; sleep 1`,
+		"it closes its output":     `exec >&- 2>&-; sleep 1`,
+		"it reads half":            `head -c 1000000 >/dev/null; sleep 1`,
+		"a daemon keeps its pipes": `sleep 3 &`,
+		"it is slow":               `sleep 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := script(t, text)
+			d.Stdin = bytes.Repeat([]byte("x"), large)
+			began, before := time.Now(), processorTime()
+			_, f := new(Processes).Run(context.Background(), d, io.Discard)
+			if used, took := processorTime()-before, time.Since(began); f != nil || used > took/20 {
+				t.Errorf("%v, %s of %s", f, used, took)
+			}
+		})
 	}
 }
 
