@@ -2,9 +2,9 @@
 //
 // It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
 // process group, so its children are killed with it at the deadline; otherwise a child could
-// continue an ADD that is being undone. Second, a delegate inherits the attachment's lock. If
-// unwind is killed, the next verb waits until the delegate has ended. Third, a delegate's output is
-// limited, so it cannot exhaust memory.
+// continue an ADD that is being undone. Second, a delegate dies with its unwind, and inherits the
+// attachment's lock. If unwind is killed, the next verb waits until the delegate's children have
+// ended. Third, a delegate's output is limited, so it cannot exhaust memory.
 package delegate
 
 import (
@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -92,30 +93,37 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("plugin type=%q failed (%s): %s", f.Plugin, verb, f.Msg) // libcni's message
 }
 
-// environ returns unwind's own environment with the variables of this call. If a variable occurs
-// twice, the last value counts.
+// environ returns unwind's own environment with the variables of this call. No variable occurs
+// twice.
 func (c *Call) environ() []string {
-	env := slices.DeleteFunc(os.Environ(), func(variable string) bool {
+	own := []string{"CNI_COMMAND=" + c.Command, "CNI_CONTAINERID=" + c.ContainerID,
+		"CNI_NETNS=" + c.Netns, "CNI_IFNAME=" + c.Ifname, "CNI_ARGS=" + c.Args, "CNI_PATH=" + c.Path}
+	replaced := map[string]bool{}
+	for _, variable := range own {
 		name, _, _ := strings.Cut(variable, "=")
-		_, replaced := c.Env[name]
-		return replaced
-	})
-	for name, value := range c.Env {
-		if value != "" {
-			env = append(env, name+"="+value)
-		}
+		replaced[name] = true
 	}
-	return append(env, "CNI_COMMAND="+c.Command, "CNI_CONTAINERID="+c.ContainerID,
-		"CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.Ifname, "CNI_ARGS="+c.Args, "CNI_PATH="+c.Path)
+	for name, value := range c.Env {
+		if !replaced[name] && value != "" {
+			own = append(own, name+"="+value)
+		}
+		replaced[name] = true
+	}
+	inherited := slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return replaced[name]
+	})
+	return append(inherited, own...)
 }
 
 // explain returns the Failure of a delegate that did not succeed. The message is the delegate's
 // own, or libcni's if the delegate printed none.
 func (c *Call) explain(
-	ctx context.Context, state *os.ProcessState, stdout, stderr []byte,
+	ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte,
 ) *Failure {
 	f := c.Failed(types.ErrInternal, "")
-	f.Killed = ctx.Err() != nil || !state.Exited()
+	f.Killed = ctx.Err() != nil || !status.Exited()
+	state := describe(status)
 	var said types.Error
 	parseErr := json.Unmarshal(stdout, &said)
 	wordless := fmt.Sprintf("netplugin failed with no error message: %s", state)

@@ -1,0 +1,223 @@
+package delegate
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// reapDelay is the time between two looks at a process that has no pidfd: before Linux 5.3, or
+	// if seccomp forbids it.
+	reapDelay = time.Millisecond
+	// forever is longer than any delegate runs.
+	forever = 24 * time.Hour
+	// none is no descriptor.
+	none = ^uintptr(0)
+)
+
+// The descriptors in process.fds. The first three have the numbers that the delegate uses.
+const (
+	stdin  = iota // the writing end of a pipe
+	stdout        // the reading end of a pipe
+	stderr        // the reading end of a pipe
+	pidfd
+)
+
+// process is a delegate's process. The goroutine that starts it also writes and reads its pipes and
+// waits for it, with one poll. os/exec has a goroutine for each of these, which wake each other.
+type process struct {
+	fds         [4]unix.PollFd // polled at once; poll ignores a closed descriptor, which is -1
+	config      []byte         // the part that is not in the pipe yet
+	result      output         // from stdout
+	diagnostics output         // from stderr
+	buffer      [32 << 10]byte
+	pid         int
+	status      syscall.WaitStatus
+
+	mu     sync.Mutex
+	reaped bool // the kernel may give pid to another process
+}
+
+func newProcess(config []byte) *process {
+	p := &process{config: config, result: output{most: maxStdout},
+		diagnostics: output{most: maxStderr}}
+	for i := range p.fds {
+		p.fds[i] = unix.PollFd{Fd: -1, Events: unix.POLLIN}
+	}
+	p.fds[stdin].Events = unix.POLLOUT
+	return p
+}
+
+// start starts the process. The pipe contains the configuration by then, or as much as the pipe
+// takes. start tries again, for busyDelay, if the binary is being written or the process limit is
+// reached. If RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If that
+// process is orphaned, no later verb waits for it.
+func (p *process) start(ctx context.Context, c *Call, binary string) error {
+	files, err := p.openPipes()
+	defer func() {
+		for _, fd := range files {
+			_ = unix.Close(int(fd))
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	p.writeConfig()
+	attr := &syscall.ProcAttr{Env: c.environ(), Files: files,
+		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
+	if c.Lock != nil {
+		attr.Files = append(slices.Repeat([]uintptr{none}, LockFD), c.Lock.Fd())
+		copy(attr.Files, files)
+	}
+	for giveUp := time.Now().Add(busyDelay); ; time.Sleep(50 * time.Millisecond) {
+		if ctx.Err() != nil {
+			return errors.New("not started: unwind was told to stop, or ran out of time")
+		}
+		p.pid, err = syscall.ForkExec(binary, []string{binary}, attr)
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.EBADF) {
+			attr.Files = files
+			p.pid, err = syscall.ForkExec(binary, []string{binary}, attr)
+		}
+		if err == nil {
+			break
+		}
+		passes := errors.Is(err, syscall.ETXTBSY) || errors.Is(err, syscall.EAGAIN)
+		if !passes || time.Now().After(giveUp) {
+			return &os.PathError{Op: "fork/exec", Path: binary, Err: err}
+		}
+	}
+	if fd, err := unix.PidfdOpen(p.pid, 0); err == nil {
+		p.fds[pidfd].Fd = int32(fd)
+	}
+	return nil
+}
+
+// openPipes opens the pipes and returns the delegate's ends of them.
+func (p *process) openPipes() (files []uintptr, err error) {
+	for i := range pidfd {
+		var ends [2]int
+		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+			return files, os.NewSyscallError("pipe2", err)
+		}
+		ours, theirs := ends[0], ends[1]
+		if i == stdin {
+			ours, theirs = theirs, ours
+		}
+		p.fds[i].Fd, files = int32(ours), append(files, uintptr(theirs))
+	}
+	return files, unix.SetNonblock(int(p.fds[stdin].Fd), true)
+}
+
+// wait returns once the process has exited and its output has ended, at the latest pipeDelay after
+// the exit: a daemon may hold the pipes. If ctx ends first, wait kills the process group. An error
+// means that something else has reaped the process.
+func (p *process) wait(ctx context.Context, r *Processes) (err error) {
+	defer context.AfterFunc(ctx, p.kill)()
+	if p.fds[stdin].Fd < 0 {
+		r.at("fed")
+	}
+	exited, limit := false, time.Now().Add(slowAfter)
+	for !exited || p.fds[stdout].Fd >= 0 || p.fds[stderr].Fd >= 0 {
+		left := time.Until(limit)
+		if left <= 0 && exited {
+			return err
+		}
+		if left <= 0 {
+			r.slow()
+			left, limit = forever, limit.Add(forever)
+		}
+		if !exited && p.fds[pidfd].Fd < 0 {
+			left = min(left, reapDelay)
+		}
+		if _, err := unix.Poll(p.fds[:], int(left/time.Millisecond)+1); err != nil {
+			continue // EINTR
+		}
+		if p.ready(stdin) && p.writeConfig() {
+			r.at("fed")
+		}
+		p.readInto(&p.result, stdout)
+		p.readInto(&p.diagnostics, stderr)
+		if !exited && (p.fds[pidfd].Fd < 0 || p.ready(pidfd)) {
+			if exited, err = p.reap(); exited {
+				limit = time.Now().Add(pipeDelay)
+			}
+		}
+	}
+	return err
+}
+
+// ready reports whether the last poll returned an event of a descriptor that is still open.
+func (p *process) ready(i int) bool { return p.fds[i].Fd >= 0 && p.fds[i].Revents != 0 }
+
+// writeConfig writes what the pipe takes. After the last byte it closes the pipe and returns true.
+func (p *process) writeConfig() (all bool) {
+	for len(p.config) > 0 {
+		n, err := unix.Write(int(p.fds[stdin].Fd), p.config)
+		if errors.Is(err, unix.EAGAIN) {
+			return false
+		}
+		if err != nil { // EPIPE: nobody reads the rest
+			p.close(stdin)
+			return false
+		}
+		p.config = p.config[n:]
+	}
+	p.close(stdin)
+	return true
+}
+
+// readInto reads what is in a pipe, and closes the pipe at its end. It does not wait, because poll
+// has returned an event.
+func (p *process) readInto(o *output, i int) {
+	if !p.ready(i) {
+		return
+	}
+	n, err := unix.Read(int(p.fds[i].Fd), p.buffer[:])
+	if n <= 0 || err != nil {
+		p.close(i)
+		return
+	}
+	o.write(p.buffer[:n])
+}
+
+// reap returns true once the process has exited, and sets its status. If the process is still there
+// although its pidfd was ready, it is being traced; wait then continues without the pidfd.
+func (p *process) reap() (exited bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.close(pidfd)
+	pid, err := syscall.Wait4(p.pid, &p.status, syscall.WNOHANG, nil)
+	p.reaped = pid != 0
+	return p.reaped, os.NewSyscallError("wait4", err)
+}
+
+// kill kills the process group, unless the process has been reaped.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+	}
+}
+
+// close closes one of this side's descriptors, unless it is closed.
+func (p *process) close(i int) {
+	if p.fds[i].Fd >= 0 {
+		_ = unix.Close(int(p.fds[i].Fd))
+		p.fds[i].Fd = -1
+	}
+}
+
+// closeAll closes what is open, such as the pipes that a daemon holds.
+func (p *process) closeAll() {
+	for i := range p.fds {
+		p.close(i)
+	}
+}
