@@ -3,6 +3,7 @@ package delegate
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -432,7 +433,7 @@ func refusePidfds(errno syscall.Errno) {
 		uintptr(unsafe.Pointer(&program))); err != 0 {
 		panic(err)
 	}
-	if _, err := unix.PidfdOpen(os.Getpid(), 0); err != errno {
+	if _, err := unix.PidfdOpen(os.Getpid(), 0); !errors.Is(err, errno) {
 		panic(err)
 	}
 }
