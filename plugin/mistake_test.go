@@ -158,7 +158,8 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 		s.must(err)
 		chain, err := conf.LoadChain()
 		s.must(err)
-		_, err = s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Pools: sweep.PoolsOf(chain, conf), Path: strings.Join(s.path, ":")})
+		_, err = s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Pools: sweep.PoolsOf(chain, conf),
+			Networks: []sweep.Network{{Chain: chain, Conf: conf}}, Path: strings.Join(s.path, ":")})
 		s.must(err)
 	}})
 }
