@@ -17,8 +17,11 @@ import (
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := 400
-	if os.Getenv(longEnv) != "" {
+	switch {
+	case os.Getenv(longEnv) != "":
 		times = 20_000
+	case testing.Short():
+		times = 40
 	}
 	s := newStore(t)
 	update(t, s, func(tx *Tx) error { return putAll(tx, bigs(count, 1)...) })
@@ -88,8 +91,11 @@ func firstKeys(t *testing.T, data []byte) (keys [][]byte) {
 // written, or an error.
 func TestFlippedBit(t *testing.T) {
 	times := 2_000
-	if os.Getenv(longEnv) != "" {
+	switch {
+	case os.Getenv(longEnv) != "":
 		times = 50_000
+	case testing.Short():
+		times = 200
 	}
 	s := newStore(t)
 	check(t, populate(s))
