@@ -63,6 +63,9 @@ FUZZTIME ?= 10s
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
+# The tests that have several goroutines at work in one process.
+RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDelegates|Lock.*|StillQueue|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
+
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
 GO_TEST := go test -parallel 16 -timeout 3h
 
@@ -114,7 +117,7 @@ deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
 # The plugin under test is started some thousand times, so it is built without the race detector, which is for what runs
-# inside one process. With -race and -short, tests run that need no namespaces, or that call sandbox.Concurrent.
+# inside one process: a sweep, STATUS, the agent, the journal.
 # go test prints its packages in order, as they end. The longest one is apart, so that it holds no other's line back.
 test: deps tools build ## run all tests on real plugins and namespaces (4 minutes, root)
 	@echo "The tests of ./plugin take longest; they run beside the others, each of which has its line as it ends."
@@ -122,8 +125,9 @@ test: deps tools build ## run all tests on real plugins and namespaces (4 minute
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
 	CGO_ENABLED=0 $(GO_TEST) $$(go list ./... | grep -v '/plugin$$'); others=$$?; \
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
-	@echo "Again with the race detector, for what happens in one process:"
-	CGO_ENABLED=1 $(GO_TEST) -race -short ./cmd/... ./ipam ./journal ./plugin/...
+	@echo "Again with the race detector; these tests wait more than they compute:"
+	CGO_ENABLED=1 $(GO_TEST) -p 6 -race -run '^$(RACES)$$' \
+		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 proof: deps tools build ## run all tests at full length (2 hours, root)
