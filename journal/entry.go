@@ -198,8 +198,9 @@ type Step struct {
 	// not host-local, or nobody knows the delegate, and it may have an IPAM plugin of its own.
 	MayAllocate bool `json:"mayAllocate,omitempty"`
 	Tries       int  `json:"tries,omitempty"` // tries of its DEL
-	// Failures counts the tries that came after the pause of the one before, and failed. Absent counts
-	// the last ones of these, in a row, at which the network's chain lacked the delegate.
+	// Failures counts the tries that came after the pause of the one before, and failed. Absent is 0
+	// if the network's chain contained the delegate at the last failure. Otherwise it counts the last
+	// failures, in a row, at which the chain lacked it: the first, and those after a pause.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last try failed

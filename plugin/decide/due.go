@@ -103,9 +103,10 @@ func Left(n journal.Next, p Pass) time.Duration {
 
 // PortPending reports whether a host port may still forward to the addresses that the delegate at
 // an index of the chain allocated. It may while a later delegate that got port mappings has a
-// pending DEL, unless its ADD failed, the machine has booted since, or its plugin has left the
-// chain: then the runtime's DEL has passed, and the container's next ADD may need the address. The
-// next pod with such an address would get the traffic, so nothing releases the address meanwhile.
+// pending DEL. The next pod with such an address would get the traffic, so nothing releases the
+// address meanwhile. It counts no delegate whose ADD failed or was before this boot, nor one whose
+// plugin has left the chain: the runtime gets no error for that one, and the container's next ADD
+// may need the address.
 func PortPending(index int, p Pass) bool {
 	return p.SameBoot && slices.ContainsFunc(p.Steps,
 		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })

@@ -9,6 +9,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
 )
 
 // TestMade: an owner is as young as the youngest of its files.
@@ -46,6 +47,42 @@ func TestSortByAge(t *testing.T) {
 	}
 	if !slices.Equal(got, []string{"earlier boot", "first", "second", "last"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestChainOf: a network has one chain, however many files or directories name it. If they differ,
+// nobody knows which one a runtime uses.
+func TestChainOf(t *testing.T) {
+	network := func(name, plugin string) Network {
+		conf, err := netconf.ParseConf([]byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "type": "unwind",
+			"chain": {"cniVersion": "1.0.0", "name": "` + name + `", "plugins": [{"type": "` + plugin + `"}]}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain, err := conf.LoadChain()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Network{Chain: chain, Conf: conf}
+	}
+	for _, tt := range []struct {
+		name     string
+		networks []Network
+		want     string // the plugin, or "" if there is no chain
+	}{
+		{"none", []Network{network("other", "p0")}, ""},
+		{"one", []Network{network("net", "p0"), network("other", "p1")}, "p0"},
+		{"one, named twice", []Network{network("net", "p0"), network("net", "p0")}, "p0"},
+		{"two", []Network{network("net", "p0"), network("net", "p1")}, ""},
+		{"two, and one of them again", []Network{network("net", "p0"), network("net", "p1"), network("net", "p0")}, ""},
+	} {
+		got := ""
+		if chain, _ := (Job{Networks: tt.networks}).chainOf("net"); chain != nil {
+			got = chain.Delegates[0].Type
+		}
+		if got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package sweep
 import (
 	"context"
 	"errors"
+	"reflect"
 	"runtime"
 	"slices"
 	"sync"
@@ -72,13 +73,13 @@ func New(own *undo.Worker, job Job) *Sweep {
 	return &Sweep{w: w, Job: job}
 }
 
-// chainOf returns the chain that unwind runs for a network. It returns nil if there is none, or
-// more than one.
+// chainOf returns the chain that unwind runs for a network. It returns nil if there is none, or if
+// two files of the network, such as those of two runtimes, contain different ones.
 func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
 	for _, n := range j.Networks {
 		switch {
 		case n.Conf.Name != network:
-		case chain != nil:
+		case chain != nil && !reflect.DeepEqual(chain, n.Chain):
 			return nil, nil
 		default:
 			chain, conf = n.Chain, n.Conf
