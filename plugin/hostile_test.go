@@ -222,7 +222,7 @@ func TestLimits(t *testing.T) {
 	chain {"type": "one"} | {"type": "two"}; keeper one; let says; let result
 	# The delegate's lock has a higher number.
 	either 20 files, able: let limit ulimit -n 20
-	or 16 files, helpless: let limit ulimit -n 16; let says too many open files
+	or 12 files, helpless: let limit ulimit -n 12; let says too many open files
 	or 8 files, helpless: let limit ulimit -n 8; let says too many open files
 	# Of 512 bytes each.
 	or no block, able: let limit ulimit -f 0; let says file too large

@@ -195,7 +195,7 @@ func TestOneSweepBehindStatus(t *testing.T) {
 	stories(t, sweepAlone+`
 	add b; drop b
 	libcni-status; running-for 4m; libcni-status; entry b live
-	running-for 6m; libcni-status; gone b; deleted a 1
+	running-for 6m; libcni-status; goes b; deleted a 1
 	running-for 1h; plan; shell 'rm $held'; swept; gone a`, sweeper)
 }
 

@@ -184,6 +184,9 @@ func init() {
 				p.Errorf("kept: %s, %v, %s", e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
 			}
 		}),
+		"goes": each(func(p *pod) { // soon: a sweep behind a STATUS may still run
+			eventually(p, "no entry of "+p.ContainerID, func() bool { return p.entry() == nil })
+		}),
 		"entries": func(s *story, w []string) { s.wantCount(len(s.entries()), w[0]) },
 		// kept CONTAINER.IFNAME …: just these are in the journal, and among what p0 has taken
 		"kept": func(s *story, w []string) {

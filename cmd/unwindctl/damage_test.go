@@ -51,10 +51,11 @@ func putThree(dir, near string) {
 
 func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 
-// deadEntry returns the record of a dead attachment.
+// deadEntry returns the record of a dead attachment, which is past its grace period from the start: a
+// command says the same of it at any time.
 func deadEntry(id string) *journal.Entry {
 	return nodetest.Here(&journal.Entry{
-		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
+		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", GracePeriod: 1, NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
 	})
 }
 

@@ -30,12 +30,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// LookTimeout bounds the query of a read-only command, and every first query: a runtime that
-// doesn't respond within it is a problem of the node. criTimeout bounds the query of a sweep, which
-// can release less without the list, and of Status, which runs the network's STATUS.
-const (
-	LookTimeout = 2 * time.Second
-	criTimeout  = 10 * time.Second
+// LookTimeout bounds the query of a read-only command: a runtime that doesn't respond within it is
+// a problem of the node.
+const LookTimeout = 2 * time.Second
+
+// The bounds of the other queries, which tests set higher. versionTimeout bounds the query for a
+// runtime's version, which is the first one. criTimeout bounds the query of a sweep, which can
+// release less without the list, and of Status, which runs the network's STATUS.
+var (
+	versionTimeout = LookTimeout
+	criTimeout     = 10 * time.Second
 )
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
@@ -170,9 +174,6 @@ func listener(ctx context.Context, socket string) (pid int) {
 	})
 	return pid
 }
-
-// versionTimeout bounds the query for a runtime's version, which is the first one.
-const versionTimeout = LookTimeout
 
 func askVersion(ctx context.Context, socket string) (*cri.VersionResponse, error) {
 	return call(ctx, socket, versionTimeout, &cri.VersionRequest{}, cri.RuntimeServiceClient.Version)

@@ -15,7 +15,13 @@ import (
 
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
+
+func TestMain(m *testing.M) {
+	versionTimeout, criTimeout = sandbox.Patience, sandbox.Patience
+	os.Exit(m.Run())
+}
 
 func serveVersion(t *testing.T, version string) string {
 	return (&nodetest.FakeCRI{Release: version}).Serve(t)
@@ -126,10 +132,11 @@ func TestFindPodSandboxes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && c.err == "DeadlineExceeded" {
-				t.Skip("it waits 10 s")
+			within := sandbox.Patience
+			if c.err == "DeadlineExceeded" {
+				within = LookTimeout
 			}
-			list, err := FindPodSandboxes(t.Context(), LookTimeout, c.sockets)
+			list, err := FindPodSandboxes(t.Context(), within, c.sockets)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
