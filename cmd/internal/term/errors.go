@@ -107,9 +107,14 @@ func OneArg(cmd *cobra.Command, args []string) error {
 // Main runs a program until it finishes or a signal interrupts it, prints its error with a hint,
 // and returns the exit code. hint returns a hint for an error that contains none, or "".
 func Main(root *cobra.Command, hint func(error) string) (code int) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
-		syscall.SIGHUP)
-	context.AfterFunc(ctx, stop) // a second signal kills the program immediately
+	ctx, interrupt := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		<-signals
+		signal.Stop(signals) // first, so that a second signal kills the program immediately
+		interrupt()
+	}()
 	err := root.ExecuteContext(ctx)
 	printError(root, err, hint(err))
 	return exitCode(ctx, err)
