@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestAllocations bounds the allocations of a transaction and of a pass over many entries; neither
@@ -49,7 +51,7 @@ func TestSteady(t *testing.T) {
 		t.Skip("thousands of transactions: make test")
 	}
 	pairs := 1_000
-	if os.Getenv(longEnv) != "" {
+	if sandbox.Long() {
 		pairs = 100_000
 	} else {
 		t.Parallel()

@@ -18,6 +18,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // blockDevice is a file with the content of a disk, which a loop device presents to the kernel. It
@@ -248,7 +250,7 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 		return nil
 	}
 	random, disks, tries := rand.New(rand.NewPCG(*seedFlag, 0)), 0, 2
-	if os.Getenv(longEnv) != "" {
+	if sandbox.Long() {
 		tries = 8
 	}
 	var pending []request

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestFlippedKey flips a bit of the first key of a leaf page, and then a trusting store writes eight
@@ -18,7 +20,7 @@ func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := 400
 	switch {
-	case os.Getenv(longEnv) != "":
+	case sandbox.Long():
 		times = 20_000
 	case testing.Short():
 		times = 40
@@ -92,7 +94,7 @@ func firstKeys(t *testing.T, data []byte) (keys [][]byte) {
 func TestFlippedBit(t *testing.T) {
 	times := 2_000
 	switch {
-	case os.Getenv(longEnv) != "":
+	case sandbox.Long():
 		times = 50_000
 	case testing.Short():
 		times = 200

@@ -19,9 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longEnv lets long tests run in full: make proof.
-const longEnv = "UNWIND_TEST_LONG"
-
 // mark says how far a program is: in a step, or past it.
 type mark struct {
 	step int

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
-	"os"
 	"strings"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // lost is a disk after a loss of power.
@@ -171,7 +172,7 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	for range min(n, 1) * 64 {
 		add(func(int) uint8 { return uint8(random.Uint32()) })
 	}
-	if few := 8; os.Getenv(longEnv) == "" && len(all) > sure+few {
+	if few := 8; !sandbox.Long() && len(all) > sure+few {
 		some := all[sure:]
 		random.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
 		all = all[:sure+few]

@@ -16,6 +16,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/env"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // breakages break the journal of a node, which has one, and return a function that repairs it.
@@ -202,7 +203,7 @@ func TestPrintedCounts(t *testing.T) {
 
 // TestTurnNotCome: an ADD waits for its turn to write its result as long as others write to the journal.
 func TestTurnNotCome(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
+	if !sandbox.Long() {
 		t.Skip("it waits for half a minute: make proof")
 	}
 	stories(t, `

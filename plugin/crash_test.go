@@ -213,11 +213,11 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
 				for i := range seconds {
-					if !sampled(seconds, at, v, i) {
+					if !sandbox.Sampled(seconds, at, v, i) {
 						continue
 					}
 					for again, more := 1, true; more && !t.Failed(); again++ {
-						if !sampled(apart, at, -again) {
+						if !sandbox.Sampled(apart, at, -again) {
 							more = again < apart
 							continue
 						}

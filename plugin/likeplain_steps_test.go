@@ -15,6 +15,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // year is a sequence that runs.
@@ -154,7 +155,7 @@ func (y *year) compareCalls(who string, p, u []plainCall) {
 		return d
 	}
 	// A verb of P that fails may have done less. Times are compared on a quiet machine only.
-	if slow := longest(u); os.Getenv(longEnv) != "" && lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
+	if slow := longest(u); sandbox.Long() && lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
 		y.differs(lastU.verb+" is slow", "%s %s takes %s instead of %s", lastU.verb, who, slow, longest(p))
 	}
 }

@@ -126,14 +126,14 @@ func TestLikePlain(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()
 	count := 20
-	if os.Getenv(longEnv) != "" {
+	if sandbox.Long() {
 		count = 2_000
 	}
 	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
 		count = n
 	}
 	first := uint64(likePlainSeed) // a normal run has the same sequences each time, make proof others
-	if os.Getenv(longEnv) != "" {
+	if sandbox.Long() {
 		first = uint64(time.Now().UnixNano())
 	}
 	if seed, err := strconv.ParseUint(os.Getenv(likePlainSeedEnv), 10, 64); err == nil {
@@ -194,7 +194,7 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 			return // the machine was
 		}
 		say := t.Logf // a loaded machine may be to blame
-		if os.Getenv(longEnv) != "" {
+		if sandbox.Long() {
 			say = t.Errorf
 		}
 		say("%s=%d is flaky: %s: %s\n%s", likePlainSeedEnv, seed, found.class, found.text, strings.Join(log, "\n"))

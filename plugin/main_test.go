@@ -20,21 +20,9 @@ import (
 const (
 	// unlockedEnv leaves the first thread unlocked, as in the program.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
-	// longEnv makes tests take longer, as make proof does.
-	longEnv = "UNWIND_TEST_LONG"
 	// headlessEnv makes this program one whose first thread has ended.
 	headlessEnv = "UNWIND_TEST_HEADLESS"
 )
-
-// sampled says whether a case of a matrix is one that a normal run has: one in so many, so that each
-// value of each dimension meets each of another. make proof has all.
-func sampled(oneIn int, indexes ...int) bool {
-	sum := 0
-	for _, i := range indexes {
-		sum += i
-	}
-	return os.Getenv(longEnv) != "" || sum%oneIn == 0
-}
 
 func TestMain(m *testing.M) {
 	if os.Getenv(headlessEnv) != "" {

@@ -13,6 +13,7 @@ import (
 
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestResultsAreLibcnis runs a chain under libcni alone and through unwind, for every output of its
@@ -28,7 +29,7 @@ func TestResultsAreLibcnis(t *testing.T) {
 			n.outer, n.inner = v, v
 			p := n.pod("a")
 			for j, tt := range plugintest.Printed {
-				if !sampled(7, i, j) {
+				if !sandbox.Sampled(7, i, j) {
 					continue
 				}
 				t.Run(tt.Name, func(t *testing.T) {

@@ -17,6 +17,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the
@@ -70,7 +72,7 @@ func TestReferencePlugins(t *testing.T) {
 		}},
 	} {
 		for j, families := range c.families {
-			if len(c.families) == len(all) && !sampled(2, i, j) {
+			if len(c.families) == len(all) && !sandbox.Sampled(2, i, j) {
 				continue
 			}
 			t.Run(c.name+", "+families, func(t *testing.T) {

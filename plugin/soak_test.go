@@ -90,7 +90,7 @@ func TestSoak(t *testing.T) {
 	sandbox.Concurrent(t)
 	pairs := 300
 	switch {
-	case os.Getenv(longEnv) != "":
+	case sandbox.Long():
 		pairs = 10_000
 	case sandbox.Raced:
 		pairs = 100

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"cni-unwind/journal"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // A story is a history of one node, told in a script: what happens, what unwind must say of it, and
@@ -99,7 +100,7 @@ func stories(t *testing.T, script string, own ...acts) {
 		switch {
 		case len(all) == 1:
 			tell(t)
-		case sampled(oneIn, one.choices...):
+		case sandbox.Sampled(oneIn, one.choices...):
 			t.Run(one.name, func(t *testing.T) {
 				t.Parallel()
 				tell(t)
@@ -138,7 +139,7 @@ func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 			t.Parallel()
 			everyPoint(t, atLeast, func(t *testing.T, at int) (killed bool) {
 				for _, one := range ways {
-					if sampled(oneIn, append([]int{at}, one.choices...)...) {
+					if sandbox.Sampled(oneIn, append([]int{at}, one.choices...)...) {
 						t.Run(one.name, func(t *testing.T) { killed = tell(t, at, one) || killed })
 					}
 				}

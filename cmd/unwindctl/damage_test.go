@@ -17,6 +17,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/journal/journaltest"
 	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // reads are the commands that read the journal. CONF stands for the directory of conflists.
@@ -162,7 +163,7 @@ func flips(whole []byte) (all []flip) {
 	const page, leaf = 4096, 2
 	u16, u32, u64 := binary.NativeEndian.Uint16, binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
 	every, some := 16, 16
-	if os.Getenv("UNWIND_TEST_LONG") != "" {
+	if sandbox.Long() {
 		every, some = 1, 2000
 	}
 	for start := 2 * page; start < len(whole); start += page {

@@ -450,7 +450,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		return
 	}
 	rounds := 4
-	if os.Getenv("UNWIND_TEST_LONG") != "" {
+	if sandbox.Long() {
 		rounds = 200
 	}
 	n := newPlainNode(t, usual, "10.77.0.6")

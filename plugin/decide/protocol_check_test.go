@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math/bits"
-	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // wrong names the invariant that a state breaks, or returns "".
@@ -193,9 +194,6 @@ func (m *protocol) replay(way []int32) (trace []string) {
 	return trace
 }
 
-// longEnv lets long tests run in full: make proof.
-const longEnv = "UNWIND_TEST_LONG"
-
 // TestProtocol: no interleaving breaks an invariant.
 func TestProtocol(t *testing.T) {
 	t.Parallel()
@@ -369,8 +367,8 @@ func TestLimits(t *testing.T) {
 
 // TestProtocolAtLength checks models that are too large for a normal run.
 func TestProtocolAtLength(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
-		t.Skip("only with " + longEnv)
+	if !sandbox.Long() {
+		t.Skip("only at full length: make proof")
 	}
 	for _, model := range []protocol{
 		{addresses: 2, power: 1, faults: 1},

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/plugin/e2e"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // plainE2E adds what a test wants of such a node.
@@ -188,7 +189,7 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 // the three that run. UNWIND_TEST_LONG=1 does it 200 times.
 func TestE2EPlainNodeWhileADDs(t *testing.T) {
 	rounds := 4
-	if os.Getenv("UNWIND_TEST_LONG") != "" {
+	if sandbox.Long() {
 		rounds = 200
 	}
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
