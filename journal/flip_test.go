@@ -92,6 +92,7 @@ func firstKeys(t *testing.T, data []byte) (keys [][]byte) {
 // TestFlippedBit flips a bit anywhere behind the meta pages. A reader gets the records as they were
 // written, or an error.
 func TestFlippedBit(t *testing.T) {
+	sandbox.SkipRaced(t)
 	times := 2_000
 	switch {
 	case sandbox.Long():

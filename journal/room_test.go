@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
+
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // sized returns a record of an ADD whose plugin has a configuration of so many bytes.
@@ -25,6 +27,7 @@ func sized(id string, bytes int) *Entry {
 // TestRoom: no commit writes more pages behind the end of those in use than makeRoom allowed for it, at
 // any size and number of records, whose network has one size.
 func TestRoom(t *testing.T) {
+	sandbox.SkipRaced(t)
 	const verbs = 300
 	for _, bytes := range []int{10, 1_000, 1_400, 2_500, 5_000, 20_000, 60_000} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {

@@ -89,7 +89,6 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 // DEL always goes on, with the addresses, and the next one undoes what the journal missed of it.
 func TestBrokenJournal(t *testing.T) {
 	stories(t, `
-	one-in 2
 	journal; chain p0 | p1 | p2 | p3
 	each breakage 'read-only file system' 'full disk' 'newer format' 'file that others can write to' link
 		'queue that a stranger holds'

@@ -91,7 +91,6 @@ var races = acts{
 // alone, is about to be asked for, and its address is free for B.
 func TestLateDELAgainstClaim(t *testing.T) {
 	stories(t, `
-	one-in 3
 	either A is live: let p0 p0, "address": "$ip7/24"
 	or no entry: let p0 single
 	or tombstone: let p0 single

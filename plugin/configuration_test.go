@@ -227,7 +227,6 @@ func TestSearchPaths(t *testing.T) {
 func TestVersions(t *testing.T) {
 	const all = "0.3.0 0.3.1 0.4.0 1.0.0 1.1.0" // since results have interfaces
 	stories(t, `
-	one-in 2
 	each outer `+all+`
 	each inner `+all+`
 	versions $outer $inner; chain bridge | {"type": "tuning"} | p0

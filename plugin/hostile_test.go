@@ -110,7 +110,6 @@ func TestNotTextAtDEL(t *testing.T) {
 // without a journal.
 func TestPlantedLinks(t *testing.T) {
 	stories(t, `
-	one-in 2
 	versions 1.1.0 1.0.0; conf gracePeriod 1h; chain p0
 	let victim $dir/outside/victim; let plant ln -s $victim; shell 'mkdir $dir/outside'
 	either a file: shell 'echo victim >$victim'

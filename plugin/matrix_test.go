@@ -19,7 +19,6 @@ import (
 // Nothing may be left.
 func TestFaultMatrixAdd(t *testing.T) {
 	stories(t, `
-	one-in 4
 	each mode fail fail-effect hang hang-effect crash crash-effect kill-parent kill-parent-effect orphan empty garbage stderr
 	each index 0 1 2 3
 	each del ok fail-effect
@@ -37,7 +36,6 @@ func TestFaultMatrixAdd(t *testing.T) {
 // success. Or there is none. Then the plugins work again, and a DEL leaves nothing, nor does the runtime's second one.
 func TestFaultMatrixDel(t *testing.T) {
 	stories(t, `
-	one-in 2
 	each mode fail fail-effect hang hang-effect crash crash-effect stderr ignore-term
 	each index 0 1 2 3
 	each failure report defer

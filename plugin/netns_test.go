@@ -246,7 +246,6 @@ func providers() acts {
 // look into.
 func TestShownToProviders(t *testing.T) {
 	stories(t, `
-	one-in 2
 	let how passes; let left 0
 	either plain: let past past; let occupied leaves
 	or unwind: let past; let occupied occupied a

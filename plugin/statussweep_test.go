@@ -76,7 +76,6 @@ func TestStatusReleasesEmpty(t *testing.T) {
 func TestCutOffReservation(t *testing.T) {
 	stories(t, `
 	chain bridge | firewall; add container; add other; reboot container
-	one-in 3
 	let file $data/$network/$container
 	either empty: cut 0 0
 	or zeros: cut 0 12

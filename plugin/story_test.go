@@ -31,9 +31,8 @@ import (
 //
 // A block of "either" and "or" stands for a choice: the script is told once for each, and for each
 // combination of several blocks, in a subtest of that name. "each NAME WORDS" is a choice among the
-// words, which $NAME stands for. "if" and "unless" take statements for the names that have that text.
-// With "one-in N" a normal run tells only one way in so many: see sampled. A deeper line belongs to the
-// line above it.
+// words, which $NAME stands for. "if" and "unless" take statements for the names that have that text. A
+// deeper line belongs to the line above it. A normal run tells not all ways: see told.
 //
 // A script of its own, rather than testscript's, since a test may also mix it with Go: a node's and a
 // pod's methods, statements of its own (acts), several scripts for one story. Choices and products
@@ -73,6 +72,22 @@ type telling struct {
 	statements []string
 }
 
+// told says whether a normal run tells this way: so many ways that each choice of each block is in one
+// of them. A long run tells all.
+func (t telling) told(all []telling) bool {
+	last := all[len(all)-1].choices
+	for n := range slices.Max(last) + 1 {
+		is := true
+		for block, choice := range t.choices {
+			is = is && choice == n%(last[block]+1)
+		}
+		if is {
+			return true
+		}
+	}
+	return sandbox.Long()
+}
+
 // with returns the telling, longer by statements. The other one stays as it is.
 func (t telling) with(statements []string) telling {
 	t.statements = slices.Concat(t.statements, statements)
@@ -90,7 +105,7 @@ func (t telling) choosing(i int, name string) telling {
 func stories(t *testing.T, script string, own ...acts) {
 	t.Helper()
 	t.Parallel()
-	all, oneIn := tellings(script)
+	all := tellings(script)
 	for _, one := range all {
 		tell := func(t *testing.T) {
 			s := newStory(t, own...)
@@ -100,7 +115,7 @@ func stories(t *testing.T, script string, own ...acts) {
 		switch {
 		case len(all) == 1:
 			tell(t)
-		case sandbox.Sampled(oneIn, one.choices...):
+		case one.told(all):
 			t.Run(one.name, func(t *testing.T) {
 				t.Parallel()
 				tell(t)
@@ -110,11 +125,11 @@ func stories(t *testing.T, script string, own ...acts) {
 }
 
 // atEveryPoint tells a script for each point of a verb at which unwind may be killed: "kill any $at
-// VERB POD", the last kill. With "one-in N", the ways that have the first choice in common are told
-// together, one in so many at each point, so that the points meet the other choices in turn.
+// VERB POD", the last kill. The ways that have the first choice in common are told together. A normal
+// run tells one of them at each point, so that the points meet the other choices in turn.
 func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 	t.Helper()
-	all, oneIn := tellings(script)
+	all := tellings(script)
 	tell := func(t *testing.T, at int, one telling) (killed bool) {
 		s := newStory(t, own...)
 		s.vars["at"] = fmt.Sprint(at)
@@ -128,18 +143,15 @@ func atEveryPoint(t *testing.T, atLeast int, script string, own ...acts) {
 	}
 	groups := map[string][]telling{}
 	for _, one := range all {
-		name := one.name
-		if oneIn > 1 {
-			name, _, _ = strings.Cut(name, ",")
-		}
+		name, _, _ := strings.Cut(one.name, ",")
 		groups[name] = append(groups[name], one)
 	}
 	for name, ways := range groups {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, atLeast, func(t *testing.T, at int) (killed bool) {
-				for _, one := range ways {
-					if sandbox.Sampled(oneIn, append([]int{at}, one.choices...)...) {
+				for i, one := range ways {
+					if sandbox.Sampled(len(ways), at/pointsApart, i) {
 						t.Run(one.name, func(t *testing.T) { killed = tell(t, at, one) || killed })
 					}
 				}
@@ -167,7 +179,7 @@ func newStory(t testing.TB, own ...acts) *story {
 // tell runs a script without choices.
 func (s *story) tell(script string) {
 	s.Helper()
-	all, _ := tellings(script)
+	all := tellings(script)
 	s.run(all[0].statements)
 }
 
@@ -207,15 +219,14 @@ var (
 	variable  = regexp.MustCompile(`\$\w+`)
 )
 
-// tellings returns all ways through a script, and of how many a normal run takes one.
-func tellings(script string) (all []telling, oneIn int) {
+// tellings returns all ways through a script.
+func tellings(script string) (all []telling) {
 	type line struct {
 		condition string // "", either, or, each, if, unless
 		name      string
 		depth     int
 		text      string
 	}
-	oneIn = 1
 	var lines []*line
 	for text := range strings.Lines(script) {
 		depth := len(text) - len(strings.TrimLeft(text, "\t"))
@@ -238,9 +249,6 @@ func tellings(script string) (all []telling, oneIn int) {
 		case "each":
 			l.condition = first
 			l.name, l.text, _ = strings.Cut(rest, " ")
-		case "one-in":
-			_, _ = fmt.Sscan(rest, &oneIn)
-			continue
 		}
 		lines = append(lines, l)
 	}
@@ -283,7 +291,7 @@ func tellings(script string) (all []telling, oneIn int) {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b telling) int { return slices.Compare(a.choices, b.choices) })
-	return all, oneIn
+	return all
 }
 
 // run carries out statements.

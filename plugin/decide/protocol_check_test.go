@@ -197,6 +197,7 @@ func (m *protocol) replay(way []int32) (trace []string) {
 // TestProtocol: no interleaving breaks an invariant.
 func TestProtocol(t *testing.T) {
 	t.Parallel()
+	sandbox.SkipRaced(t)
 	for _, tt := range []struct {
 		name  string
 		model protocol
@@ -265,6 +266,7 @@ func TestProtocol(t *testing.T) {
 // TestGuards: without any one of the guards, some interleaving breaks an invariant.
 func TestGuards(t *testing.T) {
 	t.Parallel()
+	sandbox.SkipRaced(t)
 	for _, tt := range []struct {
 		model protocol
 		wrong string // the invariant that breaks
@@ -326,6 +328,7 @@ func TestGuards(t *testing.T) {
 // names them for operators.
 func TestLimits(t *testing.T) {
 	t.Parallel()
+	sandbox.SkipRaced(t)
 	for _, tt := range []struct {
 		name  string
 		model protocol

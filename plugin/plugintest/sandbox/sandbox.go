@@ -46,6 +46,15 @@ func Concurrent(t *testing.T) {
 	Need(t)
 }
 
+// SkipRaced skips a test that computes for long in one goroutine: with the race detector it takes ten
+// times as long, and there is nothing to find.
+func SkipRaced(t *testing.T) {
+	t.Helper()
+	if Raced {
+		t.Skip("it computes in one goroutine: make test")
+	}
+}
+
 // concurrent holds the names of tests that called Concurrent.
 var concurrent sync.Map
 
