@@ -63,9 +63,6 @@ FUZZTIME ?= 10s
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The tests that have several goroutines at work in one process.
-RACES := Test(Soak|.*OverSeam|TwoSweeps|Sweep.*|Pace.*|StatusSweeps|StatusOfDelegates|Lock.*|StillQueue|Kept|ServeIdle|Dedup.*|Agent.*|Run.*)
-
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
 GO_TEST := go test -parallel 16 -timeout 3h
 
@@ -83,11 +80,11 @@ export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 .DEFAULT_GOAL := help
 include plugin/e2e/tools.mk scripts/release/release.mk
 
-.PHONY: help build tools deps test proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
+.PHONY: help build tools deps test race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
 # What make help lists, by purpose.
-HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart proof soak fuzz mutants e2e e2e-k8s" \
+HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart race proof soak fuzz mutants e2e e2e-k8s" \
 	"Measure and write:bench docs words man" "Release:release image release-check"
 
 help: ## list the targets
@@ -116,8 +113,6 @@ faulty: go
 deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
-# The plugin under test is started some thousand times, so it is built without the race detector, which is for what runs
-# inside one process: a sweep, STATUS, the agent, the journal.
 # go test prints its packages in order, as they end. The longest one is apart, so that it holds no other's line back.
 test: deps tools build ## run all tests on real plugins and namespaces (4 minutes, root)
 	@echo "The tests of ./plugin take longest; they run beside the others, each of which has its line as it ends."
@@ -125,10 +120,11 @@ test: deps tools build ## run all tests on real plugins and namespaces (4 minute
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
 	CGO_ENABLED=0 $(GO_TEST) $$(go list ./... | grep -v '/plugin$$'); others=$$?; \
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
-	@echo "Again with the race detector; these tests wait more than they compute:"
-	CGO_ENABLED=1 $(GO_TEST) -p 6 -race -run '^$(RACES)$$' \
-		$$(grep -rlE '^func $(RACES)\(' --include='*_test.go' cmd ipam journal plugin | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
+
+# Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.
+race: deps tools build ## run what needs no namespaces, and what has several goroutines, with the race detector (root)
+	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
 proof: deps tools build ## run all tests at full length (2 hours, root)
 	UNWIND_TEST_LONG=1 CGO_ENABLED=0 go test -count=1 -v -timeout 6h ./journal ./plugin/... ./cmd/unwindctl

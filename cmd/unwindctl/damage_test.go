@@ -162,7 +162,7 @@ type flip struct {
 func flips(whole []byte) (all []flip) {
 	const page, leaf = 4096, 2
 	u16, u32, u64 := binary.NativeEndian.Uint16, binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
-	every, some := 16, 16
+	every, some := 64, 8
 	if sandbox.Long() {
 		every, some = 1, 2000
 	}

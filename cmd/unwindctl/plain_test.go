@@ -449,7 +449,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 	if !onOldMachine(t) {
 		return
 	}
-	rounds := 4
+	rounds := 2
 	if sandbox.Long() {
 		rounds = 200
 	}
