@@ -123,7 +123,7 @@ test: deps tools build ## run all tests on real plugins and namespaces (4 minute
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 # Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.
-race: deps tools build ## run what needs no namespaces, and what has several goroutines, with the race detector (root)
+race: deps tools build ## run the tests with several goroutines, with the race detector (root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
 proof: deps tools build ## run all tests at full length (2 hours, root)
