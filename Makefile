@@ -64,7 +64,7 @@ PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
-GO_TEST := go test -parallel 16 -timeout 3h
+GO_TEST := go test -parallel 6 -timeout 3h
 
 # The programs that tests start: testdata is outside of ./...
 TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
@@ -80,11 +80,11 @@ export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 .DEFAULT_GOAL := help
 include plugin/e2e/tools.mk scripts/release/release.mk
 
-.PHONY: help build tools deps test race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
+.PHONY: help build tools deps test matrix race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
 # What make help lists, by purpose.
-HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart race proof soak fuzz mutants e2e e2e-k8s" \
+HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart race matrix proof soak fuzz mutants e2e e2e-k8s" \
 	"Measure and write:bench docs words man" "Release:release image release-check"
 
 help: ## list the targets
@@ -122,8 +122,11 @@ test: deps tools build ## run all tests on real plugins and namespaces (4 minute
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
+matrix: deps tools build ## run the tests with each value of their matrices (15 minutes, root)
+	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
+
 # Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.
-race: deps tools build ## run the tests with several goroutines, with the race detector (root)
+race: deps tools build ## run the tests of goroutines with the race detector (root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
 proof: deps tools build ## run all tests at full length (2 hours, root)

@@ -25,7 +25,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 1, "seed of the damage done to journals")
-	flipsFlag = flag.Int("flips", 200, "number of journals in which random bytes are flipped")
+	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
 // populated is the number of entries that populate makes.

@@ -18,13 +18,7 @@ import (
 // reader ends, with an error or after all records.
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
-	times := 400
-	switch {
-	case sandbox.Long():
-		times = 20_000
-	case testing.Short():
-		times = 40
-	}
+	times := sandbox.Rounds(100, 400, 20_000)
 	s := newStore(t)
 	update(t, s, func(tx *Tx) error { return putAll(tx, bigs(count, 1)...) })
 	update(t, s, func(tx *Tx) error { // frees pages
@@ -93,13 +87,7 @@ func firstKeys(t *testing.T, data []byte) (keys [][]byte) {
 // written, or an error.
 func TestFlippedBit(t *testing.T) {
 	sandbox.SkipRaced(t)
-	times := 2_000
-	switch {
-	case sandbox.Long():
-		times = 50_000
-	case testing.Short():
-		times = 200
-	}
+	times := sandbox.Rounds(400, 2_000, 50_000)
 	s := newStore(t)
 	check(t, populate(s))
 	whole, err := os.ReadFile(s.Path())

@@ -19,18 +19,15 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-const pointsApart = 4
+// pointsApart returns how far the points are apart at which this run kills.
+func pointsApart() int { return sandbox.Rounds(12, 4, 1) }
 
 // everyPoint calls try with 1, 2, … until unwind is no longer killed there, and checks that there
-// are at least atLeast points. A normal run has one point in pointsApart, of each test another.
+// are at least atLeast points. It begins at another point in each test.
 func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (killed bool)) {
 	t.Helper()
 	sandbox.Need(t)
-	first, each := 1, 1
-	if !sandbox.Long() {
-		first, each = 1+len(t.Name())%min(pointsApart, atLeast), pointsApart
-	}
-	for at := first; ; at += each {
+	for at := 1 + len(t.Name())%min(pointsApart(), atLeast); ; at += pointsApart() {
 		killed := false
 		t.Run(fmt.Sprintf("at point %d", at), func(t *testing.T) { killed = try(t, at) })
 		if !killed {
@@ -208,7 +205,8 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 	or and GC: ends a; let second libcni-gc bystander
 	or and STATUS: ends a; let second libcni-status
 	kill any $again tries $second` + recovery)
-	const begins, seconds, recoveries, apart = 6, 3, 6, 18
+	const begins, seconds, recoveries = 6, 3, 6
+	apart := sandbox.Rounds(18, 18, 1)
 	if len(all) != begins*seconds*recoveries {
 		t.Fatalf("%d ways", len(all))
 	}
@@ -218,7 +216,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
 				for i := range seconds {
-					if !sandbox.Sampled(seconds, at, v, i) {
+					if !sandbox.Sampled(sandbox.Rounds(seconds, seconds, 1), at, v, i) {
 						continue
 					}
 					for again, more := 1, true; more && !t.Failed(); again++ {

@@ -125,10 +125,7 @@ func likePlain(t *testing.T, s setup, steps ...string) {
 func TestLikePlain(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()
-	count := 20
-	if sandbox.Long() {
-		count = 2_000
-	}
+	count := sandbox.Rounds(20, 100, 2_000)
 	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
 		count = n
 	}
@@ -283,7 +280,7 @@ func TestLikePlainFaults(t *testing.T) {
 		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
 	} {
 		for j, key := range []string{"chain", "chainFile"} {
-			if !sandbox.Sampled(2, i, j) {
+			if !sandbox.Sampled(sandbox.Rounds(2, 1, 1), i, j) {
 				continue
 			}
 			s := c.s

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // TestModel runs random operations in a small world, and kills unwind at any point of any of them.
@@ -27,12 +29,12 @@ func TestModel(t *testing.T) {
 	t.Parallel()
 	given := map[string]bool{}
 	cmdline.Visit(func(f *cmdline.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": "3", "rapid.steps": "25", "rapid.nofailfile": "true"} {
+	for name, value := range map[string]string{"rapid.checks": strconv.Itoa(sandbox.Rounds(2, 3, 3)), "rapid.steps": "25", "rapid.nofailfile": "true"} {
 		if _, env := os.LookupEnv(strings.ToUpper(strings.ReplaceAll(name, ".", "_"))); !env && !given[name] {
 			must(t, cmdline.Set(name, value))
 		}
 	}
-	for i := range 4 {
+	for i := range sandbox.Rounds(2, 4, 4) {
 		t.Run(fmt.Sprintf("world %d", i), func(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, func(try *rapid.T) {

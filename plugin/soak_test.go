@@ -88,13 +88,7 @@ func (p point) String() string {
 // what it has seen, a minute before go test's -timeout.
 func TestSoak(t *testing.T) {
 	sandbox.Concurrent(t)
-	pairs := 300
-	switch {
-	case sandbox.Long():
-		pairs = 10_000
-	case sandbox.Raced:
-		pairs = 100
-	}
+	pairs := sandbox.Rounds(100, 300, 10_000)
 	if n, err := strconv.Atoi(os.Getenv(soakEnv)); err == nil {
 		pairs = n
 	}

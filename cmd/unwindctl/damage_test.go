@@ -162,10 +162,7 @@ type flip struct {
 func flips(whole []byte) (all []flip) {
 	const page, leaf = 4096, 2
 	u16, u32, u64 := binary.NativeEndian.Uint16, binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
-	every, some := 64, 8
-	if sandbox.Long() {
-		every, some = 1, 2000
-	}
+	every, some := sandbox.Rounds(64, 16, 1), sandbox.Rounds(8, 16, 2000)
 	for start := 2 * page; start < len(whole); start += page {
 		header, element := whole[start:], whole[start+16:]
 		if u64(header) != uint64(start/page) || u16(header[8:]) != leaf || u16(header[10:]) == 0 {

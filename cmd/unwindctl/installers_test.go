@@ -184,7 +184,7 @@ func TestInstallers(t *testing.T) {
 	for i, inst := range installers {
 		for j, way := range []string{"00-unwind.json", "00-unwind.conflist", "00-unwind.json, agent"} {
 			for k, first := range []string{"unwind", "installer"} {
-				if !sandbox.Sampled(3, i, j, k) {
+				if !sandbox.Sampled(sandbox.Rounds(4, 2, 1), i, j, k) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/%s first", inst.name, way, first), func(t *testing.T) {

@@ -110,8 +110,12 @@ func plainScripts(t *testing.T, dir string, chain plainChain) {
 			do(ts.Value("n").(*plainNode), ts, neg, args)
 		}
 	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+	check(t, err)
+	each := sandbox.Rounds(2, 1, 1)
+	files = slices.DeleteFunc(files, func(file string) bool { return !sandbox.Sampled(each, len(filepath.Base(file))) })
 	testscript.RunT(inTurn{t}, testscript.Params{
-		Dir: dir, RequireExplicitExec: true, Cmds: verbs,
+		Files: files, RequireExplicitExec: true, Cmds: verbs,
 		Condition: func(name string) (bool, error) { return name == chain.name, nil },
 		Setup: func(env *testscript.Env) error {
 			n := newPlainNode(env.T().(inTurn).T, chain, allAddresses)
@@ -449,10 +453,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 	if !onOldMachine(t) {
 		return
 	}
-	rounds := 2
-	if sandbox.Long() {
-		rounds = 200
-	}
+	rounds := sandbox.Rounds(2, 4, 200)
 	n := newPlainNode(t, usual, "10.77.0.6")
 	n.live(ids("live", 3)...)
 	live := n.look()

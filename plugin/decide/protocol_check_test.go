@@ -198,7 +198,7 @@ func (m *protocol) replay(way []int32) (trace []string) {
 func TestProtocol(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
-	for _, tt := range []struct {
+	for i, tt := range []struct {
 		name  string
 		model protocol
 	}{
@@ -252,6 +252,9 @@ func TestProtocol(t *testing.T) {
 		{"a journal that is lost during ADDs", protocol{addresses: 1, losses: 1, faults: 2}},
 		{"commits of unknown outcome, an ID that is used again", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
 	} {
+		if !sandbox.Sampled(sandbox.Rounds(3, 1, 1), i) {
+			continue
+		}
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			states, trace := tt.model.check()
