@@ -64,7 +64,7 @@ PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
 # The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
-GO_TEST := go test -parallel 6 -timeout 3h
+GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
 # The programs that tests start: testdata is outside of ./...
 TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
@@ -122,7 +122,7 @@ test: deps tools build ## run all tests on real plugins and namespaces (4 minute
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
-matrix: deps tools build ## run the tests with each value of their matrices (15 minutes, root)
+matrix: deps tools build ## run the tests with larger samples (20 minutes, root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
 # Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.

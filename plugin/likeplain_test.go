@@ -280,7 +280,7 @@ func TestLikePlainFaults(t *testing.T) {
 		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
 	} {
 		for j, key := range []string{"chain", "chainFile"} {
-			if !sandbox.Sampled(sandbox.Rounds(2, 1, 1), i, j) {
+			if !sandbox.Sampled(sandbox.Rounds(4, 1, 1), i, j) {
 				continue
 			}
 			s := c.s
