@@ -47,11 +47,13 @@ type operation struct {
 	fresh     bool // a new ADD
 	pod       Pod
 	addresses []string
+	netns     NetNS
 	reason    string
 }
 
 var (
 	samplePods      = []Pod{{}, {"ns", "p", "1"}, {"ns", "p", "2"}, {"ns", "pp", ""}, {"n", "sp", ""}, {"ns", "", ""}}
+	sampleNetNS     = []NetNS{{}, {Dev: 4, Ino: 7}, {Dev: 4, Ino: 70}, {Dev: 4, Ino: 7, Cookie: 1}, {Dev: 5, Ino: 7, Cookie: 2}}
 	sampleAddresses = []string{"10.0.0.1", "10.0.0.10", "::ffff:10.0.0.1", "fd00::1", "fd00::10", "fe80::1%eth0", "fe80::1"}
 )
 
@@ -64,6 +66,7 @@ var operations = rapid.Custom(func(t *rapid.T) operation {
 		fresh:     rapid.Bool().Draw(t, "fresh"),
 		pod:       rapid.SampledFrom(samplePods).Draw(t, "pod"),
 		addresses: rapid.SliceOfN(rapid.SampledFrom(sampleAddresses), 0, 3).Draw(t, "addresses"),
+		netns:     rapid.SampledFrom(sampleNetNS).Draw(t, "netns"),
 		reason:    rapid.StringMatching(`[a-z]{3}`).Draw(t, "reason"),
 	}
 })
@@ -139,7 +142,8 @@ func (m *model) do(tx *Tx, o operation) error {
 	}
 	e.Undo.State, e.Added.Pod = o.state, o.pod
 	e.Got.Claims = adding("", o.addresses...).Got.Claims
-	e.Added.NetNS, e.Added.Host.BootID = NetNS{Path: "/run/netns/" + o.reason, Dev: 4, Ino: 7}, o.reason
+	e.Added.NetNS, e.Added.Host.BootID = o.netns, o.reason
+	e.Added.NetNS.Path = "/run/netns/" + o.reason
 	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.Undo.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
 		return fmt.Errorf("%q over %q: %w", e.Undo.State, from, err)
@@ -195,7 +199,7 @@ func (m model) compare(tx *Tx) error {
 		differ("number of records", len(m.records), numberOfRecords(tx)), m.lookUp(tx))
 }
 
-// lookUp looks up every pod and address, and checks that it finds exactly the model's records.
+// lookUp looks up every pod, network namespace and address, and checks that it finds exactly the model's records.
 func (m model) lookUp(tx *Tx) error {
 	var all error
 	finds := func(what any, same func(Entry) bool) func([]*Entry, error) {
@@ -217,6 +221,9 @@ func (m model) lookUp(tx *Tx) error {
 			return p.Name != "" && e.Added.Pod.Namespace == p.Namespace && e.Added.Pod.Name == p.Name
 		})(tx.ByPod(p))
 	}
+	for _, n := range sampleNetNS {
+		finds(n, func(e Entry) bool { return e.Added.NetNS.Same(n) })(tx.ByNetNS(n))
+	}
 	for _, text := range append(sampleAddresses, "10.0.0.2") {
 		a := netip.MustParseAddr(text)
 		finds(a, func(e Entry) bool {
@@ -224,6 +231,41 @@ func (m model) lookUp(tx *Tx) error {
 		})(tx.ByAddress(a))
 	}
 	return all
+}
+
+// TestLookupsDecodeNoOther: a lookup in a snapshot decodes the records that match, and no other.
+func TestLookupsDecodeNoOther(t *testing.T) {
+	s := newStore(t)
+	var all []*Entry
+	for i := range 100 {
+		e := adding(fmt.Sprintf("c%03d", i), fmt.Sprintf("10.0.1.%d", i))
+		e.Added.Pod = Pod{Namespace: "default", Name: fmt.Sprintf("pod%03d", i)}
+		e.Added.NetNS = NetNS{Path: "/run/netns/x", Dev: 4, Ino: uint64(4026532000 + i)}
+		all = append(all, e)
+	}
+	update(t, s, func(tx *Tx) error { return putAll(tx, all...) })
+	for _, i := range []int{0, 42} { // none, one
+		pod, netns, address := Pod{}, NetNS{Dev: 4, Ino: 1}, netip.MustParseAddr("10.0.0.1")
+		if i > 0 {
+			pod, netns, address = all[i].Added.Pod, all[i].Added.NetNS, all[i].Addresses()[0]
+		}
+		for name, look := range map[string]func(*Tx) ([]*Entry, error){
+			"ByPod":     func(tx *Tx) ([]*Entry, error) { return tx.ByPod(pod) },
+			"ByNetNS":   func(tx *Tx) ([]*Entry, error) { return tx.ByNetNS(netns) },
+			"ByAddress": func(tx *Tx) ([]*Entry, error) { return tx.ByAddress(address) },
+		} {
+			check(t, s.View(t.Context(), func(tx *Tx) error {
+				snapshot, err := tx.Snapshot()
+				check(t, err)
+				found, err := look(snapshot)
+				check(t, err)
+				if want := min(i, 1); len(found) != want || len(snapshot.decoded) != want {
+					t.Errorf("%s: found %d and decoded %d, want %d", name, len(found), len(snapshot.decoded), want)
+				}
+				return nil
+			}))
+		}
+	}
 }
 
 func numberOfRecords(tx *Tx) (n int) {

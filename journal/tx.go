@@ -248,10 +248,22 @@ func IgnoreDamaged(err error) error {
 // ByPod returns the pending records of a pod, by namespace and name, in all networks. It omits
 // damaged ones.
 func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
+	if p.Name == "" {
+		return nil, nil
+	}
 	name, _ := json.Marshal(p.Name) // as in the record
 	return tx.matching(name, func(e *Entry) bool {
-		return p.Name != "" && e.Added.Pod.Name == p.Name && e.Added.Pod.Namespace == p.Namespace
+		return e.Added.Pod.Name == p.Name && e.Added.Pod.Namespace == p.Namespace
 	})
+}
+
+// ByNetNS returns the records whose ADD was in a network namespace, like ByPod.
+func (tx *Tx) ByNetNS(n NetNS) ([]*Entry, error) {
+	if !n.Known() {
+		return nil, nil
+	}
+	return tx.matching(fmt.Appendf(nil, `"ino":%d`, n.Ino),
+		func(e *Entry) bool { return e.Added.NetNS.Same(n) })
 }
 
 // ByAddress returns the records that claim an address, like ByPod.

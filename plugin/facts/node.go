@@ -232,9 +232,9 @@ func resolved(path string) string {
 // Anothers reports whether another attachment in the journal, with the same interface name, uses a
 // network namespace. A damaged record does not count.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
-	living, _ := n.Journal.Snapshot(ctx).Living()
-	return slices.ContainsFunc(living, func(o *journal.Entry) bool {
-		return o.Key != key && o.IfName == key.IfName && n.SameBoot(o) == decide.True &&
-			o.Added.NetNS.Same(netns)
+	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // never fails
+	return slices.ContainsFunc(there, func(o *journal.Entry) bool {
+		return decide.KeepsContainer(o.Undo.State) && o.Key != key && o.IfName == key.IfName &&
+			n.SameBoot(o) == decide.True
 	})
 }

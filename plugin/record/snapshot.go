@@ -48,22 +48,13 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 	return r.last
 }
 
-// Living returns the records of all attachments that are live or being added. damaged is set if a
-// record cannot be read.
-func (s *Snapshot) Living() (living []*journal.Entry, damaged bool) {
+// AnyLives reports whether any record that is live or being added matches, or is damaged.
+func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) (lives bool) {
 	_ = s.All(func(e *journal.Entry, err error) error { // fn never fails
-		if damaged = damaged || err != nil; err == nil && decide.KeepsContainer(e.Undo.State) {
-			living = append(living, e)
-		}
+		lives = lives || err != nil || decide.KeepsContainer(e.Undo.State) && is(e)
 		return nil
 	})
-	return living, damaged
-}
-
-// AnyLives reports whether any record that is live or being added matches, or is damaged.
-func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) bool {
-	living, damaged := s.Living()
-	return damaged || slices.ContainsFunc(living, is)
+	return lives
 }
 
 // AddedAgain returns the records of an attachment's other ADDs, given the record of one.
