@@ -1,10 +1,10 @@
 package journal
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -131,10 +131,12 @@ func lockError(k Key, err error) error {
 }
 
 // LockPath returns the path of an attachment's lock file. A container ID may be longer than a file
-// name, so the name is a hash.
+// name, so the name is a hash. Two attachments with one hash would wait for each other, and lose
+// nothing.
 func (s *Store) LockPath(k Key) string {
-	sum := sha256.Sum256(encodeKey(k))
-	return filepath.Join(s.Dir, locksName, hex.EncodeToString(sum[:16]))
+	h := fnv.New128a()
+	_, _ = h.Write(encodeKey(k))
+	return filepath.Join(s.Dir, locksName, hex.EncodeToString(h.Sum(nil)))
 }
 
 // LockState is the state of an attachment's lock. Owner is the process ID of its living owner, as

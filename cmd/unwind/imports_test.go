@@ -65,7 +65,7 @@ func TestImports(t *testing.T) {
 		{"plugin/facts", []string{module + "plugin/undo", module + "plugin/sweep", module + "plugin/delegate"}},
 		{"plugin/undo", []string{module + "plugin/sweep"}},
 		{"plugin/delegate", []string{module + "plugin/decide", module + "plugin/undo"}},
-		{"cmd/unwind", []string{"testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
+		{"cmd/unwind", []string{"crypto", "testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
 		{"cmd/internal/term", []string{module + "cmd", module + "plugin"}}, // what both programs print with
 		// It is for any system, and kubectl is its client.
