@@ -49,10 +49,10 @@ type cost struct {
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 0, 40, 0},
-		"ADD":     {4, 2, 245 + 57*plugins, plugins}, // of which 10 look for an interface
-		"DEL":     {2, 2, 218 + 61*plugins, plugins},
-		"STATUS":  {0, 1, 109 + 58*plugins, plugins},
-		"GC":      {0, 3, 275 + 50*plugins, plugins},
+		"ADD":     {4, 2, 245 + 33*plugins, plugins}, // of which 10 look for an interface
+		"DEL":     {2, 2, 218 + 35*plugins, plugins},
+		"STATUS":  {0, 1, 109 + 31*plugins, plugins},
+		"GC":      {0, 3, 275 + 31*plugins, plugins},
 	}
 }
 

@@ -3,37 +3,20 @@ package delegate
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/plugin/plugintest/sandbox"
 )
-
-// noPidfd is the environment variable with the error that pidfd_open returns: see TestWithoutPidfd.
-const noPidfd = "UNWIND_TEST_NO_PIDFD"
-
-func TestMain(m *testing.M) {
-	if errno, err := strconv.Atoi(os.Getenv(noPidfd)); err == nil {
-		refusePidfds(syscall.Errno(errno))
-	}
-	os.Exit(m.Run())
-}
 
 // large is more than a pipe takes.
 const large = 4 << 20
@@ -317,123 +300,5 @@ func TestEnvironment(t *testing.T) {
 	stdout, f := new(Processes).Run(context.Background(), d, io.Discard)
 	if want := "CNI_ARGS=\nCNI_IFNAME=eth0\nKEPT=old\nREPLACED=new\n"; f != nil || string(stdout) != want {
 		t.Errorf("%q, %v; want %q", stdout, f, want)
-	}
-}
-
-// TestReapedElsewhere: a delegate whose exit code is lost has failed, and is not said to have been
-// killed.
-func TestReapedElsewhere(t *testing.T) {
-	t.Parallel()
-	d := script(t, `until [ -e fed ]; do sleep 0.01; done; echo bye >&2`)
-	r := &Processes{Point: func(string) {
-		pid := childOf(t, d.file("delegate"))
-		if err := os.WriteFile(d.file("fed"), nil, 0o600); err != nil {
-			t.Error(err)
-		}
-		if _, err := syscall.Wait4(pid, nil, 0, nil); err != nil {
-			t.Error(err)
-		}
-	}}
-	var stderr bytes.Buffer
-	_, f := r.Run(context.Background(), d, &stderr)
-	if f == nil || f.Killed || f.Unstarted || !strings.Contains(f.Msg, "no child processes") || stderr.String() != "bye\n" {
-		t.Errorf("%+v, %q", f, &stderr)
-	}
-}
-
-// TestTraced: the exit of a delegate that is traced is noticed before its exit code can be had.
-func TestTraced(t *testing.T) {
-	t.Parallel()
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip(err)
-	}
-	d := script(t, `until [ -e traced ]; do sleep 0.01; done; echo ended`)
-	var traced atomic.Pointer[exec.Cmd]
-	r := &Processes{Point: func(string) {
-		pid := childOf(t, d.file("delegate"))
-		cmd := exec.Command(strace, "-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(pid))
-		if err := cmd.Start(); err != nil {
-			t.Error(err)
-			return
-		}
-		traced.Store(cmd)
-		for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-			if !bytes.Contains(status, []byte("TracerPid:\t0\n")) {
-				break
-			}
-		}
-		if err := os.WriteFile(d.file("traced"), nil, 0o600); err != nil {
-			t.Error(err)
-		}
-	}}
-	stdout, f := r.Run(context.Background(), d, io.Discard)
-	if f != nil || string(stdout) != "ended\n" {
-		t.Errorf("%q, %v", stdout, f)
-	}
-	if cmd := traced.Load(); cmd != nil {
-		_ = cmd.Wait()
-	}
-}
-
-// childOf returns the ID of the process that runs a script.
-func childOf(t *testing.T, path string) int {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Error(err)
-	}
-	for _, file := range files {
-		if line, _ := os.ReadFile(file); bytes.Contains(line, []byte("\x00"+path+"\x00")) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-			if err != nil {
-				t.Error(err)
-			}
-			return pid
-		}
-	}
-	t.Errorf("%s does not run", path)
-	return 0
-}
-
-// TestWithoutPidfd: on a kernel without pidfds, and where seccomp forbids them, delegates run alike.
-func TestWithoutPidfd(t *testing.T) {
-	t.Parallel()
-	if os.Getenv(noPidfd) != "" {
-		t.Skip("it has none")
-	}
-	for _, errno := range []syscall.Errno{syscall.ENOSYS, syscall.EPERM} {
-		t.Run(errno.Error(), func(t *testing.T) {
-			t.Parallel()
-			cmd := exec.Command("/proc/self/exe", "-test.count=1", "-test.run=^Test(Pipes|DaemonPrints|Killed|Words|Reaped)")
-			cmd.Env = append(os.Environ(), noPidfd+"="+strconv.Itoa(int(errno)))
-			if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("PASS")) {
-				t.Errorf("%v: %s", err, out)
-			}
-		})
-	}
-}
-
-// refusePidfds makes pidfd_open fail in this process from now on.
-func refusePidfds(errno syscall.Errno) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the system call's number
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_PIDFD_OPEN, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
-		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
-	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		panic(err)
-	}
-	if _, _, err := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
-		uintptr(unsafe.Pointer(&program))); err != 0 {
-		panic(err)
-	}
-	if _, err := unix.PidfdOpen(os.Getpid(), 0); !errors.Is(err, errno) {
-		panic(err)
 	}
 }
