@@ -183,7 +183,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 			other.Key.String(), "why", err)
 		for _, address := range a.duplicates(ctx, addresses, other) {
 			a.Journal.Count(record.CountDuplicates)
-			if a.Conf.OnDuplicateAddress == "fail" && other.Network == a.Network {
+			if other.Network == a.Network {
 				return a.callOf(i).Failed(types.ErrInternal,
 					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", address,
 						other.Key, other.Key))

@@ -67,7 +67,7 @@ var allowedDifferences = []struct {
 	name string
 	is   func(y *year, d difference) bool
 }{
-	// CONFIGURATION, onDuplicateAddress: host-local has lost its files, or got another directory, and
+	// LIMITS, "Duplicate addresses": host-local has lost its files, or got another directory, and
 	// gives an address that a live pod has. Plain starts the pod, and both pods lose packets.
 	{"duplicate address", func(_ *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "duplicate address ")

@@ -61,17 +61,17 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 }
 
 // TestStaleOwnerIsNoRival: a pod gets an address that by the journal another one still has. The
-// plain chain deleted that one, and its namespace exists. host-local names the new owner, whose DEL
-// runs in full. If the other one's interface still has the address, that DEL is parked.
+// plain chain deleted that one, and its namespace exists, without the address. host-local frees the
+// address for the new owner's DEL; firewall's DEL waits until the other one's record is gone.
 func TestStaleOwnerIsNoRival(t *testing.T) {
 	stories(t, `
-	conf onDuplicateAddress warn; chain bridge | firewall
+	chain bridge | firewall
 	add a
-	lose $data/$network/$a
+	lose $data/$network/$a; flush a
 	lowest; add b; given b $a; entry a live
 	del b
 	entry b; open $a
-	drop a b; sweep; sweep`)
+	drop a b; sweep; sweep`, flushing)
 }
 
 // TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is still
@@ -128,25 +128,26 @@ func TestDuplicateAddress(t *testing.T) {
 func TestNoDuplicate(t *testing.T) {
 	stories(t, `
 	let warnings 1; let chain bridge | firewall
-	either allowed: conf onDuplicateAddress warn
-	or not on the other's interface any more:
+	either not on the other's interface any more:
 	or another network over the same subnet:
 	or another network on the same bridge: let chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": $hostlocal}
 	or static: let chain p0, "address": "$ip7/24"
 	or loopback: let warnings 0; let chain loopback
 	or link-local: let warnings 0; let chain p0, "address": "fe80::7/64"
 	chain $chain; add a
-	if allowed: forget $a
 	if not on: flush a; forget $a
 	if another network: network other o
 	add b; given b $a
 	if another network over: counters
 	if another network on: counters 'duplicate_addresses 1'
 	logged 'cannot release another attachment that claims the same address' $warnings
-	del a b; sweep`, acts{"flush": func(s *story, w []string) {
-		run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
-	}})
+	del a b; sweep`, flushing)
 }
+
+// flushing is a statement: an interface loses its addresses.
+var flushing = acts{"flush": func(s *story, w []string) {
+	run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
+}}
 
 // TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The DEL of
 // the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its next sandbox

@@ -41,17 +41,16 @@ type Conf struct {
 	Valid         []Attachment               // from a GC; nil if the runtime sent no list
 	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
-	StateDir           string
-	DelegateTimeout    time.Duration // limit for one delegate's ADD; 0: only the runtime's deadline
-	GracePeriod        time.Duration
-	OnDelFailure       string // "report" or "defer"
-	OnJournalFailure   string // "degrade" or "fail"
-	OnDuplicateAddress string // "fail" or "warn"
-	SweepOnStatus      bool
-	LogLevel           slog.Level
-	LogFile            string
-	LogFormat          string   // "text" or "json"
-	Warnings           []string // for the log
+	StateDir         string
+	DelegateTimeout  time.Duration // limit for one delegate's ADD; 0: only the runtime's deadline
+	GracePeriod      time.Duration
+	OnDelFailure     string // "report" or "defer"
+	OnJournalFailure string // "degrade" or "fail"
+	SweepOnStatus    bool
+	LogLevel         slog.Level
+	LogFile          string
+	LogFormat        string   // "text" or "json"
+	Warnings         []string // for the log
 }
 
 // InjectedKeys are the keys that a runtime or multus writes into every plugin of a list. They are
@@ -92,21 +91,20 @@ func ParseConf(data []byte) (*Conf, error) {
 		}),
 		"capabilities": into(&c.Capabilities,
 			`an object with true or false for each capability, such as {"portMappings": true}`),
-		"runtimeConfig":      into(&c.RuntimeConfig, "an object"),
-		"prevResult":         into(&c.PrevResult, "an object"),
-		"chain":              into(&c.Chain, "an object"),
-		"chainFile":          absolute(&c.ChainFile),
-		"disableGC":          into((*flag)(&c.DisableGC), "true or false"),
-		"stateDir":           absolute(&c.StateDir),
-		"delegateTimeout":    duration(&c.DelegateTimeout),
-		"gracePeriod":        duration(&c.GracePeriod),
-		"onDelFailure":       oneOf(&c.OnDelFailure, "report", "defer"),
-		"onJournalFailure":   oneOf(&c.OnJournalFailure, "degrade", "fail"),
-		"onDuplicateAddress": oneOf(&c.OnDuplicateAddress, "fail", "warn"),
-		"sweepOnStatus":      into(&c.SweepOnStatus, "true or false"),
-		"logLevel":           field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
-		"logFile":            absolute(&c.LogFile),
-		"logFormat":          oneOf(&c.LogFormat, "text", "json"),
+		"runtimeConfig":    into(&c.RuntimeConfig, "an object"),
+		"prevResult":       into(&c.PrevResult, "an object"),
+		"chain":            into(&c.Chain, "an object"),
+		"chainFile":        absolute(&c.ChainFile),
+		"disableGC":        into((*flag)(&c.DisableGC), "true or false"),
+		"stateDir":         absolute(&c.StateDir),
+		"delegateTimeout":  duration(&c.DelegateTimeout),
+		"gracePeriod":      duration(&c.GracePeriod),
+		"onDelFailure":     oneOf(&c.OnDelFailure, "report", "defer"),
+		"onJournalFailure": oneOf(&c.OnJournalFailure, "degrade", "fail"),
+		"sweepOnStatus":    into(&c.SweepOnStatus, "true or false"),
+		"logLevel":         field(&c.LogLevel, `"debug", "info", "warn" or "error"`, level),
+		"logFile":          absolute(&c.LogFile),
+		"logFormat":        oneOf(&c.LogFormat, "text", "json"),
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		var err error
@@ -138,8 +136,7 @@ func DefaultConf() *Conf {
 	return &Conf{
 		StateDir: DefaultStateDir, GracePeriod: 10 * time.Minute,
 		OnDelFailure: "report", OnJournalFailure: "degrade",
-		OnDuplicateAddress: "fail", SweepOnStatus: true,
-		LogLevel: slog.LevelInfo, LogFormat: "text",
+		SweepOnStatus: true, LogLevel: slog.LevelInfo, LogFormat: "text",
 		Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }

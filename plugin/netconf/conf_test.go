@@ -16,7 +16,7 @@ import (
 func defaults() *Conf {
 	return &Conf{
 		CNIVersion: "1.0.0", Name: "podnet", StateDir: "/var/lib/cni/unwind", GracePeriod: 10 * time.Minute,
-		OnDelFailure: "report", OnJournalFailure: "degrade", OnDuplicateAddress: "fail",
+		OnDelFailure: "report", OnJournalFailure: "degrade",
 		SweepOnStatus: true, LogFormat: "text", Injected: map[string]json.RawMessage{}, ValidRaw: map[string]json.RawMessage{},
 	}
 }
@@ -38,7 +38,7 @@ func TestParseConf(t *testing.T) {
 		{"every key", `"capabilities": {"portMappings": true, "ips": false}, "runtimeConfig": {"ips": ["10.0.0.1"]},
 			"prevResult": {}, "chain": {"plugins": []}, "chainFile": "/etc/cni//x.conflist", "stateDir": "/run/unwind/",
 			"delegateTimeout": "30s", "gracePeriod": "0s", "onDelFailure": "defer", "onJournalFailure": "fail",
-			"onDuplicateAddress": "warn", "sweepOnStatus": false, "logLevel": "warn",
+			"sweepOnStatus": false, "logLevel": "warn",
 			"logFile": "/var/log/unwind.log", "logFormat": "json"`,
 			func(c *Conf) {
 				c.Capabilities = map[string]bool{"portMappings": true, "ips": false}
@@ -46,7 +46,7 @@ func TestParseConf(t *testing.T) {
 				c.PrevResult, c.Chain = json.RawMessage(`{}`), json.RawMessage(`{"plugins": []}`)
 				c.ChainFile, c.StateDir, c.LogFile = "/etc/cni/x.conflist", "/run/unwind", "/var/log/unwind.log"
 				c.DelegateTimeout, c.GracePeriod, c.LogLevel = 30*time.Second, 0, slog.LevelWarn
-				c.OnDelFailure, c.OnJournalFailure, c.OnDuplicateAddress = "defer", "fail", "warn"
+				c.OnDelFailure, c.OnJournalFailure = "defer", "fail"
 				c.SweepOnStatus = false
 				c.LogFormat = "json"
 			}},
@@ -126,7 +126,7 @@ func TestWrongTypes(t *testing.T) {
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
 		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
-		"onDuplicateAddress": {}, "logLevel": {}, "logFile": {}, "logFormat": {},
+		"logLevel": {}, "logFile": {}, "logFormat": {},
 	}
 	for key, allowed := range right {
 		for kind, value := range kinds {
