@@ -63,7 +63,7 @@ FUZZTIME ?= 10s
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The time only ends a test that hangs: the machine may be ten times slower than one on which they take 4 minutes.
+# The time only ends a test that hangs: the machine may be ten times slower than one on which they take 8 minutes.
 GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
 # The programs that tests start: testdata is outside of ./...
@@ -114,7 +114,7 @@ deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
 # go test prints its packages in order, as they end. The longest one is apart, so that it holds no other's line back.
-test: deps tools build ## run all tests on real plugins and namespaces (4 minutes, root)
+test: deps tools build ## run all tests on real plugins and namespaces (8 minutes, root)
 	@echo "The tests of ./plugin take longest; they run beside the others, each of which has its line as it ends."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
