@@ -50,11 +50,13 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 
 // AnyLives reports whether any record that is live or being added matches, or is damaged.
 func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) (lives bool) {
-	_ = s.All(func(e *journal.Entry, err error) error { // fn never fails
-		lives = lives || err != nil || decide.KeepsContainer(e.Undo.State) && is(e)
-		return nil
+	err := s.All(func(e *journal.Entry, err error) error {
+		if err == nil {
+			lives = lives || decide.KeepsContainer(e.Undo.State) && is(e)
+		}
+		return err
 	})
-	return lives
+	return lives || err != nil
 }
 
 // AddedAgain returns the records of an attachment's other ADDs, given the record of one.
