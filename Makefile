@@ -122,11 +122,11 @@ test: deps tools build ## run all tests on real plugins and namespaces (8 minute
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
 	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
-matrix: deps tools build ## run the tests with larger samples (20 minutes, root)
+matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
 # Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.
-race: deps tools build ## run the tests of goroutines with the race detector (root)
+race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
 proof: deps tools build ## run all tests at full length (2 hours, root)

@@ -257,7 +257,8 @@ func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
 	})
 }
 
-// ByNetNS returns the records whose ADD was in a network namespace, like ByPod.
+// ByNetNS returns the records whose ADD was in a network namespace of this boot, like ByPod. Within
+// a boot, records of the same namespace have the same inode.
 func (tx *Tx) ByNetNS(n NetNS) ([]*Entry, error) {
 	if !n.Known() {
 		return nil, nil

@@ -216,7 +216,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
 				for i := range seconds {
-					if !sandbox.Sampled(sandbox.Rounds(seconds, seconds, 1), at, v, i) {
+					if !sandbox.Sampled(sandbox.Rounds(seconds, seconds, 1), at/pointsApart(), v, i) {
 						continue
 					}
 					for again, more := 1, true; more && !t.Failed(); again++ {
@@ -224,7 +224,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 							more = again < apart
 							continue
 						}
-						one := all[(v*seconds+i)*recoveries+(at+again)%recoveries]
+						one := all[(v*seconds+i)*recoveries+(at/pointsApart()+again)%recoveries]
 						t.Run(fmt.Sprintf("and %d: %s", again, one.name), func(t *testing.T) {
 							s := newStory(t, killings, acts{"first": func(s *story, _ []string) { killed = s.killed }})
 							s.vars["at"], s.vars["again"] = fmt.Sprint(at), fmt.Sprint(again)
