@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -112,6 +113,7 @@ func newPlainWorld(t *attempt, called string, s *setup, net *network) *plainWorl
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), n.execOf())
 	n.mkdir(w.confDir())
 	n.mkdir(n.hangsDir())
+	must(t, os.WriteFile(w.hanging(), nil, 0o600))
 	var err error
 	w.past, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	must(t, err)
@@ -231,7 +233,7 @@ func (w *plainWorld) writeBinary(name string) {
 				"fail-effect": "real >/dev/null; " + refuse(999, verb+" refused afterwards"),
 				"garbage":     "real >/dev/null; echo not json; exit 0",
 				"slow":        "sleep 0.2; real; exit",
-				"hang":        fmt.Sprintf(": >%s; exec sleep 600", filepath.Join(w.hangsDir(), "hangs")),
+				"hang":        fmt.Sprintf(": >%s; echo $$ >>%s; exec sleep 600", filepath.Join(w.hangsDir(), "hangs"), w.hanging()),
 			}[mode])
 		}
 	}
@@ -350,6 +352,9 @@ type plainCall struct {
 	err  error
 	took time.Duration
 }
+
+// hanging is a file with the process IDs of the plugins that hang, until the next reboot.
+func (w *plainWorld) hanging() string { return filepath.Join(w.hangsDir(), "processes") }
 
 // call runs a verb. If a plugin hangs, the runtime's time is over.
 func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plainCall {
@@ -649,6 +654,12 @@ func (w *plainWorld) sweeps(times int) error {
 func (w *plainWorld) reboot() {
 	w.Helper()
 	w.free()
+	for _, pid := range strings.Fields(read(w, w.hanging())) {
+		n, err := strconv.Atoi(pid)
+		must(w, err)
+		_ = unix.Kill(n, unix.SIGKILL)
+	}
+	must(w, os.WriteFile(w.hanging(), nil, 0o600))
 	for _, p := range w.pods {
 		w.drop(p)
 		if p.state == podLive {
