@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -29,14 +28,14 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned becomes Job.Assigned.
-func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
+// holds another lock.
+func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, killed, err := w.Lock(ctx, key, nil)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	out := w.ReleaseLocked(ctx, lock, killed, key, assigned...)
+	out := w.ReleaseLocked(ctx, lock, killed, key)
 	switch {
 	case out.Released:
 		return nil
@@ -51,7 +50,6 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 // unwind had to kill. If the newest ADD is live, the DELs of the older ones wait.
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
-	assigned ...netip.Addr,
 ) (out Outcome) {
 	var records []*journal.Entry
 	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
@@ -83,7 +81,7 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		job := Job{Entry: e, Lock: lock, Assigned: assigned}
+		job := Job{Entry: e, Lock: lock}
 		if e == out.Entry {
 			job.Killed = killed
 		}
@@ -142,23 +140,17 @@ func (w *Worker) markKilled(e *journal.Entry, programs []string) bool {
 	some := slices.ContainsFunc(e.Undo.Steps, named)
 	for i := range e.Undo.Steps {
 		if !some || named(e.Undo.Steps[i]) {
-			e.Undo.Steps[i] = w.killed(e, e.Undo.Steps[i])
+			Failed(&e.Undo.Steps[i], &delegate.Failure{Killed: true})
 		}
 	}
 	return true
 }
 
-func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
-	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
-}
-
-// Failed marks a step whose delegate's ADD failed.
-func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
-	if f.Killed {
-		*s = w.killed(e, *s)
-		return
+// Failed marks a step whose delegate's ADD failed, or was killed.
+func Failed(s *journal.Step, f *delegate.Failure) {
+	if s.ADD = journal.AddFailed; f.Killed {
+		s.ADD, s.Tries = journal.AddUnknown, s.Tries+1
 	}
-	s.ADD = journal.AddFailed
 }
 
 // wordsOf returns a delegate's message as a step stores it.
