@@ -52,12 +52,12 @@ func TestOrphanIsEnded(t *testing.T) {
 	}})
 }
 
-// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. The owner's
-// delegate still gets its own time to end.
+// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of the
+// owner's delegate still gets its own time to end.
 func TestOrphansOfAnOwnerThatDies(t *testing.T) {
 	stories(t, `
 	budget Orphans 5s; script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/began ] && exit;
-		touch $dir/began; until [ -e $dir/go ]; do sleep 0.02; done; kill -9 $PPID; sleep 0.3; touch $dir/ended'
+		touch $dir/began; until [ -e $dir/go ]; do sleep 0.02; done; (sleep 0.3; touch $dir/ended) & kill -9 $PPID; wait'
 	chain p0 | {"type": "p1"}; add a; as b a; names b $netns/a
 	start del a; appears $dir/began; start del b; pause 6s; file $dir/go
 	wait del b; fails wait del a; appears $dir/ended; logged 'killing orphaned plugin' 0`)

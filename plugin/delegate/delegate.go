@@ -2,9 +2,9 @@
 //
 // It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
 // process group, so its children are killed with it at the deadline; otherwise a child could
-// continue an ADD that is being undone. Second, a delegate inherits the attachment's lock. If
-// unwind is killed, the next verb waits until the delegate has ended. Third, a delegate's output is
-// limited, so it cannot exhaust memory.
+// continue an ADD that is being undone. Second, a delegate dies with its unwind, and inherits the
+// attachment's lock. If unwind is killed, the next verb waits until the delegate's children have
+// ended. Third, a delegate's output is limited, so it cannot exhaust memory.
 package delegate
 
 import (

@@ -71,7 +71,7 @@ func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	}
 	p.writeConfig()
 	attr := &syscall.ProcAttr{Env: c.environ(), Files: files,
-		Sys: &syscall.SysProcAttr{Setpgid: true}}
+		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
 	if c.Lock != nil {
 		attr.Files = append(slices.Repeat([]uintptr{none}, LockFD), c.Lock.Fd())
 		copy(attr.Files, files)
