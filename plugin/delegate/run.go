@@ -53,7 +53,7 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	if err := p.start(ctx, c, binary); err != nil {
 		return nil, c.notStarted(types.ErrInternal, err)
 	}
-	err = p.wait(ctx, r)
+	err = p.wait(ctx, r, c.Watch)
 	if ctx.Err() != nil {
 		awaitGroup(p.pid)
 	}

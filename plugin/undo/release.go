@@ -31,12 +31,12 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock. assigned becomes Job.Assigned.
 func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
-	lock, killed, err := w.Lock(ctx, key, nil)
+	lock, err := w.Journal.Store.Acquire(ctx, key, journal.Patience{Orphans: w.Budgets.Orphans})
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	out := w.ReleaseLocked(ctx, lock, killed, key, assigned...)
+	out := w.ReleaseLocked(ctx, lock, key, assigned...)
 	switch {
 	case out.Released:
 		return nil
@@ -47,11 +47,10 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 }
 
 // ReleaseLocked does the work of Release for a caller that holds the attachment's lock. It decides
-// by the current content of the journal. killed names the delegates that held the lock and that
-// unwind had to kill. If the newest ADD is live, the DELs of the older ones wait.
+// by the current content of the journal. If the newest ADD is live, the DELs of the older ones
+// wait.
 func (w *Worker) ReleaseLocked(
-	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
-	assigned ...netip.Addr,
+	ctx context.Context, lock *journal.Lock, key journal.Key, assigned ...netip.Addr,
 ) (out Outcome) {
 	var records []*journal.Entry
 	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
@@ -83,11 +82,7 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		job := Job{Entry: e, Lock: lock, Assigned: assigned}
-		if e == out.Entry {
-			job.Killed = killed
-		}
-		failures, _, err := w.Undo(ctx, job, v.Reason)
+		failures, _, err := w.Undo(ctx, Job{Entry: e, Lock: lock, Assigned: assigned}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
 			if err == nil && !f.Unreported {
 				err = f
@@ -131,31 +126,10 @@ func Buried(e *journal.Entry) *journal.Entry {
 	return b
 }
 
-// markKilled marks the steps whose delegates unwind killed: those with the named programs. If none
-// matches, for example because a delegate's child was killed, it marks all steps. It reports
-// whether any program was killed.
-func (w *Worker) markKilled(e *journal.Entry, programs []string) bool {
-	if len(programs) == 0 {
-		return false
-	}
-	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
-	some := slices.ContainsFunc(e.Undo.Steps, named)
-	for i := range e.Undo.Steps {
-		if !some || named(e.Undo.Steps[i]) {
-			e.Undo.Steps[i] = w.killed(e, e.Undo.Steps[i])
-		}
-	}
-	return true
-}
-
-func (w *Worker) killed(e *journal.Entry, s journal.Step) journal.Step {
-	return decide.Killed(s, journal.BootNanos(), w.Node.GraceOf(e))
-}
-
 // Failed marks a step whose delegate's ADD failed.
 func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
 	if f.Killed {
-		*s = w.killed(e, *s)
+		*s = decide.Killed(*s, journal.BootNanos(), w.Node.GraceOf(e))
 		return
 	}
 	s.ADD = journal.AddFailed

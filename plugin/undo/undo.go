@@ -27,8 +27,7 @@ type Job struct {
 	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
 	// these addresses cannot remove rules of the ADD.
 	Assigned []netip.Addr
-	Later    int      // number of steps that the caller must run after this record's
-	Killed   []string // the programs of delegates that held the lock and that unwind had to kill
+	Later    int // number of steps that the caller must run after this record's
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
@@ -107,7 +106,7 @@ func (w *Worker) Undo(
 //
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not contain the record, or does not show that its delegates were killed;
+//   - if the journal does not contain the record;
 //   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run
 //     its DEL again (see decide.Due).
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
@@ -116,7 +115,7 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 	if mode == Rollback {
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
 	} else {
-		unwritten = w.markKilled(e, job.Killed) || unwritten || mode != Requested || e.Number == 0 ||
+		unwritten = unwritten || mode != Requested || e.Number == 0 ||
 			slices.ContainsFunc(e.Undo.Steps,
 				func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
 	}
