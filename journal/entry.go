@@ -139,7 +139,6 @@ type Undo struct {
 	Since  Time   `json:"since"`            // when the record entered this state
 	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
-	Begun  bool   `json:"begun,omitempty"`  // a pass over the steps runs, or was interrupted
 	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
 	Guarded bool `json:"guarded,omitempty"`
 	// Abandoned is set in an undone record if an operator dropped its pending DELs.
@@ -197,7 +196,9 @@ type Step struct {
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
 	// not host-local, or nobody knows the delegate, and it may have an IPAM plugin of its own.
 	MayAllocate bool `json:"mayAllocate,omitempty"`
-	Tries       int  `json:"tries,omitempty"` // tries of its DEL
+	// Tries counts the tries of its DEL. An ADD that was killed counts as one, so that the DELs of the
+	// other delegates come first.
+	Tries int `json:"tries,omitempty"`
 	// Failures counts the tries that came after the pause of the one before, and failed. Absent is 0
 	// if the network's chain contained the delegate at the last failure. Otherwise it counts the last
 	// failures, in a row, at which the chain lacked it: the first, and those after a pause.
@@ -206,11 +207,8 @@ type Step struct {
 	Last     string `json:"last,omitempty"` // the error, if the last try failed
 	Code     uint   `json:"code,omitempty"` // the code of Last; then never 0
 	Next     Next   `json:"next,omitzero"`
-	// Until Again (CLOCK_BOOTTIME, nanoseconds; 0 for none), a successful DEL does not count: either
-	// the delegate was killed and its agent may still work on the request, or it proves nothing.
-	Again      int64 `json:"again,omitempty"`
-	LateKills  int   `json:"lateKills,omitempty"`  // late tries that reached their limit (undo.late)
-	MayHaveRun bool  `json:"mayHaveRun,omitempty"` // the pass of its first DEL was interrupted
+	// Started is set if the step's DEL was started, so that its address may be free (see decide.Gets).
+	Started bool `json:"started,omitempty"`
 }
 
 // Next says what the next try of a step's DEL waits for. The zero value is RunNow.
@@ -225,11 +223,8 @@ type Why string
 const (
 	RunNow       Why = ""          // nothing: the next pass runs it
 	ForBackoff   Why = "backoff"   // the pause after a failed try
-	ForOwner     Why = "owner"     // its address has another owner
 	ForContainer Why = "container" // it could release what another ADD of the container or pod uses
-	ForPort      Why = "port"      // a host port may forward to its address
-	ForRuntime   Why = "runtime"   // it is left to the runtime's own DEL
-	ForRepeat    Why = "repeat"    // it succeeded, and runs once more
+	ForRules     Why = "rules"     // a later plugin's rules or host ports may still use its address
 )
 
 // Blocked reports whether a DEL waits for something other than its turn or the end of a pause.
@@ -239,9 +234,8 @@ type Outcome string
 
 const (
 	AddPassed  Outcome = ""        // it succeeded, or has not run yet
-	AddUnknown Outcome = "unknown" // unwind died while it ran, or just before
+	AddUnknown Outcome = "unknown" // unwind or the delegate died while it ran, or just before
 	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
-	AddKilled  Outcome = "killed"  // it was killed; the delegate's agent may continue
 )
 
 // Claim is an address that a delegate added to the result. The delegates after it get the address

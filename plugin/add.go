@@ -42,8 +42,7 @@ type adding struct {
 //  3. Release what earlier ADDs of this attachment and of its pod have left. Write the intent: the
 //     entry in state adding, with the whole chain.
 //  4. Run each delegate. If its result differs from the previous one, write the entry in state
-//     live, with the result and claims on the new addresses. If a dead attachment claims one of
-//     these addresses, release that attachment before the next delegate runs.
+//     live, with the result and claims on the new addresses.
 //  5. Print the result.
 //  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. This
 //     needs no journal.
@@ -146,7 +145,7 @@ func (a *adding) runDelegate(
 	stdout, f := a.Runner.Run(ctx, c, a.Stderr)
 	a.At("added")
 	if f != nil {
-		a.Failed(a.entry, step, f)
+		undo.Failed(step, f)
 		if f.Unstarted {
 			a.started = i
 		}
@@ -182,10 +181,9 @@ func setResult(
 // processes write. If the result cannot be written, the ADD fails: success would leave a live
 // attachment in state adding.
 //
-// Then commit releases dead attachments that claim one of the new addresses, while this ADD has no
-// rules yet that their DELs could remove. It finds them in the transaction that writes the claims.
-// So if two ADDs get the same address at the same time, the later one finds the other. If a live
-// attachment claims the same address, the address is a duplicate.
+// If a live attachment claims one of the new addresses, that address is a duplicate. commit finds it
+// in the transaction that writes the claims. So if two ADDs get the same address at the same time,
+// the later one finds the other.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
 	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
@@ -213,15 +211,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		return a.callOf(i).Failed(types.ErrTryAgainLater,
 			"unwind: cannot record the result: "+err.Error())
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
-	defer cancel()
 	for _, other := range others {
-		err := a.Release(ctx, other.Key, addresses...)
-		if err == nil {
-			continue
-		}
-		a.log.Warn("cannot release another attachment that claims the same address", "other",
-			other.Key.String(), "why", err)
 		for _, address := range a.duplicates(ctx, addresses, other) {
 			a.Journal.Count(record.CountDuplicates)
 			if other.Network == a.Network {

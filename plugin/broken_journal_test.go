@@ -297,7 +297,7 @@ func TestJournalLostInFailingADD(t *testing.T) {
 func TestJournalFailsOverPending(t *testing.T) {
 	stories(t, `
 	chain bridge | p1, "delayMS": 500 | p2
-	plan p1 DEL fail; sandbox a b; add b; fails del b; add a; fails del a
+	plan p1 DEL fail; sandbox a b; add b; fails del b; add a; fails del a; fails del a
 	forgets; again a c
 	either before: plan; break read-only file system; start add c
 	or meanwhile: plan p1 DEL late; start add c; awaits DEL p1; break file

@@ -180,18 +180,6 @@ func TestHostileDelegate(t *testing.T) {
 	file $dir/well; del a`)
 }
 
-// TestEffectAfterTheGroup: a child that left its delegate's process group takes something after the
-// delegate was killed and undone. The second DEL, after gracePeriod, releases it.
-func TestEffectAfterTheGroup(t *testing.T) {
-	stories(t, `
-	hasty; conf gracePeriod 1h; chain p0 | {"type": "bad"}; let late $dir/faulty/taken/late
-	script bad 'case $CNI_COMMAND in DEL) rmdir $late 2>/dev/null || : ;;
-		ADD) setsid sh -c ">$dir/away; until [ -e $dir/go ]; do sleep 0.01; done; mkdir -p $late" &
-		until [ -e $dir/away ]; do sleep 0.01; done; >$hangs/ADD.$CNI_CONTAINERID.$CNI_IFNAME.bad; wait ;; esac'
-	fails add a 'timed out'; file $dir/go; appears $late
-	gc; taken late; due a; gc`)
-}
-
 // TestNoProc runs every verb without /proc. unwind cannot tell who is alive, so it releases
 // nothing. An ADD takes nothing, since it could not print its success: skel looks at /proc after
 // the ADD. With /proc, a is dead.

@@ -178,24 +178,6 @@ func TestAddOverLive(t *testing.T) {
 	del a`)
 }
 
-// TestSecondDelAfterGrace: a delegate that was killed gets one more DEL after gracePeriod, even if
-// the first one passed, since an agent behind it may have gone on. Until then every verb leaves the
-// entry.
-func TestSecondDelAfterGrace(t *testing.T) {
-	stories(t, `
-	hasty; conf gracePeriod 1h
-	chain p0 | p1 | p2
-	either hangs: plan p1 ADD hang-effect
-	or crashes: plan p1 ADD crash-effect
-	fails add a 'pending DEL: faulty (succeeded; runs once more)'
-	entry a rolling-back 1; pending a p1
-	del a; entry a rolling-back 1; pending a p1
-	sandbox a b; plan; add b; del b
-	entry a rolling-back 1; pending a p1
-	taken; due a; forgets
-	del a; calls DEL p1`)
-}
-
 // TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed
 // before it prints the new result. libcni's cache still has the earlier result, whose namespace
 // exists: that is no ADD that the journal did not record, so the next ADD and a sweep undo what is

@@ -14,7 +14,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/facts"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/undo"
 )
@@ -90,11 +89,7 @@ func (a *adding) open(ctx context.Context) error {
 	if err := a.supersede(ctx); err != nil || a.Journal.Lost != nil {
 		return err
 	}
-	if err := a.writeIntent(ctx, a.putIntent); err != nil || a.Journal.Lost != nil {
-		return err
-	}
-	a.awaitSamePod(ctx)
-	return nil
+	return a.writeIntent(ctx, a.putIntent)
 }
 
 // putFirst writes the intent, unless earlier ADDs of this attachment or its pod left something. The
@@ -182,22 +177,6 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 			a.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
-	}
-}
-
-// awaitSamePod waits for DELs of the pod's other sandboxes that began before the intent was
-// written. It waits only for a DEL that frees by pod, which could free this ADD's address.
-func (a *adding) awaitSamePod(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
-	defer cancel()
-	byPod := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
-	for _, e := range a.samePod {
-		for slices.ContainsFunc(e.Undo.Steps, byPod) && ctx.Err() == nil {
-			if state, err := a.Journal.Store.LookAtLock(e.Key); err != nil || !state.Held {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
 	}
 }
 

@@ -386,9 +386,12 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 	return plainCall{verb, err, time.Since(began)}
 }
 
-func (c *network) hangs() bool {
+func (c *network) hangs() bool { return c.hangsIn("ADD") || c.hangsIn("DEL") }
+
+// hangsIn reports whether a plugin hangs in a verb.
+func (c *network) hangsIn(verb string) bool {
 	for _, b := range c.binaries {
-		if b.modes["ADD"] == "hang" || b.modes["DEL"] == "hang" {
+		if b.modes[verb] == "hang" {
 			return true
 		}
 	}
@@ -611,7 +614,7 @@ func init() {
 }
 
 func sweepAsAgent(times int, stateDir, cache string, job sweep.Job) error {
-	p := &Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: io.Discard, CacheDir: cache}
+	p := &Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.BudgetsOf(os.Getenv(env.Budgets)), Runner: &delegate.Processes{}}, Stdout: io.Discard, CacheDir: cache}
 	for range times {
 		conf := netconf.DefaultConf()
 		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
@@ -640,7 +643,7 @@ func (w *plainWorld) sweeps(times int) error {
 	w.in(func() {
 		cmd := exec.CommandContext(w.Context(), "/proc/self/exe")
 		cmd.Env = append(os.Environ(), sweepTimesEnv+"="+strings.Repeat("x", times)+"|"+w.stateDir+"|"+w.cacheDir()+"|"+
-			strings.Join(w.path, ":")+"|"+string(netconf.Marshal(entry)), env.Cache+"="+w.cacheDir())
+			strings.Join(w.path, ":")+"|"+string(netconf.Marshal(entry)), env.Cache+"="+w.cacheDir(), env.Budgets+"="+strings.Join(w.budgets, " "))
 		var out []byte
 		if out, err = cmd.CombinedOutput(); err != nil {
 			err = fmt.Errorf("%w: %s", err, out)

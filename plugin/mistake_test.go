@@ -164,16 +164,6 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	}})
 }
 
-// TestReplaced: a configuration that worked replaces the rejected one if the step still has a
-// pending DEL, because its delegate was killed once.
-func TestReplaced(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1h; chain p0, "modes": {"DEL": "fail"}, "code": 7
-	plan p0 ADD crash-effect; fails add a; plan
-	chain p0; del a; entry a rolling-back 1
-	due a; forgets; chain another; del a; stdin p0 modes; calls DEL p0`)
-}
-
 // TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present one,
 // whatever the error, but never another delegate's. If that fails too, its step stays pending, with its
 // earlier configuration and the first error.

@@ -65,7 +65,7 @@ func TestMeshUninstalled(t *testing.T) {
 	either its binary is deleted: lose $dir/bin/mesh
 	or its daemon is gone: plan mesh DEL fail
 	or it crashes: plan mesh DEL crash
-	fails del a mesh; entry a deleting 1
+	fails del a mesh; entry a deleting 2
 	$in bridge
 	either containerd deletes, then the namespace goes: del a; entry a deleting 1; drop a; names a; del a
 		del b; drop b; names b; del b

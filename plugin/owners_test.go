@@ -8,43 +8,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// TestADDRunsPendingDEL: a pod gets the address of another one that is dead, or owes a DEL (cni#924, Azure
-// CNS #4210), also in a network that has another name now. unwind undoes the other one with its address
-// before anything of the new one goes by that address. The runtime's late DEL runs nothing.
-func TestADDRunsPendingDEL(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true | p2; let dels DEL p1
-	either its DEL failed: add a; plan p1 DEL fail; fails del a
-	or its ADD failed, and its DEL: plan p2 ADD fail, p1 DEL fail; fails add a
-	or dead, its namespace gone: add a; drop a
-	or dead, of an earlier boot: add a; reboot a
-	or dead, its ADD cut off: plan p2 ADD kill-parent-effect; killed add a; free a; drop a
-	plan; forgets
-	if dead: let dels DEL p2, DEL p1, DEL p0; network renamed
-	add b; given b $ip2
-	previous $ip2; calls ADD p0, $dels, ADD p1, ADD p2; gone a; rules $ip2.p1
-	if dead: reserved 0 a
-	del a; calls; del b; rules`)
-}
-
-// TestPendingDELIsParked: a pending DEL fails even when another pod gets its address. As long as
-// that pod lives, the DEL is tried only without the address, and stays pending. When the pod is
-// gone, the next sweep runs it in full. A GC that finds both dead undoes the pod, and the next GC
-// does the rest.
-func TestPendingDELIsParked(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true
-	add a; plan p1 DEL fail; fails del a; forgets
-	add b; given b $a; previous $a; calls ADD p0, DEL p1, ADD p1
-	either retried meanwhile: fails del a; plan; del a; previous; calls DEL p1, DEL p1
-		entry a deleting 1
-	or not retried, but swept: plan; sweep; sweep; previous; calls DEL p1; events 'waiting a [$a] [faulty]: $a has another owner'; counters
-	rules $a.p1
-	either the runtime's DEL, then a sweep: del b; calls DEL p1, DEL p0; sweep; previous $a; calls DEL p1
-	or dead, two GCs: drop b; gc; gc
-	clean; rules`)
-}
-
 // TestDELOfPodsFromBefore installs unwind on a node with pods. DELs through unwind release all they
 // have, with their network namespace and without it.
 func TestDELOfPodsFromBefore(t *testing.T) {
@@ -61,17 +24,16 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 }
 
 // TestStaleOwnerIsNoRival: a pod gets an address that by the journal another one still has. The
-// plain chain deleted that one, and its namespace exists, without the address. host-local frees the
-// address for the new owner's DEL; firewall's DEL waits until the other one's record is gone.
+// plain chain deleted that one, and its namespace exists, without the address. host-local's file names the
+// new owner, so its DEL removes its rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {
 	stories(t, `
 	chain bridge | firewall
 	add a
 	lose $data/$network/$a; flush a
 	lowest; add b; given b $a; entry a live
-	del b
-	entry b; open $a
-	drop a b; sweep; sweep`, flushing)
+	del b; gone b
+	drop a; sweep`, flushing)
 }
 
 // TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is still
@@ -123,24 +85,23 @@ func TestDuplicateAddress(t *testing.T) {
 	del b`)
 }
 
-// TestNoDuplicate: two pods have one address where that is no error. unwind warns if something
-// could be wrong, and counts an address that two networks give out on one bridge.
+// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that two networks
+// give out on one bridge.
 func TestNoDuplicate(t *testing.T) {
 	stories(t, `
-	let warnings 1; let chain bridge | firewall
+	let chain bridge | firewall
 	either not on the other's interface any more:
 	or another network over the same subnet:
 	or another network on the same bridge: let chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": $hostlocal}
 	or static: let chain p0, "address": "$ip7/24"
-	or loopback: let warnings 0; let chain loopback
-	or link-local: let warnings 0; let chain p0, "address": "fe80::7/64"
+	or loopback: let chain loopback
+	or link-local: let chain p0, "address": "fe80::7/64"
 	chain $chain; add a
 	if not on: flush a; forget $a
 	if another network: network other o
 	add b; given b $a
 	if another network over: counters
 	if another network on: counters 'duplicate_addresses 1'
-	logged 'cannot release another attachment that claims the same address' $warnings
 	del a b; sweep`, flushing)
 }
 
@@ -169,19 +130,6 @@ func TestFreedByPod(t *testing.T) {
 	held 1; entry b
 	if being added: plan; lose $dir/faulty/held/ADD.b.p1; wait add b
 	entry b live 2; del b; held 0; sweep; entries 0`, byPod)
-}
-
-// TestFreedByPodMeanwhile: a GC runs such a DEL of the old sandbox when the next one is added, and that
-// ADD does not release the old one, since it is in a pause. The ADD waits, once its intent is on
-// record, for the DEL, which would free its address.
-func TestFreedByPodMeanwhile(t *testing.T) {
-	stories(t, `
-	by-pod; script bridge 'while [ $CNI_COMMAND = DEL ] && [ -e $dir/hold ] && touch $dir/held-up; do sleep 0.01; done;
-		[ $CNI_COMMAND = DEL ] && [ -e $dir/broken ] && exit 1; exec $cni/bridge'
-	add a; file $dir/broken; fails del a; fails del a; fails del a; fails del a; lose $dir/broken
-	file $dir/hold; start gc; appears $dir/held-up
-	sandbox a b; start add b; pause 500ms; lose $dir/hold; wait gc; wait add b
-	gone a; held 1; del b; held 0`, byPod)
 }
 
 // byPod are statements about a stand-in for spiderpool (testdata/standin/spiderpool.go).

@@ -271,12 +271,3 @@ func (h *holders) crash() {
 		}
 	}
 }
-
-// TestLateDELsOfOneAddress: three dead pods have a pending DEL of p1 with the same address, which is
-// free. Only one of these DELs can hold the address at a time; the GCs that follow run them all.
-func TestLateDELsOfOneAddress(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true, "delayMS": 300; plan p1 DEL fail
-	add a; fails del a; add b; fails del b; add c; fails del c; reserved 0; entries 3
-	plan p1 DEL late; until 0 tries gc`)
-}

@@ -277,16 +277,6 @@ func init() {
 			must(p, os.RemoveAll(p.cacheFile()))
 			p.edit(func(e *journal.Entry) { e.Undo.State, e.Got = journal.Adding, journal.Got{} })
 		}),
-		// due PODS: the time of their second DELs has come
-		"due": each(func(p *pod) {
-			p.edit(func(e *journal.Entry) {
-				for i := range e.Undo.Steps {
-					if e.Undo.Steps[i].Again != 0 {
-						e.Undo.Steps[i].Again, e.Undo.Steps[i].Next.At = 1, 1
-					}
-				}
-			})
-		}),
 	})
 	for _, name := range []string{"mend", "end", "unlock"} {
 		verbs[name] = func(s *story, _ []string) { s.undo[name]() }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -49,9 +51,11 @@ func counted(t *testing.T) (n *machine, confDir string) {
 		if err != nil {
 			return err
 		}
-		waits := stuck.Undo.Steps[0]
-		waits.Index, waits.Next = len(stuck.Undo.Steps), journal.Next{Why: journal.ForRepeat}
-		stuck.Undo.Steps = append(stuck.Undo.Steps, waits)
+		frees, port := stuck.Undo.Steps[0], stuck.Undo.Steps[0] // the first waits for the second
+		frees.Index, port.Index = len(stuck.Undo.Steps), len(stuck.Undo.Steps)+1
+		port.ADD, port.Config = journal.AddPassed, json.RawMessage(`{"runtimeConfig": {"portMappings": [{}]}}`)
+		stuck.Undo.Steps = append(stuck.Undo.Steps, frees, port)
+		stuck.Got.Claims = append(stuck.Got.Claims, journal.Claim{Address: netip.MustParseAddr("10.9.9.9"), Step: frees.Index})
 		return tx.Put(stuck)
 	})
 	err = errors.Join(err, n.store.NoteSweep(), n.store.Record(journal.Event{Count: []string{record.CountRollbacks, "p", "complete"}},

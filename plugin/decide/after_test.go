@@ -27,7 +27,6 @@ func TestEnd(t *testing.T) {
 		{"299 times", func(one *try) { one.step.Failures = 298 }, false, 299, 0},
 		{"before its pause was over", func(one *try) { one.o.Early = true }, false, 299, 0},
 		{"the namespace may be there", func(one *try) { one.o.NetNSGone = false }, false, 300, 0},
-		{"it was killed", func(one *try) { one.o.Killed = true }, true, 300, 0},
 		{"its ADD failed", func(one *try) { one.step.ADD = journal.AddFailed }, true, 300, 0},
 		{"an address may depend on it", func(one *try) { one.o.MayHold = true }, false, 300, 0},
 		{"an address, not in the chain", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 299 }, true, 300, 300},
@@ -36,12 +35,11 @@ func TestEnd(t *testing.T) {
 		{"an address, in the chain again, early", func(one *try) { one.o.MayHold, one.o.Early, one.step.Absent = true, true, 299 }, false, 299, 0},
 		{"not in the chain, early", func(one *try) { one.o.NotInChain, one.o.Early, one.step.Absent = true, true, 7 }, false, 299, 7},
 		{"it passed", func(one *try) { one.o.Failed = false }, true, 299, 0},
-		{"it passed, without its address", func(one *try) { one.o = Outcome{Withheld: true} }, false, 299, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			one := try{journal.Step{Type: "own", Failures: 299}, Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true}}
 			tt.change(&one)
-			after, done := After(one.step, one.o, pass())
+			after, done := After(one.step, one.o, now)
 			if done != tt.done || after.Failures != tt.failures || after.Absent != tt.absent {
 				t.Errorf("done %t, %d failures, %d absent", done, after.Failures, after.Absent)
 			}
@@ -75,7 +73,6 @@ func TestMayHold(t *testing.T) {
 
 // TestAfter has each row of After, and what is next to it.
 func TestAfter(t *testing.T) {
-	again := now + int64(grace)
 	failed := Outcome{Failed: true, Code: 11, Words: "no", Jitter: 1}
 	with := func(o Outcome, change func(*Outcome)) Outcome { change(&o); return o }
 	wait := func(why journal.Why, until int64) journal.Next { return journal.Next{Why: why, At: until} }
@@ -83,49 +80,16 @@ func TestAfter(t *testing.T) {
 		name    string
 		step    journal.Step
 		outcome Outcome
-		pass    func(*Pass)
 		want    journal.Step
 		done    bool
 	}{
-		{"it failed", journal.Step{}, failed, nil, journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
-		{"it failed again", journal.Step{Tries: 2}, failed, nil, journal.Step{Tries: 3, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(4*time.Second))}, false},
-		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), nil, journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 1, Next: wait(journal.ForBackoff, now)}, false},
-		{"it was killed", journal.Step{}, with(failed, func(o *Outcome) { o.Killed = true }), nil,
-			journal.Step{ADD: journal.AddKilled, Again: again, Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
-		{"it was late, and killed", journal.Step{LateKills: 1}, with(failed, func(o *Outcome) { o.Killed, o.LateKilled = true, true }), nil,
-			journal.Step{ADD: journal.AddKilled, LateKills: 2, Again: again, Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
-
-		{"an address was withheld", journal.Step{Last: "no", Code: 5, MayHaveRun: true}, Outcome{Withheld: true}, nil,
-			journal.Step{Tries: 1, Next: wait(journal.ForOwner, now)}, false},
-		{"an address was withheld, by container", journal.Step{Type: "portmap"}, Outcome{Withheld: true}, nil, journal.Step{Type: "portmap", Tries: 1}, true},
-
-		{"it passed", journal.Step{Next: wait(journal.ForOwner, soon)}, Outcome{}, nil, journal.Step{Tries: 1}, true},
-		{"it passed, by pod", journal.Step{Config: withIPAM("spiderpool")}, Outcome{}, nil, journal.Step{Config: withIPAM("spiderpool"), Tries: 1}, true},
-		{"it passed after a kill, by pod", journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Again: again}, Outcome{}, nil,
-			journal.Step{Config: withIPAM("spiderpool"), ADD: journal.AddKilled, Tries: 1}, true},
-		{"it passed, which proves nothing", journal.Step{Type: "aws-cni"}, Outcome{}, nil,
-			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
-		{"its IPAM plugin's proves nothing", journal.Step{Config: withIPAM("whereabouts")}, Outcome{}, nil,
-			journal.Step{Config: withIPAM("whereabouts"), Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
-		{"it passed again", journal.Step{Type: "aws-cni", Tries: 1, Again: now}, Outcome{}, nil,
-			journal.Step{Type: "aws-cni", Tries: 2, Again: now, Next: wait(journal.ForRepeat, now)}, true},
-		{"it passed after a kill", journal.Step{ADD: journal.AddKilled, Again: soon}, Outcome{}, nil,
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: soon, Next: wait(journal.ForRepeat, soon)}, false},
-		{"it passed long after a kill", journal.Step{ADD: journal.AddKilled, Again: now}, Outcome{}, nil,
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Again: now, Next: wait(journal.ForRepeat, now)}, true},
-		{"it passed in the boot after a kill", journal.Step{ADD: journal.AddKilled, Again: soon}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{ADD: journal.AddKilled, Tries: 1, Next: wait(journal.ForRepeat, 0)}, true},
-		{"it proves nothing, in another boot", journal.Step{Type: "aws-cni"}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{Type: "aws-cni", Tries: 1, Again: again, Next: wait(journal.ForRepeat, again)}, false},
-		{"it proved nothing, in another boot", journal.Step{Type: "aws-cni", Again: soon}, Outcome{}, func(p *Pass) { p.SameBoot = false },
-			journal.Step{Type: "aws-cni", Tries: 1, Again: soon, Next: wait(journal.ForRepeat, soon)}, false},
+		{"it failed", journal.Step{}, failed, journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now)}, false},
+		{"it failed again", journal.Step{Tries: 2}, failed, journal.Step{Tries: 3, Failures: 1, Last: "no", Code: 11, Next: wait(journal.ForBackoff, now+int64(4*time.Second))}, false},
+		{"it failed without a code", journal.Step{}, with(failed, func(o *Outcome) { o.Code = 0 }), journal.Step{Tries: 1, Failures: 1, Last: "no", Code: 1, Next: wait(journal.ForBackoff, now)}, false},
+		{"it passed", journal.Step{Next: wait(journal.ForRules, 0)}, Outcome{}, journal.Step{Tries: 1}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := pass()
-			if tt.pass != nil {
-				tt.pass(&p)
-			}
-			got, done := After(tt.step, tt.outcome, p)
+			got, done := After(tt.step, tt.outcome, now)
 			if done && !tt.outcome.Failed { // of a step that goes nobody reads the wait
 				got.Next, tt.want.Next = journal.Next{}, journal.Next{}
 			}
@@ -151,7 +115,6 @@ func TestRetries(t *testing.T) {
 		{"no code", journal.Step{Config: []byte(`{}`)}, 0, whole},
 		{"a rejected configuration", journal.Step{Config: []byte(`{}`)}, 7, whole},
 		{"the ADD failed", journal.Step{ADD: journal.AddFailed, Config: []byte(ports)}, 5, whole},
-		{"the ADD was killed", journal.Step{ADD: journal.AddKilled, Config: []byte(ports)}, 5, whole},
 		{"a host port", journal.Step{Config: []byte(ports)}, 999, whole},
 		{"a host port, an unknown container", journal.Step{Config: []byte(ports)}, 3, whole},
 		{"a host port, the version", journal.Step{Config: []byte(ports)}, 1, version},
@@ -161,32 +124,6 @@ func TestRetries(t *testing.T) {
 	} {
 		if diff := cmp.Diff(tt.want, Retries(&tt.step, tt.code)); diff != "" {
 			t.Errorf("%s:\n%s", tt.name, diff)
-		}
-	}
-}
-
-func TestShare(t *testing.T) {
-	const least = 2 * time.Second
-	for _, tt := range []struct {
-		name  string
-		left  time.Duration
-		steps int
-		hung  bool
-		want  time.Duration
-	}{
-		{"the last", 20 * time.Second, 1, false, 20 * time.Second},
-		{"of four", 20 * time.Second, 4, false, 14 * time.Second},
-		{"of many", 20 * time.Second, 9, false, 10 * time.Second},
-		{"of four, it hung before", 20 * time.Second, 4, true, 5 * time.Second},
-		{"no time", 0, 4, false, least},
-		{"no time, it hung before", 0, 4, true, least},
-	} {
-		s := &journal.Step{}
-		if tt.hung {
-			s.ADD = journal.AddKilled
-		}
-		if got := Share(s, tt.left, tt.steps, least); got != tt.want {
-			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}
 }

@@ -200,24 +200,29 @@ func DecideOrphan(o Orphan) Verdict {
 		"none of its processes is running, and no interface has the address"})
 }
 
-// Owns reports whether another attachment that claims an address owns it. It does not while it is
-// being undone: otherwise two attachments in a sweep would keep each other's DELs waiting.
-func Owns(beingUndone bool, fate Fate) bool { return !beingUndone && fate != Dead }
-
-// IsLate reports whether the DEL of a step is late: it gets a claimed address that is free, and may
-// remove rules by that address alone. Another attachment may get the address at any time.
-func IsLate(s *journal.Step, c journal.Claim, free bool) bool {
-	return free && c.Receives(s.Index) && !known.Of(s.Type).ByContainer
+// Owner contains the facts about the owner of an address that a record claims.
+type Owner struct {
+	InFile bool // host-local's file in the recorded pool names the attachment
+	Freed  bool // the DEL of the step that got the address may have been started
+	Others bool // another record, live or being added, claims the address, or that is unknown
 }
 
-// maxLateKills is the number of times that a late DEL with its address may reach its time limit.
-const maxLateKills = 2
+// ByAddress reports whether a step's DEL may remove rules by an address alone, and so those of the
+// address's next owner.
+func ByAddress(s *journal.Step) bool { return !known.Of(s.Type).ByContainer }
 
-// DropsAddress reports whether a late DEL runs without its address, and its success counts
-// nevertheless: it has reached its time limit too often, or its record is not in the journal, so
-// that no ADD that gets the address would wait for it.
-func DropsAddress(s *journal.Step, recorded bool) bool {
-	return !recorded || s.LateKills >= maxLateKills
+// Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that got
+// the address always does, and so does a plugin that removes nothing of another container. Any
+// other might remove the rules of the address's next owner (cni#924), so it gets an address only
+// while that provably belongs to this ADD. It succeeds without the address, too.
+func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
+	switch {
+	case s.Index == c.Step || !ByAddress(s):
+		return true
+	case c.Pool != "":
+		return o.InFile
+	}
+	return !o.Freed && !o.Others
 }
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in

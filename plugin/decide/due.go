@@ -36,84 +36,92 @@ func Pause(tries int, jitter float64) time.Duration {
 	return d/2 + time.Duration(float64(d/2)*jitter)
 }
 
-// Pass contains the facts about a record before its DELs run. Its functions check their facts only
-// when a case of Due needs them.
+// Pass contains the facts about a record before its DELs run.
 type Pass struct {
-	Now         int64         // CLOCK_BOOTTIME, nanoseconds
-	SameBoot    bool          // the ADD was in this boot
-	Since       int64         // when the record entered its state, on the same clock
-	GracePeriod time.Duration // the attachment's grace period
-	Asked       bool          // the runtime has sent the DEL of this attachment
-	IgnorePause bool          // GC, unwindctl sweep or the runtime's DEL started the pass
-	NoNetNS     bool          // the DEL cannot get the namespace, and nothing is at its path
-	NewerLives  bool          // a newer ADD of the attachment is live
-
-	ContainerLives func() bool // another attachment of the container is live or being added
-	PodLives       func() bool // another sandbox of the pod is live or being added
-	// Withheld reports whether an address in the step's prevResult has another owner.
-	Withheld func(*journal.Step) bool
-	// Reassigned reports whether the step's IPAM plugin has freed each address of the step's ADD: an
-	// ADD of the same network has just got it.
-	Reassigned func(*journal.Step) bool
+	Now         int64 // CLOCK_BOOTTIME, nanoseconds
+	SameBoot    bool  // the ADD was in this boot
+	IgnorePause bool  // GC, unwindctl sweep or the runtime's DEL started the pass
+	NewerLives  bool  // a newer ADD of the attachment is live
+	// PodLives reports whether another sandbox of the pod is live or being added. Only a plugin that
+	// frees by pod needs it.
+	PodLives func() bool
 
 	Steps  []journal.Step  // the record's pending DELs
 	Claims []journal.Claim // the addresses that the record claims
 }
 
 // Due decides when a step's pending DEL runs: now, or what it waits for. All code that runs or
-// reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in README.md. A
-// wait for an owner, or for a repetition, is in the step itself, so no other wait replaces it.
+// reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in README.md.
 func Due(s *journal.Step, p Pass) journal.Next {
-	untilRuntime := p.Since + int64(p.GracePeriod)
-	switch ipam := known.IPAMOf(s.Config); {
-	case s.Next.Why == journal.ForOwner && (!p.IgnorePause && Left(s.Next, p) > 0 || p.Withheld(s)):
-		return s.Next
-	case s.Next.Why == journal.ForRepeat && Left(s.Next, p) > 0 &&
-		(p.SameBoot || s.ADD != journal.AddKilled): // a reboot ends the agent behind the delegate
-		return s.Next
-	case p.NewerLives, ipam.FreesByPod && p.PodLives(), freesByContainer(s) && p.ContainerLives():
+	switch {
+	case p.NewerLives, freesByPod(s, p) && p.PodLives():
 		return journal.Next{Why: journal.ForContainer}
-	case p.NoNetNS && !p.Asked && p.SameBoot && known.Of(s.Type).SkipsUnnamed && p.Now < untilRuntime:
-		return journal.Next{Why: journal.ForRuntime, At: untilRuntime}
-	case p.awaitsPort(s):
-		return journal.Next{Why: journal.ForPort}
+	case len(p.awaited(s)) > 0:
+		return journal.Next{Why: journal.ForRules}
 	case s.Next.Why == journal.ForBackoff && !p.IgnorePause && Left(s.Next, p) > 0:
 		return s.Next
 	}
 	return journal.Next{}
 }
 
-// Repeats reports whether a step's DEL has succeeded, and runs once more only because it may have
-// freed nothing (known.Plugin.MayFreeNothing).
-func Repeats(s *journal.Step) bool { return s.Again != 0 && s.ADD != journal.AddKilled }
+// freesByPod reports whether a step, or another pending one, frees the address of the whole pod.
+func freesByPod(s *journal.Step, p Pass) bool {
+	frees := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
+	return frees(*s) || slices.ContainsFunc(p.Steps, frees)
+}
 
-// NeedsNoRepeat reports whether such a step is done without the second DEL, because its IPAM plugin
-// has assigned its addresses again.
-func NeedsNoRepeat(s *journal.Step, p Pass) bool { return Repeats(s) && p.Reassigned(s) }
-
-// Left returns the time until a wait is over. If that is longer than any wait can be, the wait was
-// set in another boot. Its clock means nothing now, so Left returns 0.
+// Left returns the time until a pause is over. If that is longer than any pause, it was set in
+// another boot. Its clock means nothing now, so Left returns 0.
 func Left(n journal.Next, p Pass) time.Duration {
 	left := time.Duration(n.At - p.Now)
-	if left > max(longPause, p.GracePeriod) {
+	if left > longPause {
 		return 0
 	}
 	return max(0, left)
 }
 
-// PortPending reports whether a host port may still forward to the addresses that the delegate at
-// an index of the chain allocated. It may while a later delegate that got port mappings has a
-// pending DEL. The next pod with such an address would get the traffic, so nothing releases the
-// address meanwhile. It counts no delegate whose ADD failed or was before this boot, nor one whose
-// plugin has left the chain: the runtime gets no error for that one, and the container's next ADD
-// may need the address.
+// Reserved reports whether an address that the delegate at an index of the chain got must stay
+// reserved, because a pending DEL after it needs the address:
+//
+//   - that of a delegate with port mappings: the next pod with the address would get the traffic;
+//   - that of a delegate that may remove rules by the address alone, for two tries: once the address
+//     is free, it gets no such DEL (see Gets).
+//
+// No DEL of an earlier boot counts, nor that of a plugin that has left the chain: the runtime gets
+// no error for that one, and the container's next ADD may need the address.
+func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
+
+// needing returns the steps whose DELs need an address that the delegate at an index got.
+func (p Pass) needing(index int) (steps []journal.Step) {
+	for _, s := range p.Steps {
+		if p.SameBoot && s.Index > index && (mayForward(&s) || hasRules(&s)) {
+			steps = append(steps, s)
+		}
+	}
+	return steps
+}
+
+// PortPending reports whether a host port may still forward to an address that the delegate at an
+// index of the chain got.
 func PortPending(index int, p Pass) bool {
-	return p.SameBoot && slices.ContainsFunc(p.Steps,
-		func(s journal.Step) bool { return s.Index > index && mayForward(&s) })
+	return slices.ContainsFunc(p.needing(index), func(s journal.Step) bool { return mayForward(&s) })
 }
 
 func mayForward(s *journal.Step) bool {
-	return s.ADD != journal.AddFailed && s.Absent == 0 && HasPorts(s)
+	return s.Absent == 0 && s.ADD != journal.AddFailed && HasPorts(s)
+}
+
+func hasRules(s *journal.Step) bool {
+	return s.Absent == 0 && s.ADD == journal.AddPassed && s.Tries < 2 && ByAddress(s)
+}
+
+// awaited returns the steps for whose DELs a step's DEL waits, because it would free an address that
+// they need.
+func (p Pass) awaited(s *journal.Step) []journal.Step {
+	if !slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) {
+		return nil
+	}
+	return p.needing(s.Index)
 }
 
 // HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
@@ -127,22 +135,6 @@ func HasPorts(s *journal.Step) bool {
 	return json.Unmarshal(s.Config, &conf) == nil && len(conf.RuntimeConfig.PortMappings) > 0
 }
 
-// awaitsPort reports whether a step's DEL would release an address to which a host port may still
-// forward.
-func (p Pass) awaitsPort(s *journal.Step) bool {
-	return slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) &&
-		PortPending(s.Index, p)
-}
-
-// freesByContainer reports whether a second DEL of a step could free an address of another
-// attachment of the same container, because the first DEL succeeded or may have succeeded. For
-// example, whereabouts frees by container ID and interface in all networks, and before 0.9.0 by
-// container ID alone. A DEL that may have run when unwind was killed counts as successful.
-func freesByContainer(s *journal.Step) bool {
-	passed := s.Tries > 0 && (s.Code == 0 || s.ADD == journal.AddKilled)
-	return (passed || s.MayHaveRun) && known.IPAMOf(s.Config).Elsewhere
-}
-
 // KeepsContainer reports whether an attachment in this state is live or being added.
 func KeepsContainer(state journal.State) bool {
 	return state == journal.Adding || state == journal.Live
@@ -150,22 +142,13 @@ func KeepsContainer(state journal.State) bool {
 
 // Order returns the indexes of a record's steps in the order of their DELs. The fewest tries come
 // first, so a DEL that hangs does not starve the others. Steps with equally many tries run in
-// reverse chain order. A delegate that was killed in its ADD comes after the other steps without a
-// try. A DEL that waits for a host port comes after the DEL that removes the port.
+// reverse chain order. A DEL that frees an address comes after those that it waits for.
 func Order(p Pass) (order []int) {
-	tries := func(s journal.Step) int {
-		if s.Tries == 0 && s.ADD == journal.AddKilled {
-			return 1
-		}
-		return 2 * s.Tries
-	}
 	after := map[int]int{} // by index
 	for _, s := range p.Steps {
-		after[s.Index] = tries(s)
-		for _, port := range p.Steps {
-			if port.Index > s.Index && mayForward(&port) && p.awaitsPort(&s) {
-				after[s.Index] = max(after[s.Index], tries(port))
-			}
+		after[s.Index] = s.Tries
+		for _, later := range p.awaited(&s) {
+			after[s.Index] = max(after[s.Index], later.Tries)
 		}
 	}
 	sorted := slices.Clone(p.Steps)
@@ -188,18 +171,13 @@ func Words(s *journal.Step) string {
 		return fmt.Sprintf("code %d", s.Code)
 	case s.Last != "":
 		return s.Last
-	case s.ADD == journal.AddKilled:
-		return "was killed"
 	}
 	return ""
 }
 
 var waits = map[journal.Why]string{
-	journal.ForOwner:     "waiting: its address has a new owner",
 	journal.ForContainer: "waiting: it could release resources of another ADD",
-	journal.ForPort:      "waiting: a host port may forward to its address",
-	journal.ForRuntime:   "waiting for the runtime's own DEL",
-	journal.ForRepeat:    "succeeded; runs once more",
+	journal.ForRules:     "waiting: rules or host ports for its address may remain",
 }
 
 // Failing reports whether a step's last DEL failed, and nothing else keeps the next one waiting.

@@ -16,8 +16,16 @@ func (m *protocol) wrong(s state) string {
 	switch {
 	case s.illegal:
 		return "two have worked on one attachment at once"
-	case s.wronged != none:
-		return fmt.Sprintf("the ADD of %s is ended, though its runtime waits for it", name(int(s.wronged)))
+	}
+	for p, pr := range s.p {
+		if pr.pc == pDel && m.shownAnothers(&s, pr.delegate()) {
+			return name(p) + "'s DEL of firewall is shown the address of another ADD"
+		}
+	}
+	for _, d := range s.orphan {
+		if d.there && !d.add && m.shownAnothers(&s, d) {
+			return "a DEL of firewall that outlived its unwind is shown the address of another ADD"
+		}
 	}
 	for i := range m.containers() {
 		c := &s.c[i]
@@ -37,30 +45,25 @@ func (m *protocol) wrong(s state) string {
 			return fmt.Sprintf("%s lives, and its interface is gone", name(int(i)))
 		}
 	}
-	if i := m.waits(s); i != none && m.faults == 0 && m.crashes == 0 && !m.plainDEL {
-		return fmt.Sprintf("the second DEL of %s is pending, though its address has a next owner", name(int(i)))
-	}
 	if p := m.stuck(s); p != none {
 		return name(p) + " waits for ever"
 	}
-	if s.atWork() || s.c[0].agent || s.c[1].agent {
+	if s.atWork() {
 		return ""
 	}
 	return m.converges(s)
 }
 
-// waits returns a container whose only pending DEL has passed, and whose address another one has, or none.
-func (m *protocol) waits(s state) int8 {
-	for i := range m.containers() {
-		for _, r := range s.c[i].r {
-			for _, c := range s.c {
-				if r.pending() && r.passed && r.steps == 1 && c.phase == up && c.inside && c.given == r.claim {
-					return i
-				}
-			}
-		}
+// shownAnothers reports whether firewall's DEL is shown an address that another ADD has.
+func (m *protocol) shownAnothers(s *state, d lostDelegate) bool {
+	if d.step != 1 || d.shows == none || s.owner[d.shows] == none {
+		return false
 	}
-	return none
+	c := &s.c[s.owner[d.shows]]
+	if m.pod && ofPod(s.owner[d.shows]) && ofPod(d.on) || m.unnamed && c.r[0].claim != d.shows {
+		return false // it is the pod's; nothing shows yet that another one has it
+	}
+	return s.owner[d.shows] != d.on || s.made[d.shows] != d.n && c.phase == up && c.inside
 }
 
 // stuck returns a process that waits, while nothing that could end its wait can happen, or none.
@@ -86,7 +89,7 @@ func (m *protocol) stuck(s state) int {
 
 // converges checks that, once every sandbox is gone and DELs pass, sweeps alone leave nothing.
 func (m *protocol) converges(s state) string {
-	s.left, s.grace = budgets{}, true
+	s.left = budgets{}
 	for i := range m.containers() {
 		c := &s.c[i]
 		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) { // the leak is the plain chain's
@@ -111,9 +114,9 @@ func (m *protocol) converges(s state) string {
 				m.sweep(&s, i, r.n)
 				s = m.swept(s)
 			}
-			if m.pod || m.skips && !s.c[i].passed && !s.c[i].r[0].pending() { // the provider frees it
-				m.effect(&s, lostDelegate{on: i})
-			}
+		}
+		if m.pod { // the provider frees it
+			m.effect(&s, lostDelegate{})
 		}
 	}
 	for i := range m.containers() {
@@ -125,8 +128,8 @@ func (m *protocol) converges(s state) string {
 		switch {
 		case s.owner[a] != none:
 			return fmt.Sprintf("address %d of %s is leaked", a, name(int(s.owner[a])))
-		case s.rules[a] != 0:
-			return fmt.Sprintf("a rule for address %d of %s is leaked", a, name(bits.TrailingZeros8(s.rules[a])))
+		case s.rules[a]&^s.stays[a] != 0:
+			return fmt.Sprintf("a rule for address %d of %s is leaked", a, name(bits.TrailingZeros8(s.rules[a]&^s.stays[a])))
 		case s.forwards[a] != 0:
 			return fmt.Sprintf("a host port of %s is leaked", name(bits.TrailingZeros8(s.forwards[a])))
 		}
@@ -210,22 +213,19 @@ func TestProtocol(t *testing.T) {
 		{"added again without a DEL", protocol{addresses: 1, again: true, crashes: 1}},
 		{"paths that hide", protocol{addresses: 1, hides: true}},
 		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 2}},
-		{"IPAM of which nothing is known, slow DELs", protocol{addresses: 1, unnamed: true, faults: 1, slow: true}},
-		{"slow DELs, a crash", protocol{addresses: 1, faults: 1, slow: true, crashes: 1}},
-		{"slow DELs, commits of unknown outcome", protocol{addresses: 1, faults: 1, slow: true, commits: 1}},
 		{"a loss of power", protocol{addresses: 1, power: 1, faults: 1}},
 		{"a loss of power, an ID that is used again", protocol{addresses: 1, power: 1, reuse: true}},
 		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true}},
 		{"commits of unknown outcome, IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, commits: 1}},
-		{"switched off between", protocol{addresses: 1, unnamed: true, plain: true, crashes: 1}},
+		{"switched off between", protocol{addresses: 1, plain: true, crashes: 1}},
+		{"IPAM of which nothing is known, a crash", protocol{addresses: 1, unnamed: true, once: true, crashes: 1}},
+		{"a rule before the address", protocol{addresses: 1, strict: true, faults: 1}},
 		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, plainDEL: true}},
 		{"three containers, one address", protocol{three: true, addresses: 1}},
 		{"added again past the journal", protocol{addresses: 2, off: true, faults: 1}},
-		{"added again past the journal, IPAM of which nothing is known", protocol{addresses: 2, off: true, unnamed: true}},
 		{"a list, commits of unknown outcome", protocol{addresses: 1, lists: true, commits: 1, crashes: 1}},
 		{"a list, a plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
 		{"a list, added again past the journal", protocol{addresses: 2, lists: true, off: true}},
-		{"added again past the journal, IPAM of which nothing is known, a crash", protocol{addresses: 1, off: true, unnamed: true, crashes: 1}},
 		{"added again past the journal, DELs without a path", protocol{addresses: 2, off: true, nameless: true}},
 		{"added again past the journal, one address", protocol{addresses: 1, off: true, crashes: 1}},
 		{"a path that is another's", protocol{addresses: 2, path: true}},
@@ -234,19 +234,13 @@ func TestProtocol(t *testing.T) {
 		{"DELs that lie", protocol{addresses: 1, lies: 2}},
 		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
-		{"DELs that may free nothing", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, faults: 1}},
-		{"DELs that may free nothing, a crash", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, crashes: 1}},
-		{"DELs that may free nothing, two addresses", protocol{addresses: 2, unnamed: true, empty: true, lies: 1}},
-		{"DELs that may free nothing, by the plain chain too", protocol{addresses: 1, unnamed: true, empty: true, lies: 1, plainDEL: true}},
-		{"DELs without a path", protocol{addresses: 2, skips: true, unnamed: true, faults: 1}},
-		{"slow DELs", protocol{addresses: 1, faults: 2, slow: true, timeouts: 1}},
 		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
 		{"host ports, a crash", protocol{addresses: 1, ports: true, crashes: 1}},
 		{"host ports, a loss of power", protocol{addresses: 1, ports: true, power: 1, faults: 1}},
 		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
-		{"an agent behind a delegate", protocol{addresses: 1, agent: true, crashes: 1}},
-		{"sandboxes of one pod", protocol{addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}},
+		{"sandboxes of one pod", protocol{addresses: 1, pod: true, unnamed: true, faults: 2}},
 		{"an IPAM plugin that collects", protocol{addresses: 1, collects: true, crashes: 1}},
+		{"commits of unknown outcome, IPAM of which nothing is known, DELs fail", protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}},
 		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
 		{"two commits of unknown outcome", protocol{addresses: 1, commits: 2}},
 		{"a journal that is lost during ADDs", protocol{addresses: 1, losses: 1, faults: 2}},
@@ -281,40 +275,27 @@ func TestGuards(t *testing.T) {
 		{protocol{without: looksAgain, addresses: 1, commits: 1}, "its rule is gone"},
 		{protocol{without: noLate, addresses: 1, commits: 1}, "its rule is gone"},
 		{protocol{without: rewrites, addresses: 1, losses: 1, faults: 2}, "leaked"},
-		{protocol{without: claims, addresses: 1, unnamed: true, faults: 1}, "its rule is gone"},
-		{protocol{without: parking, addresses: 1, faults: 2}, "its rule is gone"},
-		{protocol{without: rivals, addresses: 1, unnamed: true, faults: 2}, "its rule is gone"},
-		{protocol{without: cache, addresses: 1, unnamed: true, plain: true, crashes: 1}, "its rule is gone"},
-		{protocol{without: reread, addresses: 1, faults: 1, slow: true}, "its rule is gone"},
-		{protocol{without: bound, addresses: 1, faults: 1, slow: true}, "its rule is gone"},
-		{protocol{without: bound, addresses: 1, unnamed: true, faults: 1, slow: true}, "its rule is gone"},
+		{protocol{without: inFile, addresses: 1, faults: 2}, "is shown the address of"},
+		{protocol{without: freed, addresses: 1, unnamed: true, faults: 2}, "is shown the address of"},
+		{protocol{without: noted, addresses: 1, unnamed: true, once: true, crashes: 1}, "is shown the address of"},
+		{protocol{without: rivals, addresses: 1, unnamed: true, crashes: 1}, "is shown the address of"},
+		{protocol{without: rules, addresses: 1, strict: true, faults: 1}, "a rule for address"},
 		{protocol{without: port, addresses: 1, ports: true, faults: 2}, "forwards to it"},
 		{protocol{without: leftover, addresses: 2, lies: 1}, "leaked"},
-		{protocol{without: repeat, addresses: 1, unnamed: true, empty: true, lies: 1}, "leaked"},
-		{protocol{without: noRepeat, addresses: 1, unnamed: true, empty: true}, "has a next owner"},
-		{protocol{without: justAssigned, addresses: 1, unnamed: true, empty: true, lies: 1, plainDEL: true}, "leaked"},
-		{protocol{without: onlyFrees, addresses: 1, unnamed: true, empty: true, lies: 1}, "its interface is gone"},
 		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "leaked"},
-		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "its rule is gone"},
-		{protocol{without: undones, addresses: 1, unnamed: true, commits: 1}, "its rule is gone"},
-		{protocol{without: ownNetNS, addresses: 2, off: true, unnamed: true}, "leaked"},
+		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "is shown the address of"},
+		{protocol{without: undones, addresses: 1, unnamed: true, commits: 1}, "is shown the address of"},
 		{protocol{without: ownFile, addresses: 2, off: true, nameless: true}, "leaked"},
-		{protocol{without: otherCache, addresses: 2, off: true}, "lives"},
-		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "lives"},
+		{protocol{without: otherCache, addresses: 2, off: true}, "is shown the address of"},
+		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "is shown the address of"},
 		{protocol{without: both, addresses: 2, off: true}, "leaked"},
 		{protocol{without: pinned, addresses: 2, path: true, crashes: 1}, "its interface is gone"},
 		{protocol{without: anothers, addresses: 2, path: true, byName: true, prompt: true}, "its interface is gone"},
-		{protocol{without: ownPath, addresses: 2, skips: true, unnamed: true}, "leaked"},
-		{protocol{without: waiting, addresses: 2, skips: true, unnamed: true, faults: 1}, "leaked"},
 		{protocol{without: ends, addresses: 1, impatient: true}, "waits for ever"},
 		{protocol{without: alone, addresses: 1, impatient: true}, "two have worked on one attachment at once"},
-		{protocol{without: ownADD, addresses: 1, faults: 1}, "is ended"},
-		{protocol{without: makeSure, addresses: 2, agent: true, crashes: 1}, "leaked"},
-		{protocol{without: onlyOnce, addresses: 1, pod: true, agent: true, crashes: 1, commits: 1}, "not its own"},
-		{protocol{without: podWait, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "not its own"},
-		{protocol{without: deadOfPod, addresses: 1, pod: true, agent: true, crashes: 1, faults: 1}, "never released"},
+		{protocol{without: deadOfPod, addresses: 1, pod: true, unnamed: true, faults: 2}, "never released"},
 		{protocol{without: handsOn, addresses: 1, collects: true}, "is not its own"},
-		{protocol{without: otherOfPod, addresses: 1, pod: true, faults: 1}, "not its own"},
+		{protocol{without: otherOfPod, addresses: 1, pod: true, unnamed: true, faults: 1}, "its rule is gone"},
 	} {
 		t.Run(string(tt.model.without), func(t *testing.T) {
 			t.Parallel()
@@ -343,22 +324,18 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, ports: true, faults: 3, partial: true}, "forwards to it"},
 		{"portmap's DEL passes and leaves its rule",
 			protocol{addresses: 1, ports: true, lies: 1}, "a host port of"},
-		{"a DEL is killed after bridge's has passed, no file shows that, and the next DEL lasts longer than an ADD waits",
-			protocol{addresses: 1, unnamed: true, faults: 1, slow: true, crashes: 1}, "its rule is gone"},
-		{"a late DEL reaches its time limit twice",
-			protocol{addresses: 1, faults: 1, timeouts: 2}, "a rule for address"},
-		{"the journal cannot be written, and neither it nor a file names an address's owner",
-			protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}, "a rule for address"},
+		{"a DEL is killed when it is done, no file shows that, and the runtime sends it again while another ADD gets the address",
+			protocol{addresses: 1, unnamed: true, crashes: 1}, "is shown the address of"},
+		{"the plain chain frees an address, no file shows that, and a sweep comes while another ADD gets it",
+			protocol{addresses: 1, unnamed: true, off: true}, "is shown the address of"},
 		{"added again past the journal, and the path of the namespace goes",
-			protocol{addresses: 1, off: true, hides: true}, "lives"},
+			protocol{addresses: 1, off: true, hides: true}, "is shown the address of"},
 		{"the journal is lost after an ADD's last commit, and no file names an address's owner",
-			protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}, "its rule is gone"},
+			protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}, "is shown the address of"},
 		{"an ADD past the journal is cut off while a DEL is pending, and the runtime's DEL has no path",
 			protocol{addresses: 1, off: true, nameless: true, crashes: 1, faults: 1}, "leaked"},
-		{"a DEL that frees by pod lasts longer than the next sandbox's ADD waits",
-			protocol{addresses: 1, pod: true, slow: true, faults: 1}, "not its own"},
-		{"a DEL passes and frees nothing, and so does the second one after the grace period",
-			protocol{addresses: 1, unnamed: true, empty: true, lies: 2}, "leaked"},
+		{"a DEL passes and frees nothing, and no file shows that",
+			protocol{addresses: 1, unnamed: true, lies: 1}, "leaked"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -391,14 +368,10 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 1, power: 1, crashes: 1},
 		{addresses: 1, power: 1, unnamed: true, faults: 1},
 		{addresses: 1, crashes: 1, faults: 1, plainDEL: true},
-		{addresses: 1, crashes: 1, faults: 1, slow: true},
-		{addresses: 1, faults: 2, unnamed: true, slow: true},
-		{addresses: 1, crashes: 1, faults: 1, skips: true},
 		{addresses: 1, crashes: 1, faults: 2, ports: true},
 		{addresses: 1, power: 1, faults: 1, ports: true},
 		{addresses: 1, crashes: 1, faults: 1, impatient: true},
-		{addresses: 2, crashes: 2, agent: true},
-		{addresses: 1, crashes: 1, faults: 2, pod: true, agent: true},
+		{addresses: 1, faults: 3, pod: true, unnamed: true},
 		{addresses: 2, commits: 1, crashes: 1},
 		{addresses: 1, commits: 2, faults: 1},
 		{addresses: 1, commits: 1, losses: 1},

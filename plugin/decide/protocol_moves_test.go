@@ -50,10 +50,6 @@ func (m *protocol) moves(s state) (all []move) {
 	if next := s; s.left.losses > 0 && m.loses(&next) {
 		by(none)("the journal is lost", next)
 	}
-	if (m.agent || m.skips || m.empty) && !s.grace && !s.c[0].agent && !s.c[1].agent {
-		s.grace = true
-		by(none)("the grace period ends", s)
-	}
 	return all
 }
 
@@ -69,15 +65,6 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 			next.lock[i] = none
 		}
 		to(what("the delegate of %s that outlived its unwind ends"), next)
-	}
-	if s.c[i].agent {
-		next := s
-		next.c[i].agent = false
-		to(what("the agent of %s does not finish"), next)
-		if !m.pod || !slices.ContainsFunc(s.owner[:], ofPod) {
-			m.effect(&next, lostDelegate{add: true, on: i, n: 1})
-		}
-		to(what("the agent finishes the ADD of %s"), next)
 	}
 	recorded := slices.ContainsFunc(s.c[i].r[:], func(r record) bool { return r.pending() && !r.memory })
 	if a := s.has(i); m.collects && a != none && (!recorded || m.without == handsOn) {
@@ -155,7 +142,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 		switch a := s.free(m); {
 		case !plain:
 			do("ADD", func(n *state, c *sandboxed) {
-				c.phase, c.netns, c.inside, c.given, c.device, c.passed = adds, true, true, none, false, false
+				c.phase, c.netns, c.inside, c.given, c.device = adds, true, true, none, false
 				c.took = m.path && i == 1 && n.c[0].adds != 0 && !n.c[0].netns && n.c[0].phase != dels
 				c.adds++
 				n.p[i] = process{pc: pLock, add: true, on: i, back: none, claim: none}
@@ -225,7 +212,7 @@ func (m *protocol) plainADD(s *state, i, a int8) {
 func (m *protocol) plainBridge(s *state, i, a int8) {
 	c := &s.c[i]
 	c.adds++
-	c.netns, c.inside, c.device, c.passed = true, true, true, false
+	c.netns, c.inside, c.device = true, true, true
 	s.owner[a], s.made[a] = i, c.adds
 }
 
@@ -269,16 +256,8 @@ func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--
 	runs := (pr.pc == pAdd || pr.pc == pDel) && !pr.hangs
-	behind := m.agent && pr.pc == pAdd && pr.step == 0
-	if behind {
-		s.record(pr.on, pr.n).killed = true
-	}
 	m.end(&s, p)
-	switch {
-	case !runs:
-	case behind:
-		s.c[pr.on].agent, s.grace = true, false
-	case !s.orphan[pr.on].there:
+	if runs && !s.orphan[pr.on].there {
 		s.orphan[pr.on] = pr.delegate()
 		if m.without != locks && m.without != inherited {
 			s.lock[pr.on] = lockOrphan
@@ -289,7 +268,9 @@ func (m *protocol) kill(s state, p int) state {
 		case adds:
 			s.c[p].phase = failed
 		case dels:
-			s.c[p].phase = owed
+			if s.c[p].phase = owed; m.once {
+				s.c[p].phase = over
+			}
 		}
 	}
 	return s
@@ -347,7 +328,7 @@ func (s state) reboot() state {
 			c.forgets()
 		}
 		s.lock[i] = none
-		c.netns, c.inside, c.device, c.agent = false, false, false, false
+		c.netns, c.inside, c.device = false, false, false
 		for at := range c.r {
 			c.r[at].booted = c.r[at].pending()
 		}
@@ -359,6 +340,6 @@ func (s state) reboot() state {
 		}
 	}
 	s.p, s.orphan = [maxC + 2]process{}, [maxC]lostDelegate{}
-	s.rules, s.forwards = [maxA]uint8{}, [maxA]uint8{}
+	s.rules, s.forwards, s.stays = [maxA]uint8{}, [maxA]uint8{}, [maxA]uint8{}
 	return s
 }

@@ -14,8 +14,7 @@ import (
 // the address alone; some worlds add portmap, whose rule goes by the ID and forwards to the address.
 // One step of the model is a transaction, a call of a delegate, or an action of the runtime.
 //
-// The decisions are the code's own: Decide, Owns, IsLate, DropsAddress, Due, Show, After,
-// journal.CheckEdge and Claim.Receives. The model proves that these decisions, in this order, keep
+// The decisions are the code's own: Decide, Gets, Due, Reserved, Show, After and journal.CheckEdge. The model proves that these decisions, in this order, keep
 // the invariants (see wrong). It does not prove that the code has this order: TestModel and TestSoak
 // run the code.
 //
@@ -41,7 +40,6 @@ type protocol struct {
 	power     int8 // how many losses of power there may be
 	commits   int8 // how many commits may fail; the transaction is there or not
 	losses    int8 // how often the journal may be lost while ADDs run
-	timeouts  int8 // how many late DELs may reach their time limit though nobody waits for them
 
 	ports     bool // the chain has portmap
 	partial   bool // portmap's ADD may fail and leave its rule
@@ -56,12 +54,10 @@ type protocol struct {
 	lists     bool // sweeps have a list of the runtime, and reconstruct what the journal does not know
 	path      bool // B's namespace may be at A's old path, and the runtime may send a second DEL of A
 	byName    bool // bridge is a plugin that is shown the path, since it does not open the namespace itself
-	empty     bool // bridge is aws-cni: its DEL may pass and free nothing, but remove what is routed to the address
 	prompt    bool // it opens the path as soon as it is shown
-	skips     bool // bridge's DEL passes and does nothing where it is shown no path; its provider cleans up later
-	slow      bool // a DEL may take longer than an ADD waits for another attachment's lock
 	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
-	agent     bool // a delegate that is killed has an agent behind it, which may finish the ADD
+	strict    bool // firewall's rule may not stay
+	once      bool // the runtime sends no second DEL
 	pod       bool // A and B are sandboxes of one pod, and bridge's IPAM plugin frees by pod
 	collects  bool // the IPAM plugin may release what is not on a GC's list, which no container is on
 
@@ -72,46 +68,34 @@ type protocol struct {
 type guard string
 
 const (
-	locks        guard = "work on an attachment needs its lock"
-	inherited    guard = "a delegate that outlives its unwind has the lock"
-	witness      guard = "a missing path proves nothing while a process or the host's end is there"
-	ahead        guard = "the intent is written before bridge's ADD runs"
-	looksAgain   guard = "an ADD whose intent's commit failed looks whether its record is there"
-	noLate       guard = "an ADD fails if a later commit of it fails"
-	rewrites     guard = "a record that the journal lost is written again as it is"
-	claims       guard = "an ADD waits for whoever undoes an attachment that claims its new address"
-	parking      guard = "firewall's DEL is not shown an address with another owner"
-	rivals       guard = "another attachment's claim in the journal counts as another owner"
-	cache        guard = "what libcni's cache has in a namespace that exists counts as another owner"
-	reread       guard = "the claims and the file are read again before each late DEL"
-	bound        guard = "a late DEL ends before an ADD stops waiting for it"
-	port         guard = "no address is freed while the DEL of a host port is pending"
-	leftover     guard = "what host-local's file still has after a DEL that passed is released"
-	repeat       guard = "a DEL that may have freed nothing runs once more after the grace period"
-	noRepeat     guard = "it does not, once an ADD has got its address"
-	justAssigned guard = "another attachment's claim is no proof of that, since it may be from before"
-	onlyFrees    guard = "the second DEL of a plugin that removes what is routed to an address is not shown it"
-	records      guard = "a new ADD keeps the record of an earlier one"
-	older        guard = "no step of the older record runs while the newer one lives"
-	undones      guard = "an undone record answers the runtime's late DEL"
-	ownNetNS     guard = "an undone record answers only the DEL of its own namespace"
-	ownFile      guard = "an undone record answers only while host-local has nothing of the key"
-	otherCache   guard = "a record is kept if libcni's cache names a namespace that exists and is no record's"
-	anyState     guard = "so is one that is being undone"
-	both         guard = "a DEL whose path is no record's undoes an ADD that the journal does not have, too"
-	pinned       guard = "a sweep's DEL is shown the namespace that was opened when the facts were gathered"
-	anothers     guard = "the runtime's DEL is shown no namespace of another attachment in the journal"
-	ownPath      guard = "the runtime's DEL is shown a path, although its namespace is gone"
-	waiting      guard = "a DEL that does nothing without a path waits for the runtime's, up to the grace period"
-	ends         guard = "the runtime's DEL ends the ADD of its attachment"
-	alone        guard = "no second verb runs delegates beside a living ADD"
-	ownADD       guard = "a DEL ends no ADD of another attachment"
-	makeSure     guard = "a delegate that was killed gets a second DEL after the grace period"
-	onlyOnce     guard = "a plugin that frees by pod gets no second DEL after one that passed"
-	podWait      guard = "an ADD waits, after its intent, for whoever undoes another sandbox of its pod"
-	otherOfPod   guard = "a plugin that frees by pod gets no DEL while another sandbox of the pod is known"
-	deadOfPod    guard = "a sandbox of the pod that is dead does not count"
-	handsOn      guard = "the list of a GC has each record with a pending DEL"
+	locks      guard = "work on an attachment needs its lock"
+	inherited  guard = "a delegate that outlives its unwind has the lock"
+	witness    guard = "a missing path proves nothing while a process or the host's end is there"
+	ahead      guard = "the intent is written before bridge's ADD runs"
+	looksAgain guard = "an ADD whose intent's commit failed looks whether its record is there"
+	noLate     guard = "an ADD fails if a later commit of it fails"
+	rewrites   guard = "a record that the journal lost is written again as it is"
+	inFile     guard = "firewall's DEL is shown an address only while host-local's file names its container"
+	freed      guard = "with another IPAM plugin, only until bridge's DEL is started"
+	noted      guard = "which is written before"
+	rivals     guard = "and only if no other record that lives claims the address"
+	rules      guard = "bridge's DEL waits for two tries of firewall's"
+	port       guard = "no address is freed while the DEL of a host port is pending"
+	leftover   guard = "what host-local's file still has after a DEL that passed is released"
+	records    guard = "a new ADD keeps the record of an earlier one"
+	older      guard = "no step of the older record runs while the newer one lives"
+	undones    guard = "an undone record answers the runtime's late DEL"
+	ownFile    guard = "an undone record answers only while host-local has nothing of the key"
+	otherCache guard = "a record is kept if libcni's cache names a namespace that exists and is no record's"
+	anyState   guard = "so is one that is being undone"
+	both       guard = "a DEL whose path is no record's undoes an ADD that the journal does not have, too"
+	pinned     guard = "a sweep's DEL is shown the namespace that was opened when the facts were gathered"
+	anothers   guard = "the runtime's DEL is shown no namespace of another attachment in the journal"
+	ends       guard = "the runtime's DEL ends the ADD of its attachment"
+	alone      guard = "no second verb runs delegates beside a living ADD"
+	otherOfPod guard = "a plugin that frees by pod gets no DEL while another sandbox of the pod is known"
+	deadOfPod  guard = "a sandbox of the pod that is dead does not count"
+	handsOn    guard = "the list of a GC has each record with a pending DEL"
 )
 
 // The phases of a container, as the runtime sees it.
@@ -147,10 +131,11 @@ type record struct {
 	claim  int8  // the address, or none
 	told   bool  // it comes from the runtime: its namespace is not on record
 	booted bool  // it is of an earlier boot
-	killed bool  // bridge's ADD was killed: its DEL is to pass twice
-	passed bool  // bridge's DEL has passed, and may have freed nothing
 	clean  bool  // portmap's ADD failed
-	lates  int8  // how often firewall's DEL, being late, reached its time limit
+	freed  bool  // bridge's DEL may have been started
+	tries  int8  // how often firewall's DEL has failed
+	barred bool  // firewall's ADD failed
+	cut    bool  // the ADD was cut off, so it is unknown whether firewall's passed
 	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
 }
 
@@ -167,37 +152,32 @@ type sandboxed struct {
 	device        bool // the interface of the newest ADD exists
 	took          bool // its namespace is at the path that A's was
 	twice         bool // the runtime's second DEL has come
-	passed        bool // a DEL of bridge has passed of which its provider knows nothing more
 	plain         bool // the newest ADD is the plain chain's
 	bare          bool // an ADD without a record has ended, and no DEL has passed since
-	agent         bool // the agent of a killed ADD may still finish it
 	r             [2]record
 }
 
 // process is a running verb, or the sweep.
 type process struct {
-	pc      int8
-	add     bool
-	on      int8 // the container whose record it undoes, and that record
-	n       int8
-	back    int8  // the step after the undoing; none: the process ends
-	seen    uint8 // records of its own container that it has been over, by number
-	step    int8  // the delegate that runs: 0 is bridge, 1 firewall, 2 portmap; so are the bits of steps, tried
-	tried   uint8 // DELs tried in this pass
-	done    uint8 // those that are undone, which the journal does not know before the pass ends
-	shows   int8  // the address that the delegate is shown
-	place   int8  // the namespace that it is shown
-	pin     bool  // the namespace was there when the facts were gathered
-	others  bool  // the address had another owner when the facts were gathered
-	late    bool  // the delegate is shown an address that is free
-	parked  bool  // the address is withheld
-	failed  bool
-	passed  bool  // bridge's DEL has passed, and may have freed nothing
-	bare    bool  // this ADD goes on without the journal
-	claim   int8  // this ADD's address; the journal may not have it
-	stop    bool  // it was asked to end
-	hangs   bool  // its delegate never ends
-	settled uint8 // containers settled because of an address, or of the pod, a bit each
+	pc     int8
+	add    bool
+	on     int8 // the container whose record it undoes, and that record
+	n      int8
+	back   int8  // the step after the undoing; none: the process ends
+	seen   uint8 // records of its own container that it has been over, by number
+	step   int8  // the delegate that runs: 0 is bridge, 1 firewall, 2 portmap; so are the bits of steps, tried
+	tried  uint8 // DELs tried in this pass
+	done   uint8 // those that are undone, which the journal does not know before the pass ends
+	shows  int8  // the address that the delegate is shown
+	place  int8  // the namespace that it is shown
+	pin    bool  // the namespace was there when the facts were gathered
+	failed bool
+	bare   bool // this ADD goes on without the journal
+	claim  int8 // this ADD's address; the journal may not have it
+	stop   bool // it was asked to end
+	hangs  bool // its delegate never ends
+	freed  bool // this pass has started bridge's DEL
+	tries  int8 // how often firewall's DEL has failed in this pass
 }
 
 // The steps of a process; each is what happens next.
@@ -206,10 +186,8 @@ const (
 	pLock                // take the attachment's lock
 	pFind                // look for the next record
 	pIntent              // write the intent
-	pPod                 // wait for a DEL of another sandbox of the pod
 	pAdd                 // run a delegate's ADD
 	pCommit              // write its address and "live"
-	pClaim               // settle another attachment that claims the address
 	pPrint               // print success; nothing is written
 	pMark                // gather, and write that the undoing begins, where it goes by more than the record
 	pNext                // choose the next DEL, and what it is shown
@@ -243,12 +221,12 @@ type state struct {
 	rules    [maxA]uint8
 	forwards [maxA]uint8
 	left     budgets
-	grace    bool // the grace period of everything is over
-	illegal  bool // two have worked on one record
-	wronged  int8 // the container whose ADD was ended by another's DEL, or none
+	stays    [maxA]uint8 // rules of firewall whose address was freed, as LIMITS has it
+	illegal  bool        // two have worked on one record
+	wronged  int8        // the container whose ADD was ended by another's DEL, or none
 }
 
-type budgets struct{ crashes, faults, lies, power, commits, losses, timeouts int8 }
+type budgets struct{ crashes, faults, lies, power, commits, losses int8 }
 
 const lockOrphan = int8(100)
 
@@ -269,7 +247,7 @@ func (m *protocol) chain() uint8 {
 }
 
 func (m *protocol) first() state {
-	s := state{wronged: none, left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.losses, m.timeouts}}
+	s := state{left: budgets{m.crashes, m.faults, m.lies, m.power, m.commits, m.losses}}
 	for i := range s.c {
 		s.c[i] = sandboxed{given: none, cached: none}
 		s.lock[i] = none
@@ -439,52 +417,26 @@ func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
 
-// claims reports whether a record of a container claims an address.
-func (s *state) claims(i, address int8) bool {
-	return address != none && slices.ContainsFunc(s.c[i].r[:], func(r record) bool {
-		return r.pending() && !r.memory && r.claim == address
-	})
-}
-
-// pass returns what the code's decisions know of a record. The grace period is from 1 to 2.
+// pass returns what the code's decisions know of a record.
 func (m *protocol) pass(s *state, p int, r *record) Pass {
 	pr := &s.p[p]
-	no := func(*journal.Step) bool { return false }
 	newer := &s.c[pr.on].r[0]
-	now := int64(1)
-	if s.grace {
-		now = 2
-	}
 	facts := Pass{
-		Now: now, Since: 1, GracePeriod: 1, SameBoot: !r.booted, Asked: of(p) == pr.on, IgnorePause: true,
-		NoNetNS: pr.place == nowhere && m.without != waiting,
+		Now: 1, SameBoot: !r.booted, IgnorePause: true,
 		NewerLives: newer.n != r.n && !newer.memory && (newer.state == live_ || newer.state == adding) &&
 			m.without != older,
-		ContainerLives: func() bool { return false },
-		PodLives:       func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
-		Withheld:       no,
-		Reassigned:     func(*journal.Step) bool { return m.without != noRepeat && m.reassigned(s, p, r) },
+		PodLives: func() bool { return m.without != otherOfPod && m.lives(s, 1-pr.on) },
 	}
 	for step := range int8(3) {
-		if r.steps&^pr.done&(1<<step) != 0 && m.without != port {
-			facts.Steps = append(facts.Steps, m.journalled(r, step))
+		if r.steps&^pr.done&(1<<step) == 0 || step == 1 && m.without == rules || step == 2 && m.without == port {
+			continue
 		}
+		facts.Steps = append(facts.Steps, m.journalled(s, p, r, step))
 	}
 	if r.claim != none {
 		facts.Claims = []journal.Claim{{Step: 0}}
 	}
 	return facts
-}
-
-// reassigned reports whether the ADD that undoes a record has got its address.
-func (m *protocol) reassigned(s *state, p int, r *record) bool {
-	pr := &s.p[p]
-	claimed := slices.ContainsFunc(s.c[:], func(c sandboxed) bool {
-		return slices.ContainsFunc(c.r[:], func(o record) bool {
-			return o != *r && !o.memory && KeepsContainer(states[o.state]) && o.claim == r.claim
-		})
-	})
-	return r.claim != none && (pr.back == pClaim && pr.claim == r.claim || claimed && m.without == justAssigned)
 }
 
 var (
@@ -494,58 +446,59 @@ var (
 )
 
 // journalled returns the step of a delegate as the code has it.
-func (m *protocol) journalled(r *record, step int8) journal.Step {
+func (m *protocol) journalled(s *state, p int, r *record, step int8) journal.Step {
 	j := journal.Step{Index: int(step), Type: delegates[step]}
 	switch {
 	case step == 1:
-		j.LateKills = int(r.lates)
+		j.Tries = int(r.tries + s.p[p].tries)
+		if r.barred {
+			j.ADD = journal.AddFailed
+		} else if r.cut {
+			j.ADD = journal.AddUnknown
+		}
 		return j
 	case step == 2:
 		if j.Config = hostPort; r.clean {
 			j.ADD = journal.AddFailed
 		}
 		return j
-	case m.skips:
-		j.Type = "kube-ovn"
 	case m.byName:
 		j.Type = "unknown"
-	case m.empty && m.without != repeat:
-		j.Type = "aws-cni"
 	}
-	if j.Config = hostLocal; m.pod && m.without != onlyOnce {
+	if j.Config = hostLocal; m.pod {
 		j.Config = spiderpool
-	}
-	if r.killed && m.without != makeSure {
-		j.ADD, j.Again = journal.AddKilled, 2
-	}
-	if r.passed {
-		j.Again, j.Next = 2, journal.Next{At: 2, Why: journal.ForRepeat}
 	}
 	return j
 }
 
 // due asks Due whether a step of a record runs now.
 func (m *protocol) due(s *state, p int, r *record, step int8) bool {
-	j := m.journalled(r, step)
-	if step == 0 && m.pod {
-		j.Config = spiderpool
-	}
+	j := m.journalled(s, p, r, step)
 	return Due(&j, m.pass(s, p, r)) == journal.Next{}
 }
 
-// isLate asks IsLate about firewall's DEL. The address of an IPAM plugin of which nothing is known counts
-// as free once bridge's DEL is done. An ADD that has just got the address runs the DEL itself.
-func (m *protocol) isLate(s *state, p int, r *record, step int8) bool {
-	pr := &s.p[p]
-	if r.claim == none || pr.back == pClaim {
+// gets asks Gets whether a delegate's DEL is shown the address of its record.
+func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
+	if r.claim == none {
 		return false
 	}
-	free := s.owner[r.claim] != pr.on
+	pr := &s.p[p]
+	claim := journal.Claim{Step: 0, Pool: "pool"}
 	if m.unnamed {
-		free = r.steps&^pr.done&1 == 0
+		claim.Pool = ""
 	}
-	j := m.journalled(r, step)
-	return IsLate(&j, journal.Claim{Step: 0}, free)
+	o := Owner{
+		InFile: s.owner[r.claim] == pr.on || m.without == inFile,
+		Freed:  (r.steps&^pr.done&1 == 0 || r.freed || pr.freed) && m.without != freed,
+	}
+	for i := range m.containers() {
+		for _, other := range s.c[i].r {
+			o.Others = o.Others || i != pr.on && !other.memory && KeepsContainer(states[other.state]) &&
+				other.claim == r.claim && m.without != rivals
+		}
+	}
+	j := m.journalled(s, p, r, step)
+	return Gets(&j, claim, o)
 }
 
 // lives reports whether the journal has a record of a container that is not dead. One that is being
@@ -564,7 +517,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	if r.told || runtimes {
 		found = there
 	}
-	j := m.journalled(r, 0)
+	j := m.journalled(s, p, r, 0)
 	other := &s.c[1].r[0]
 	anothers := pr.on == 0 && s.c[1].took && other.pending() && !other.memory && m.without != anothers
 	n := NetNS{Found: found, Interface: TruthOf(found, nil), Sent: runtimes && !m.nameless,
@@ -583,51 +536,16 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 			return byPath
 		}
 	case ShowSent:
-		if m.without != ownPath {
-			return byPath
-		}
+		return byPath
 	case ShowNowhere:
 		return noPath
 	}
 	return nowhere
 }
 
-// withhold calls Owns with the evidence that the state has on an address. When an ADD undoes
-// another attachment that claims its new address, the address has no other owner by that ADD.
-func (m *protocol) withhold(s *state, p int, i, address int8) bool {
-	if m.without == parking {
-		return false
-	}
-	fresh := func(other int8) bool { return s.p[p].back == pClaim && other == of(p) }
-	owner := s.owner[address]
-	if !m.unnamed && owner == i {
-		return false // host-local's file is its own
-	}
-	if !m.unnamed && owner != none && !fresh(owner) {
-		return true
-	}
-	for other := range m.containers() {
-		if other == i || fresh(other) {
-			continue
-		}
-		c := &s.c[other]
-		if m.without != cache && c.cached == address && c.netns && !c.knows(c.cachedN) {
-			return true
-		}
-		for at := range c.r {
-			if r := &c.r[at]; m.without != rivals && r.pending() && !r.memory && r.claim == address &&
-				Owns(r.state == deleting || r.state == rollingBack, m.judge(s, other, r).Fate) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // after asks After whether a DEL that passed is done.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
-	step, done := After(m.journalled(r, pr.step), Outcome{Withheld: pr.parked}, m.pass(s, p, r))
-	pr.passed = pr.passed || m.empty && pr.step == 0 && step.Again != 0
+	_, done = After(m.journalled(s, p, r, pr.step), Outcome{}, 1)
 	return done
 }

@@ -3,8 +3,6 @@ package decide
 import (
 	"fmt"
 	"slices"
-
-	"cni-unwind/journal"
 )
 
 // step calls to with each possible next step of a process.
@@ -24,17 +22,10 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 		}
 	case pIntent:
 		m.intends(s, p, to)
-	case pPod:
-		if !m.pod || s.lock[1-pr.on] == none || m.slow || m.without == podWait {
-			pr.pc = pAdd
-			to("starts the chain", s)
-		}
 	case pAdd:
 		m.add(s, p, to)
 	case pCommit:
 		m.commit(s, p, to)
-	case pClaim:
-		m.settle(s, p, to)
 	case pPrint:
 		c := &s.c[of(p)]
 		if p != nOld {
@@ -62,15 +53,12 @@ func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 			return
 		}
 		other := &s.p[holder]
-		own := of(int(holder)) == pr.on
 		switch {
-		case m.without == alone && own:
-		case !other.add || !own && m.without != ownADD:
+		case m.without == alone:
+		case !other.add:
 			return
 		case !other.stop:
-			if other.stop = true; !own {
-				s.wronged = of(int(holder))
-			}
+			other.stop = true
 			to("asks an ADD to stop", s)
 			return
 		default:
@@ -110,7 +98,7 @@ func (m *protocol) stops(s state, p int, to func(string, state)) bool {
 			to("ends its delegate, and rolls back", next)
 		}
 		return true
-	case pPod, pCommit, pClaim:
+	case pCommit:
 		m.rollBack(&s, p)
 		to("rolls back", s)
 		return true
@@ -127,7 +115,6 @@ func (m *protocol) rollBack(s *state, p int) {
 	if r := s.record(pr.on, pr.n); r.claim == none {
 		r.claim = pr.claim
 	}
-	m.gather(s, p)
 }
 
 // findADD looks for what an ADD settles first: earlier records of its key.
@@ -141,6 +128,12 @@ func (m *protocol) findADD(s state, p int, to func(string, state)) {
 			to("settles what was before", s)
 			return
 		}
+	}
+	if m.pod { // as if no time passed between its look at the pod's other sandboxes and its intent
+		if s.lock[1-pr.on] == none {
+			m.intends(s, p, to)
+		}
+		return
 	}
 	pr.pc = pIntent
 	to("finds no more of before", s)
@@ -224,14 +217,14 @@ func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
 func (m *protocol) answers(s *state, p int) bool {
 	c := &s.c[p]
 	r, n := &c.r[0], m.named(c)
-	return m.without != undones && (n == 0 || n == r.n || m.without == ownNetNS) &&
+	return m.without != undones && (n == 0 || n == r.n) &&
 		(m.unnamed || s.has(int8(p)) == none || m.without == ownFile)
 }
 
 // intends writes the intent of an ADD.
 func (m *protocol) intends(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
-	pr.pc, pr.n, pr.step, pr.shows = pPod, s.c[pr.on].adds, 0, none
+	pr.pc, pr.n, pr.step, pr.shows = pAdd, s.c[pr.on].adds, 0, none
 	if s.left.commits > 0 {
 		next := s
 		next.left.commits--
@@ -288,8 +281,10 @@ func (m *protocol) add(s state, p int, to func(string, state)) {
 				m.effect(&failing, pr.delegate())
 			}
 			m.rollBack(&failing, p)
-			if pr.step == 2 {
-				failing.record(pr.on, pr.n).clean = true
+			if r := failing.record(pr.on, pr.n); pr.step == 2 {
+				r.clean = true
+			} else {
+				r.barred = true
 			}
 			to(delegates[pr.step]+"'s ADD fails", failing)
 		}
@@ -314,7 +309,7 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 	if m.without == ahead {
 		m.intent(&s, pr.on)
 	}
-	pr.claim, pr.pc = s.has(pr.on), pClaim
+	pr.claim, pr.pc, pr.step, pr.shows = s.has(pr.on), pAdd, 1, s.has(pr.on)
 	what := fmt.Sprintf("claims address %d", pr.claim)
 	if s.left.commits > 0 && !pr.bare {
 		next := s
@@ -346,62 +341,13 @@ func (m *protocol) goLive(s *state, p int) {
 	m.write(s, p, r, live_)
 }
 
-// settle undoes another attachment that claims an ADD's address, if it is dead, before the next
-// delegate runs.
-func (m *protocol) settle(s state, p int, to func(string, state)) {
-	pr, i := &s.p[p], of(p)
-	for other := range m.containers() {
-		if other == i || pr.settled&(1<<other) != 0 || !s.claims(other, pr.claim) || m.without == claims {
-			continue
-		}
-		if s.lock[other] != none {
-			m.outlast(s, p, other, to)
-			return
-		}
-		pr.settled |= 1 << other
-		for _, r := range s.c[other].r {
-			if r.pending() && r.claim == pr.claim && m.judge(&s, other, &r).Releasable() {
-				m.take(&s, other, p)
-				pr.pc, pr.on, pr.n, pr.back = pMark, other, r.n, pClaim
-				to("settles another one that claims its address", s)
-				return
-			}
-		}
-	}
-	pr.pc, pr.on, pr.n, pr.step, pr.shows, pr.settled = pAdd, i, s.c[i].adds, 1, pr.claim, 0
-	to("goes on to the next delegate", s)
-}
-
-// outlast ends an ADD's wait for the lock of another attachment that claims its address, if a DEL is
-// slow. The delegate of an unwind that was killed is ended by the ADD itself.
-func (m *protocol) outlast(s state, p int, other int8, to func(string, state)) {
-	if !m.slow || s.lock[other] == lockOrphan {
-		return
-	}
-	holder := &s.p[s.lock[other]]
-	if holder.pc == pDel && holder.late && m.without != bound {
-		m.timesOut(&s, int(s.lock[other]))
-		to("a late DEL of its address reaches its time limit", s)
-		return
-	}
-	s.p[p].settled |= 1 << other
-	to("waits no longer for another one that claims its address", s)
-}
-
 // begin starts a pass over a record: facts are gathered.
 func (m *protocol) begin(s *state, p int) {
 	pr := &s.p[p]
 	c := &s.c[pr.on]
 	pr.pc, pr.tried, pr.done = pNext, 0, 0
 	pr.pin = pr.n == c.adds && c.netns
-	m.gather(s, p)
-}
-
-// gather looks once whether the address of a record has another owner.
-func (m *protocol) gather(s *state, p int) {
-	pr := &s.p[p]
-	r := s.record(pr.on, pr.n)
-	pr.others = r.claim != none && m.withhold(s, p, pr.on, r.claim)
+	pr.freed, pr.tries = false, 0
 }
 
 // mark begins a pass, and writes that the undoing begins.
@@ -410,6 +356,7 @@ func (m *protocol) mark(s state, p int, to func(string, state)) {
 	r := s.record(pr.on, pr.n)
 	switch r.state {
 	case adding:
+		r.cut = true
 		s.set(r, rollingBack)
 	case live_:
 		s.set(r, deleting)
@@ -427,10 +374,6 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 	r := s.record(pr.on, pr.n)
 	for step := int8(2); step >= 0; step-- {
 		if r.steps&(1<<step) == 0 || pr.tried&(1<<step) != 0 {
-			continue
-		}
-		if j := m.journalled(r, step); NeedsNoRepeat(&j, m.pass(&s, p, r)) {
-			pr.done |= 1 << step
 			continue
 		}
 		pr.place = nowhere
@@ -463,27 +406,24 @@ func (m *protocol) releaseLeftover(s *state, p int, r *record) {
 func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
-	pr.step, pr.shows, pr.late, pr.parked, pr.pc = step, none, false, false, pDel
+	pr.step, pr.shows, pr.pc = step, none, pDel
 	pr.tried |= 1 << step
-	if (journal.Claim{Step: 0}).Receives(int(step)) || r.passed && m.without == onlyFrees {
+	switch {
+	case m.gets(&s, p, r, step):
 		pr.shows = r.claim
+	case step == 1 && r.claim != none && !m.strict:
+		s.stays[r.claim] |= 1 << pr.on
 	}
-	j := m.journalled(r, step)
+	if step == 0 {
+		pr.freed = true
+	}
+	if step == 0 && m.unnamed && m.without != noted { // what is done by then is written with it
+		r.freed, r.steps, r.tries = true, r.steps&^pr.done, min(2, r.tries+pr.tries)
+		pr.tries = 0
+	}
 	if m.prompt && pr.place == byPath {
 		m.enter(&s, pr.delegate())
 		pr.place = noPath
-	}
-	switch {
-	case pr.shows == none:
-	case pr.others:
-		pr.shows, pr.parked = none, step != 0
-	case !m.isLate(&s, p, r, step):
-	case DropsAddress(&j, !r.memory):
-		pr.shows = none
-	case m.without != reread && m.withhold(&s, p, pr.on, pr.shows):
-		pr.shows, pr.parked = none, true
-	default:
-		pr.late = true
 	}
 	to(fmt.Sprintf("begins the DEL of %s for %s", delegates[step], name(int(pr.on))), s)
 }
@@ -497,12 +437,10 @@ func (m *protocol) del(s state, p int, to func(string, state)) {
 		failing.left.faults--
 		m.ended(&failing, p, false, true)
 		to(what+" fails", failing)
-	}
-	if s.left.timeouts > 0 && pr.late {
-		late := s
-		late.left.timeouts--
-		m.timesOut(&late, p)
-		to(what+" reaches its time limit", late)
+		if pr.step == 0 {
+			m.effect(&failing, pr.delegate())
+			to(what+" frees, and fails", failing)
+		}
 	}
 	if s.left.lies > 0 && pr.step != 1 {
 		lying := s
@@ -514,28 +452,12 @@ func (m *protocol) del(s state, p int, to func(string, state)) {
 	to(what, s)
 }
 
-// timesOut ends a late DEL at its time limit.
-func (m *protocol) timesOut(s *state, p int) {
-	pr := &s.p[p]
-	s.record(pr.on, pr.n).lates++
-	m.ended(s, p, false, true)
-}
-
 // passes applies a DEL that passed.
 func (m *protocol) passes(s *state, p int, works bool) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
-	if m.skips && pr.step == 0 && pr.place == nowhere {
-		works = false
-	}
-	if m.skips && pr.step == 0 && (of(p) == pr.on || !s.grace && !r.booted) {
-		s.c[pr.on].passed = true
-	}
-	switch {
-	case works:
+	if works {
 		m.effect(s, pr.delegate())
-	case m.empty && pr.shows != none && s.owner[pr.shows] != none:
-		s.c[s.owner[pr.shows]].device = false // whoever has the address
 	}
 	m.ended(s, p, m.after(s, p, r), false)
 }
@@ -546,8 +468,11 @@ func (m *protocol) ended(s *state, p int, done, fails bool) {
 	if done {
 		pr.done |= 1 << pr.step
 	}
+	if fails && pr.step == 1 {
+		pr.tries++
+	}
 	pr.pc, pr.failed = pNext, pr.failed || fails
-	pr.step, pr.shows, pr.late, pr.place, pr.parked = 0, none, false, nowhere, false
+	pr.step, pr.shows, pr.place = 0, none, nowhere
 }
 
 // finish writes what a pass left.
@@ -561,7 +486,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 	}
 	r := s.record(i, pr.n)
 	c := &s.c[i]
-	r.passed = r.passed || pr.passed
+	r.freed, r.tries = r.freed || pr.freed, min(2, r.tries+pr.tries)
 	switch r.steps &^= pr.done; {
 	case r.memory && p == nSelf: // whatever the DELs said
 		if a := r.claim; s.owner[a] == i && !PortPending(0, m.pass(&s, p, r)) {
@@ -598,7 +523,7 @@ func (m *protocol) goOn(s *state, p int, back int8) {
 		}
 		failed := pr.failed && !pr.add
 		*pr = process{pc: back, add: pr.add, on: i, back: none, seen: pr.seen, claim: pr.claim, bare: pr.bare,
-			stop: pr.stop, settled: pr.settled, failed: failed}
+			stop: pr.stop, failed: failed}
 		return
 	}
 	if p < maxC {

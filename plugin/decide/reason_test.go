@@ -44,12 +44,3 @@ func TestIs(t *testing.T) {
 		}
 	}
 }
-
-// TestOwns: another attachment that claims an address owns it, unless it is being undone or dead.
-func TestOwns(t *testing.T) {
-	for _, fate := range []Fate{Live, Unknown, Dead} {
-		if Owns(true, fate) || Owns(false, fate) != (fate != Dead) {
-			t.Error(fate)
-		}
-	}
-}

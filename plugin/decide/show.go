@@ -1,9 +1,6 @@
 package decide
 
 import (
-	"encoding/json"
-	"slices"
-
 	"cni-unwind/journal"
 	"cni-unwind/plugin/known"
 )
@@ -28,7 +25,6 @@ const (
 	ShowPath    Shown = "path"    // the namespace's path, verified again
 	ShowPinned  Shown = "pinned"  // the namespace, kept open since it was found
 	ShowScratch Shown = "scratch" // a scratch namespace with an interface like the ADD's
-	ShowEmpty   Shown = "empty"   // a scratch namespace without an interface
 	ShowSent    Shown = "sent"    // the path that the runtime sent
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
@@ -47,31 +43,10 @@ func Show(s *journal.Step, n NetNS) Shown {
 		return ShowPath
 	case facts.NetNS == known.Scratch:
 		return ShowScratch
-	case getsEmpty(s):
-		return ShowEmpty
 	case !n.Sent, facts.NetNS == known.None: // or it could take another container's device
 		return ShowNone
 	case n.Anothers:
 		return ShowNowhere
 	}
 	return ShowSent // as without unwind
-}
-
-// getsEmpty reports whether a step's DEL gets an empty network namespace instead of the
-// container's. Such a DEL fails, or frees nothing, unless CNI_NETNS is a namespace.
-func getsEmpty(s *journal.Step) bool {
-	facts := known.Of(s.Type)
-	var keys map[string]json.RawMessage
-	_ = json.Unmarshal(s.Config, &keys)
-	return facts.NetNS == known.Empty &&
-		!slices.ContainsFunc(facts.ByInterface, func(key string) bool { return len(keys[key]) > 0 })
-}
-
-// LeftTo returns the program that cleans up instead of a step's DEL, or "". Such a DEL always fails
-// once the namespace is gone.
-func LeftTo(s *journal.Step, gone bool) string {
-	if !gone || getsEmpty(s) {
-		return ""
-	}
-	return known.Of(s.Type).LeftTo
 }

@@ -23,10 +23,6 @@ func TestShow(t *testing.T) {
 		{"a sweep's, an unknown plugin", "own", ``, NetNS{Found: true}, ShowPath},
 
 		{"gone", "bridge", ``, NetNS{Sent: true}, ShowScratch},
-		{"gone, it needs some namespace", "terway", ``, NetNS{}, ShowEmpty},
-		{"gone, it needs some namespace, asked", "terway", ``, NetNS{Sent: true}, ShowEmpty},
-		{"gone, a device", "ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, NetNS{}, ShowNone},
-		{"gone, no device", "ovn-k8s-cni-overlay", `{"deviceID2": "0000:01"}`, NetNS{}, ShowEmpty},
 		{"gone, a sweep", "own", ``, NetNS{}, ShowNone},
 		{"gone, it would take another's", "host-device", ``, NetNS{Sent: true}, ShowNone},
 		{"gone, the runtime asks", "own", ``, NetNS{Sent: true}, ShowSent},
@@ -38,22 +34,6 @@ func TestShow(t *testing.T) {
 		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
 		if got := Show(s, tt.netns); got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
-		}
-	}
-	for _, tt := range []struct {
-		plugin, config string
-		gone           bool
-		left           string
-	}{
-		{"bridge", ``, true, ""},
-		{"own", ``, true, ""},
-		{"ovn-k8s-cni-overlay", ``, true, ""},
-		{"ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, true, "ovnkube-node"},
-		{"ovn-k8s-cni-overlay", `{"deviceID": "0000:01"}`, false, ""},
-	} {
-		s := &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)}
-		if left := LeftTo(s, tt.gone); left != tt.left {
-			t.Errorf("%s %s: left to %q", tt.plugin, tt.config, left)
 		}
 	}
 }

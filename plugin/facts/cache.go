@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,20 +119,6 @@ func (n *Node) readCached(name string) (*Cached, error) {
 }
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
-
-// CachedOwner reports whether an attachment in libcni's cache owns an address, and its network
-// namespace may exist. If an IPAM plugin does not record owners, the cache is the only source.
-// CachedOwner skips files that it cannot read, and attachments for which skip returns true.
-func (n *Node) CachedOwner(address netip.Addr, skip func(Cached) bool) bool {
-	all, err := n.Cache()
-	if err != nil {
-		n.Log.Warn("cannot read libcni's cache to find the owner of an address", "err", err)
-	}
-	return slices.ContainsFunc(all, func(c Cached) bool {
-		return slices.Contains(netconf.AddressesOf(c.Result), address.Unmap()) && c.netNSThere() &&
-			!skip(c)
-	})
-}
 
 // netNSThere reports whether the ADD's network namespace exists, or may exist.
 func (c Cached) netNSThere() bool {

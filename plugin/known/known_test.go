@@ -24,13 +24,7 @@ func TestRows(t *testing.T) {
 			"has two rows":                 seen[p.Name],
 			"has no source with a version": !source.MatchString(p.Source),
 			"has no fact":                  reflect.ValueOf(facts).IsZero(),
-			"has some of ByInterface, NetNS Empty and LeftTo, but not all": p.ByInterface != nil != (p.NetNS == Empty && p.LeftTo != ""),
-			"has SkipsUnnamed and NetNS":                                   p.SkipsUnnamed && p.NetNS != "",
-			"has FreesByPod and MayFreeNothing":                            p.FreesByPod && p.MayFreeNothing,
-			"has Elsewhere, but neither FreesByPod nor MayFreeNothing":     p.Elsewhere && !p.FreesByPod && !p.MayFreeNothing,
-			"has RemovesByAddress and ByContainer":                         p.RemovesByAddress && p.ByContainer,
-			"has Pinned, and NetNS Empty or SkipsUnnamed":                  p.Pinned && (p.NetNS == Empty || p.SkipsUnnamed),
-			"moves a device, and would take it from a Scratch namespace":   slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
+			"moves a device, and would take it from a Scratch namespace": slices.Contains([]string{"host-device", "sriov"}, p.Name) && p.NetNS == Scratch,
 		} {
 			if is {
 				t.Errorf("%q %s: %+v", p.Name, problem, p)
@@ -69,14 +63,8 @@ func TestColumns(t *testing.T) {
 	}{
 		{"Pinned", func(p *Plugin) bool { return p.Pinned }, "bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf"},
 		{"Scratch", func(p *Plugin) bool { return p.NetNS == Scratch }, "bridge ptp tuning sbr"},
-		{"Empty", func(p *Plugin) bool { return p.NetNS == Empty }, "ovn-k8s-cni-overlay terway"},
 		{"None", func(p *Plugin) bool { return p.NetNS == None }, "host-device"},
-		{"LeftTo", func(p *Plugin) bool { return p.LeftTo == "ovnkube-node" }, "ovn-k8s-cni-overlay"},
-		{"SkipsUnnamed", func(p *Plugin) bool { return p.SkipsUnnamed }, "kube-ovn sriov"},
 		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
-		{"MayFreeNothing", func(p *Plugin) bool { return p.MayFreeNothing }, "aws-cni whereabouts"},
-		{"Elsewhere", func(p *Plugin) bool { return p.Elsewhere }, "whereabouts spiderpool"},
-		{"RemovesByAddress", func(p *Plugin) bool { return p.RemovesByAddress }, "aws-cni"},
 		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf portmap bandwidth ovn-k8s-cni-overlay terway"},
 		{"DefaultIPAM", func(p *Plugin) bool { return p.DefaultIPAM == "host-local" }, "flannel"},
@@ -117,16 +105,16 @@ func TestExecutesIPAM(t *testing.T) {
 
 func TestIPAMOf(t *testing.T) {
 	for config, want := range map[string]Plugin{
-		`{"type": "macvlan", "ipam": {"type": "whereabouts"}}`: {Name: "whereabouts", MayFreeNothing: true, Elsewhere: true},
-		`{"type": "bridge", "ipam": {"type": "own"}}`:          {Name: "own"},
-		`{"ipam": {"type": "static"}}`:                         {Name: "static"},
-		`{"type": "whereabouts"}`:                              {},
-		`{"ipam": {}}`:                                         {},
-		`{"ipam": null}`:                                       {},
-		`{"ipam": "whereabouts"}`:                              {},
-		`{"ipam": {"type": 5}}`:                                {},
-		`[`:                                                    {},
-		``:                                                     {},
+		`{"type": "macvlan", "ipam": {"type": "spiderpool"}}`: {Name: "spiderpool", FreesByPod: true},
+		`{"type": "bridge", "ipam": {"type": "own"}}`:         {Name: "own"},
+		`{"ipam": {"type": "static"}}`:                        {Name: "static"},
+		`{"type": "whereabouts"}`:                             {},
+		`{"ipam": {}}`:                                        {},
+		`{"ipam": null}`:                                      {},
+		`{"ipam": "whereabouts"}`:                             {},
+		`{"ipam": {"type": 5}}`:                               {},
+		`[`:                                                   {},
+		``:                                                    {},
 	} {
 		got := *IPAMOf(json.RawMessage(config))
 		got.Source = ""
@@ -149,7 +137,7 @@ func TestDocument(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("plugin/README.md has no table %s", head)
 	}
-	has := func(p *Plugin) bool { return p.MayFreeNothing || p.FreesByPod || p.SkipsUnnamed }
+	has := func(p *Plugin) bool { return p.FreesByPod }
 	var named []string
 	for _, row := range strings.Split(body, "\n")[2:] {
 		cell := strings.Split(row, "|")[1]
@@ -162,7 +150,7 @@ func TestDocument(t *testing.T) {
 	}
 	for _, name := range names(has) {
 		if !slices.Contains(named, name) {
-			t.Errorf("plugin/README.md, table %s: no row of %s, which has MayFreeNothing, FreesByPod or SkipsUnnamed", head, name)
+			t.Errorf("plugin/README.md, table %s: no row of %s, which has FreesByPod", head, name)
 		}
 	}
 }

@@ -23,25 +23,9 @@ type Plugin struct {
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
-	// ByInterface lists configuration keys with which the plugin's DEL uses the container's own
-	// interface, or a device that may have moved to another container since. Such a DEL does not get
-	// an empty namespace. It always fails once the container's namespace is gone, and unwind counts
-	// it as done, because the program LeftTo cleans up.
-	ByInterface []string
-	LeftTo      string
-	// SkipsUnnamed is set if the plugin's DEL, without CNI_NETNS, exits 0 and leaves the node alone.
-	SkipsUnnamed bool
 
 	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
 	FreesByPod bool
-	// MayFreeNothing is set if the plugin's DEL may exit 0 without freeing the address. It frees by
-	// container, so a second DEL cannot free another container's address.
-	MayFreeNothing bool
-	// Elsewhere is set if the plugin stores its addresses outside the node.
-	Elsewhere bool
-	// RemovesByAddress is set if the plugin allocates addresses itself, and its DEL also removes rules
-	// that the next owner of the address in prevResult created.
-	RemovesByAddress bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
 	ByContainer bool
@@ -56,7 +40,6 @@ type NetNS string
 // The values of NetNS. Without one, the runtime's own DEL gets the same as without unwind.
 const (
 	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
-	Empty   NetNS = "empty"   // a namespace without an interface
 	None    NetNS = "none"    // no CNI_NETNS
 )
 
@@ -120,13 +103,6 @@ var table = []Plugin{
 	{Name: "bandwidth", Source: reference, ByContainer: true},
 
 	// Providers of a cluster's network.
-	{
-		// Since 1.13, a DEL exits 0 if ipamd is unreachable or has another version. If ipamd
-		// returns an error, the DEL removes the routing rules of the address in prevResult
-		// (cmd/routed-eni-cni-plugin/cni.go, del).
-		Name: "aws-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
-		MayFreeNothing: true, RemovesByAddress: true,
-	},
 	{ // cmd/egress-cni-plugin/main.go, add
 		Name: "egress-cni", Source: "aws/amazon-vpc-cni-k8s 1.23.2",
 		ExecutesIPAM: func(_ string, config Object) bool { return string(config["enabled"]) == `"true"` },
@@ -145,42 +121,26 @@ var table = []Plugin{
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},
-	// pkg/daemon/handler.go, handleDel
-	{Name: "kube-ovn", Source: "kubeovn/kube-ovn 1.16.2", SkipsUnnamed: true},
+	// go-controller/pkg/cni/cni.go, cmdDel: it removes the port of the sandbox.
 	{
-		// A DEL fails unless CNI_NETNS names an existing namespace; any one will do
-		// (go-controller/pkg/cni/helper_linux.go, UnconfigureInterface). The key deviceID names a
-		// device, and netAttachDefName a secondary network. With either, the DEL removes the device
-		// from the pod's annotation before it fails (cni.go, cmdDel). Every minute, ovnkube-node
-		// removes ports without an interface, and ports of devices whose pod is gone
-		// (controllermanager/node_controller_manager.go, checkForStaleOVS…).
-		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
-		NetNS: Empty, ByInterface: []string{"deviceID", "netAttachDefName"}, LeftTo: "ovnkube-node",
-		ByContainer: true,
+		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0", ByContainer: true,
 	},
 	// pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
 	{Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always},
-	{ // pkg/cnicommands/cni.go, CmdAdd and CmdDel: without CNI_NETNS, a DEL only calls the IPAM plugin
-		Name: "sriov", Source: "k8snetworkplumbingwg/sriov-cni 2.10.0, 023eb832",
-		ExecutesIPAM: always, SkipsUnnamed: true,
+	// pkg/cnicommands/cni.go, CmdAdd
+	{
+		Name: "sriov", Source: "k8snetworkplumbingwg/sriov-cni 2.10.0, 023eb832", ExecutesIPAM: always,
 	},
-	// A DEL frees nothing unless CNI_NETNS is some namespace (plugin/terway/cni.go, cmdDel;
-	// cni_linux.go, getCmdArgs).
-	{Name: "terway", Source: "AliyunContainerService/terway 1.17.5", NetNS: Empty, ByContainer: true},
+	// plugin/terway/cni.go, cmdDel
+	{Name: "terway", Source: "AliyunContainerService/terway 1.17.5", ByContainer: true},
 
 	// IPAM plugins.
-	{
-		// A DEL exits 0 even if the API server returns an error (cmd/whereabouts.go, cmdDel;
-		// pkg/allocate/allocate.go, DeallocateIP).
-		Name: "whereabouts", Source: "k8snetworkplumbingwg/whereabouts 0.9.4",
-		MayFreeNothing: true, Elsewhere: true,
-	},
 	{
 		// A DEL exits 0 even if the agent cannot release the address
 		// (cmd/spiderpool/cmd/command_delete.go). The agent frees the addresses of the pod's
 		// current UID (pkg/ipam/release.go, Release).
 		Name: "spiderpool", Source: "spidernet-io/spiderpool 1.2.2",
-		FreesByPod: true, Elsewhere: true,
+		FreesByPod: true,
 	},
 }
 

@@ -44,8 +44,8 @@ type Finding struct {
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
 
-	counts  bool     // the mass-release guard counts it (see holdsNothing)
-	failing []string // the plugins whose DELs failed (see undo.FailingPlugins)
+	counts bool // the mass-release guard counts it (see holdsNothing)
+	failed int  // the tries of its DELs, if all have failed (see undo.FailedTries)
 
 	owner *owner // set if the attachment is not in the journal
 }
@@ -152,7 +152,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
-		f.failing, f.Deferred = undo.FailingPlugins(e), !s.w.Ready(ctx, e, !s.Periodic)
+		f.failed, f.Deferred = undo.FailedTries(e), !s.w.Ready(ctx, e, !s.Periodic)
 		for i := range e.Undo.Steps {
 			if s.w.HasLeft(e, &e.Undo.Steps[i]) {
 				f.Removed = append(f.Removed, e.Undo.Steps[i].Type)
@@ -175,11 +175,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 func (s *Sweep) waiting(ctx context.Context, e *journal.Entry) *journal.Entry {
 	now := e.Clone()
 	for i, next := range s.w.Due(ctx, e, false) {
-		step := &now.Undo.Steps[i]
-		if next.Why == journal.RunNow && step.Next.Why == journal.ForRepeat {
-			next.Why = journal.ForRepeat // the first DEL succeeded, and the second is due
-		}
-		step.Next = next
+		now.Undo.Steps[i].Next = next
 	}
 	return now
 }

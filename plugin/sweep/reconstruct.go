@@ -99,9 +99,7 @@ func (s *Sweep) undoRecord(
 		f.Released = true
 		return fmt.Errorf("%w; its host-local addresses are released, but rules and devices may remain",
 			why)
-	// A DEL to be repeated later counts as successful: nothing records when to repeat it.
-	case cached != nil && (e == nil || slices.ContainsFunc(e.Undo.Steps,
-		func(s journal.Step) bool { return s.Next.Why != journal.ForRepeat })):
+	case cached != nil && (e == nil || len(e.Undo.Steps) > 0):
 		return nil
 	case cached != nil:
 		if err := os.Remove(cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {

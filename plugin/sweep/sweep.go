@@ -3,6 +3,7 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
@@ -166,56 +167,37 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	}
 }
 
-// Apply releases the dead attachments that are ready to retry. Then it releases those whose plugins
-// work again, as this sweep has shown.
+// maxFailing is the number of attachments whose DELs have all failed before that a periodic sweep
+// tries.
+const maxFailing = 20
+
+// Apply releases the dead attachments that are ready to retry: first those of which some DEL has not
+// failed yet, and then the others, the fewest tries first.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
-	if s.Periodic {
-		deferFailing(findings)
-	}
-	works := s.releaseEach(ctx, findings, func(f *Finding) bool { return !f.Deferred })
-	s.releaseEach(ctx, findings, func(f *Finding) bool {
-		return f.Deferred &&
-			slices.ContainsFunc(f.failing, func(plugin string) bool { return works[plugin] })
-	})
-}
-
-// probes is the number of attachments that a sweep tries for each plugin whose DELs fail.
-const probes = 3
-
-// deferFailing defers most attachments whose pending DELs have all failed before. For each plugin
-// with such a DEL, it leaves a few of these attachments to this sweep (see probes). It chooses
-// those that were untried for longest, so each gets its turn.
-func deferFailing(findings []Finding) {
-	tries := map[string]int{}
+	var ready, failing []*Finding
 	for i := range findings {
-		f := &findings[i]
-		if !f.Releasable() || f.Deferred || f.Err != nil || len(f.failing) == 0 {
-			continue
-		}
-		f.Deferred = !slices.ContainsFunc(f.failing,
-			func(plugin string) bool { return tries[plugin] < probes })
-		for _, plugin := range f.failing {
-			if !f.Deferred {
-				tries[plugin]++
-			}
-		}
-	}
-}
-
-// releaseEach releases the dead attachments that match, in parallel. It returns the plugins with a
-// DEL that failed before and has succeeded now.
-func (s *Sweep) releaseEach(
-	ctx context.Context, findings []Finding, matches func(*Finding) bool,
-) (works map[string]bool) {
-	var ready []*Finding
-	for i := range findings {
-		f := &findings[i]
-		if f.Releasable() && !f.Released && f.Err == nil && matches(f) {
-			f.Deferred = false
+		switch f := &findings[i]; {
+		case !f.ready():
+		case f.failed == 0:
 			ready = append(ready, f)
+		default:
+			failing = append(failing, f)
 		}
 	}
-	works = map[string]bool{}
+	slices.SortStableFunc(failing, func(a, b *Finding) int {
+		return cmp.Compare(a.failed, b.failed)
+	})
+	if s.Periodic && len(failing) > maxFailing {
+		for _, f := range failing[maxFailing:] {
+			f.Deferred = true
+		}
+		failing = failing[:maxFailing]
+	}
+	s.releaseEach(ctx, append(ready, failing...))
+}
+
+// releaseEach releases attachments, in parallel.
+func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding) {
 	work := make(chan *Finding)
 	var workers sync.WaitGroup
 	var mu sync.Mutex
@@ -224,19 +206,15 @@ func (s *Sweep) releaseEach(
 		w := s.w.Fork()
 		workers.Go(func() {
 			for f := range work {
-				before := f.failing
 				if err := w.Safely(func() error { return s.release(ctx, w, f) }); err != nil {
 					f.Err = err
 				}
-				mu.Lock()
-				for _, plugin := range before {
-					works[plugin] = works[plugin] || !slices.Contains(f.failing, plugin)
-				}
 				if s.Progress != nil && !errors.Is(f.Err, ErrNotTried) {
+					mu.Lock()
 					tried++
 					s.Progress(tried, len(ready))
+					mu.Unlock()
 				}
-				mu.Unlock()
 			}
 		})
 	}
@@ -245,7 +223,6 @@ func (s *Sweep) releaseEach(
 	}
 	close(work)
 	workers.Wait()
-	return works
 }
 
 // release releases one attachment if no other unwind owns its lock and time is left. Unless s.Stops,
@@ -279,7 +256,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	out := w.ReleaseLocked(ctx, lock, f.Key)
 	if e := out.Entry; e != nil {
 		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
-		f.Pending, f.failing = undo.PendingSteps(e), undo.FailingPlugins(e)
+		f.Pending = undo.PendingSteps(e)
 	}
 	f.Released = out.Released
 	return out.Err

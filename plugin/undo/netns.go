@@ -32,9 +32,7 @@ func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remov
 			netns = u.place.Path
 		}
 	case decide.ShowScratch:
-		return u.scratch(s, u.Entry.IfName)
-	case decide.ShowEmpty:
-		return u.scratch(s, "")
+		return u.scratch(s)
 	case decide.ShowSent:
 		netns = u.sentPath()
 	case decide.ShowNowhere:
@@ -150,16 +148,15 @@ func isMissing(path string) bool {
 
 // Some plugins find their resources by the container's interface. When the container's namespace is
 // gone, their DELs leave these resources behind. For such a DEL, scratch creates a scratch network
-// namespace. It contains an interface with the given name and the ADD's addresses, or no interface
-// if ifname is "". Only a thread of this process keeps the namespace alive, so a crash leaves
-// nothing behind.
-func (u *undoing) scratch(s *journal.Step, ifname string) (path string, remove func()) {
+// namespace. It contains an interface with the name and the addresses of the ADD's. Only a thread
+// of this process keeps the namespace alive, so a crash leaves nothing behind.
+func (u *undoing) scratch(s *journal.Step) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {
 		path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
 		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil && ifname != "" {
-			err = addInterface(ifname, u.addressesHad())
+		if err == nil {
+			err = addInterface(u.Entry.IfName, u.addressesHad())
 		}
 		ready <- err
 		<-done

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -29,14 +28,14 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock. assigned becomes Job.Assigned.
-func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip.Addr) error {
+// holds another lock.
+func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, err := w.Journal.Store.Acquire(ctx, key, journal.Patience{Orphans: w.Budgets.Orphans})
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	out := w.ReleaseLocked(ctx, lock, key, assigned...)
+	out := w.ReleaseLocked(ctx, lock, key)
 	switch {
 	case out.Released:
 		return nil
@@ -50,7 +49,7 @@ func (w *Worker) Release(ctx context.Context, key journal.Key, assigned ...netip
 // by the current content of the journal. If the newest ADD is live, the DELs of the older ones
 // wait.
 func (w *Worker) ReleaseLocked(
-	ctx context.Context, lock *journal.Lock, key journal.Key, assigned ...netip.Addr,
+	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (out Outcome) {
 	var records []*journal.Entry
 	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
@@ -82,7 +81,7 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		failures, _, err := w.Undo(ctx, Job{Entry: e, Lock: lock, Assigned: assigned}, v.Reason)
+		failures, _, err := w.Undo(ctx, Job{Entry: e, Lock: lock}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
 			if err == nil && !f.Unreported {
 				err = f
@@ -126,13 +125,11 @@ func Buried(e *journal.Entry) *journal.Entry {
 	return b
 }
 
-// Failed marks a step whose delegate's ADD failed.
-func (w *Worker) Failed(e *journal.Entry, s *journal.Step, f *delegate.Failure) {
-	if f.Killed {
-		*s = decide.Killed(*s, journal.BootNanos(), w.Node.GraceOf(e))
-		return
+// Failed marks a step whose delegate's ADD failed, or was killed.
+func Failed(s *journal.Step, f *delegate.Failure) {
+	if s.ADD = journal.AddFailed; f.Killed {
+		s.ADD, s.Tries = journal.AddUnknown, s.Tries+1
 	}
-	s.ADD = journal.AddFailed
 }
 
 // wordsOf returns a delegate's message as a step stores it.

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -18,7 +16,6 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
-	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/record"
 )
@@ -27,35 +24,32 @@ import (
 // step is done.
 func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *delegate.Failure) {
 	p := u.pass(ctx, true)
-	if decide.NeedsNoRepeat(s, p) {
-		return true, nil
-	}
 	before := *s
 	if s.Next = decide.Due(s, p); s.Next.Why != journal.RunNow {
-		if s.Next.Why == journal.ForPort && before.Next.Why != journal.ForPort {
-			const why = "a host port may forward to its address until the DEL of a later plugin succeeds"
+		if s.Next.Why == journal.ForRules && before.Next.Why != journal.ForRules {
+			const why = "rules or host ports for its address may remain until the DEL of a later plugin succeeds"
 			u.Log.Warn("the DEL waits: "+why, "plugin", s.Type)
 			u.record(journal.Waiting, s, why)
 		}
 		return false, nil
 	}
-	bounded, cancel := u.late(ctx, s)
+	if f := u.markStarted(ctx, s); f != nil {
+		return false, f
+	}
 	marked := u.markSlow(ctx, s)
-	f = u.del(bounded, s)
-	timedOut := errors.Is(context.Cause(bounded), errLate)
-	cancel()
+	f = u.del(ctx, s)
 	marked()
 	if f == nil || !f.Unstarted {
 		u.ran++
 	}
-	o := decide.Outcome{Jitter: rand.Float64(), Withheld: f == nil && u.withheldFrom(s).IsValid()}
+	o := decide.Outcome{Jitter: rand.Float64()}
 	if f != nil {
-		o.Failed, o.Code, o.Words, o.Killed = true, f.Code, wordsOf(f), f.Killed
-		o.LateKilled, o.NotInChain = f.Killed && timedOut, u.HasLeft(u.Entry, s)
+		o.Failed, o.Code, o.Words = true, f.Code, wordsOf(f)
+		o.NotInChain = u.HasLeft(u.Entry, s)
 		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
 		o.NetNSGone, o.MayHold = u.state == gone, decide.MayHold(s, u.Entry.Got.Claims, u.isFree)
 	}
-	*s, done = decide.After(*s, o, p)
+	*s, done = decide.After(*s, o, p.Now)
 	u.report(&before, s, f, done)
 	return done, f
 }
@@ -74,11 +68,6 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 			msg = "DEL failed; the addresses are released anyway"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
-	case after.Next.Why == journal.ForOwner && before.Next.Why != journal.ForOwner:
-		address := u.withheldFrom(after)
-		u.Log.Info("DEL waits: its address has another owner", "plugin", after.Type,
-			"address", address)
-		u.record(journal.Waiting, after, fmt.Sprintf("%s has another owner", address))
 	}
 }
 
@@ -88,6 +77,30 @@ func (u *undoing) record(
 	event := record.EventOf(kind, u.Entry)
 	event.Reason, event.Plugins = reason, []string{s.Type}
 	u.Journal.Event(event, counter...)
+}
+
+// markStarted marks a step as started. If its DEL frees an address of another IPAM plugin than
+// host-local, the record is written before: nothing else shows the next pass that the address may
+// be free (see decide.Gets). With the record goes what this pass has done so far.
+func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Failure {
+	was := s.Started
+	s.Started = true
+	frees := slices.ContainsFunc(u.Entry.Got.Claims,
+		func(c journal.Claim) bool { return c.Step == s.Index && c.Pool == "" })
+	others := slices.ContainsFunc(u.byAddress, func(index int) bool { return index != s.Index })
+	if was || !frees || !others || !u.recorded() {
+		return nil
+	}
+	err := u.Journal.Save(context.WithoutCancel(ctx), u.Entry)
+	switch {
+	case err == nil:
+		return nil
+	case u.Mode.ofVerb():
+		u.Degrade("DEL", err)
+		return nil
+	}
+	return &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
+		Code: types.ErrTryAgainLater, Msg: "cannot record that its DEL starts: " + err.Error()}
 }
 
 // markAfter is the time after which a running DEL is recorded as tried. Most DELs are faster, and
@@ -104,7 +117,6 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	for i := range marked.Undo.Steps {
 		if m := &marked.Undo.Steps[i]; m.Index == s.Index {
 			m.Tries++
-			m.MayHaveRun = true
 			m.Last, m.Code = "unwind was killed while the DEL ran", types.ErrTryAgainLater
 		}
 	}
@@ -141,7 +153,6 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 		if again == nil {
 			u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
 				netconf.Shorten(f.Msg, 200))
-			s.Config = config
 			return nil
 		}
 		f.Killed = again.Killed
@@ -161,7 +172,7 @@ func (u *undoing) delWith(
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
 	}
-	prevResult, err := u.prevResult(s, config)
+	prevResult, err := u.prevResult(ctx, s, config)
 	if err != nil {
 		return c.Failed(0, "prevResult: "+err.Error())
 	}
@@ -179,11 +190,6 @@ func (u *undoing) delWith(
 	_, f := u.Runner.Run(ctx, c, stderr)
 	if f != nil && shown == decide.ShowScratch {
 		f = u.leaveScratch(ctx, s, c, stderr, f)
-	}
-	if to := decide.LeftTo(s, u.state == gone); f != nil && !f.Killed && to != "" {
-		u.Log.Info("DEL cannot succeed, because the network namespace is gone; "+to+" cleans up instead",
-			"code", f.Code, "err", netconf.Shorten(f.Said(), 500))
-		return nil
 	}
 	return f
 }
@@ -214,12 +220,12 @@ func (u *undoing) leaveScratch(
 }
 
 // prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
-// ADD, or the last known one, in the configuration's CNI version and without the addresses that are
-// withheld or dropped. Like libcni, prevResult returns nil before version 0.4.0. A second DEL of a
-// plugin that removes rules by address gets none: the first DEL has removed the attachment's own
-// rules, so the second could only remove those of the address's next owner.
-func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawMessage, error) {
-	if u.Entry.Got.Result == nil || known.Of(s.Type).RemovesByAddress && decide.Repeats(s) {
+// ADD, or the last known one, in the configuration's CNI version and without the addresses that the
+// step does not get. Like libcni, prevResult returns nil before version 0.4.0.
+func (u *undoing) prevResult(
+	ctx context.Context, s *journal.Step, config json.RawMessage,
+) (json.RawMessage, error) {
+	if u.Entry.Got.Result == nil {
 		return nil, nil
 	}
 	conf := types.PluginConf{CNIVersion: u.Entry.Added.CNIVersion}
@@ -227,40 +233,22 @@ func (u *undoing) prevResult(s *journal.Step, config json.RawMessage) (json.RawM
 	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	withheld := slices.Concat(u.withheld, u.dropped)
-	if known.Of(s.Type).RemovesByAddress {
-		withheld = slices.Concat(withheld, u.Assigned)
-	}
 	result, err := netconf.ConvertResult(u.Entry.Got.Result, conf.CNIVersion)
+	withheld := u.withheldFrom(ctx, s)
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
+	u.Log.Debug("the DEL gets no address that may have a new owner", "plugin", s.Type, "addresses",
+		withheld)
 	return netconf.WithoutAddresses(result, withheld)
-}
-
-// withheldFrom returns an address that is withheld from a step because another attachment owns it,
-// or the zero Addr.
-func (u *undoing) withheldFrom(s *journal.Step) (address netip.Addr) {
-	for _, c := range u.Entry.Got.Claims {
-		if c.Receives(s.Index) && slices.Contains(u.withheld, c.Address) {
-			return c.Address
-		}
-	}
-	return address
 }
 
 // pass returns the facts about the record for the decisions on its steps.
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
-		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True, Since: e.Undo.Since.Boot,
-		GracePeriod: u.Node.GraceOf(e), Asked: u.Mode.ofVerb(), IgnorePause: ignorePause,
-		NoNetNS: u.place.Path == "" && isMissing(e.Added.NetNS.Path),
-		ContainerLives: func() bool {
-			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
-				return o.Key != e.Key && o.ContainerID == e.ContainerID
-			})
-		},
+		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True,
+		IgnorePause: ignorePause,
 		PodLives: func() bool {
 			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
@@ -268,13 +256,6 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 					pod.Namespace == own.Namespace
 			})
 		},
-		Withheld: func(s *journal.Step) bool {
-			if u.withheld == nil {
-				u.withheld = u.addressesOfOthers(ctx)
-			}
-			return u.withheldFrom(s).IsValid()
-		},
-		Reassigned: u.reassigned,
-		Steps:      e.Undo.Steps, Claims: e.Got.Claims,
+		Steps: e.Undo.Steps, Claims: e.Got.Claims,
 	}
 }

@@ -3,7 +3,6 @@ package undo
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -23,11 +22,7 @@ type Job struct {
 	Entry *journal.Entry
 	Mode  Mode
 	Lock  *journal.Lock // the attachment's lock; nil without a journal
-	// Assigned are addresses that a running ADD has just got and that this record also claims, which
-	// is why the ADD undoes the record. The ADD's later delegates have not run yet, so a DEL with
-	// these addresses cannot remove rules of the ADD.
-	Assigned []netip.Addr
-	Later    int // number of steps that the caller must run after this record's
+	Later int           // number of steps that the caller must run after this record's
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// facts.Node.Names), or of the ADD that is rolled back.
 	Netns string
@@ -106,18 +101,14 @@ func (w *Worker) Undo(
 //
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not contain the record;
-//   - if an IPAM plugin stores its addresses outside the node: the next pass must not simply run
-//     its DEL again (see decide.Due).
+//   - if the journal does not contain the record.
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
 	unwritten = w.ClaimHeld(e)
 	if mode == Rollback {
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
 	} else {
-		unwritten = unwritten || mode != Requested || e.Number == 0 ||
-			slices.ContainsFunc(e.Undo.Steps,
-				func(s journal.Step) bool { return known.IPAMOf(s.Config).Elsewhere })
+		unwritten = unwritten || mode != Requested || e.Number == 0
 	}
 	switch e.Undo.State {
 	case journal.Adding:
@@ -135,12 +126,6 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 		e.Undo.Reason = reason.Text
 	}
 	e.Undo.Cause = reason.Code
-	for i := range e.Undo.Steps {
-		s := &e.Undo.Steps[i]
-		// without unwind, the runtime's DEL would run too
-		s.MayHaveRun = mode != Requested && (s.MayHaveRun || s.Tries == 0 && e.Undo.Begun)
-	}
-	e.Undo.Begun = true
 	return unwritten
 }
 
@@ -182,10 +167,11 @@ type undoing struct {
 	Log *slog.Logger // adds the record's attachment to each line
 	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
-	place    facts.Place
-	state    located
-	withheld []netip.Addr // claimed addresses that another attachment owns; nil: not checked
-	dropped  []netip.Addr // free addresses that the current DEL does not get (see late)
+	place facts.Place
+	state located
+	// byAddress has the indexes of the steps that may remove rules by an address alone, also of those
+	// that are done in this pass.
+	byAddress []int
 	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
 	// in the runtime's own DEL, and if the ADD's directories are not all there.
 	env map[string]string
@@ -197,9 +183,9 @@ type undoing struct {
 // (see journal.Next). The caller holds the attachment's lock and writes the record.
 //
 //  1. Load: the caller has read or created the record.
-//  2. Gather: find the namespace of the ADD, and open it; find the addresses with another owner.
-//  3. For each step, fewest tries first: decide whether its DEL is due, and which input it gets;
-//     run it; decide whether the step is done.
+//  2. Gather: find the namespace of the ADD, and open it.
+//  3. For each step, fewest tries first: decide whether its DEL is due, and which namespace and
+//     addresses it gets; run it; decide whether the step is done.
 //  4. Remove the host-local reservations that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
@@ -211,12 +197,15 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	w.ClaimHeld(u.Entry)
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
-	u.withheld = u.addressesOfOthers(ctx)
 	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == decide.True &&
 		facts.SearchPathsThere(u.Entry.Added.Env) {
 		u.env = u.Entry.Added.Env
 	}
-	u.Entry.Undo.Begun = true
+	for i := range u.Entry.Undo.Steps {
+		if s := &u.Entry.Undo.Steps[i]; decide.ByAddress(s) {
+			u.byAddress = append(u.byAddress, s.Index)
+		}
+	}
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		deadline = time.Now().Add(u.Budgets.Undo)
@@ -231,8 +220,8 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time",
 				Unreported: u.HasLeft(u.Entry, s)}), u.ran
 		}
-		limit := decide.Share(s, left, len(order)-n+job.Later, u.Budgets.Step)
-		stepCtx, cancel := context.WithTimeout(ctx, limit)
+		stepCtx, cancel := context.WithTimeout(ctx,
+			timeFor(left, len(order)-n-1+job.Later, u.Budgets.Step))
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -243,17 +232,23 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		}
 		u.At("undone")
 	}
-	if u.Entry.Undo.Begun = false; u.Mode != Reconstructed {
+	if u.Mode != Reconstructed {
 		u.releaseHeld(ctx)
 	}
 	return failures, u.ran
+}
+
+// timeFor returns the time for one DEL: what is left without a reserve for each later one, and at
+// least that reserve.
+func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration {
+	return max(left-time.Duration(later)*reserve, reserve)
 }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
 // the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may
 // not free its address: host-device keeps the address when its device is gone, and a plugin that
 // fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
-// attachment claims, or to which a host port may forward.
+// attachment claims, or that a pending DEL needs (see decide.Reserved).
 func (u *undoing) releaseHeld(ctx context.Context) {
 	p, own := u.pass(ctx, true), ownerOf(u.Entry.Key)
 	for _, c := range u.Entry.Got.Claims {
@@ -262,7 +257,7 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		}
 		// the file may be cut off by a power loss
 		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
-		if err != nil || !left || u.claimedAgain(ctx, c) || decide.PortPending(c.Step, p) {
+		if err != nil || !left || u.claimedAgain(ctx, c) || decide.Reserved(c.Step, p) {
 			continue
 		}
 		released, err := ipam.Release(ctx, c.Pool, own, c.Address)
@@ -332,19 +327,19 @@ func (w *Worker) Due(
 	return next
 }
 
-// FailingPlugins returns the plugins whose DELs have failed. It returns none if another DEL of the
-// record is pending, unless that DEL waits for one of the failed DELs (see decide.PortPending).
-func FailingPlugins(e *journal.Entry) (plugins []string) {
+// FailedTries returns the fewest tries of a record's pending DELs if all of them have failed, and
+// otherwise 0. A DEL that waits for one of them does not count (see decide.Reserved).
+func FailedTries(e *journal.Entry) (tries int) {
 	for i := range e.Undo.Steps {
-		if e.Undo.Steps[i].Next.Why == journal.ForPort {
-			continue
+		switch s := &e.Undo.Steps[i]; {
+		case s.Next.Why == journal.ForRules:
+		case !decide.Failing(s):
+			return 0
+		case tries == 0 || s.Tries < tries:
+			tries = s.Tries
 		}
-		if !decide.Failing(&e.Undo.Steps[i]) {
-			return nil
-		}
-		plugins = append(plugins, e.Undo.Steps[i].Type)
 	}
-	return plugins
+	return tries
 }
 
 // PendingSteps names the delegates with a pending DEL, each with its state in words.

@@ -116,7 +116,6 @@ type Budgets struct {
 	Status   time.Duration // a whole STATUS
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
-	LateDel  time.Duration // a DEL whose address is free; well below Release (see late)
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Orphans  time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD from when a DEL waits for it
@@ -132,7 +131,6 @@ var DefaultBudgets = Budgets{
 	Status:   5 * time.Second,
 	Release:  10 * time.Second,
 	Step:     5 * time.Second,
-	LateDel:  3 * time.Second,
 	HostLink: time.Second,
 	Orphans:  10 * time.Second,
 	Stop:     8 * time.Second,

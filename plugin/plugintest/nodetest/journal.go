@@ -231,7 +231,6 @@ func Here(e *journal.Entry) *journal.Entry {
 	}
 	soon := journal.BootNanos() + int64(4*time.Minute)
 	for i := range e.Undo.Steps { // a time that is further away was set in another boot
-		e.Undo.Steps[i].Again = min(e.Undo.Steps[i].Again, soon)
 		e.Undo.Steps[i].Next.At = min(e.Undo.Steps[i].Next.At, soon)
 	}
 	return e

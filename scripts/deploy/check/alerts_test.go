@@ -46,7 +46,7 @@ func TestAlerts(t *testing.T) {
 			[]string{"26m to 33m: A DEL on a has been pending for 16m 0s"}},
 		{"it is another each time", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 60+60x119`}, nil},
 		{"one waits for an address's owner", "UnwindDeletePending",
-			[]string{`unwind_waiting_deletes{instance="a", network="n", plugin="firewall", for="owner"} 1x120`}, nil},
+			[]string{`unwind_waiting_deletes{instance="a", network="n", plugin="firewall", for="rules"} 1x120`}, nil},
 		{"none is", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 0x120`}, nil},
 
 		{"a set fills up", "UnwindPoolNearlyFull", []string{

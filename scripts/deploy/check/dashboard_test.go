@@ -63,7 +63,7 @@ var twoNodes = []string{
 	`unwind_pending_deletes{instance="node-a", network="podnet", plugin="portmap"} _x30 1x5 stale`,
 	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="portmap"} _x20 1+1x20 21x80`,
 	`unwind_pending_deletes{instance="node-b", network="podnet", plugin="bridge"} _x60 2x60`,
-	`unwind_waiting_deletes{instance="node-b", network="podnet", plugin="bridge", for="owner"} _x60 2x20 1x40`,
+	`unwind_waiting_deletes{instance="node-b", network="podnet", plugin="bridge", for="rules"} _x60 2x20 1x40`,
 	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-a"} _x30 1800x5 stale`,
 	`unwind_oldest_pending_delete_timestamp_seconds{instance="node-b"} _x20 1200x100`,
 	`unwind_ipam_addresses{instance="node-a", network="podnet", pool="/p", set="0", family="IPv4", state="live"} 20x50 22x70`,

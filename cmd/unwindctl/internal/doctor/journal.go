@@ -123,7 +123,7 @@ func (e *examination) attachments(found *inspect.Report) {
 		if pending++; age <= pendingLong {
 			continue
 		}
-		if a.HasStep(journal.ForPort) {
+		if a.HasStep(journal.ForRules) {
 			held = append(held, key)
 		}
 		if !a.HasStep(journal.RunNow, journal.ForBackoff) {
@@ -153,8 +153,8 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	if len(held) > 0 {
 		e.add("attachments", Warning,
-			"fix the plugin that created the host port; a reboot also releases the address",
-			"the addresses of %s stay reserved, because a host port may forward to them: %s",
+			"fix the plugin that created them; a reboot also releases the address",
+			"the addresses of %s stay reserved, because rules or host ports for them may remain: %s",
 			term.Plural(len(held), "dead attachment", "dead attachments"), some(held))
 	}
 	if g := found.Guard; g != nil {

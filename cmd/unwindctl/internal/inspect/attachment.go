@@ -140,7 +140,7 @@ func describe(e *journal.Entry) Attachment {
 	for _, s := range e.Undo.Steps {
 		a.Steps = append(a.Steps, Step{
 			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Next.Why,
-			Killed: s.ADD == journal.AddKilled, of: s,
+			of: s,
 		})
 	}
 	return a

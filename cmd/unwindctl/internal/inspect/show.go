@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -47,7 +46,7 @@ func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	var all []shown
 	for i := range found {
 		a := &found[i]
-		all = append(all, shown{*a, factsOf(a.finding), summary(a, r.Attachments)})
+		all = append(all, shown{*a, factsOf(a.finding), summary(a)})
 	}
 	if o.IsObject() {
 		return errors.Join(err, o.PrintObject(out, "attachments", all))
@@ -134,7 +133,7 @@ func factsOf(f *sweep.Finding) []Fact {
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
 // release it. all contains every attachment in the journal.
-func summary(a *Attachment, all []Attachment) []string {
+func summary(a *Attachment) []string {
 	f := a.finding
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
@@ -177,7 +176,7 @@ func summary(a *Attachment, all []Attachment) []string {
 				"now, run unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))
-		return append(lines, pendingSentences(a, all)...)
+		return append(lines, pendingSentences(a)...)
 	}
 }
 
@@ -197,11 +196,11 @@ func since(t time.Time) string {
 }
 
 // pendingSentences returns sentences that explain why each DEL is pending, and what to do.
-func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
+func pendingSentences(a *Attachment) (lines []string) {
 	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	var untried []string
 	failed, ready := false, false
-	now := decide.Pass{Now: journal.BootNanos(), GracePeriod: a.of.Added.GracePeriod}
+	now := decide.Pass{Now: journal.BootNanos()}
 	for _, s := range a.Steps {
 		in, left := "The next sweep", decide.Left(s.of.Next, now)
 		if left > 0 {
@@ -211,18 +210,10 @@ func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 		case journal.ForContainer:
 			say("The DEL of %s waits, because it could release resources of another ADD of its "+
 				"container or pod. It runs once that ADD is undone.", s.Plugin)
-		case journal.ForRuntime:
-			say("The DEL of %s waits, because the runtime may still send a DEL with the network "+
-				"namespace. %s runs it otherwise.", s.Plugin, in)
-		case journal.ForPort:
-			say("The DEL of %s waits, because a host port may forward to its address. It runs once the "+
-				"DEL of the plugin that created the host port succeeds, or after a reboot.", s.Plugin)
-		case journal.ForOwner:
-			say("The DEL of %s waits, because it would remove the rules of the address's new owner%s. "+
-				"It runs once that owner is gone.", s.Plugin, newOwner(a, all))
-		case journal.ForRepeat:
-			ready = ready || left == 0
-			say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
+		case journal.ForRules:
+			say("The DEL of %s waits, because it would free an address for which a later plugin may "+
+				"still have rules or host ports. It runs once the DEL of that plugin succeeds or is out "+
+				"of tries, or after a reboot.", s.Plugin)
 		default:
 			if ready = true; s.Code == 0 {
 				untried = append(untried, s.Plugin)
@@ -245,28 +236,6 @@ func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 			"forget %s", a.Key)
 	}
 	return lines
-}
-
-// newOwner returns the end of a sentence, which names the new owner of one of a's addresses. It
-// returns "" if the journal does not contain that owner.
-func newOwner(a *Attachment, all []Attachment) string {
-	for _, other := range all {
-		for _, address := range other.Addresses {
-			if other.Key != a.Key && slices.Contains(a.Addresses, address) {
-				return fmt.Sprintf(": %s now has %s", whose(&other), address)
-			}
-		}
-	}
-	return ""
-}
-
-// whyOnceMore returns the reason why a DEL that has succeeded runs again.
-func (s *Step) whyOnceMore() string {
-	if s.Killed {
-		return fmt.Sprintf("%s was killed while it ran, so a process that it started may have "+
-			"continued", s.Plugin)
-	}
-	return fmt.Sprintf("The DEL of %s succeeds even if it frees nothing", s.Plugin)
 }
 
 // capital returns a text with a capital first letter.

@@ -51,7 +51,7 @@ var helps = map[string][]string{
 	"pending_deletes": {"Pending DELs that failed or have not run yet.",
 		"network", "plugin"},
 	"waiting_deletes": {"Pending DELs that cannot run yet. The label for names the reason: owner " +
-		"(another attachment has the address), container, port, runtime or repeat. " +
+		"(another attachment has the address), container, port or runtime. " +
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
