@@ -1,11 +1,14 @@
 package journal
 
 import (
+	"cmp"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,8 +24,9 @@ var ErrBusy = errors.New("in use by another process")
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both belong to an open file (F_OFD_SETLK), so they exclude the workers of one process, too. The
-// file contains the owner's process ID. The methods of a nil Lock do nothing.
+// Both belong to an open file (F_OFD_SETLK), so they exclude the workers of one process, too. A
+// third byte is locked, shared, while a DEL waits for the lock (see Awaited). The methods of a nil
+// Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -32,7 +36,58 @@ type Lock struct {
 const (
 	heldByte = iota
 	ownedByte
+	awaitedByte
 )
+
+// lockPoll is the interval at which Acquire checks whether the lock is free.
+const lockPoll = 10 * time.Millisecond
+
+// Patience says how Acquire waits for a lock.
+type Patience struct {
+	Orphans   time.Duration // the wait for processes that inherited the lock from a dead owner
+	SkipOwned bool          // while a living process owns the lock, return ErrBusy
+	EndADD    bool          // if an ADD owns the lock, it ends (see Lock.Awaited)
+}
+
+// Acquire takes the lock of an attachment. While a living process owns it, Acquire waits as long as
+// ctx allows, and then returns ErrBusy. If the owner has died, and a child of its delegates still
+// holds the lock, Acquire waits for Patience.Orphans, or for half of ctx's remaining time if that
+// is shorter. Then it takes the lock over. This wait begins when Acquire sees that the lock has no
+// owner.
+func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err error) {
+	var limit time.Time // zero while the lock has an owner
+	var waiting *os.File
+	defer func() { _ = waiting.Close() }() // releases the third byte
+	for ; ; time.Sleep(lockPoll) {
+		if l, err = s.TryAcquire(k); !errors.Is(err, ErrBusy) || ctx.Err() != nil {
+			return l, err
+		}
+		state, lookErr := s.LookAtLock(k)
+		switch {
+		case lookErr != nil:
+			return nil, lookErr
+		case state.Owned && p.SkipOwned:
+			return nil, err
+		case state.Owned:
+			if limit = (time.Time{}); p.EndADD {
+				waiting = s.lockThird(k, waiting)
+			}
+		case limit.IsZero():
+			limit = time.Now().Add(p.orphans(ctx))
+		case time.Now().After(limit):
+			if l, err = s.TakeOver(k); !errors.Is(err, ErrBusy) {
+				return l, err
+			}
+		}
+	}
+}
+
+func (p Patience) orphans(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(p.Orphans, time.Until(deadline)/2)
+	}
+	return p.Orphans
+}
 
 // TryAcquire takes the lock of an attachment without waiting, or returns ErrBusy. It creates the
 // lock file if it is missing.
@@ -40,20 +95,20 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
 	}
-	l, err := take(s.LockPath(k), false)
+	l, err := take(s.LockPath(k), heldByte)
 	return l, lockError(k, err)
 }
 
-// TakeOver takes an attachment's lock from processes that inherited it from a dead owner. It locks
-// the owned byte, calls end, which ends these processes, and locks the held byte. end reports
-// whether only daemons are left. They would hold the lock as long as they live, so TakeOver then
-// replaces the lock file with one that it has locked. A crash may leave the new file next to the
-// old one, until RemoveFreeLocks removes it.
-func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
-	l, err := take(s.LockPath(k), true)
+// TakeOver takes an attachment's lock from processes that inherited it from a dead owner, or
+// returns ErrBusy if an owner lives. It locks the owned byte first, so that nobody else does this
+// at the same time. If the held byte stays locked, it replaces the lock file with one that it has
+// locked. A crash may leave the new file next to the old one, until RemoveFreeLocks removes it.
+func (s *Store) TakeOver(k Key) (*Lock, error) {
+	l, err := take(s.LockPath(k), ownedByte)
 	if err == nil {
-		free := end()
-		if err = setLock(l.held, heldByte); errors.Is(err, ErrBusy) && free {
+		if err = setLock(l.held, unix.F_WRLCK, heldByte); errors.Is(err, ErrBusy) {
+			cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Warn("replacing a lock file, because a child "+
+				"of a plugin still holds it, and the plugin's unwind was killed", "attachment", k.String())
 			err = l.replace()
 		}
 	}
@@ -65,7 +120,7 @@ func (s *Store) TakeOver(k Key, end func() (onlyDaemons bool)) (*Lock, error) {
 }
 
 func (l *Lock) replace() error {
-	next, err := take(l.path+".next", false)
+	next, err := take(l.path+".next", heldByte)
 	if err != nil {
 		return err
 	}
@@ -78,27 +133,25 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take locks the file at a path without waiting, or returns ErrBusy. It creates a missing file. If
-// over is set, it locks only the owned byte.
-func take(path string, over bool) (*Lock, error) {
+// take locks the file at a path without waiting, from the given byte on, or returns ErrBusy. It
+// creates a missing file.
+func take(path string, from int64) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
 		var err error
 		if l.held, err = openFile(path, os.O_RDWR|os.O_CREATE); err != nil {
 			return nil, err
 		}
-		if !over {
-			err = setLock(l.held, heldByte)
+		if from == heldByte {
+			err = setLock(l.held, unix.F_WRLCK, heldByte)
 		}
 		if err == nil {
 			l.own, err = openFile(path, os.O_RDWR)
 		}
 		if err == nil {
-			err = setLock(l.own, ownedByte)
+			err = setLock(l.own, unix.F_WRLCK, ownedByte)
 		}
 		if err == nil && l.inPlace() {
-			// this fails on a full disk; the process ID then stays unknown
-			_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 			return l, nil
 		}
 		if l.close(); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -108,9 +161,8 @@ func take(path string, over bool) (*Lock, error) {
 }
 
 // setLock locks a byte of a file, or returns ErrBusy.
-func setLock(f *os.File, at int64) error {
-	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK,
-		&unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
+func setLock(f *os.File, how int16, at int64) error {
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: how, Start: at, Len: 1})
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return ErrBusy
 	}
@@ -139,13 +191,9 @@ func (s *Store) LockPath(k Key) string {
 	return filepath.Join(s.Dir, locksName, hex.EncodeToString(h.Sum(nil)))
 }
 
-// LockState is the state of an attachment's lock. Owner is the process ID of its living owner, as
-// that process itself sees it, or 1 if the ID is unknown. If it is 0, the lock is free, or only
-// orphaned delegates hold it.
-type LockState struct {
-	Held  bool
-	Owner int
-}
+// LockState is the state of an attachment's lock. It is held but not owned while a child of a dead
+// unwind's delegate still runs.
+type LockState struct{ Held, Owned bool }
 
 func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	f, err := openFile(s.LockPath(k), os.O_RDONLY)
@@ -156,14 +204,34 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 		return state, lockError(k, err)
 	}
 	defer f.Close()
+	var ownErr error
 	state.Held, err = isLocked(f, heldByte)
-	owned, ownErr := isLocked(f, ownedByte)
-	if owned {
-		var pid int // stays 0 if the owner could not write it
-		_, _ = fmt.Fscan(f, &pid)
-		state.Owner = max(1, pid)
-	}
+	state.Owned, ownErr = isLocked(f, ownedByte)
 	return state, lockError(k, errors.Join(err, ownErr))
+}
+
+// lockThird locks the third byte of an attachment's lock file, unless the given file is that one,
+// and returns the file. It returns nil if the file is missing or cannot be locked.
+func (s *Store) lockThird(k Key, waiting *os.File) *os.File {
+	if waiting != nil && samePath(s.LockPath(k), waiting) {
+		return waiting
+	}
+	_ = waiting.Close()
+	f, err := openFile(s.LockPath(k), os.O_RDONLY)
+	if err == nil && setLock(f, unix.F_RDLCK, awaitedByte) == nil {
+		return f
+	}
+	_ = f.Close()
+	return nil
+}
+
+// Awaited reports whether a DEL waits for the lock.
+func (l *Lock) Awaited() bool {
+	if l == nil {
+		return false
+	}
+	awaited, err := isLocked(l.held, awaitedByte)
+	return awaited && err == nil
 }
 
 // inPlace reports whether the locked file is still at its path, where others lock it.
@@ -212,7 +280,7 @@ func (s *Store) RemoveFreeLocks() error {
 		return nil
 	}
 	for _, file := range files {
-		if l, _ := take(filepath.Join(dir, file.Name()), false); l != nil {
+		if l, _ := take(filepath.Join(dir, file.Name()), heldByte); l != nil {
 			err = errors.Join(err, l.Remove())
 			l.Release()
 		}
@@ -236,7 +304,7 @@ func (s *Store) LockSweep() (*Lock, error) {
 		return nil, err
 	}
 	path, now := filepath.Join(s.Dir, sweepName), time.Now()
-	l, err := take(path, false)
+	l, err := take(path, heldByte)
 	if info, statErr := os.Lstat(path); errors.Is(err, ErrBusy) && statErr == nil {
 		// an age of less than 0 means that the clock was set back
 		if age := now.Sub(info.ModTime()); age < 0 || age >= sweepTime {
@@ -245,6 +313,9 @@ func (s *Store) LockSweep() (*Lock, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("journal: %s: %w", path, err)
+	}
+	if l != nil { // for people; this fails on a full disk
+		_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	}
 	return l, nil
 }

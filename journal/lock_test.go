@@ -19,47 +19,63 @@ func TestLock(t *testing.T) {
 	tellStories(t, []story{
 		{"it excludes others", `
 			we look a = free, no file
-			p acquire a = taken; we look a = locked by p
+			p acquire a = taken; we look a = owned
 			we acquire a 0s = busy at once; we acquire b = taken
 			p release a = ok; we look a = free; we acquire a = taken; we release a = ok
 			q acquire a = taken; we acquire a 300ms = busy`},
 		{"one waits for its release", `
-			p acquire a = taken; we acquire a -> a; p release a = ok; we = taken; we look a = locked by we`},
+			p acquire a = taken; we acquire a -> a; p release a = ok; we = taken; we look a = owned`},
 		{"one waits for its holder's death", `
-			p acquire a = taken; we acquire a -> a; p kill; we = taken; we look a = locked by we`},
+			p acquire a = taken; we acquire a -> a; p kill; we = taken; we look a = owned`},
 		{"its process has it already", `
-			we acquire a = taken; we acquire a 300ms = busy; we look a = locked by we
-			p look a = locked by we; p acquire a -> a; we release a = ok; p = taken; we look a = locked by p`},
+			we acquire a = taken; we acquire a 300ms = busy; we look a = owned
+			p look a = owned; p acquire a -> a; we release a = ok; p = taken; we look a = owned`},
 		{"another Store of the process has it", `
 			we acquire a = taken
-			other look a = locked by we; other acquire a 0s = busy at once
-			other sweep = ok; p look a = locked by we`},
+			other look a = owned; other acquire a 0s = busy at once
+			other sweep = ok; p look a = owned`},
 		{"another Store has it, by another path", `
 			we acquire a = taken
-			link look a = locked by we; link acquire a 0s = busy at once
-			link sweep = ok; p look a = locked by we`},
+			link look a = owned; link acquire a 0s = busy at once
+			link sweep = ok; p look a = owned`},
 		{"a delegate outlives its unwind", `
-			p acquire a = taken; p spawn a = spawned; we look a = locked by p
-			p kill; we look a = locked; we acquire a 300ms = busy`},
-		{"taken over from a daemon", `
-			p acquire a = taken; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = taken; we look a = locked by we
-			q acquire a -> a; we release a = ok; q = taken; we look a = locked by q`},
+			p acquire a = taken; p spawn a = spawned; we look a = owned
+			p kill; we look a = locked; we acquire a 300ms = taken; we look a = owned`},
+		{"taken over from a delegate's child", `
+			p acquire a = taken; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = taken; we look a = owned
+			q acquire a -> a; we release a = ok; q = taken; we look a = owned`},
+		{"two take it over", `
+			p acquire a = taken; p spawn a = spawned; p kill
+			q takeover a = taken; we takeover a = busy at once; we acquire a 300ms = busy; q release a = ok; we acquire a = taken`},
+		{"of two that wait for a delegate's child, one after the other takes it over", `
+			p acquire a = taken; p spawn a = spawned; we inherit a -> a; q inherit a -> a; p kill
+			we = taken; we look a = owned; we release a = ok; q = taken; we look a = owned`},
+		{"its owner is skipped, a delegate's child is not", `
+			p acquire a = taken; p spawn a = spawned; we skip a = busy at once; p kill; we skip a = taken; we look a = owned`},
+		{"a DEL waits", `
+			p acquire a = taken; p awaited a = false; we end a -> a; p awaited a = true
+			q end a 300ms = busy; p awaited a = true; p release a = ok; we = taken; we awaited a = false`},
+		{"a DEL gives up waiting", `
+			p acquire a = taken; we end a 300ms = busy; p awaited a = false; we acquire a -> a; p awaited a = false; p release a = ok; we = taken`},
+		{"a DEL waits while another process takes the lock over", `
+			p acquire a = taken; p spawn a = spawned; we end a -> a; p kill; q takeover a = taken; q look b -> a; q = free, no file
+			q awaited a = true; q release a = ok; we = taken`},
 		{"taken over from a delegate that has ended", `
-			p acquire a = taken; p kill; we takeover a = taken; we look a = locked by we
+			p acquire a = taken; p kill; we takeover a = taken; we look a = owned
 			we remove a = ok; we release a = ok; we look a = free, no file; we sweep = ok`},
 		{"a delegate leaves a daemon", `
 			p acquire a = taken; p spawn a = spawned; p release a = ok; we look a = free
-			we acquire a = taken; p kill; we look a = locked by we`},
+			we acquire a = taken; p kill; we look a = owned`},
 		{"removed while one waits", `
 			p acquire a = taken; we acquire a -> a; p remove a = ok; p release a = ok
-			we = taken; we look a = locked by we
+			we = taken; we look a = owned
 			we remove a = ok; p look a = free, no file; we release a = ok; we look a = free, no file`},
 		{"the file at the path is another one", `
-			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = locked by p`},
+			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = owned`},
 		{"files of free locks", `
 			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
 			we acquire stray = taken; we release stray = ok; p acquire a = taken
-			we sweep = ok; we look entry = free, no file; we look stray = free, no file; we look a = locked by p`},
+			we sweep = ok; we look entry = free, no file; we look stray = free, no file; we look a = owned`},
 		{"a link in its place", `
 			we put b = ok; we plant a = ok
 			we acquire a = error; we look a = error
@@ -70,7 +86,7 @@ func TestLock(t *testing.T) {
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
 	// While a test starts a process, all descriptors exist twice for a moment.
-	l, err := acquire(within(t, sandbox.Patience), s, k)
+	l, err := s.Acquire(within(t, sandbox.Patience), k, Patience{})
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l
@@ -87,7 +103,7 @@ func helpRounds(s *Store, args []string) error {
 			_, err := tx.btx.Bucket(bucketEntries).NextSequence()
 			return err
 		})
-		l, errLock := acquire(ctx, s, k)
+		l, errLock := s.Acquire(ctx, k, Patience{Orphans: sandbox.Patience})
 		if err := errors.Join(err, errLock); err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
@@ -172,7 +188,7 @@ func TestLockOfALongKey(t *testing.T) {
 	k := long("1")
 	tryAcquire(t, s, k)
 	tryAcquire(t, s, long("2"))
-	if lock, err := s.LookAtLock(k); !lock.Held || lock.Owner != os.Getpid() || err != nil {
+	if lock, err := s.LookAtLock(k); !lock.Held || !lock.Owned || err != nil {
 		t.Errorf("%+v, %v", lock, err)
 	}
 	// The joined key is not ambiguous.

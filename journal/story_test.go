@@ -114,11 +114,6 @@ func (c *cast) play(step string) {
 		c.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 		got = "spawned"
 	}
-	for who, q := range c.actors {
-		if said, pid, ok := strings.Cut(got, " by "); ok && pid == fmt.Sprint(q.pid()) {
-			got = said + " by " + strings.NewReplacer("other", "we", "link", "we").Replace(who)
-		}
-	}
 	want = strings.TrimSpace(want)
 	text, fails := strings.CutPrefix(want, "error")
 	if fails = fails && strings.HasPrefix(got, "error"); want != "*" && got != want && (!fails || !strings.HasSuffix(got, text)) {
@@ -203,7 +198,7 @@ func (a *actor) do(words []string) string {
 func (a *actor) act(ctx context.Context, verb, id string) (said string, err error) {
 	k, l := keyOf(id), a.locks[id]
 	switch verb {
-	case "acquire", "takeover":
+	case "acquire", "inherit", "skip", "end", "takeover":
 		return a.take(ctx, verb, id)
 	case "release":
 		delete(a.locks, id)
@@ -215,6 +210,8 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		cmd.ExtraFiles = []*os.File{l.File()}
 		err = cmd.Start()
 		return fmt.Sprint("spawned ", cmd.Process.Pid), err
+	case "awaited": // by a DEL
+		return fmt.Sprint(l.Awaited()), nil
 	case "look":
 		return a.look(k)
 	case "sweep":
@@ -278,23 +275,16 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 	return "ok", err
 }
 
-// acquire takes a lock, and waits for it as long as ctx allows.
-func acquire(ctx context.Context, s *Store, k Key) (*Lock, error) {
-	for {
-		l, err := s.TryAcquire(k)
-		if !errors.Is(err, ErrBusy) || ctx.Err() != nil {
-			return l, err
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func (a *actor) take(ctx context.Context, how, id string) (said string, err error) {
 	var l *Lock
 	if how == "takeover" {
-		l, err = a.TakeOver(keyOf(id), func() bool { return true })
+		l, err = a.TakeOver(keyOf(id))
 	} else {
-		l, err = acquire(ctx, a.Store, keyOf(id))
+		p := Patience{Orphans: sandbox.Patience, SkipOwned: how == "skip", EndADD: how == "end"}
+		if how == "inherit" || how == "skip" {
+			p.Orphans = 100 * time.Millisecond
+		}
+		l, err = a.Acquire(ctx, keyOf(id), p)
 	}
 	if err != nil {
 		return "", err
@@ -309,14 +299,14 @@ func (a *actor) take(ctx context.Context, how, id string) (said string, err erro
 // look says of a lock what others than its holder can see.
 func (a *actor) look(k Key) (said string, err error) {
 	lock, err := a.LookAtLock(k)
-	if said = "free"; lock.Held {
+	switch said = "free"; {
+	case lock.Owned:
+		said = "owned"
+	case lock.Held:
 		said = "locked"
 	}
 	if _, err := os.Stat(a.LockPath(k)); os.IsNotExist(err) {
 		said += ", no file"
-	}
-	if lock.Owner != 0 {
-		said += fmt.Sprint(" by ", lock.Owner)
 	}
 	return said, err
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -43,7 +44,8 @@ type adding struct {
 //  4. Run each delegate. If its result differs from the previous one, write the entry in state
 //     live, with the result and claims on the new addresses.
 //  5. Print the result.
-//  6. If step 4 or 5 fails, undo the ADD. This needs no journal.
+//  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. This
+//     needs no journal.
 //
 // If the intent cannot be written, the ADD continues without the journal, or fails (see
 // journalFailed). Every later write that fails makes the ADD fail. So if an entry is in state
@@ -56,18 +58,57 @@ func (o *op) add(ctx context.Context) error {
 	if err := a.prepare(ctx); err != nil {
 		return err
 	}
-	killed, err := a.takeLock(ctx, nil, a.journalFailed)
-	if err != nil {
+	if err := a.takeLock(ctx, journal.Patience{}, a.journalFailed); err != nil {
 		return err
 	}
 	defer a.lock.Release()
-	if err := a.open(ctx, killed); err != nil {
+	ctx, cancel := a.watched(ctx, 0, a.Budgets.Unread)
+	defer cancel(nil)
+	if err := a.open(ctx); err != nil {
 		return err
 	}
 	if f := a.carryOut(ctx); f != nil {
 		return a.rollBack(ctx, f)
 	}
 	return nil
+}
+
+// Why an ADD ends early.
+var (
+	errAwaited = errors.New("the runtime has sent the DEL of this attachment")
+	errUnread  = errors.New("the runtime has closed the pipe for the result")
+)
+
+// watched returns a context that ends, while a delegate of this ADD runs, once nobody has waited for
+// the ADD for a time: a DEL waits for the attachment's lock instead, or nobody can read stdout.
+// Runtimes run one verb for a container at a time, so the ADD's runtime is dead or has abandoned
+// it. A DEL that waits for another attachment, which this ADD releases, does not count.
+func (a *adding) watched(
+	ctx context.Context, awaited, unread time.Duration,
+) (context.Context, context.CancelCauseFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	isAwaited, isUnread := lasting(awaited, a.lock.Awaited), lasting(unread, a.plugin.Unread)
+	a.Watch = func() {
+		switch {
+		case isAwaited():
+			end(errAwaited)
+		case isUnread():
+			end(errUnread)
+		}
+	}
+	return ctx, end
+}
+
+// lasting returns a function that reports whether a condition was true in a call that is at least d
+// ago. The condition may be nil.
+func lasting(d time.Duration, condition func() bool) func() bool {
+	var since time.Time
+	return func() bool {
+		if since.IsZero() && condition != nil && condition() {
+			since = time.Now()
+		}
+		return !since.IsZero() && time.Since(since) >= d
+	}
 }
 
 // carryOut runs the delegates, and prints the last one's result.
@@ -226,6 +267,8 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
 	defer cancel()
+	ctx, end := a.watched(ctx, a.Budgets.Stop, a.Budgets.Undo)
+	defer end(nil)
 	a.Journal.Forget() // the ADD may have taken long
 	left, reason := &a.entry.Undo, decide.FailedADD
 	left.Steps = left.Steps[:a.started]
@@ -244,7 +287,9 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 			strings.Join(undo.PendingSteps(a.entry), ", "))
 	}
 	err = addError(f, a.entry, lost)
-	a.makeRoom(ctx)
+	if !a.lock.Awaited() {
+		a.makeRoom(ctx)
+	}
 	return err
 }
 

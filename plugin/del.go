@@ -23,14 +23,13 @@ type deleting struct {
 	*op
 	records   []*journal.Entry // the ADDs to undo, newest first
 	abandoned []*journal.Entry // ADDs that an operator has forgotten
-	killed    []string         // delegates that held the lock and that unwind had to kill
 	netns     journal.NetNS    // the namespace that the DEL names; without a path if it names none
 }
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock. If an ADD of the attachment still runs, end it, because the
-//     runtime that started it is dead.
+//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the runtime
+//     that started it is dead or has abandoned it.
 //  2. Find the entries to undo. If an operator has forgotten this ADD, there is nothing to do. If the
 //     journal does not contain this ADD, create an entry from the chain on stdin. Write the entries
 //     if they have changed.
@@ -45,8 +44,7 @@ func (o *op) del(ctx context.Context) error {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
 	d := &deleting{op: o}
-	var err error
-	d.killed, err = d.takeLock(ctx, d.Stop(d.Key),
+	err := d.takeLock(ctx, journal.Patience{EndADD: true},
 		func(err error) error { d.Degrade("DEL", err); return nil })
 	if err != nil {
 		return err
@@ -215,9 +213,6 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			Changed: claimed[i]}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
-		}
-		if e.Number != 0 {
-			job.Killed = d.killed
 		}
 		reason := decide.Requested
 		if e != d.records[0] || e.Undo.State == journal.RollingBack {

@@ -70,9 +70,8 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 }
 
 // open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
-// takes one transaction. killed names delegates of an earlier ADD of this attachment that unwind
-// had to kill.
-func (a *adding) open(ctx context.Context, killed []string) error {
+// takes one transaction.
+func (a *adding) open(ctx context.Context) error {
 	seen, err := facts.Look(a.args.Netns, a.args.IfName)
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
@@ -87,7 +86,7 @@ func (a *adding) open(ctx context.Context, killed []string) error {
 		return err
 	}
 	a.releaseSamePod(ctx)
-	if err := a.supersede(ctx, killed); err != nil || a.Journal.Lost != nil {
+	if err := a.supersede(ctx); err != nil || a.Journal.Lost != nil {
 		return err
 	}
 	return a.writeIntent(ctx, a.putIntent)
@@ -184,7 +183,7 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 // supersede undoes the earlier ADDs of this attachment. DELs that fail stay in the journal and wait
 // until this ADD's attachment is gone. They may remove resources by container ID, and this ADD is
 // about to use the same ID.
-func (a *adding) supersede(ctx context.Context, killed []string) error {
+func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, prior := range a.prior {
@@ -204,7 +203,7 @@ func (a *adding) supersede(ctx context.Context, killed []string) error {
 		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
 			reason = v.Reason
 		}
-		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock, Killed: killed}
+		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock}
 		if _, _, err := a.Undo(ctx, job, reason); err != nil {
 			return a.journalFailed(err)
 		}

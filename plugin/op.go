@@ -37,6 +37,8 @@ type Plugin struct {
 	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
 	// use.
 	CacheDir string
+	// Unread reports that nobody can read Stdout any more; nil: somebody can.
+	Unread func() bool
 	// Behind starts this program again, for the sweep behind a STATUS; nil starts none.
 	Behind func(conf []byte) (ended <-chan error, err error)
 }
@@ -97,6 +99,13 @@ func (fd Unbroken) Write(p []byte) (n int, err error) {
 		n += max(written, 0)
 	}
 	return n, nil
+}
+
+// Unread reports whether nobody has the other end of the pipe open.
+func (fd Unbroken) Unread() bool {
+	fds := []unix.PollFd{{Fd: int32(fd)}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0 && fds[0].Revents&unix.POLLERR != 0
 }
 
 // op is one run of a verb, on one attachment or on all.
@@ -197,14 +206,14 @@ func (o *op) overridesNetNS() bool {
 }
 
 // takeLock takes the lock of the verb's own attachment. If the journal fails, the given function
-// decides whether the verb continues without the lock. killed names the delegates that unwind had
-// to kill first.
+// decides whether the verb continues without the lock.
 func (o *op) takeLock(
-	ctx context.Context, owned undo.Owned, without func(error) error,
-) (killed []string, err error) {
+	ctx context.Context, p journal.Patience, without func(error) error,
+) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
 	defer cancel()
-	o.lock, killed, err = o.Lock(ctx, o.Key, owned)
+	p.Orphans = o.Budgets.Orphans
+	o.lock, err = o.Journal.Store.Acquire(ctx, o.Key, p)
 	switch {
 	case errors.Is(err, journal.ErrBusy):
 		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
@@ -212,7 +221,7 @@ func (o *op) takeLock(
 	case err != nil:
 		err = without(err)
 	}
-	return killed, err
+	return err
 }
 
 // call prepares a call to a delegate with the verb's environment. The caller adds the
@@ -221,6 +230,7 @@ func (o *op) call(command, plugin string) *delegate.Call {
 	return &delegate.Call{
 		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
 		Netns: o.args.Netns, Ifname: o.args.IfName, Args: o.args.Args, Lock: o.lock.File(),
+		Watch: o.Watch,
 	}
 }
 

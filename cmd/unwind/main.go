@@ -34,7 +34,8 @@ func main() {
 	p := &plugin.Plugin{
 		Env: undo.Env{Stderr: plugin.Unbroken(syscall.Stderr), Budgets: undo.DefaultBudgets,
 			Runner: &delegate.Processes{Slow: handleSignals}},
-		Stdout: plugin.Unbroken(syscall.Stdout), Behind: plugin.StartSweep,
+		Stdout: plugin.Unbroken(syscall.Stdout), Unread: plugin.Unbroken(syscall.Stdout).Unread,
+		Behind: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
 		handleSignals()

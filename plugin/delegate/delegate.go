@@ -2,9 +2,9 @@
 //
 // It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
 // process group, so its children are killed with it at the deadline; otherwise a child could
-// continue an ADD that is being undone. Second, a delegate inherits the attachment's lock. If
-// unwind is killed, the next verb waits until the delegate has ended. Third, a delegate's output is
-// limited, so it cannot exhaust memory.
+// continue an ADD that is being undone. Second, a delegate dies with its unwind, and inherits the
+// attachment's lock. If unwind is killed, the next verb waits until the delegate's children have
+// ended. Third, a delegate's output is limited, so it cannot exhaust memory.
 package delegate
 
 import (
@@ -39,6 +39,8 @@ const (
 	pipeDelay = 500 * time.Millisecond
 	// GroupDelay limits the wait for the processes of a killed delegate to end.
 	GroupDelay = time.Second
+	// watchDelay is the time between two calls of Call.Watch.
+	watchDelay = 100 * time.Millisecond
 	// slowAfter is the time within which most delegates finish.
 	slowAfter = 500 * time.Millisecond
 	// busyDelay limits how long a start is retried while the binary is being written ("text file
@@ -57,6 +59,9 @@ type Call struct {
 	Args        string // CNI_ARGS
 	Stdin       []byte
 	Lock        *os.File // inherited as LockFD; nil without a journal
+	// Watch is called every watchDelay while the delegate runs; it may end the call's context. It may
+	// be nil.
+	Watch func()
 	// Env contains variables that replace unwind's own. A variable with the value "" is not set.
 	Env map[string]string
 }

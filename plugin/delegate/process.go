@@ -39,6 +39,7 @@ type process struct {
 	diagnostics output         // from stderr
 	buffer      [32 << 10]byte
 	pid         int
+	watched     time.Time // when Call.Watch was called, or the process was made
 	status      syscall.WaitStatus
 
 	mu     sync.Mutex
@@ -47,7 +48,7 @@ type process struct {
 
 func newProcess(config []byte) *process {
 	p := &process{config: config, result: output{most: maxStdout},
-		diagnostics: output{most: maxStderr}}
+		diagnostics: output{most: maxStderr}, watched: time.Now()}
 	for i := range p.fds {
 		p.fds[i] = unix.PollFd{Fd: -1, Events: unix.POLLIN}
 	}
@@ -57,8 +58,8 @@ func newProcess(config []byte) *process {
 
 // start starts the process. The pipe contains the configuration by then, or as much as the pipe
 // takes. start tries again, for busyDelay, if the binary is being written or the process limit is
-// reached. If RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If that
-// process is orphaned, no later verb waits for it.
+// reached. If RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If unwind is
+// then killed, no later verb waits for the process's children.
 func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	files, err := p.openPipes()
 	defer func() {
@@ -71,7 +72,7 @@ func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	}
 	p.writeConfig()
 	attr := &syscall.ProcAttr{Env: c.environ(), Files: files,
-		Sys: &syscall.SysProcAttr{Setpgid: true}}
+		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}}
 	if c.Lock != nil {
 		attr.Files = append(slices.Repeat([]uintptr{none}, LockFD), c.Lock.Fd())
 		copy(attr.Files, files)
@@ -118,7 +119,7 @@ func (p *process) openPipes() (files []uintptr, err error) {
 // wait returns once the process has exited and its output has ended, at the latest pipeDelay after
 // the exit: a daemon may hold the pipes. If ctx ends first, wait kills the process group. An error
 // means that something else has reaped the process.
-func (p *process) wait(ctx context.Context, r *Processes) (err error) {
+func (p *process) wait(ctx context.Context, r *Processes, watch func()) (err error) {
 	defer context.AfterFunc(ctx, p.kill)()
 	if p.fds[stdin].Fd < 0 {
 		r.at("fed")
@@ -136,6 +137,7 @@ func (p *process) wait(ctx context.Context, r *Processes) (err error) {
 		if !exited && p.fds[pidfd].Fd < 0 {
 			left = min(left, reapDelay)
 		}
+		left = min(left, p.watch(watch))
 		if _, err := unix.Poll(p.fds[:], int(left/time.Millisecond)+1); err != nil {
 			continue // EINTR
 		}
@@ -151,6 +153,19 @@ func (p *process) wait(ctx context.Context, r *Processes) (err error) {
 		}
 	}
 	return err
+}
+
+// watch calls a function every watchDelay, and returns the time until the next call.
+func (p *process) watch(do func()) (left time.Duration) {
+	if do == nil {
+		return forever
+	}
+	if left = time.Until(p.watched.Add(watchDelay)); left > 0 {
+		return left
+	}
+	do()
+	p.watched = time.Now()
+	return watchDelay
 }
 
 // ready reports whether the last poll returned an event of a descriptor that is still open.

@@ -3,6 +3,7 @@ package delegate
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"runtime"
@@ -300,5 +301,28 @@ func TestEnvironment(t *testing.T) {
 	stdout, f := new(Processes).Run(context.Background(), d, io.Discard)
 	if want := "CNI_ARGS=\nCNI_IFNAME=eth0\nKEPT=old\nREPLACED=new\n"; f != nil || string(stdout) != want {
 		t.Errorf("%q, %v; want %q", stdout, f, want)
+	}
+}
+
+// TestWatch: Watch is called every 100 ms while a delegate runs, whether it prints or not, and not after its
+// exit. It can end the delegate, and says why.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	d := script(t, `for i in 1 2 3 4 5 6 7 8 9 10; do echo; sleep 0.06; done`)
+	began, calls := time.Now(), 0
+	d.Watch = func() { calls++ }
+	if _, f := new(Processes).Run(context.Background(), d, io.Discard); f != nil || calls < 3 || calls > int(time.Since(began)/watchDelay) {
+		t.Errorf("%v, called %d times", f, calls)
+	}
+	d, calls = script(t, `sleep 600 & sleep 600`), 0
+	ctx, end := context.WithCancelCause(context.Background())
+	d.Watch = func() {
+		if calls++; calls == 2 {
+			end(errors.New("nobody waits"))
+		}
+	}
+	_, f := new(Processes).Run(ctx, d, io.Discard)
+	if f == nil || !f.Killed || f.Msg != "killed: nobody waits" {
+		t.Errorf("%+v", f)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -31,10 +32,13 @@ type Processes struct {
 // Run executes a delegate in its own process group and returns its standard output:
 //
 //  1. Find the binary.
-//  2. Open the pipes, write the configuration, and start the process (see process.start).
-//  3. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
+//  2. Lock the goroutine to its thread until Run returns. The kernel kills the process when the
+//     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind. Go
+//     ends a thread when a goroutine that is locked to it returns.
+//  3. Open the pipes, write the configuration, and start the process (see process.start).
+//  4. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
 //     group (see process.wait).
-//  4. If ctx has ended, wait for the end of the group (see awaitGroup).
+//  5. If ctx has ended, wait for the end of the group (see awaitGroup).
 //
 // A nil Failure means that the process ran and exited 0.
 func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure) {
@@ -42,12 +46,14 @@ func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte,
 	if err != nil {
 		return nil, c.notStarted(types.ErrPluginNotAvailable, err)
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	p := newProcess(c.Stdin)
 	defer p.closeAll()
 	if err := p.start(ctx, c, binary); err != nil {
 		return nil, c.notStarted(types.ErrInternal, err)
 	}
-	err = p.wait(ctx, r)
+	err = p.wait(ctx, r, c.Watch)
 	if ctx.Err() != nil {
 		awaitGroup(p.pid)
 	}

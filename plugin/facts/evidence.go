@@ -28,7 +28,7 @@ func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock)
 	}
 	if ours == nil {
 		state, err := n.Journal.Store.LookAtLock(e.Key)
-		ev.Locked = decide.TruthOf(state.Held, err)
+		ev.Locked = decide.TruthOf(state.Owned, err)
 	}
 	if e.Updated.Boot != 0 && e.Added.Host.TimeNS == n.Host.TimeNS {
 		ev.PastGracePeriod = decide.TruthOf(n.GraceLeft(e) < 0, nil)

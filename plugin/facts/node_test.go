@@ -8,7 +8,6 @@ import (
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 func TestOtherHost(t *testing.T) {

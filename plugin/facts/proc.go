@@ -1,7 +1,6 @@
 package facts
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -248,79 +247,3 @@ func Processes() (pids []int, err error) {
 }
 
 func procOf(pid int) string { return fmt.Sprintf("/proc/%d", pid) }
-
-// ProgramsOf returns the names of a process's program and, after an interpreter, of its script. It
-// returns none if the process has exited.
-func ProgramsOf(pid int) (names []string) {
-	cmdline, _ := os.ReadFile(procOf(pid) + "/cmdline")
-	for i, arg := range strings.SplitN(string(cmdline), "\x00", 3) {
-		if i < 2 && arg != "" {
-			names = append(names, filepath.Base(arg))
-		}
-	}
-	return names
-}
-
-// SplitDaemons splits processes that inherited a lock into daemons and delegates. A delegate leads
-// a process group in the runtime's session. A daemon has created its own session, whose ID is the
-// group ID of one of the processes. (An ID is 0 in another PID namespace.)
-func SplitDaemons(pids []int) (daemons, delegates []int) {
-	groups := map[int]bool{}
-	for _, pid := range pids {
-		group, _ := unix.Getpgid(pid)
-		groups[group] = true
-	}
-	for _, pid := range pids {
-		switch session, err := unix.Getsid(pid); {
-		case err != nil: // it has ended
-		case session != 0 && groups[session]:
-			daemons = append(daemons, pid)
-		default:
-			delegates = append(delegates, pid)
-		}
-	}
-	return daemons, delegates
-}
-
-// Older reports whether a process certainly started before another one.
-func Older(pid, than int) bool {
-	older, newer := startOf(pid), startOf(than)
-	return older != 0 && older < newer
-}
-
-// startOf returns when a process started, in ticks of 10 ms since the boot, or 0 if unknown.
-func startOf(pid int) uint64 {
-	stat, _ := os.ReadFile(procOf(pid) + "/stat")
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 20 {
-		return 0
-	}
-	start, _ := strconv.ParseUint(fields[19], 10, 64) // field 22 in proc_pid_stat(5)
-	return start
-}
-
-func Environ(pid int) []string {
-	environ, _ := os.ReadFile(procOf(pid) + "/environ")
-	return strings.Split(string(environ), "\x00")
-}
-
-// HoldersOf returns the processes that hold the lock of a file through the given descriptor, as
-// delegates do, but not those that have the file open and wait for the lock.
-func HoldersOf(path string, descriptor int) (pids []int, err error) {
-	want, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	all, err := Processes()
-	for _, pid := range all {
-		file, statErr := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, descriptor))
-		if pid == os.Getpid() || statErr != nil || !os.SameFile(file, want) {
-			continue
-		}
-		info, _ := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, descriptor))
-		if bytes.Contains(info, []byte("OFDLCK")) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, err
-}

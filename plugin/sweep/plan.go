@@ -44,9 +44,8 @@ type Finding struct {
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
 
-	counts   bool // the mass-release guard counts it (see holdsNothing)
-	orphaned bool // orphaned delegates hold its lock
-	failed   int  // the tries of its DELs, if all have failed (see undo.FailedTries)
+	counts bool // the mass-release guard counts it (see holdsNothing)
+	failed int  // the tries of its DELs, if all have failed (see undo.FailedTries)
 
 	owner *owner // set if the attachment is not in the journal
 }
@@ -145,9 +144,6 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 	f := Finding{Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State}
 	ev := s.w.Node.Gather(ctx, e, nil)
 	f.Evidence = ev
-	if f.orphaned = decide.Yes(ev.Locked) && s.orphaned(e); f.orphaned {
-		ev.Locked = decide.False
-	}
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
 	f.counts = e.Undo.State == journal.Live && decide.Yes(ev.SameBoot) &&
@@ -189,15 +185,6 @@ func (f *Finding) ready() bool { return f.Releasable() && !f.Deferred && f.Err =
 
 func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
-}
-
-// orphaned reports whether only the delegates of a dead unwind hold an attachment's lock.
-func (s *Sweep) orphaned(e *journal.Entry) bool {
-	if s.w.Node.SameBoot(e) != decide.True || s.w.Node.SameNamespaces(e) != decide.True {
-		return false
-	}
-	lock, err := s.w.Journal.Store.LookAtLock(e.Key)
-	return lock.Owner == 0 && err == nil
 }
 
 // MassReleaseError means that the mass-release guard kept attachments that seem dead, because they

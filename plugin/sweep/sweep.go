@@ -225,9 +225,8 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding) {
 	workers.Wait()
 }
 
-// release releases one attachment if its lock is free and time is left. If only orphaned delegates
-// hold the lock, it kills them first. Unless s.Stops, a signal does not interrupt it, because a
-// killed DEL would stay pending.
+// release releases one attachment if no other unwind owns its lock and time is left. Unless s.Stops,
+// a signal does not interrupt it, because a killed DEL would stay pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried
@@ -241,11 +240,8 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	var killed []string
-	lock, err := w.Journal.Store.TryAcquire(f.Key)
-	if f.orphaned && errors.Is(err, journal.ErrBusy) {
-		lock, killed, err = w.Lock(ctx, f.Key, undo.Skip)
-	}
+	lock, err := w.Journal.Store.Acquire(ctx, f.Key,
+		journal.Patience{Orphans: w.Budgets.Orphans, SkipOwned: true})
 	switch {
 	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
 		f.Verdict, f.Busy = decide.Locked, true
@@ -257,7 +253,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if f.owner != nil {
 		return s.undoOwner(ctx, w, f, lock)
 	}
-	out := w.ReleaseLocked(ctx, lock, killed, f.Key)
+	out := w.ReleaseLocked(ctx, lock, f.Key)
 	if e := out.Entry; e != nil {
 		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
 		f.Pending = undo.PendingSteps(e)

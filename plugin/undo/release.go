@@ -32,12 +32,12 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
-	lock, killed, err := w.Lock(ctx, key, nil)
+	lock, err := w.Journal.Store.Acquire(ctx, key, journal.Patience{Orphans: w.Budgets.Orphans})
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	out := w.ReleaseLocked(ctx, lock, killed, key)
+	out := w.ReleaseLocked(ctx, lock, key)
 	switch {
 	case out.Released:
 		return nil
@@ -48,10 +48,10 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 }
 
 // ReleaseLocked does the work of Release for a caller that holds the attachment's lock. It decides
-// by the current content of the journal. killed names the delegates that held the lock and that
-// unwind had to kill. If the newest ADD is live, the DELs of the older ones wait.
+// by the current content of the journal. If the newest ADD is live, the DELs of the older ones
+// wait.
 func (w *Worker) ReleaseLocked(
-	ctx context.Context, lock *journal.Lock, killed []string, key journal.Key,
+	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (out Outcome) {
 	var records []*journal.Entry
 	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
@@ -83,11 +83,7 @@ func (w *Worker) ReleaseLocked(
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		job := Job{Entry: e, Lock: lock}
-		if e == out.Entry {
-			job.Killed = killed
-		}
-		failures, _, err := w.Undo(ctx, job, v.Reason)
+		failures, _, err := w.Undo(ctx, Job{Entry: e, Lock: lock}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
 			if err == nil && !f.Unreported {
 				err = f
@@ -121,23 +117,6 @@ func purge(ctx context.Context, e *journal.Entry) error {
 		}
 	}
 	return nil
-}
-
-// markKilled marks the steps whose delegates unwind killed: those with the named programs. If none
-// matches, for example because a delegate's child was killed, it marks all steps. It reports
-// whether any program was killed.
-func (w *Worker) markKilled(e *journal.Entry, programs []string) bool {
-	if len(programs) == 0 {
-		return false
-	}
-	named := func(s journal.Step) bool { return slices.Contains(programs, s.Type) }
-	some := slices.ContainsFunc(e.Undo.Steps, named)
-	for i := range e.Undo.Steps {
-		if !some || named(e.Undo.Steps[i]) {
-			Failed(&e.Undo.Steps[i], &delegate.Failure{Killed: true})
-		}
-	}
-	return true
 }
 
 // Failed marks a step whose delegate's ADD failed, or was killed.

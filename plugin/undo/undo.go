@@ -24,7 +24,6 @@ type Job struct {
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
 	Later   int           // number of steps that the caller must run after this record's
 	Changed bool          // the caller has added claims to the record
-	Killed  []string      // the programs of delegates that held the lock and that unwind had to kill
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// deleting.isOf), or of the ADD that is rolled back.
 	Netns string
@@ -103,16 +102,16 @@ func (w *Worker) Undo(
 //
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not show that its delegates were killed, or does not contain a record that
-//     has a result or addresses. (One without either is of a second DEL, or of an ADD that nobody
-//     recorded: the runtime repeats a DEL that is killed.)
+//   - if the journal does not contain a record that has a result or addresses. (One without either
+//     is of a second DEL, or of an ADD that nobody recorded: the runtime repeats a DEL that is
+//     killed.)
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
 	unwritten = w.ClaimHeld(e) || job.Changed
 	if mode == Rollback {
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
 	} else {
-		unwritten = w.markKilled(e, job.Killed) || unwritten || mode != Requested ||
+		unwritten = unwritten || mode != Requested ||
 			e.Number == 0 && (e.Got.Result != nil || len(e.Got.Claims) > 0)
 	}
 	switch e.Undo.State {

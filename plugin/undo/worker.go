@@ -52,6 +52,8 @@ type Verb struct {
 	// Chain returns the verb's chain. It reads a chainFile once, at the first call. That read may
 	// hang, so a verb that does not need the chain must not call Chain.
 	Chain func() (*netconf.Chain, error)
+	// Watch is called while a delegate of an ADD runs (see delegate.Call). It is nil in other verbs.
+	Watch func()
 }
 
 // Spares reports whether a verb of the runtime leaves a dead attachment alone, because its network
@@ -64,10 +66,11 @@ func (w *Worker) Spares(e *journal.Entry) bool {
 	return w.Invoked && e.Added.Observed
 }
 
-// Fork returns a copy of the worker for another goroutine. The copy has its own pending events.
+// Fork returns a copy of the worker for another goroutine. The copy has its own pending events, and
+// doesn't call Watch.
 func (w *Worker) Fork() *Worker {
 	fork := *w
-	fork.Node = w.Node.Fork()
+	fork.Node, fork.Watch = w.Node.Fork(), nil
 	return &fork
 }
 
@@ -114,8 +117,9 @@ type Budgets struct {
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
 	HostLink time.Duration // the wait until the host end disappears after its namespace
-	Orphans  time.Duration // the wait until a dead unwind's delegates end; below Release
-	Stop     time.Duration // a DEL's wait for the rollback of a running ADD (see Stop)
+	Orphans  time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
+	Stop     time.Duration // the rollback of an ADD from when a DEL waits for it
+	Unread   time.Duration // an ADD's delegate from when nobody can read the ADD's result
 	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
 }
 
@@ -128,7 +132,8 @@ var DefaultBudgets = Budgets{
 	Release:  10 * time.Second,
 	Step:     5 * time.Second,
 	HostLink: time.Second,
-	Orphans:  2 * time.Second,
+	Orphans:  10 * time.Second,
 	Stop:     8 * time.Second,
+	Unread:   10 * time.Second,
 	Exchange: time.Second,
 }

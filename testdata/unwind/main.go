@@ -33,7 +33,8 @@ func main() {
 	p := &plugin.Plugin{
 		Env: undo.Env{Stderr: plugin.Unbroken(syscall.Stderr), Budgets: env.BudgetsOf(os.Getenv(env.Budgets)),
 			Runner: &delegate.Processes{Point: point}, Point: point},
-		Stdout: plugin.Unbroken(syscall.Stdout), CacheDir: os.Getenv(env.Cache), Behind: plugin.StartSweep,
+		Stdout: plugin.Unbroken(syscall.Stdout), Unread: plugin.Unbroken(syscall.Stdout).Unread,
+		CacheDir: os.Getenv(env.Cache), Behind: plugin.StartSweep,
 	}
 	if plugin.IsSweep() {
 		os.Exit(p.MainSweep(ctx))

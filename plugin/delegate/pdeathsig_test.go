@@ -1,0 +1,103 @@
+package delegate
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestDelegateDiesWithUnwind: a delegate of a killed unwind is killed, and its children are not. This
+// program is run again as the unwind.
+func TestDelegateDiesWithUnwind(t *testing.T) {
+	t.Parallel()
+	const dirEnv = "UNWIND_TEST_DELEGATE"
+	if dir := os.Getenv(dirEnv); dir != "" {
+		_, f := new(Processes).Run(context.Background(), &Call{Plugin: "delegate", Path: dir}, io.Discard)
+		t.Fatalf("the delegate ended: %v", f)
+	}
+	d := script(t, `sleep 600 & echo $! >child.new; mv child.new child; while :; do sleep 600; done`)
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestDelegateDiesWithUnwind$", "-test.count=1")
+	cmd.Env = append(os.Environ(), dirEnv+"="+d.Path)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitFile(t, d.file("child"))
+	pid := childOf(t, d.file("delegate"))
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	gone := func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || bytes.Contains(stat, []byte(") Z ")) // a zombie is init's to reap
+	}
+	for end := time.Now().Add(10 * time.Second); !gone(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Error("the delegate still runs")
+			break
+		}
+	}
+	child, err := os.ReadFile(d.file("child"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("kill", strings.TrimSpace(string(child))).CombinedOutput(); err != nil {
+		t.Errorf("its child is gone: %s", out)
+	}
+	_ = syscall.Kill(-pid, syscall.SIGKILL)
+}
+
+// TestHealthyDelegatesLive: a delegate is not killed while unwind lives, whatever becomes of unwind's
+// threads. Eight workers start 60 delegates, as a sweep does, among goroutines that end their thread.
+func TestHealthyDelegatesLive(t *testing.T) {
+	ended := make(chan struct{})
+	var churn, workers sync.WaitGroup
+	for range 8 {
+		churn.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				var thread sync.WaitGroup
+				thread.Go(func() {
+					runtime.LockOSThread() // and never unlocks
+					time.Sleep(time.Millisecond)
+				})
+				thread.Wait()
+			}
+		})
+	}
+	var started, killed atomic.Int64
+	for range 8 {
+		workers.Go(func() {
+			for started.Add(1) <= 60 {
+				d := script(t, `for i in 1 2 3 4 5; do echo $i; sleep 0.02; done`)
+				_, f := new(Processes).Run(context.Background(), d, io.Discard)
+				switch {
+				case f != nil && f.Killed:
+					killed.Add(1)
+				case f != nil:
+					t.Error(f)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	close(ended)
+	churn.Wait()
+	if killed.Load() > 0 {
+		t.Errorf("%d of 60 delegates were killed", killed.Load())
+	}
+}
