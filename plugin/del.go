@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
@@ -24,6 +26,9 @@ type deleting struct {
 	records   []*journal.Entry // the ADDs to undo, newest first
 	abandoned []*journal.Entry // ADDs that an operator has forgotten
 	netns     journal.NetNS    // the namespace that the DEL names; without a path if it names none
+	// claimed are the records that got claims from host-local's files. All are read before a DEL frees
+	// what another record claims.
+	claimed map[*journal.Entry]bool
 }
 
 // del runs a DEL.
@@ -78,12 +83,21 @@ func (d *deleting) find(ctx context.Context) error {
 			return err
 		}
 	}
+	d.claimed = map[*journal.Entry]bool{}
 	for _, e := range d.records {
-		if e.Got.Result == nil && d.isOf(e) {
+		d.claimed[e] = d.ClaimHeld(e)
+		if e.Got.Result == nil && d.isOf(e) && d.mayHaveResult(e) {
 			d.takePrevResult(e)
 		}
 	}
 	return nil
+}
+
+// mayHaveResult reports whether the runtime's prevResult may be of a record's ADD, which has none. It
+// is of an earlier ADD if host-local assigns only other addresses to the attachment.
+func (d *deleting) mayHaveResult(e *journal.Entry) bool {
+	return len(e.Got.Claims) == 0 ||
+		slices.ContainsFunc(netconf.AddressesOf(d.Conf.PrevResult), e.ClaimsAddress)
 }
 
 // readJournal reads the attachment's records, and copies the journal for all later decisions.
@@ -160,11 +174,11 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 	if d.args.Netns != "" && !hosts && !d.Anothers(ctx, d.Key, d.netns) {
 		e.Added.NetNS = d.netns
 	}
-	if d.Conf.NeverAdded() { // a delegate without a binary allocated nothing
+	if d.Conf.NeverAdded() { // a delegate that cannot be started allocated nothing
 		undo.Interrupted(e.Undo.Steps)
 		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
-			_, err := netconf.FindPlugin(s.Type, e.Added.Path)
-			return err != nil
+			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
+			return err != nil || unix.Access(binary, unix.X_OK) != nil
 		})
 	}
 	if len(e.Undo.Steps) == 0 {
@@ -203,14 +217,10 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		later += len(e.Undo.Steps)
 	}
 	durable = true
-	claimed := make([]bool, len(d.records)) // before a DEL frees what another record claims
-	for i, e := range d.records {
-		claimed[i] = d.ClaimHeld(e)
-	}
-	for i, e := range d.records {
+	for _, e := range d.records {
 		later -= len(e.Undo.Steps)
 		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock, Later: later,
-			Changed: claimed[i]}
+			Changed: d.claimed[e]}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}

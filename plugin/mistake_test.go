@@ -76,7 +76,7 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 }
 
 // TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
-// executed.
+// executed. The DEL of one of another format fails, as without unwind, until it is replaced.
 func TestNeverRan(t *testing.T) {
 	stories(t, `
 	chain p0 | {"type": "broken"}
@@ -84,6 +84,7 @@ func TestNeverRan(t *testing.T) {
 	or of another format: file 0755 '1234'
 	or missing:
 	fails add a; clean
+	if another format: fails del a; file 0755 '#!/bin/true'
 	del a`, acts{"file": func(s *story, w []string) {
 		s.write(filepath.Join(s.path[0], "broken"), w[1])
 		run(s, "chmod", w[0], filepath.Join(s.path[0], "broken"))

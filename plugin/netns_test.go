@@ -109,15 +109,17 @@ func TestDELNamesHostNetNS(t *testing.T) {
 }
 
 // TestDELNamesAnother: a DEL names a namespace that is no record's, nor another attachment's in the
-// journal. It is taken for another ADD's: its delegates get the path, as without unwind. The ADD on record
-// is undone too, in its own namespace.
+// journal. If the path is not the record's either, it is taken for another ADD's: its delegates get the path, as
+// without unwind. The ADD on record is undone too, in its own namespace.
 func TestDELNamesAnother(t *testing.T) {
 	stories(t, `
 	chain masquerading bridge dual | p0
 	add a; remember a; let own $netns/a
 	either it is elsewhere: bind bound; other x; names a $netns/x
 	or it is at the path of its ADD: process a; unpin a; other; let own $inside
-	forgets; del a; calls DEL p0, DEL p0
+	forgets; del a
+	if elsewhere: calls DEL p0, DEL p0
+	if the path: calls DEL p0
 	names a $own; vanished a`, mounts())
 }
 
