@@ -30,8 +30,8 @@ type deleting struct {
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the runtime
-//     that started it is dead or has abandoned it.
+//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the
+//     runtime that started it is dead or has abandoned it.
 //  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
 //     nothing to do. If the journal does not contain this ADD, create an entry from the chain on
 //     stdin. Write the entries if they have changed.
