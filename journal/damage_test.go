@@ -387,7 +387,7 @@ func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 // TestDeleteMalformed: only the record goes whose key is cut off, and none whose key begins like it.
 func TestDeleteMalformed(t *testing.T) {
 	s, k := newStore(t), Key{Network: "n"}
-	update(t, s, func(tx *Tx) error { return tx.Put(&Entry{Key: Key{"n", "id", "eth0"}, Undo: Undo{State: Undone}}) })
+	update(t, s, func(tx *Tx) error { return tx.Put(&Entry{Key: Key{"n", "id", "eth0"}, Undo: Undo{State: Abandoned}}) })
 	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put([]byte(k.Network), []byte("x")) })
 	view(t, s, func(tx *Tx) error {
 		if all, err := tx.Records(k); len(all) > 0 || err == nil {

@@ -69,19 +69,19 @@ const (
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
 	Deleting    State = "deleting"     // the runtime sent a DEL; it has pending DELs
-	Undone      State = "undone"       // already released; the runtime's own DEL will succeed
+	Abandoned   State = "abandoned"    // an operator forgot it; the runtime's own DEL will succeed
 )
 
 // edges lists every legal change of state. Gone changes to Deleting at a DEL without a record, to
-// Live or RollingBack if the journal lost the record of a running ADD, and to Undone if an operator
-// forgets a damaged one.
+// Live or RollingBack if the journal lost the record of a running ADD, and to Abandoned if an
+// operator forgets a damaged one.
 var edges = map[State][]State{
-	Gone:        {Adding, Live, RollingBack, Deleting, Undone},
-	Adding:      {Adding, Live, RollingBack, Deleting, Undone, Gone},
-	Live:        {Live, RollingBack, Deleting, Undone, Gone},
-	RollingBack: {RollingBack, Undone, Gone},
-	Deleting:    {Deleting, Undone, Gone},
-	Undone:      {Undone, Gone},
+	Gone:        {Adding, Live, RollingBack, Deleting, Abandoned},
+	Adding:      {Adding, Live, RollingBack, Deleting, Abandoned, Gone},
+	Live:        {Live, RollingBack, Deleting, Abandoned, Gone},
+	RollingBack: {RollingBack, Abandoned, Gone},
+	Deleting:    {Deleting, Abandoned, Gone},
+	Abandoned:   {Abandoned, Gone},
 }
 
 func CheckEdge(from, to State) error {
@@ -141,8 +141,6 @@ type Undo struct {
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
 	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
 	Guarded bool `json:"guarded,omitempty"`
-	// Abandoned is set in an undone record if an operator dropped its pending DELs.
-	Abandoned bool `json:"abandoned,omitempty"`
 }
 
 // Clone returns a copy with its own claims and steps.
@@ -173,15 +171,14 @@ func (e *Entry) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Bury makes the record Undone, so that it only lets the runtime's later DEL succeed.
-func (e *Entry) Bury() {
+// Abandon makes the record Abandoned, so that it only lets the runtime's later DEL succeed.
+func (e *Entry) Abandon(reason string) {
 	added, undo := e.Added, e.Undo
 	*e = Entry{
 		Key: e.Key, Number: e.Number, Updated: e.Updated,
 		Added: Added{Pod: added.Pod, NetNS: added.NetNS, At: added.At,
 			Host: Host{BootID: added.Host.BootID}},
-		Undo: Undo{State: Undone, Cause: undo.Cause, Reason: undo.Reason, Since: undo.Since,
-			Failed: undo.Failed, Abandoned: undo.Abandoned},
+		Undo: Undo{State: Abandoned, Cause: undo.Cause, Reason: reason, Since: undo.Since},
 	}
 }
 

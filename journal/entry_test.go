@@ -42,7 +42,7 @@ func everything() *Entry {
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
 			ADD:    AddUnknown, MayAllocate: true, Tries: 3, Failures: 2, Absent: 1, Last: "exit status 1", Code: 999, Next: Next{ForRules, 1 << 62}, Started: true,
-		}}, Guarded: true, Failed: true, Abandoned: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\""}, Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Observed: true, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
+		}}, Guarded: true, Failed: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\""}, Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Observed: true, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
 			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
 			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
 			{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
@@ -79,7 +79,7 @@ func TestRoundTrip(t *testing.T) {
 	visit(reflect.ValueOf(whole), func(field string, zero bool) { filled[field] = filled[field] || !zero })
 	for field, ok := range filled {
 		if !ok {
-			t.Errorf("set %s in everything(); if a tombstone needs it, also in Entry.Bury", field)
+			t.Errorf("set %s in everything(); if a tombstone needs it, also in Entry.Abandon", field)
 		}
 	}
 	want(t, "entry read back", get(t, s, whole.Key), whole)
@@ -164,18 +164,18 @@ func TestSince(t *testing.T) {
 	}
 }
 
-var states = []State{Gone, Adding, Live, RollingBack, Deleting, Undone}
+var states = []State{Gone, Adding, Live, RollingBack, Deleting, Abandoned}
 
 // legal lists the allowed changes of state: adding → live → deleting → gone, live or adding → rolling-back →
 // gone, a step within each state that has them, a DEL of an attachment that the journal does not
 // know, and undone, which answers the runtime's DEL.
 var legal = [][2]State{
-	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Undone},
-	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Undone}, {Adding, Gone},
-	{Live, Live}, {Live, RollingBack}, {Live, Deleting}, {Live, Undone}, {Live, Gone},
-	{RollingBack, RollingBack}, {RollingBack, Undone}, {RollingBack, Gone},
-	{Deleting, Deleting}, {Deleting, Undone}, {Deleting, Gone},
-	{Undone, Undone}, {Undone, Gone},
+	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Abandoned},
+	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Abandoned}, {Adding, Gone},
+	{Live, Live}, {Live, RollingBack}, {Live, Deleting}, {Live, Abandoned}, {Live, Gone},
+	{RollingBack, RollingBack}, {RollingBack, Abandoned}, {RollingBack, Gone},
+	{Deleting, Deleting}, {Deleting, Abandoned}, {Deleting, Gone},
+	{Abandoned, Abandoned}, {Abandoned, Gone},
 }
 
 // TestLostRecord: the record of a running ADD is written again into a new journal as it is. A later ADD gets a

@@ -134,9 +134,9 @@ func decodeEntry(key, value []byte) (e *Entry, err error) {
 	return e, nil
 }
 
-// isUndone reports whether an encoded entry is undone, as most may be. So it decodes nothing.
-func isUndone(value []byte) bool {
-	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Undone+`"`))
+// isAbandoned reports whether an encoded entry is abandoned. It decodes nothing.
+func isAbandoned(value []byte) bool {
+	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Abandoned+`"`))
 }
 
 // verify returns the content of a journal file, ErrDamaged if its structure is wrong, or another

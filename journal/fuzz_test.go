@@ -170,7 +170,7 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
 		t.Errorf("by address: %d, %v", len(found), err)
 	}
-	if err := errors.Join(tx.Delete(e), tx.Put(&Entry{Key: k, Undo: Undo{State: Undone}})); err != nil {
+	if err := errors.Join(tx.Delete(e), tx.Put(&Entry{Key: k, Undo: Undo{State: Abandoned}})); err != nil {
 		t.Errorf("DEL: %v", err)
 		return
 	}

@@ -32,7 +32,7 @@ func (m model) clone() model { return model{maps.Clone(m.records), m.number} }
 // newest returns the record of the newest ADD that is not undone.
 func (m model) newest(k Key) (newest Entry, there bool) {
 	for _, e := range m.records {
-		if e.Key == k && e.Undo.State != Undone && e.Number >= newest.Number {
+		if e.Key == k && e.Undo.State != Abandoned && e.Number >= newest.Number {
 			newest, there = e, true
 		}
 	}
@@ -62,7 +62,7 @@ var operations = rapid.Custom(func(t *rapid.T) operation {
 	return operation{
 		what:      rapid.SampledFrom([]string{"put", "put", "put", "delete"}).Draw(t, "what"),
 		key:       Key{rapid.SampledFrom([]string{"podnet", "storage"}).Draw(t, "network"), rapid.StringMatching(`[ab]{1,2}`).Draw(t, "id"), "eth0"},
-		state:     rapid.SampledFrom([]State{Adding, Live, RollingBack, Deleting, Undone}).Draw(t, "state"),
+		state:     rapid.SampledFrom([]State{Adding, Live, RollingBack, Deleting, Abandoned}).Draw(t, "state"),
 		fresh:     rapid.Bool().Draw(t, "fresh"),
 		pod:       rapid.SampledFrom(samplePods).Draw(t, "pod"),
 		addresses: rapid.SliceOfN(rapid.SampledFrom(sampleAddresses), 0, 3).Draw(t, "addresses"),
@@ -130,7 +130,7 @@ func (m *model) do(tx *Tx, o operation) error {
 		err := tx.Delete(&old)
 		if err == nil {
 			maps.DeleteFunc(m.records, func(i id, e Entry) bool {
-				return i.Key == o.key && (e.Undo.State == Undone || i.number == old.Number)
+				return i.Key == o.key && (e.Undo.State == Abandoned || i.number == old.Number)
 			})
 		}
 		return err
@@ -155,7 +155,7 @@ func (m *model) do(tx *Tx, o operation) error {
 		return fmt.Errorf("number %d after %d, it was %d", n, m.number, number)
 	}
 	if number == 0 {
-		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.Undo.State == Undone })
+		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.Undo.State == Abandoned })
 	}
 	m.number = max(m.number, e.Number)
 	m.records[id{o.key, e.Number}] = e
@@ -168,7 +168,7 @@ func (m model) compare(tx *Tx) error {
 	outlines, wantOutlines := map[id]Outline{}, map[id]Outline{}
 	var all error
 	for i, e := range m.records {
-		if e.Undo.State != Undone {
+		if e.Undo.State != Abandoned {
 			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.Undo.State, e.Added.Host.BootID, e.Added.NetNS}
 		}
 		records, err := tx.Records(i.Key)
@@ -206,7 +206,7 @@ func (m model) lookUp(tx *Tx) error {
 		return func(entries []*Entry, err error) {
 			want, got := map[string]bool{}, map[string]bool{}
 			for _, e := range m.records {
-				if e.Undo.State != Undone && same(e) {
+				if e.Undo.State != Abandoned && same(e) {
 					want[fmt.Sprint(e.Key, e.Number)] = true
 				}
 			}

@@ -217,23 +217,23 @@ func adding(id string, addresses ...string) *Entry {
 // remove deletes all records of an attachment.
 func remove(tx *Tx, k Key) error {
 	all, err := tx.Records(k)
-	err = errors.Join(IgnoreDamaged(err), tx.dropAnswered(k))
+	err = errors.Join(IgnoreDamaged(err), tx.dropAbandoned(k))
 	for _, e := range all {
 		err = errors.Join(err, tx.Delete(e))
 	}
 	return err
 }
 
-// buryIn makes an undone record of an attachment, in place of all others.
+// buryIn makes an abandoned record of an attachment, in place of all others.
 func buryIn(tx *Tx, k Key, bootID, reason string) error {
-	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, Undo: Undo{State: Undone, Reason: reason}, Added: Added{Host: Host{BootID: bootID}}}))
+	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, Undo: Undo{State: Abandoned, Reason: reason}, Added: Added{Host: Host{BootID: bootID}}}))
 }
 
 // undoneOf returns the undone record of an attachment, or nil.
 func undoneOf(tx *Tx, k Key) (*Entry, error) {
 	all, err := tx.Records(k)
 	for _, e := range all {
-		if e.Undo.State == Undone {
+		if e.Undo.State == Abandoned {
 			return e, err
 		}
 	}

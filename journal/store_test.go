@@ -291,7 +291,7 @@ func TestWrites(t *testing.T) {
 	for name, fn := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
 		"Delete": func(tx *Tx) error { return remove(tx, keyOf("a")) },
-		"undone": func(tx *Tx) error { return tx.Put(&Entry{Key: keyOf("a"), Undo: Undo{State: Undone}}) },
+		"undone": func(tx *Tx) error { return tx.Put(&Entry{Key: keyOf("a"), Undo: Undo{State: Abandoned}}) },
 	} {
 		changed := untouched(t, s.Dir)
 		if err := s.View(t.Context(), fn); err == nil {
@@ -312,25 +312,4 @@ func undone(t *testing.T, s *Store, k Key) (e *Entry) {
 		return err
 	})
 	return e
-}
-
-func TestUndoneAreBounded(t *testing.T) {
-	s := newStore(t)
-	const tooMany = 3
-	update(t, s, func(tx *Tx) error {
-		var errs []error
-		for i := range maxUndone + tooMany {
-			errs = append(errs, tx.Put(&Entry{Key: keyOf(fmt.Sprint(-i)), Undo: Undo{State: Undone}}))
-		}
-		return errors.Join(errs...)
-	})
-	view(t, s, func(tx *Tx) error {
-		if n := numberOfRecords(tx); n != maxUndone {
-			t.Errorf("%d records, want %d", n, maxUndone)
-		}
-		return nil
-	})
-	if undone(t, s, keyOf(fmt.Sprint(1-tooMany))) != nil || undone(t, s, keyOf(fmt.Sprint(-tooMany))) == nil {
-		t.Error("the oldest are not those that are gone")
-	}
 }

@@ -62,7 +62,7 @@ func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	return nil
 }
 
-// Get returns the record of an attachment's newest ADD, or nil. It skips undone records.
+// Get returns the record of an attachment's newest ADD, or nil. It skips abandoned ones.
 func (tx *Tx) Get(k Key) (*Entry, error) {
 	all, err := tx.Pending(k)
 	if len(all) == 0 || err != nil {
@@ -71,13 +71,13 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 	return all[0], nil
 }
 
-// Pending returns an attachment's records except undone ones, newest first.
+// Pending returns an attachment's records except abandoned ones, newest first.
 func (tx *Tx) Pending(k Key) ([]*Entry, error) {
 	all, err := tx.Records(k)
-	return slices.DeleteFunc(all, func(e *Entry) bool { return e.Undo.State == Undone }), err
+	return slices.DeleteFunc(all, func(e *Entry) bool { return e.Undo.State == Abandoned }), err
 }
 
-// Records returns all records of an attachment, including undone ones, newest first. It omits
+// Records returns all records of an attachment, including abandoned ones, newest first. It omits
 // damaged records; the error names them.
 func (tx *Tx) Records(k Key) ([]*Entry, error) {
 	return tx.records(encodeKey(k), k.Malformed())
@@ -121,7 +121,7 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 // Put writes a record. It rejects an illegal change of state. With an intent (a record in state
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
 // of its size: for the result, and for the DELs that a failed ADD leaves. Put assigns a number to
-// the record of a new ADD, and then deletes the attachment's undone and damaged records.
+// the record of a new ADD, and then deletes the attachment's abandoned and damaged records.
 func (tx *Tx) Put(e *Entry) error {
 	from, err := tx.checkChange(e, e.Undo.State)
 	if err != nil {
@@ -129,7 +129,7 @@ func (tx *Tx) Put(e *Entry) error {
 	}
 	switch b := tx.btx.Bucket(bucketEntries); {
 	case e.Number == 0:
-		if err = tx.dropAnswered(e.Key); err == nil {
+		if err = tx.dropAbandoned(e.Key); err == nil {
 			e.Number, err = b.NextSequence()
 		}
 	case e.Number > b.Sequence(): // it comes from a journal that was set aside
@@ -142,10 +142,7 @@ func (tx *Tx) Put(e *Entry) error {
 		e.Undo.Since = e.Updated
 	}
 	tx.begins = tx.begins || e.Undo.State == Adding
-	if err := tx.write(e); err != nil || e.Undo.State != Undone || from == Undone {
-		return err
-	}
-	return tx.prune()
+	return tx.write(e)
 }
 
 // Amend writes a record that the transaction has read. Unlike Put, it leaves the record's time, so
@@ -166,7 +163,7 @@ func (tx *Tx) write(e *Entry) error {
 	return tx.btx.Bucket(bucketEntries).Put(key, value)
 }
 
-// Delete removes a record, which may be missing, and the attachment's undone and damaged records,
+// Delete removes a record, which may be missing, and the attachment's abandoned and damaged records,
 // or the only record with a malformed key.
 func (tx *Tx) Delete(e *Entry) error {
 	if e.Key.Malformed() {
@@ -175,7 +172,7 @@ func (tx *Tx) Delete(e *Entry) error {
 	if from, err := tx.checkChange(e, Gone); from != Gone && err != nil {
 		return err
 	}
-	return errors.Join(tx.drop(recordKey(e.Key, e.Number)), tx.dropAnswered(e.Key))
+	return errors.Join(tx.drop(recordKey(e.Key, e.Number)), tx.dropAbandoned(e.Key))
 }
 
 // checkChange returns the state of the stored record, and an error if it may not change to another.
@@ -190,36 +187,16 @@ func (tx *Tx) checkChange(e *Entry, to State) (from State, err error) {
 	return from, err
 }
 
-// dropAnswered removes the undone and the damaged records of an attachment.
-func (tx *Tx) dropAnswered(k Key) error {
+// dropAbandoned removes the abandoned and the damaged records of an attachment.
+func (tx *Tx) dropAbandoned(k Key) error {
 	var keys [][]byte
 	err := tx.scan(encodeKey(k), func(key, value []byte) error {
-		if e, _ := decodeEntry(key, value); e == nil || e.Undo.State == Undone {
+		if e, _ := decodeEntry(key, value); e == nil || e.Undo.State == Abandoned {
 			keys = append(keys, key)
 		}
 		return nil
 	})
 	return errors.Join(err, tx.drop(keys...))
-}
-
-// maxUndone limits the undone records in the journal. prune removes the oldest.
-const maxUndone = 4096
-
-func (tx *Tx) prune() error {
-	var keys [][]byte
-	err := tx.scan(nil, func(key, value []byte) error {
-		if len(key) > 8 && isUndone(value) {
-			keys = append(keys, key)
-		}
-		return nil
-	})
-	if len(keys) <= maxUndone {
-		return err
-	}
-	slices.SortFunc(keys, func(a, b []byte) int { // by number
-		return bytes.Compare(a[len(a)-8:], b[len(b)-8:])
-	})
-	return errors.Join(err, tx.drop(keys[:len(keys)-maxUndone]...))
 }
 
 // drop removes records. A missing record is not an error.
@@ -288,7 +265,7 @@ func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, 
 	return entries, err
 }
 
-// All calls fn for every record except undone ones, in key order. For a damaged record, fn gets a
+// All calls fn for every record except abandoned ones, in key order. For a damaged record, fn gets a
 // DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
 	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
@@ -301,7 +278,7 @@ func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 
 func (tx *Tx) eachPending(fn func(key, value []byte) error) error {
 	return tx.scan(nil, func(k, v []byte) error {
-		if isUndone(v) {
+		if isAbandoned(v) {
 			return nil
 		}
 		return fn(k, v)

@@ -92,7 +92,7 @@ var races = acts{
 func TestLateDELAgainstClaim(t *testing.T) {
 	stories(t, `
 	either no entry: let p0 single
-	or tombstone: let p0 single
+	or swept: let p0 single
 	or a DEL pending: let p0 single
 	or same container ID: let p0 single
 	# The address is given, not claimed; it is claimed; the rule is made; B is live; A comes first.
@@ -102,12 +102,11 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	chain $p0 | p1, "rules": true | p2; add a
 	plan p1 DEL fail; fails del a; fails del a; plan; reserved 0
 	if no entry: lose $state
-	if tombstone: gc; clean; forgets
+	if swept: gc; clean; forgets
 	if same container ID: again a b
 	unless later: race 'add b $ADD' 'del a $DEL'
 	if later: race 'del a $DEL' 'add b p2 ok'
 	plan; logged 'msg=deferred attachment=$network/b/eth0' 0
-	if tombstone: deleted a 0
 	# That DEL is B's. The rule of A stays until the address's next pod goes.
 	if same container ID, ADD p: del b; clean
 	unless same container ID, ADD p: has b; entry b live

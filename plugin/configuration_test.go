@@ -164,8 +164,8 @@ func TestNoChainIsStillAnError(t *testing.T) {
 func TestDELThatRunsNothing(t *testing.T) {
 	stories(t, `
 	conf logLevel info; chain p0, "address": "$ip7/24"
-	either a tombstone: give add a; drop a; sweep; let edit 'prevResult=$result'
-		let why its network namespace is gone
+	either forgotten: plan p0 DEL fail; give add a; drop a; sweep; giveup a; let edit 'prevResult=$result'
+		let why forgotten by an operator
 	or no binary: let edit CNI_PATH=$dir/bin
 		let why no plugin of the chain is in CNI_PATH, and the runtime has no ADD result
 	forgets; give del a '$edit'; calls

@@ -277,7 +277,7 @@ func TestPowerLossInAVerb(t *testing.T) {
 		"on-disk": func(s *story, _ []string) { s.nothingOnDisk() },
 		"released": func(s *story, _ []string) {
 			live := !s.killed && s.added["a"] != nil
-			s.want(!live || s.tombstone(s.who("a").key()) != nil, "the sweep released nothing")
+			s.want(!live || s.who("a").entry() == nil, "the sweep released nothing")
 		},
 	})
 }

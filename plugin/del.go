@@ -9,32 +9,30 @@ import (
 	"slices"
 	"strings"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/known"
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/sweep"
 	"cni-unwind/plugin/undo"
 )
 
 // deleting is one DEL.
 type deleting struct {
 	*op
-	records []*journal.Entry // the ADDs to undo, newest first
-	undone  []*journal.Entry // ADDs that are undone, newest first
-	netns   journal.NetNS    // the namespace that the DEL names; without a path if it names none
-	sandbox string           // the path of the namespace in prevResult, or ""
+	records   []*journal.Entry // the ADDs to undo, newest first
+	abandoned []*journal.Entry // ADDs that an operator has forgotten
+	netns     journal.NetNS    // the namespace that the DEL names; without a path if it names none
 }
 
 // del runs a DEL.
 //
 //  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the
 //     runtime that started it is dead or has abandoned it.
-//  2. Find the entries to undo. If only a tombstone (an undone record) of this ADD exists, there is
-//     nothing to do. If the journal does not contain this ADD, create an entry from the chain on
-//     stdin. Write the entries if they have changed.
+//  2. Find the entries to undo. If an operator has forgotten this ADD, there is nothing to do. If
+//     the journal does not contain this ADD, create an entry from the chain on stdin. Write the
+//     entries if they have changed.
 //  3. Undo the entries, and write the DELs that are still pending.
 //
 // No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
@@ -68,17 +66,22 @@ func (o *op) del(ctx context.Context) error {
 // records this DEL's ADD. d.records stays empty if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
-	d.sandbox = netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
-	named, _ := facts.Look(cmp.Or(d.args.Netns, d.sandbox), "")
+	sandbox := netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	named, _ := facts.Look(cmp.Or(d.args.Netns, sandbox), "")
 	d.netns = named.Netns
-	if len(d.records) == 0 {
-		if done := d.answered(); done != nil {
-			d.noteIdle(cmp.Or(done.Undo.Reason, "already released"), nil, done.Undo.Failed)
-			return nil
+	switch {
+	case slices.ContainsFunc(d.records, d.isOf):
+	case len(d.records) == 0 && slices.ContainsFunc(d.abandoned, d.isOf):
+		d.noteIdle("forgotten by an operator", nil, false)
+	default:
+		if err := d.addUnrecorded(ctx); err != nil {
+			return err
 		}
 	}
-	if !slices.ContainsFunc(slices.Concat(d.records, d.undone), d.isRecorded) || len(d.records) == 0 {
-		return d.addUnrecorded()
+	for _, e := range d.records {
+		if e.Got.Result == nil && d.isOf(e) {
+			d.takePrevResult(e)
+		}
 	}
 	return nil
 }
@@ -94,77 +97,27 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 	all, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
 	for _, e := range all {
-		if e = e.Clone(); e.Undo.State == journal.Undone {
-			d.undone = append(d.undone, e)
+		if e = e.Clone(); e.Undo.State == journal.Abandoned {
+			d.abandoned = append(d.abandoned, e)
 		} else {
 			d.records = append(d.records, e)
 		}
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD. A DEL without a path is for all of
-// the attachment's ADDs.
+// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's path,
+// or one that leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	return d.netns.Path == "" || d.IsAt(e, d.netns) || d.Names(e, d.nameOf(d.netns.Path))
-}
-
-// isRecorded reports whether a record is of this DEL's ADD. An interrupted ADD printed no result,
-// so if the runtime has a result for the same namespace, it comes from an ADD without a record.
-func (d *deleting) isRecorded(e *journal.Entry) bool {
-	interrupted := e.Undo.State == journal.Adding && e.Got.Result == nil
-	return d.isOf(e) && !(interrupted && d.hasResultOf(e))
-}
-
-// hasResultOf reports whether the runtime's prevResult names the namespace of a record's ADD.
-func (d *deleting) hasResultOf(e *journal.Entry) bool {
-	return d.sandbox != "" && d.Names(e, d.nameOf(d.sandbox))
-}
-
-// nameOf returns the namespace and the interface at a path. If the path leads to the namespace of
-// another attachment in the journal, or to the runtime's own, it returns only the path, because
-// these identify no ADD of this attachment. It has to enter the namespace, so isOf calls it last.
-func (d *deleting) nameOf(path string) facts.Interface {
-	at, _ := facts.Look(path, d.Key.IfName)
-	hosts := d.IsHost(at.Netns) && !d.overridesNetNS()
-	if at.Netns.Known() && (hosts || d.Anothers(context.Background(), d.Key, at.Netns)) {
-		at = facts.Interface{Netns: journal.NetNS{Path: path}}
-	}
-	at.Again = d.Conf.PrevResult != nil && at.Is(netconf.AddressesOf(d.Conf.PrevResult))
-	return at
-}
-
-// answered returns the undone record of the ADD that the runtime's DEL refers to, or nil. It is nil
-// if host-local has assigned an address to the attachment again, or if the record's ADD failed and
-// the runtime has a result. An operator's decision to forget the attachment stands.
-func (d *deleting) answered() *journal.Entry {
-	i := slices.IndexFunc(d.undone, d.isOf)
-	if i < 0 {
-		return nil
-	}
-	done := d.undone[i]
-	if !done.Undo.Abandoned && (done.Undo.Failed && d.Conf.PrevResult != nil || d.holdsAddress()) {
-		return nil
-	}
-	return done
-}
-
-// holdsAddress reports whether host-local has assigned an address to the attachment.
-func (d *deleting) holdsAddress() bool {
-	chain, err := d.Chain()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(sweep.PoolsOf(chain, d.Conf), func(p sweep.Pool) bool {
-		held, err := ipam.HeldBy(p.Dir, d.Key.ContainerID, d.Key.IfName)
-		return err == nil && len(held) > 0
-	})
+	recorded := e.Added.NetNS.Path
+	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
+		d.IsAt(e, d.netns)
 }
 
 // addUnrecorded adds an entry for the ADD of this DEL, which the journal does not contain: it ran
 // before unwind was installed, while unwind was off, or while the journal could not be written.
 // Without any entry, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
-func (d *deleting) addUnrecorded() error {
-	e, err := d.reconstruct()
+func (d *deleting) addUnrecorded(ctx context.Context) error {
+	e, err := d.reconstruct(ctx)
 	switch {
 	case e != nil:
 		if len(d.records) > 0 {
@@ -193,22 +146,19 @@ func (d *deleting) addUnrecorded() error {
 }
 
 // reconstruct returns an entry for an ADD that the journal does not contain, from the runtime's
-// input, or nil if no delegate can have allocated anything. It ignores the runtime's prevResult if
-// that names the namespace of one of the records instead. An error means that the chain cannot be
+// input, or nil if no delegate can have allocated anything. An error means that the chain cannot be
 // read.
-func (d *deleting) reconstruct() (*journal.Entry, error) {
+func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 	chain, err := d.Chain()
 	if err != nil {
 		return nil, err
 	}
 	e := d.newEntry(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
-	if d.args.Netns != "" { // a path in prevResult may lead elsewhere by now
-		e.Added.NetNS = d.nameOf(d.netns.Path).Netns
-	}
-	if facts.SamePath(d.sandbox, d.netns.Path) ||
-		!slices.ContainsFunc(slices.Concat(d.records, d.undone), d.hasResultOf) {
-		d.takePrevResult(e, chain)
+	hosts := d.IsHost(d.netns) && !d.overridesNetNS()
+	// a path in prevResult may lead elsewhere by now
+	if d.args.Netns != "" && !hosts && !d.Anothers(ctx, d.Key, d.netns) {
+		e.Added.NetNS = d.netns
 	}
 	if d.Conf.NeverAdded() { // a delegate without a binary allocated nothing
 		undo.Interrupted(e.Undo.Steps)
@@ -226,18 +176,20 @@ func (d *deleting) reconstruct() (*journal.Entry, error) {
 	return e, nil
 }
 
-// takePrevResult stores the runtime's prevResult as the result of the ADD, with claims for the
-// first delegate of the chain that calls an IPAM plugin.
-func (d *deleting) takePrevResult(e *journal.Entry, chain *netconf.Chain) {
-	if d.Conf.PrevResult == nil {
+// takePrevResult stores the runtime's prevResult as the result of a record's ADD, with claims for
+// the first delegate that calls an IPAM plugin.
+func (d *deleting) takePrevResult(e *journal.Entry) {
+	if d.Conf.PrevResult == nil || len(e.Undo.Steps) == 0 {
 		return
 	}
-	first := max(0, slices.IndexFunc(chain.Delegates,
-		func(d netconf.Delegate) bool { return d.IPAM != "" }))
-	raw, err := netconf.ConvertResult(d.Conf.PrevResult, chain.CNIVersion)
+	by := e.Undo.Steps[max(0, slices.IndexFunc(e.Undo.Steps,
+		func(s journal.Step) bool { return known.IPAMOf(s.Config).Name != "" }))]
+	raw, err := netconf.ConvertResult(d.Conf.PrevResult, e.Added.CNIVersion)
+	var claims []journal.Claim
 	if err == nil {
-		e.Got.Claims, err = setResult(e, raw, e.Undo.Steps[first], chain.Delegates[first].IPAM)
+		claims, err = setResult(e, raw, by, known.IPAMOf(by.Config).Name)
 	}
+	e.Got.Claims = append(e.Got.Claims, claims...)
 	if err != nil {
 		d.log.Warn("ignoring the runtime's prevResult, which is invalid", "err", err)
 	}
@@ -251,9 +203,14 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		later += len(e.Undo.Steps)
 	}
 	durable = true
-	for _, e := range d.records {
+	claimed := make([]bool, len(d.records)) // before a DEL frees what another record claims
+	for i, e := range d.records {
+		claimed[i] = d.ClaimHeld(e)
+	}
+	for i, e := range d.records {
 		later -= len(e.Undo.Steps)
-		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock, Later: later}
+		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock, Later: later,
+			Changed: claimed[i]}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}

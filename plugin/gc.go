@@ -108,7 +108,7 @@ func (o *op) sweepBriefly(job sweep.Job, run func(*sweep.Sweep) error) error {
 }
 
 // listKept returns the runtime's list under each of its keys, and adds each attachment of the
-// network that the journal contains and that is not undone. A delegate may release whatever is not
+// network that the journal contains. A delegate may release whatever is not
 // on the list (host-local since 1.10). The runtime's list may lack a pod that is starting, and it
 // lacks a dead one whose DELs are pending.
 func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {

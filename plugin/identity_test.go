@@ -28,7 +28,7 @@ func TestSameADDAgain(t *testing.T) {
 	add a
 	either past unwind: past del a; drop a; move a later; past add a
 	or past unwind, at the same path: past del a; drop a; move a a; past add a
-	or past unwind, after a sweep: drop a; sweep; tombstone a; move a later; past add a
+	or past unwind, after a sweep: drop a; sweep; gone a; uncached a; move a later; past add a
 	or while the journal is read-only: break read-only file system; del a; drop a; move a later; add a; mend
 	remember a
 	sweeps unchanged a
@@ -57,7 +57,7 @@ func TestSameADDAtTheSamePath(t *testing.T) {
 	stories(t, sameAgain+`
 	either swept: add a; drop a; sweep; move a a
 	or its ADD failed: script portmap '[ $CNI_COMMAND = DEL ] || exit 1'; fails add a; lose $dir/bin/portmap
-	tombstone a; past add a; remember a
+	gone a; past add a; remember a
 	sweeps unchanged a
 	del a; vanished a`)
 }
@@ -246,7 +246,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 func TestLateDELAtAnothersPath(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true | firewall | portmap
-	either a tombstone, after a sweep: add a; drop a; sweep; tombstone a
+	either after a sweep: add a; drop a; sweep; gone a
 	or a DEL pending: add a; breaks portmap; fails del a; drop a; works portmap
 	or its ADD failed: plan p3 ADD fail
 		chain bridge, "ipMasq": true | firewall | portmap | p3

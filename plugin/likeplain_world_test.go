@@ -833,7 +833,7 @@ func (w *plainWorld) pending() (all []*journal.Entry) {
 	if !w.unwinds {
 		return nil
 	}
-	return slices.DeleteFunc(w.entries(), func(e *journal.Entry) bool { return e.Undo.State == journal.Undone })
+	return slices.DeleteFunc(w.entries(), func(e *journal.Entry) bool { return e.Undo.State == journal.Abandoned })
 }
 
 // describe says what a record waits for.

@@ -86,11 +86,11 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	stories(t, `
 	chain bridge | p1; host; let calls DEL p1, DEL p1
 	either added: add a; drop a; recorded a
-	or swept: add a; recorded a; drop a; sweep; tombstone a; let calls
+	or swept: add a; recorded a; drop a; sweep; gone a
 	or refused: names a $host; fails add a code=8
 	or never added:
 	or another pod is there: add a; drop a; takes b a; add b; let host $netns/a
-	or swept, another pod is there with its address: add a; drop a; sweep; tombstone a; let calls
+	or swept, another pod is there with its address: add a; drop a; sweep; gone a
 		lowest; takes b a; add b; given b $a; let host $netns/a
 	forgets; names a $host
 	del a; del a
@@ -262,18 +262,6 @@ func TestShownToProviders(t *testing.T) {
 	$how $past del a; held $left
 	if interface of another: $occupied
 	if plain: leaves`, providers())
-}
-
-// TestWaitsForRuntime: a DEL that does nothing without a path waits for the runtime, which names one, until
-// the grace period is over. After that it is over, and the provider cleans up.
-func TestWaitsForRuntime(t *testing.T) {
-	stories(t, `
-	provider kube-ovn; before p1
-	either the runtime asks: conf gracePeriod 1h
-	or the grace period is over: conf gracePeriod 10ms
-	add a; plan p1 DEL fail; uninstall; fails del a; drop a; install; pause 20ms; plan; sweep; held 1
-	if the runtime asks: pending a kube-ovn; del a; held 0
-	if the grace period: tombstone a; del a; held 1; leaves`, providers())
 }
 
 // TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network namespace, and

@@ -20,7 +20,7 @@ import (
 
 // Forget drops a dead attachment with its pending DELs. It runs no DEL, so the delegates' resources
 // stay allocated. It is for an attachment whose DELs can never succeed, for example because a
-// plugin was removed for good. The history keeps the attachment, and an undone record makes a later
+// plugin was removed for good. The history keeps the attachment, and an abandoned record makes a later
 // DEL of the runtime succeed. Forget also drops a damaged entry.
 //
 // It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
@@ -51,8 +51,8 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 				put = tx.Delete // a damaged key, which no DEL can name
 			}
 			for _, e := range records {
-				forgotten := undo.Buried(e)
-				forgotten.Undo.Reason, forgotten.Undo.Abandoned = event.Reason, true
+				forgotten := e.Clone()
+				forgotten.Abandon(event.Reason)
 				err = errors.Join(err, put(forgotten))
 			}
 			return err

@@ -53,6 +53,17 @@ var tired = acts{
 	},
 }
 
+// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that failed once, and that ADD
+// is killed. The runtime's DEL has the first ADD's result. It undoes both, and leaves nothing.
+func TestOneIDOnePath(t *testing.T) {
+	stories(t, `
+	chain bridge, "ipMasq": true | p1; add a
+	either bridge's DEL fails: lose $dir/bin/bridge; fails del a; shell 'ln -s $cni/bridge $dir/bin/bridge'
+	or the last plugin's: plan p1 DEL fail; fails del a; plan
+	drop a; move a a; kill added 1 add a; was-killed
+	del a; gone a; reserved 0; taken`)
+}
+
 // TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The DELs of
 // older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and end.
 func TestMeshUninstalled(t *testing.T) {

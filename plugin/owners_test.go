@@ -31,8 +31,8 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	chain bridge | firewall
 	add a
 	lose $data/$network/$a; flush a
-	lowest; add b; given b $a; entry a live
-	del b; gone b
+	lowest; add b; given b $a; entry a live; remember b
+	del b; gone b; vanished b
 	drop a; sweep`, flushing)
 }
 

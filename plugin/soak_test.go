@@ -64,7 +64,7 @@ type soak struct {
 type point struct {
 	pairs       int64
 	file        int64 // bytes of the journal, which doubles when it must
-	journal     int64 // of these, those up to the last page that was ever used: pages become emptier for some 10,000 tombstones
+	journal     int64 // of these, those up to the last page that was ever used: pages become emptier
 	used        int64 // of these, those of keys and values
 	heap        int64
 	goroutines  int
@@ -80,7 +80,7 @@ func (p point) String() string {
 }
 
 // TestSoak: 32 pods come and go at once, 300 in all, or 100 with the race detector, or
-// 10,000 at length, or as many as UNWIND_TEST_SOAK says. The node's journal is as full of history and tombstones as it can get, and
+// 10,000 at length, or as many as UNWIND_TEST_SOAK says. The node's history is as full as it can get, and
 // one process sweeps all the while. In 1 pair of 20 a delegate fails, is killed, or kills unwind.
 // Every other ADD and DEL succeeds, and no address has two owners. Ten times, when all is quiet,
 // nothing is left: no address, entry, lock file, process, zombie, mount, descriptor. Neither the
@@ -134,48 +134,15 @@ func newSoak(t *testing.T, pairs int) *soak {
 		}
 		s.faults = append(s.faults, chain(instances, extra))
 	}
-	s.age(pairs)
+	s.age()
 	return s
 }
 
-// age fills the journal's history and tombstones to their bounds. Before a long run it does so as pods that come and go: every 16th
-// leaves a tombstone, so the pages are as full as after a long time.
-func (s *soak) age(pairs int) {
-	const tombstones = 5000
-	every, batch, first := 1, tombstones, journal.Undone
-	if pairs >= 10_000 {
-		every, batch, first = 16, soakWorkers, journal.Adding
-	}
-	entry := func(i int, state journal.State) *journal.Entry {
-		return &journal.Entry{
-			Key: journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}, Undo: journal.Undo{State: state, Cause: "no-netns", Reason: "it is gone, and so is its network namespace"}, Added: journal.Added{NetNS: journal.NetNS{Path: filepath.Join(s.dir, "netns/0"), Dev: 4, Ino: 4026533637, Cookie: 165760}, Host: journal.Host{BootID: "22d0bfd6-9700-4200-9fff-fb73e6a13ffb"}, At: journal.Now()},
-		}
-	}
-	for begin := 0; begin < every*tombstones; begin += batch {
-		added := make([]*journal.Entry, batch)
-		must(s, s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
-			for i := range added {
-				added[i] = entry(begin+i, first)
-				err = errors.Join(err, tx.Put(added[i]))
-			}
-			return err
-		}))
-		must(s, s.store.Update(s.Context(), func(tx *journal.Tx) (err error) {
-			for i, e := range added {
-				switch {
-				case i%every > 0:
-					err = errors.Join(err, tx.Delete(e))
-				case first == journal.Adding:
-					e.Undo.State = journal.Undone
-					err = errors.Join(err, tx.Put(e))
-				}
-			}
-			return err
-		}))
-	}
+// age fills the history to its bound.
+func (s *soak) age() {
 	for i := range 3000 {
-		must(s, s.store.Record(journal.Event{Key: entry(i, journal.Undone).Key, Kind: journal.Swept,
-			Reason: "it is gone, and so is its network namespace"}))
+		key := journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}
+		must(s, s.store.Record(journal.Event{Key: key, Kind: journal.Swept, Reason: "it is gone, and so is its network namespace"}))
 	}
 }
 

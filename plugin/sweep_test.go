@@ -65,20 +65,20 @@ func TestSweepAfterReboot(t *testing.T) {
 	del next`)
 }
 
-// tombstone returns the tombstone of an attachment, or nil.
-func (n *node) tombstone(key journal.Key) (tomb *journal.Entry) {
+// abandoned returns the record of an attachment that an operator has forgotten, or nil.
+func (n *node) abandoned(key journal.Key) (mark *journal.Entry) {
 	n.Helper()
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {
 		all, err := tx.Records(key)
 		for _, e := range all {
-			if e.Undo.State == journal.Undone {
-				tomb = e
+			if e.Undo.State == journal.Abandoned {
+				mark = e
 			}
 		}
 		return journal.IgnoreDamaged(err)
 	})
 	must(n, err)
-	return tomb
+	return mark
 }
 
 // TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
@@ -263,7 +263,7 @@ func TestForeignContainerIDAgain(t *testing.T) {
 }
 
 // TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
-// releases it. The runtime's DEL, which comes later with libcni's cached result, runs nothing.
+// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no result.
 func TestReboot(t *testing.T) {
 	stories(t, `
 	chain bridge, "ipMasq": true | firewall | portmap | last
@@ -273,8 +273,8 @@ func TestReboot(t *testing.T) {
 	or sweep: until 0 sweep
 	or GC of the network, renamed: network renamed; until 0 gc
 	clean; calls DEL last, DEL last
-	tombstone a it was added before the last boot; tombstone b it was added before the last boot
-	del a b; calls`)
+	gone a b; uncached a b
+	del a b; calls DEL last, DEL last; clean`)
 }
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
@@ -286,7 +286,7 @@ func TestForget(t *testing.T) {
 	either intact:
 	or damaged: damage a
 	forgets; giveup a
-	events '' 'forgotten a '; tombstone a forgotten by an operator; locks 0
+	events '' 'forgotten a '; abandoned a; locks 0
 	del a; calls; taken a.eth0.p1
 	fails giveup a '$network/a/eth0 is not in the journal'
 	plan; add a; del a`)
@@ -307,7 +307,7 @@ func TestForgetRefuses(t *testing.T) {
 	unless damaged: entry a
 	leaves`, acts{
 		"count": func(s *story, _ []string) { // the same as before
-			s.steady("count", fmt.Sprint(len(s.node.events()), s.tombstone(s.who("a").key())))
+			s.steady("count", fmt.Sprint(len(s.node.events()), s.abandoned(s.who("a").key())))
 		},
 	})
 }

@@ -213,12 +213,15 @@ func init() {
 			s.want(strconv.Itoa(len(n.reserved())) == w[0], "%v", n.reserved())
 		},
 		// rules ADDRESS.PLUGIN …: just these, of faulty plugins
-		"rules": func(s *story, w []string) { s.want(slices.Equal(s.addressRules(), w), "rules: %q", s.addressRules()) },
-		"locks": func(s *story, w []string) { s.wantCount(len(s.names(filepath.Join(s.stateDir, "locks"))), w[0]) },
-		// tombstone POD [TEXT]: with this in its reason
-		"tombstone": func(s *story, w []string) {
-			tomb := s.who(w[0]).tombstone(s.who(w[0]).key())
-			s.want(tomb != nil && strings.Contains(tomb.Undo.Reason, strings.Join(w[1:], " ")), "%+v", tomb)
+		"rules":     func(s *story, w []string) { s.want(slices.Equal(s.addressRules(), w), "rules: %q", s.addressRules()) },
+		"locks":     func(s *story, w []string) { s.wantCount(len(s.names(filepath.Join(s.stateDir, "locks"))), w[0]) },
+		"abandoned": func(s *story, w []string) { s.want(s.abandoned(s.who(w[0]).key()) != nil, "it is not forgotten") },
+		// uncached PODS: libcni's cache has no result of them
+		"uncached": func(s *story, w []string) {
+			for _, name := range w {
+				_, err := os.Stat(s.who(name).cacheFile())
+				s.want(errors.Is(err, os.ErrNotExist), "%s: %v", name, err)
+			}
 		},
 		// remember POD: what it has now
 		"remember": func(s *story, w []string) {

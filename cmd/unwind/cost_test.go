@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/plugintest/nodetest"
 	"cni-unwind/plugin/plugintest/sandbox"
 )
@@ -51,10 +52,14 @@ func costs(plugins int) map[string]cost {
 		"VERSION": {0, 0, 40, 0},
 		"ADD":     {4, 2, 245 + 33*plugins, plugins}, // of which 10 look for an interface
 		"DEL":     {2, 2, 218 + 35*plugins, plugins},
+		secondDEL: {0, 1, 190 + 35*plugins, plugins},
 		"STATUS":  {0, 1, 109 + 31*plugins, plugins},
 		"GC":      {0, 3, 275 + 31*plugins, plugins},
 	}
 }
+
+// secondDEL is containerd's: it comes after the one that has undone the attachment, without a path, and writes nothing.
+const secondDEL = "DEL again"
 
 // maxThreads and maxWakes bound the threads of a verb and how often, at the least, one wakes another.
 // Both go by how threads happen to meet: an ADD of three has 6 to 8 threads and 6 to 20 wake-ups on a quiet machine, and up
@@ -96,7 +101,11 @@ func straced(t *testing.T, binary, dir, verb string, plugins []string) (logs str
 	t.Helper()
 	logs = t.TempDir()
 	cmd := exec.Command("strace", "-ff", "-qq", "-o", filepath.Join(logs, "t"), binary)
-	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + filepath.Join(dir, "netns"), "CNI_PATH=" + dir}
+	netns := filepath.Join(dir, "netns")
+	if verb == secondDEL {
+		verb, netns = "DEL", ""
+	}
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_NETNS=" + netns, "CNI_PATH=" + dir}
 	var chain []string
 	for _, plugin := range plugins {
 		chain = append(chain, fmt.Sprintf(`{"type": %q}`, plugin))
@@ -157,7 +166,7 @@ func TestCost(t *testing.T) {
 		// lasts is recorded as tried, which takes two more syncs.
 		least := map[string]trace{}
 		for round := 0; round < 3 || round < 20 && least["DEL"].syncs > costs(len(plugins))["DEL"].syncs; round++ {
-			for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL"} {
+			for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL", secondDEL} {
 				seen, want := traced(t, binary, dir, verb, plugins), costs(len(plugins))[verb]
 				if verb != "DEL" && seen.syncs != want.syncs || seen.processes != want.processes {
 					t.Errorf("%s, %v: %d syncs and %d processes, want %d and %d", verb, plugins, seen.syncs, seen.processes, want.syncs, want.processes)
@@ -180,6 +189,33 @@ func TestCost(t *testing.T) {
 					verb, plugins, seen.syncs, want.syncs, seen.openings, want.openings, seen.threads, maxThreads, seen.wakes, maxWakes, seen.calls, want.calls, sorted(seen.byName))
 			}
 		}
+	}
+}
+
+// TestSharedAddress: pods on isolated networks may all have one static address. No ADD opens the journal more often
+// because of them.
+func TestSharedAddress(t *testing.T) {
+	sandbox.Need(t)
+	binary, dir := build(t), t.TempDir()
+	const static = "#!/bin/sh\ncat >/dev/null; echo '{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"10.1.1.1/24\"}]}'\n"
+	check(t, os.WriteFile(filepath.Join(dir, "static-pod"), []byte(static), 0o755))
+	namespace(t, filepath.Join(dir, "netns"))
+	plugins := []string{"static-pod"}
+	traced(t, binary, dir, "ADD", plugins)
+	alone := traced(t, binary, dir, "ADD", plugins)
+	store := &journal.Store{Dir: filepath.Join(dir, "state")}
+	check(t, store.Update(t.Context(), func(tx *journal.Tx) error {
+		e, err := tx.Get(journal.Key{Network: "net", ContainerID: "c", IfName: "eth0"})
+		check(t, err)
+		for i := range 20 {
+			other := e.Clone()
+			other.ContainerID, other.Number = fmt.Sprintf("c%d", i), 0
+			check(t, tx.Put(other))
+		}
+		return nil
+	}))
+	if among := traced(t, binary, dir, "ADD", plugins); among.openings > alone.openings+1 {
+		t.Errorf("the journal was opened %d times, and %d among 20 others with the address", alone.openings, among.openings)
 	}
 }
 

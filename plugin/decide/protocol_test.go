@@ -84,8 +84,7 @@ const (
 	leftover   guard = "what host-local's file still has after a DEL that passed is released"
 	records    guard = "a new ADD keeps the record of an earlier one"
 	older      guard = "no step of the older record runs while the newer one lives"
-	undones    guard = "an undone record answers the runtime's late DEL"
-	ownFile    guard = "an undone record answers only while host-local has nothing of the key"
+	uncached   guard = "a sweep removes the ADD that it has undone from libcni's cache"
 	otherCache guard = "a record is kept if libcni's cache names a namespace that exists and is no record's"
 	anyState   guard = "so is one that is being undone"
 	both       guard = "a DEL whose path is no record's undoes an ADD that the journal does not have, too"
@@ -116,11 +115,10 @@ const (
 	live_
 	rollingBack
 	deleting
-	undone // it only answers the runtime's DEL
 )
 
 var states = [...]journal.State{
-	journal.Gone, journal.Adding, journal.Live, journal.RollingBack, journal.Deleting, journal.Undone,
+	journal.Gone, journal.Adding, journal.Live, journal.RollingBack, journal.Deleting,
 }
 
 // record is the journal's record of one ADD.
@@ -139,7 +137,7 @@ type record struct {
 	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
 }
 
-func (r *record) pending() bool { return r.state != gone && r.state != undone }
+func (r *record) pending() bool { return r.state != gone }
 
 // sandboxed is a container with its records, newest first. An ADD's number stands for its
 // namespace.
@@ -280,7 +278,7 @@ func (s *state) record(i, n int8) *record {
 	return &record{n: n, claim: none}
 }
 
-// push adds the newest record. One that is undone makes way.
+// push adds the newest record.
 func (c *sandboxed) push(r record) {
 	before := c.r[0]
 	switch {

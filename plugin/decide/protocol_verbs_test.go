@@ -142,18 +142,8 @@ func (m *protocol) findADD(s state, p int, to func(string, state)) {
 // findDEL looks for the next record of a DEL, newest first.
 func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[p]
-	if pr.seen == 0 && c.r[0].state == undone && !c.r[1].pending() && m.answers(&s, p) {
-		bare := c.bare && s.has(int8(p)) == none // the rules of an ADD without a record stay
-		m.answer(&s, p)
-		s.c[p].bare = bare
-		to("finds an undone record", s)
-		return
-	}
 	if n, untold := m.untold(&s, int8(p)); pr.seen == 0 && untold {
 		told := record{n: n, claim: c.cached, steps: m.chain(), told: true}
-		if c.cachedN != n && c.knows(c.cachedN) { // the result is that record's
-			told.claim = none
-		}
 		c.push(told)
 		s.set(&c.r[0], deleting)
 		pr.pc, pr.n, pr.back, pr.seen = pMark, n, pFind, 1<<n
@@ -211,14 +201,6 @@ func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
 		return max(n, c.adds), true
 	}
 	return n, n != 0 && n != unnumbered && !c.knows(n) && m.without != both
-}
-
-// answers reports whether an undone record answers a DEL.
-func (m *protocol) answers(s *state, p int) bool {
-	c := &s.c[p]
-	r, n := &c.r[0], m.named(c)
-	return m.without != undones && (n == 0 || n == r.n) &&
-		(m.unnamed || s.has(int8(p)) == none || m.without == ownFile)
 }
 
 // intends writes the intent of an ADD.
@@ -493,12 +475,12 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 			s.owner[a], s.made[a] = none, 0
 		}
 		*r = record{}
-	case r.steps == 0 && (p == int(i) && !pr.add || r.memory || m.without == undones):
+	case r.steps == 0:
+		if p == nSelf && c.cachedN == r.n && c.cached == r.claim && m.without != uncached {
+			c.cached, c.cachedN = none, 0
+		}
 		s.set(r, gone)
 		*r = record{}
-	case r.steps == 0:
-		s.set(r, undone)
-		*r = record{n: r.n, state: undone, claim: none}
 	case r.state == adding, pr.add && back == none:
 		m.write(&s, p, r, rollingBack)
 	case r.state == live_:

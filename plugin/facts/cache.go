@@ -120,6 +120,17 @@ func (n *Node) readCached(name string) (*Cached, error) {
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
+// CachedOf returns the file of libcni's cache that has a record's ADD, with the same path and the
+// same addresses, or nil.
+func (n *Node) CachedOf(e *journal.Entry) (*Cached, error) {
+	c, err := n.readCached(fileName(e.Key))
+	if c == nil || err != nil || !SamePath(c.NetNS, e.Added.NetNS.Path) ||
+		!slices.Equal(netconf.AddressesOf(c.Result), netconf.AddressesOf(e.Got.Result)) {
+		return nil, err
+	}
+	return c, nil
+}
+
 // netNSThere reports whether the ADD's network namespace exists, or may exist.
 func (c Cached) netNSThere() bool {
 	return c.NetNS == "" || !isNoNetNS(ns.IsNSorErr(c.NetNS))

@@ -203,7 +203,6 @@ type Interface struct {
 	Addresses []netip.Addr
 	mac       string // "" for an all-zero one, such as a loopback's
 	index     int    // 0: the namespace has no interface of that name
-	Again     bool   // the caller knows that an ADD put it there: it has an address of the result
 }
 
 func (s Interface) There() bool { return s.index != 0 }

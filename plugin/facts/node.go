@@ -4,7 +4,6 @@
 package facts
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -175,29 +174,6 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// Names reports whether a path identifies a record's ADD among those of its attachment. It does if
-//
-//   - the record has no path;
-//   - the path leads to the ADD's namespace;
-//   - the path is the ADD's, and leads nowhere; or
-//   - the path is the ADD's, the ADD's namespace is gone, and no ADD without a record uses the
-//     namespace that is now at the path (at.Again).
-//
-// at is the namespace at the path. It contains only the path if that leads nowhere, to another
-// attachment in the journal, or to the runtime's own namespace.
-func (n *Node) Names(e *journal.Entry, at Interface) bool {
-	switch same := SamePath(e.Added.NetNS.Path, at.Netns.Path); {
-	case e.Added.NetNS.Path == "":
-		return true
-	case !at.Netns.Known():
-		return same
-	case n.IsAt(e, at.Netns):
-		return true
-	default:
-		return same && !at.Again && n.isGone(e)
-	}
-}
-
 // IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
 // the paths must be the same, too, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
@@ -206,27 +182,15 @@ func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
 		(hasCookies || SamePath(e.Added.NetNS.Path, at.Path))
 }
 
-// isGone reports whether the network namespace of a record's ADD is gone, or was not identified.
-func (n *Node) isGone(e *journal.Entry) bool {
-	if !e.Added.NetNS.Known() || n.SameBoot(e) == decide.False {
-		return true
-	}
-	place, err := Find(e.Added.NetNS, "")
-	place.Close()
-	inside, processErr := n.View.ProcessIn(e.Added.NetNS, true)
-	return !place.There() && !inside && cmp.Or(err, processErr) == nil
-}
+// SamePath reports whether two paths are the same. /var/run is a link to /run.
+func SamePath(a, b string) bool { return a != "" && cleaned(a) == cleaned(b) }
 
-// SamePath reports whether two paths are the same, once the links in their directories, such as
-// /var/run, are resolved.
-func SamePath(a, b string) bool { return a != "" && resolved(a) == resolved(b) }
-
-func resolved(path string) string {
-	dir, name := filepath.Split(path)
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real
+func cleaned(path string) string {
+	path = filepath.Clean(path)
+	if rest, is := strings.CutPrefix(path, "/var/run/"); is {
+		return "/run/" + rest
 	}
-	return filepath.Join(dir, name)
+	return path
 }
 
 // Anothers reports whether another attachment in the journal, with the same interface name, uses a

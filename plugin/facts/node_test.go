@@ -2,14 +2,12 @@ package facts
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 func TestOtherHost(t *testing.T) {
@@ -69,65 +67,5 @@ func TestMachineOf(t *testing.T) {
 	id, _ := os.ReadFile("/etc/machine-id")
 	if got, want := This().Machine, machineOf(strings.TrimSpace(string(uuid)), strings.TrimSpace(string(id))); got != want {
 		t.Errorf("here: %q, want %q", got, want)
-	}
-}
-
-// TestNames has what a path says of an ADD: by the namespace that it leads to, or else by the path.
-func TestNames(t *testing.T) {
-	t.Parallel()
-	sandbox.Need(t)
-	dir := t.TempDir()
-	if err := os.Symlink(dir, dir+".link"); err != nil {
-		t.Fatal(err)
-	}
-	its, other := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	netnsAt(t, its, "eth0")
-	netnsAt(t, other, "eth0")
-	place, err := Open(its, "eth0") // the namespace exists as long as this is open, and a path leads to it
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer place.Close()
-	was := place.Seen.Netns
-	later := was
-	later.Cookie++
-	noCookie := was
-	noCookie.Cookie = 0
-	gone := journal.NetNS{Path: its, Dev: was.Dev, Ino: 1, Cookie: 1}
-	at := func(netns journal.NetNS, path string) journal.NetNS { netns.Path = path; return netns }
-	for _, tt := range []struct {
-		name  string
-		e     journal.NetNS
-		boot  string
-		path  string
-		again bool
-		want  bool
-	}{
-		{"it leads there", was, "this", its, false, true},
-		{"another path leads there", at(was, "/x"), "this", its, true, true},
-		{"a link leads there", was, "this", dir + ".link/a", false, true},
-		{"it leads to another one", was, "this", other, false, false},
-		{"it leads nowhere", at(was, "/x"), "this", "/x", false, true},
-		{"it leads nowhere, by a link", at(gone, dir+"/none"), "this", dir + ".link/none", false, true},
-		{"another one leads nowhere", was, "this", "/x", false, false},
-		{"another one is there by now", gone, "this", its, false, true},
-		{"another one is there, of a later ADD", gone, "this", its, true, false},
-		{"another one is there, but its own exists", at(was, other), "this", other, false, false},
-		{"the number is used again", later, "this", its, false, true},
-		{"the number is used again, by a later ADD", later, "this", its, true, false},
-		{"no cookie, the same path", noCookie, "this", its, true, true},
-		{"no cookie, another path", at(noCookie, "/x"), "this", its, false, false},
-		{"not identified", journal.NetNS{Path: its}, "this", its, false, true},
-		{"no path on record", journal.NetNS{}, "this", its, true, true},
-		{"an earlier boot", was, "another", its, false, true},
-		{"an earlier boot, a later ADD", was, "another", its, true, false},
-	} {
-		n := nodeAt(t)
-		seen, _ := Look(tt.path, "eth0")
-		seen.Again = tt.again
-		e := &journal.Entry{Key: attachment, Added: journal.Added{NetNS: tt.e, Host: journal.Host{BootID: tt.boot}}}
-		if got := n.Names(e, seen); got != tt.want {
-			t.Errorf("%s: %t", tt.name, got)
-		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -117,14 +119,6 @@ func purge(ctx context.Context, e *journal.Entry) error {
 	return nil
 }
 
-// Buried returns the undone record that replaces a record. It keeps the ADD's namespace, but no
-// DELs.
-func Buried(e *journal.Entry) *journal.Entry {
-	b := e.Clone()
-	b.Bury()
-	return b
-}
-
 // Failed marks a step whose delegate's ADD failed, or was killed.
 func Failed(s *journal.Step, f *delegate.Failure) {
 	if s.ADD = journal.AddFailed; f.Killed {
@@ -144,4 +138,16 @@ func Interrupted(steps []journal.Step) {
 			steps[i].ADD = journal.AddUnknown
 		}
 	}
+}
+
+// DropCached removes a record's ADD from libcni's cache.
+func (w *Worker) DropCached(e *journal.Entry) error {
+	c, err := w.CachedOf(e)
+	if c == nil || err != nil {
+		return err
+	}
+	if err := os.Remove(c.Path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -19,12 +19,13 @@ import (
 
 // Job is a record with pending DELs.
 type Job struct {
-	Entry *journal.Entry
-	Mode  Mode
-	Lock  *journal.Lock // the attachment's lock; nil without a journal
-	Later int           // number of steps that the caller must run after this record's
+	Entry   *journal.Entry
+	Mode    Mode
+	Lock    *journal.Lock // the attachment's lock; nil without a journal
+	Later   int           // number of steps that the caller must run after this record's
+	Changed bool          // the caller has added claims to the record
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
-	// facts.Node.Names), or of the ADD that is rolled back.
+	// deleting.isOf), or of the ADD that is rolled back.
 	Netns string
 }
 
@@ -101,14 +102,17 @@ func (w *Worker) Undo(
 //
 //   - without the runtime's DEL, always: the next pass must know that this one has begun;
 //   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not contain the record.
+//   - if the journal does not contain a record that has a result or addresses. (One without either
+//     is of a second DEL, or of an ADD that nobody recorded: the runtime repeats a DEL that is
+//     killed.)
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
-	unwritten = w.ClaimHeld(e)
+	unwritten = w.ClaimHeld(e) || job.Changed
 	if mode == Rollback {
 		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
 	} else {
-		unwritten = unwritten || mode != Requested || e.Number == 0
+		unwritten = unwritten || mode != Requested ||
+			e.Number == 0 && (e.Got.Result != nil || len(e.Got.Claims) > 0)
 	}
 	switch e.Undo.State {
 	case journal.Adding:
@@ -129,30 +133,38 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 	return unwritten
 }
 
-// Finish writes a record after a pass. If no DEL is pending, Finish deletes the record. But if the
-// runtime's own DEL may still come, it keeps an undone record (see journal.Undone), unless no DEL
-// ran.
+// Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes one that
+// the runtime did not ask to undo, it removes the ADD from libcni's cache, as libcni does after its
+// own DEL. The runtime's late DEL then has no result, so it harms no next owner of the address.
 func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e := job.Entry
-	last := false // the attachment has no other record
-	err := w.Journal.Update(context.WithoutCancel(ctx), func(tx *journal.Tx) (err error) {
-		left, err := tx.Pending(e.Key)
-		if err := journal.IgnoreDamaged(err); err != nil {
+	done := len(e.Undo.Steps) == 0
+	foreign := e.Undo.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
+	if done && job.Mode == Sweep && !foreign {
+		if err := w.DropCached(e); err != nil {
 			return err
 		}
-		last = !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
+	}
+	last := false // the attachment has no other record
+	change := func(tx *journal.Tx) error {
+		left, err := tx.Pending(e.Key)
+		last = done && !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
 		switch {
-		case len(e.Undo.Steps) > 0:
-			last, err = false, tx.Put(e)
-		case e.Undo.Cause == decide.OtherMachine.Code: // the runtime's own DEL runs
-			err = tx.Delete(e)
-		case !last, job.Mode != Requested: // the runtime's DEL may still come
-			err = tx.Put(Buried(e))
-		default:
-			err = tx.Delete(e)
+		case journal.IgnoreDamaged(err) != nil:
+			return journal.IgnoreDamaged(err)
+		case !done:
+			return tx.Put(e)
+		case e.Number == 0: // it was never written
+			return nil
 		}
-		return err
-	})
+		return tx.Delete(e)
+	}
+	var err error
+	if snapshot := w.Journal.Snapshot(ctx); done && e.Number == 0 && snapshot.Err == nil {
+		err = change(snapshot.Tx)
+	} else {
+		err = w.Journal.Update(context.WithoutCancel(ctx), change)
+	}
 	w.Journal.Forget() // the snapshot lacks this change
 	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()

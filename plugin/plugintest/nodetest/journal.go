@@ -147,7 +147,7 @@ func (w writer) bury(keys []string) error {
 			if e == nil {
 				e = &journal.Entry{Key: key}
 			}
-			e.Bury()
+			e.Abandon("forgotten by an operator")
 			e.Undo.Reason = "settled"
 			if err := tx.Put(e); err != nil {
 				return err
