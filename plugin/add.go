@@ -79,8 +79,8 @@ var (
 	errUnread  = errors.New("the runtime has closed the pipe for the result")
 )
 
-// watched returns a context that ends, while a delegate of this ADD runs, once nobody has waited for
-// the ADD for a time: a DEL waits for the attachment's lock instead, or nobody can read stdout.
+// watched returns a context that ends, while a delegate of this ADD runs, once nobody has waited
+// for the ADD for a time: a DEL waits for the attachment's lock instead, or nobody can read stdout.
 // Runtimes run one verb for a container at a time, so the ADD's runtime is dead or has abandoned
 // it. A DEL that waits for another attachment, which this ADD releases, does not count.
 func (a *adding) watched(

@@ -33,11 +33,11 @@ type deleting struct {
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the runtime
-//     that started it is dead or has abandoned it.
-//  2. Find the entries to undo. If an operator has forgotten this ADD, there is nothing to do. If the
-//     journal does not contain this ADD, create an entry from the chain on stdin. Write the entries
-//     if they have changed.
+//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the
+//     runtime that started it is dead or has abandoned it.
+//  2. Find the entries to undo. If an operator has forgotten this ADD, there is nothing to do. If
+//     the journal does not contain this ADD, create an entry from the chain on stdin. Write the
+//     entries if they have changed.
 //  3. Undo the entries, and write the DELs that are still pending.
 //
 // No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still

@@ -225,8 +225,8 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding) {
 	workers.Wait()
 }
 
-// release releases one attachment if no other unwind owns its lock and time is left. Unless s.Stops,
-// a signal does not interrupt it, because a killed DEL would stay pending.
+// release releases one attachment if no other unwind owns its lock and time is left. Unless
+// s.Stops, a signal does not interrupt it, because a killed DEL would stay pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried
