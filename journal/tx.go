@@ -163,8 +163,8 @@ func (tx *Tx) write(e *Entry) error {
 	return tx.btx.Bucket(bucketEntries).Put(key, value)
 }
 
-// Delete removes a record, which may be missing, and the attachment's abandoned and damaged records,
-// or the only record with a malformed key.
+// Delete removes a record, which may be missing, and the attachment's abandoned and damaged
+// records, or the only record with a malformed key.
 func (tx *Tx) Delete(e *Entry) error {
 	if e.Key.Malformed() {
 		return tx.drop([]byte(e.Key.Network))
@@ -265,8 +265,8 @@ func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, 
 	return entries, err
 }
 
-// All calls fn for every record except abandoned ones, in key order. For a damaged record, fn gets a
-// DamagedError.
+// All calls fn for every record except abandoned ones, in key order. For a damaged record, fn gets
+// a DamagedError.
 func (tx *Tx) All(fn func(*Entry, error) error) error {
 	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
 }

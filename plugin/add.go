@@ -181,9 +181,9 @@ func setResult(
 // processes write. If the result cannot be written, the ADD fails: success would leave a live
 // attachment in state adding.
 //
-// If a live attachment claims one of the new addresses, that address is a duplicate. commit finds it
-// in the transaction that writes the claims. So if two ADDs get the same address at the same time,
-// the later one finds the other.
+// If a live attachment claims one of the new addresses, that address is a duplicate. commit finds
+// it in the transaction that writes the claims. So if two ADDs get the same address at the same
+// time, the later one finds the other.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
 	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
@@ -191,7 +191,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
 	if a.Journal.Lost != nil {
-		return nil
+		return nil //nolint:nilerr // the ADD goes on without the journal
 	}
 	addresses := (&journal.Entry{Got: journal.Got{Claims: claims}}).Addresses()
 	var others []*journal.Entry
@@ -211,6 +211,14 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		return a.callOf(i).Failed(types.ErrTryAgainLater,
 			"unwind: cannot record the result: "+err.Error())
 	}
+	return a.refuseDuplicates(ctx, i, addresses, others)
+}
+
+// refuseDuplicates returns a failure if another attachment of the network has one of a delegate's
+// new addresses. It counts each such address, also one of another network.
+func (a *adding) refuseDuplicates(
+	ctx context.Context, i int, addresses []netip.Addr, others []*journal.Entry,
+) *delegate.Failure {
 	for _, other := range others {
 		for _, address := range a.duplicates(ctx, addresses, other) {
 			a.Journal.Count(record.CountDuplicates)

@@ -77,7 +77,7 @@ func (d *deleting) find(ctx context.Context) error {
 	switch {
 	case slices.ContainsFunc(d.records, d.isOf):
 	case len(d.records) == 0 && slices.ContainsFunc(d.abandoned, d.isOf):
-		d.noteIdle("forgotten by an operator", nil, false)
+		d.noteIdle("forgotten by an operator", nil)
 	default:
 		if err := d.addUnrecorded(ctx); err != nil {
 			return err
@@ -93,8 +93,8 @@ func (d *deleting) find(ctx context.Context) error {
 	return nil
 }
 
-// mayHaveResult reports whether the runtime's prevResult may be of a record's ADD, which has none. It
-// is of an earlier ADD if host-local assigns only other addresses to the attachment.
+// mayHaveResult reports whether the runtime's prevResult may be of a record's ADD, which has none.
+// It is of an earlier ADD if host-local assigns only other addresses to the attachment.
 func (d *deleting) mayHaveResult(e *journal.Entry) bool {
 	return len(e.Got.Claims) == 0 ||
 		slices.ContainsFunc(netconf.AddressesOf(d.Conf.PrevResult), e.ClaimsAddress)
@@ -119,8 +119,8 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's path,
-// or one that leads to the record's namespace.
+// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's
+// path, or one that leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Entry) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
@@ -145,13 +145,13 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 				"err", err)
 		}
 	case err == nil:
-		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil, false)
+		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil)
 	case d.Conf.NeverAdded():
-		d.noteIdle("the journal has no entry, and the runtime has no ADD result", err, false)
+		d.noteIdle("the journal has no entry, and the runtime has no ADD result", err)
 	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && d.Journal.Lost == nil:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
 		d.noteIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
-			"and the runtime's configuration contains no chain", err, false)
+			"and the runtime's configuration contains no chain", err)
 	default:
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w",
 			d.Key, err))
@@ -236,26 +236,22 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		durable = durable && err == nil && d.Journal.Lost == nil
 	}
 	if pending := undo.PendingSteps(d.records[0]); ran+len(failures) == 0 && len(pending) > 0 {
-		d.noteIdle("pending: "+strings.Join(pending, ", "), nil, false)
+		d.noteIdle("pending: "+strings.Join(pending, ", "), nil)
 	}
 	return failures, durable
 }
 
 // noteIdle logs that the DEL succeeds without running a delegate, and why. It also records this in
-// the history. It does not record an expected DEL, which follows a failed ADD, because the history
-// already contains the rollback. err, if any, is the reason why unwind knows nothing else about
-// the attachment.
-func (d *deleting) noteIdle(why string, err error, expected bool) {
+// the history. err, if any, is the reason why unwind knows nothing else about the attachment.
+func (d *deleting) noteIdle(why string, err error) {
 	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}
 	d.log.Log(context.Background(), level, "DEL ran no plugin", attrs...)
-	if !expected {
-		d.Journal.Event(journal.Event{
-			Key: d.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
-		})
-	}
+	d.Journal.Event(journal.Event{
+		Key: d.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+	})
 }
 
 // report returns the error for the runtime. It omits the failure of a DEL that would not have

@@ -20,8 +20,8 @@ import (
 
 // Forget drops a dead attachment with its pending DELs. It runs no DEL, so the delegates' resources
 // stay allocated. It is for an attachment whose DELs can never succeed, for example because a
-// plugin was removed for good. The history keeps the attachment, and an abandoned record makes a later
-// DEL of the runtime succeed. Forget also drops a damaged entry.
+// plugin was removed for good. The history keeps the attachment, and an abandoned record makes a
+// later DEL of the runtime succeed. Forget also drops a damaged entry.
 //
 // It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {

@@ -84,8 +84,8 @@ func Left(n journal.Next, p Pass) time.Duration {
 // reserved, because a pending DEL after it needs the address:
 //
 //   - that of a delegate with port mappings: the next pod with the address would get the traffic;
-//   - that of a delegate that may remove rules by the address alone, for two tries: once the address
-//     is free, it gets no such DEL (see Gets).
+//   - that of a delegate that may remove rules by the address alone, for two tries: it gets no address
+//     that is free (see Gets).
 //
 // No DEL of an earlier boot counts, nor that of a plugin that has left the chain: the runtime gets
 // no error for that one, and the container's next ADD may need the address.
@@ -115,8 +115,8 @@ func hasRules(s *journal.Step) bool {
 	return s.Absent == 0 && s.ADD == journal.AddPassed && s.Tries < 2 && ByAddress(s)
 }
 
-// awaited returns the steps for whose DELs a step's DEL waits, because it would free an address that
-// they need.
+// awaited returns the steps for whose DELs a step's DEL waits, because it would free an address
+// that they need.
 func (p Pass) awaited(s *journal.Step) []journal.Step {
 	if !slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) {
 		return nil

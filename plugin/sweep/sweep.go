@@ -171,8 +171,8 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 // tries.
 const maxFailing = 20
 
-// Apply releases the dead attachments that are ready to retry: first those of which some DEL has not
-// failed yet, and then the others, the fewest tries first.
+// Apply releases the dead attachments that are ready to retry: first those of which some DEL has
+// not failed yet, and then the others, the fewest tries first.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	var ready, failing []*Finding
 	for i := range findings {

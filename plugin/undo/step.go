@@ -27,7 +27,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	before := *s
 	if s.Next = decide.Due(s, p); s.Next.Why != journal.RunNow {
 		if s.Next.Why == journal.ForRules && before.Next.Why != journal.ForRules {
-			const why = "rules or host ports for its address may remain until the DEL of a later plugin succeeds"
+			const why = "rules or host ports for its address may remain until a later plugin's DEL succeeds"
 			u.Log.Warn("the DEL waits: "+why, "plugin", s.Type)
 			u.record(journal.Waiting, s, why)
 		}

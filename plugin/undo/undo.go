@@ -133,9 +133,10 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 	return unwritten
 }
 
-// Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes one that
-// the runtime did not ask to undo, it removes the ADD from libcni's cache, as libcni does after its
-// own DEL. The runtime's late DEL then has no result, so it harms no next owner of the address.
+// Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes one
+// that the runtime did not ask to undo, it removes the ADD from libcni's cache, as libcni does
+// after its own DEL. The runtime's late DEL then has no result, so it harms no next owner of the
+// address.
 func (w *Worker) Finish(ctx context.Context, job Job) error {
 	e := job.Entry
 	done := len(e.Undo.Steps) == 0
@@ -148,7 +149,8 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 	last := false // the attachment has no other record
 	change := func(tx *journal.Tx) error {
 		left, err := tx.Pending(e.Key)
-		last = done && !slices.ContainsFunc(left, func(o *journal.Entry) bool { return o.Number != e.Number })
+		last = done && !slices.ContainsFunc(left,
+			func(o *journal.Entry) bool { return o.Number != e.Number })
 		switch {
 		case journal.IgnoreDamaged(err) != nil:
 			return journal.IgnoreDamaged(err)
