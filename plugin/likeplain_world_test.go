@@ -89,6 +89,7 @@ type plainPod struct {
 	gw    netip.Addr
 	links []string // on the host
 	rules bool     // its chain may make rules
+	in    string   // the network in which it was added
 	files bool     // its IPAM plugin is host-local; a file of another start of the container is a leak
 }
 
@@ -419,6 +420,7 @@ func (w *plainWorld) add(p *plainPod) plainCall {
 	w.Helper()
 	p.rt.NetNS, p.there, p.ip, p.gw, p.links = w.node.netns(fmt.Sprintf("%s-%d", p.rt.ContainerID, p.gen)), true, netip.Addr{}, netip.Addr{}, nil
 	p.gen++
+	p.in = w.net.name
 	p.rules = w.net.masq || slices.Contains(w.net.chained, "firewall") || slices.Contains(w.net.chained, "portmap")
 	var before []string
 	w.in(func() { before = w.hostLinks() })
@@ -693,12 +695,13 @@ func (w *plainWorld) reboot() {
 // What is there.
 
 var (
-	counted  = regexp.MustCompile(`\[\d+:\d+\]`)
-	anyIP    = regexp.MustCompile(`\b10\.200\.\d+\.\d+`)
-	hostIP   = regexp.MustCompile(`\b(10\.200\.\d+\.\d+)(?:/32|:)`)
-	chainID  = regexp.MustCompile(`CNI-(?:DN-)?[0-9a-f]{16,}`)
-	ownerID  = regexp.MustCompile(`id: \\"([^\\]*)\\"`)
-	ownRules = regexp.MustCompile(`10\.200\.|CNI-(?:DN-)?[0-9a-f]{16,}|id: `)
+	counted     = regexp.MustCompile(`\[\d+:\d+\]`)
+	anyIP       = regexp.MustCompile(`\b10\.200\.\d+\.\d+`)
+	hostIP      = regexp.MustCompile(`\b(10\.200\.\d+\.\d+)(?:/32|:)`)
+	chainID     = regexp.MustCompile(`CNI-(?:DN-)?[0-9a-f]{16,}`)
+	ownerID     = regexp.MustCompile(`id: \\"([^\\]*)\\"`)
+	ruleNetwork = regexp.MustCompile(`name: \\"([^\\]*)\\"`)
+	ownRules    = regexp.MustCompile(`10\.200\.|CNI-(?:DN-)?[0-9a-f]{16,}|id: `)
 )
 
 // ruleLines returns the lines of iptables-save that belong to pods.
@@ -731,7 +734,15 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 			have = append(have, "host link")
 		}
 	}
+	networks := chainOwners(rules, ruleNetwork)
 	for _, line := range rules {
+		network := networks[chainID.FindString(line)]
+		if m := ruleNetwork.FindStringSubmatch(line); m != nil {
+			network = m[1]
+		}
+		if network != "" && network != p.in {
+			continue // what is left of an ADD before the network was renamed
+		}
 		owner := ""
 		if m := ownerID.FindStringSubmatch(line); m != nil {
 			owner = m[1]
@@ -751,10 +762,11 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	return slices.Compact(have)
 }
 
-func chainOwners(rules []string) map[string]string {
+// chainOwners returns what the comments of rules say of each chain: the owner's ID, or its network.
+func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {
-		if m := ownerID.FindStringSubmatch(line); m != nil {
+		if m := says.FindStringSubmatch(line); m != nil {
 			for _, chain := range chainID.FindAllString(line, -1) {
 				owners[chain] = m[1]
 			}
