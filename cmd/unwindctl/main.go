@@ -11,6 +11,7 @@
 //	inspect  reads attachments and pools, and describes them
 //	install  plans and carries out an install
 //	doctor   reports problems of a node
+//	trial    checks a network with an attachment of its own
 //	metrics  prints metrics for Prometheus
 //	agent    unwindctl run
 package main
@@ -18,6 +19,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -27,13 +29,20 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/trial"
 )
 
 // init locks this goroutine to the main thread. Other processes see the main thread's namespaces as
 // this process's namespaces: see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
-func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
+func main() {
+	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind has started it
+		trial.Plugin()
+		return
+	}
+	os.Exit(term.Main(rootCommand(), inspect.HintFor))
+}
 
 // dirEnv maps flags to the environment variables that set their defaults. In an agent's container
 // they name the agent's directories.
@@ -96,7 +105,7 @@ func rootCommand() *cobra.Command {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
+		{"look", "Inspect:", []*cobra.Command{doctorCommand(), checkCommand(), listCommand(),
 			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",

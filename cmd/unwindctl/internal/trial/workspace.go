@@ -1,0 +1,223 @@
+package trial
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/cmd/internal/term"
+)
+
+// workDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
+// so that a full disk is noticed, and the next check finds what one left that was killed, even after
+// a reboot. The cache itself contains no such attachment: other commands would take it for a pod's.
+const workDir = "/var/lib/cni/unwind-check"
+
+const (
+	prefix  = "unwind-check-"
+	ifName  = "eth0"
+	netnses = "/run/netns" // where package netns mounts them
+	listOf  = "list.json"  // the attachment's list, until its DEL has succeeded
+	failing = "failing"    // while this file is there, the failing plugin's DEL fails
+)
+
+// PluginName is the name under which this program is a plugin that fails.
+const PluginName = "unwind-check-fail"
+
+// Plugin is the last plugin of a chain that has to be rolled back.
+func Plugin() {
+	onPurpose := errors.New("fails on purpose, for unwindctl check")
+	skel.PluginMainFuncs(skel.CNIFuncs{
+		Add: func(*skel.CmdArgs) error { return onPurpose },
+		Del: func(*skel.CmdArgs) error {
+			if _, err := os.Lstat(filepath.Join(filepath.Dir(os.Args[0]), failing)); err == nil {
+				return onPurpose
+			}
+			return nil
+		},
+	}, version.All, PluginName)
+}
+
+// lock lets only one check run on a node. The plugins that a check starts inherit the lock, so the
+// next check waits for those of a killed one.
+func lock(ctx context.Context) (*os.File, error) {
+	parent := filepath.Dir(workDir)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(parent)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EWOULDBLOCK; errors.Is(err, unix.EWOULDBLOCK); time.Sleep(20 * time.Millisecond) {
+		if ctx.Err() != nil {
+			return nil, term.WithHint("wait for its end; fuser -v "+parent+" prints it",
+				"another unwindctl check, or a plugin that one has started, still runs")
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	return f, err
+}
+
+// space is what an attachment of a check needs: a directory, and a network namespace.
+type space struct {
+	*check
+	id, dir string
+	list    *libcni.NetworkConfigList
+	added   added
+}
+
+func (c *check) space(id string) *space {
+	return &space{check: c, id: id, dir: filepath.Join(workDir, id)}
+}
+
+func (s *space) stateDir() string { return filepath.Join(s.dir, "state") }
+
+func (s *space) bin(name string) string { return filepath.Join(s.dir, "bin", name) }
+
+func (s *space) netns() string { return filepath.Join(netnses, s.id) }
+
+// make creates the directory, with the list, and the network namespace.
+func (s *space) make() error {
+	err := os.MkdirAll(s.bin(""), 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.dir, listOf), s.list.Bytes, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
+		handle, err := netns.NewNamed(s.id)
+		_ = handle.Close()
+		made <- err
+	}()
+	return <-made
+}
+
+// linkPlugin makes this program the failing plugin, also if its own path is in a container.
+func (s *space) linkPlugin() error {
+	_ = os.Remove(s.bin(PluginName)) // of a check that was killed
+	return os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), s.bin(PluginName))
+}
+
+// verb runs a verb as a runtime does.
+func (s *space) verb(do func(*libcni.CNIConfig, *libcni.RuntimeConf) error) error {
+	path := append([]string{s.bin("")}, s.runtime.BinDirs...)
+	exec := &runner{&invoke.DefaultExec{RawExec: &invoke.RawExec{}}, s.check}
+	return do(libcni.NewCNIConfigWithCacheDir(path, s.dir, exec), &libcni.RuntimeConf{
+		ContainerID: s.id, NetNS: s.netns(), IfName: ifName, Args: [][2]string{{"IgnoreUnknown", "1"}}})
+}
+
+// del sends the runtime's DEL. Once it has succeeded, remove sends no other.
+func (s *space) del(ctx context.Context) error {
+	err := s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) error {
+		return cni.DelNetworkList(ctx, s.list, conf)
+	})
+	if err == nil {
+		err = os.Remove(filepath.Join(s.dir, listOf))
+	}
+	return err
+}
+
+// remove removes all of an attachment, also of a check that was killed. If its DEL fails, its list
+// stays for the next check.
+func (s *space) remove(ctx context.Context) error {
+	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
+	if err == nil {
+		s.list, err = libcni.NetworkConfFromBytes(data)
+	}
+	if err == nil {
+		_ = os.Remove(s.bin(failing))
+		if err = s.linkPlugin(); err == nil {
+			err = s.del(ctx)
+		}
+		if err != nil {
+			err = fmt.Errorf("container %s: %w", s.id, err)
+		}
+	} else { // it was deleted, or the check was killed before the ADD
+		err = nil
+	}
+	s.removeNetns()
+	if err == nil {
+		err = os.RemoveAll(s.dir)
+	}
+	return err
+}
+
+func (s *space) removeNetns() {
+	_ = unix.Unmount(s.netns(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	_ = os.Remove(s.netns())
+}
+
+// recover removes what killed checks have left, and returns their number.
+func (c *check) recover(ctx context.Context) (n int, err error) {
+	dirs, err := os.ReadDir(workDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	for _, dir := range dirs {
+		if n++; !strings.HasPrefix(dir.Name(), prefix) {
+			return n, fmt.Errorf("%s is not of a check", filepath.Join(workDir, dir.Name()))
+		}
+		err = errors.Join(err, c.space(dir.Name()).remove(ctx))
+	}
+	return n, err
+}
+
+// stopWithin is the time that a plugin has to end after SIGTERM. unwind rolls back an ADD.
+const stopWithin = 15 * time.Second
+
+// runner runs plugins. Unlike libcni's own, it ends a plugin with SIGTERM first, and then its
+// children, too.
+type runner struct {
+	*invoke.DefaultExec
+	check *check
+}
+
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) (
+	[]byte, error,
+) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, bytes.NewReader(stdin), &stdout, &stderr
+	cmd.ExtraFiles, cmd.WaitDelay = []*os.File{r.check.lock}, stopWithin
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	err := cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	var said types.Error
+	switch parseErr := json.Unmarshal(stdout.Bytes(), &said); {
+	case err == nil:
+		return stdout.Bytes(), nil
+	case parseErr == nil && said.Msg != "":
+		err = &said
+	case stderr.Len() > 0:
+		err = fmt.Errorf("%w: %s", err, term.OneLine(stderr.String()))
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("%s did not end within %s: %w", filepath.Base(path), r.check.Timeout, err)
+	}
+	return nil, err
+}
