@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"time"
@@ -54,6 +55,10 @@ func checkCommand() *cobra.Command {
 					printStep(out, &o, s)
 				}
 			}
+			defer context.AfterFunc(cmd.Context(), func() {
+				fmt.Fprintln(options.Stderr,
+					"interrupted: waiting for the running plugin; interrupt again to exit immediately")
+			})()
 			outcome, err := trial.Run(cmd.Context(), options)
 			if err != nil {
 				return err
@@ -98,19 +103,19 @@ func printVerdict(out io.Writer, o *term.Output, outcome *trial.Outcome, plain b
 ) error {
 	worst := outcome.Worst()
 	verdict := "unwind works with network " + outcome.Network
-	switch {
-	case worst.Severity == doctor.Failure && plain:
-		verdict = "failed without unwind: unwind is not the cause"
-	case worst.Severity == doctor.Failure:
-		verdict = "failed"
-	case plain:
+	if plain {
 		verdict = "network " + outcome.Network + " works without unwind"
 	}
-	if worst.Name != "" {
-		verdict += fmt.Sprintf(" (%s: %s)", worst.Severity, worst.Name)
+	switch {
+	case worst.Severity == doctor.Warning:
+		verdict += ", with a warning: " + worst.Name
+	case worst.Severity == doctor.Failure && plain && len(outcome.Steps) > 2:
+		verdict = worst.Name + " failed without unwind: unwind is not the cause"
+	case worst.Severity == doctor.Failure:
+		verdict = worst.Name + " failed"
 	}
 	t := term.NewTable(term.Column{Severity: true})
-	t.Add(fmt.Sprintf("%s %s: %s in %.1f s", marks[worst.Severity], verdict,
+	t.Add(fmt.Sprintf("%s %s (%s, %.1f s)", marks[worst.Severity], verdict,
 		term.Plural(len(outcome.Steps), "step", "steps"), took.Seconds()))
 	return t.Print(out, o)
 }

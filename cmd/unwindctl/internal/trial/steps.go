@@ -58,8 +58,12 @@ func (s *space) works() {
 		}
 	}
 	if s.step("DEL", func(ctx context.Context) (string, error) {
-		err := s.del(ctx)
-		s.deletesLink = err == nil && !s.hasInterface()
+		err := s.delete(ctx)
+		if s.deletesLink = !s.hasInterface(); err == nil {
+			err = os.Remove(filepath.Join(s.dir, listOf)) // it needs no other
+		} else if a, _ := s.record(ctx, s.conf.StateDir); a != nil {
+			err = s.explained("%w; pending DELs: %s", err, pending(a))
+		}
 		return s.plugins(), err
 	}) {
 		s.step("nothing left", func(ctx context.Context) (string, error) {
@@ -191,6 +195,10 @@ func (s *space) record(ctx context.Context, stateDir string) (*inspect.Attachmen
 	return nil, err
 }
 
+func (s *space) explained(format string, args ...any) error {
+	return term.WithHint("unwindctl show "+s.id+" explains why; sweeps retry these DELs", format, args...)
+}
+
 func (s *space) isRecorded(ctx context.Context) (string, error) {
 	a, err := s.record(ctx, s.conf.StateDir)
 	if err == nil && (a == nil || a.State != journal.Live) {
@@ -200,11 +208,15 @@ func (s *space) isRecorded(ctx context.Context) (string, error) {
 	return "in the journal in " + s.conf.StateDir, err
 }
 
-func pending(a *inspect.Attachment) (plugins []string) {
-	for _, step := range a.Steps {
-		plugins = append(plugins, step.Plugin)
+// pending describes the pending DELs of a record, which may be nil.
+func pending(a *inspect.Attachment) string {
+	var all []string
+	if a != nil {
+		for _, step := range a.Steps {
+			all = append(all, step.Plugin+term.Because(step.Last))
+		}
 	}
-	return plugins
+	return strings.Join(all, "; ")
 }
 
 func (s *space) addFails(ctx context.Context) (string, error) {
@@ -217,7 +229,7 @@ func (s *space) addFails(ctx context.Context) (string, error) {
 		return "", errors.New("the ADD succeeded, although its last plugin failed")
 	}
 	a, readErr := s.record(ctx, s.stateDir())
-	if a == nil || !slices.Contains(pending(a), PluginName) { // another plugin failed
+	if !strings.Contains(pending(a), PluginName) { // another plugin failed
 		return "", errors.Join(readErr, err)
 	}
 	return text + s.plugins() + " → a plugin that fails", nil
@@ -229,7 +241,7 @@ func (s *space) isRolledBack(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case len(a.Steps) > 1:
-		return "", fmt.Errorf("DELs that should have succeeded are pending: %s", term.Join(pending(a)))
+		return "", fmt.Errorf("DELs that should have succeeded are pending: %s", pending(a))
 	case s.deletesLink && s.hasInterface():
 		return "", fmt.Errorf("%s still exists", ifName)
 	}
@@ -249,7 +261,7 @@ func (s *space) repairAndSweep(ctx context.Context) (string, error) {
 		}
 	}
 	if err == nil {
-		err = os.Remove(filepath.Join(s.dir, listOf)) // it needs no DEL
+		err = os.Remove(filepath.Join(s.dir, listOf))
 	}
 	return "once the plugin was repaired", err
 }
@@ -285,7 +297,7 @@ func (s *space) nothingLeft(ctx context.Context, stateDir string) (string, error
 	if err = cmp.Or(err, s.noAddress()); err == nil && !s.Plain {
 		var a *inspect.Attachment
 		if a, err = s.record(ctx, stateDir); err == nil && a != nil {
-			err = fmt.Errorf("the journal in %s still has a record of it", stateDir)
+			err = s.explained("the journal still has a record of it; pending DELs: %s", pending(a))
 		}
 		text += ", no record"
 	}

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -68,11 +69,14 @@ type check struct {
 	conf    *netconf.Conf     // unwind's entry; the defaults in a file without unwind
 	chain   *netconf.Chain
 
-	deletesLink bool // the chain's DEL has removed the interface
+	deletesLink bool  // the chain's DEL removes the interface
+	left        error // why something is left
 }
 
 // warning is an error that does not stop a check.
 type warning struct{ error }
+
+func (w warning) Unwrap() error { return w.error }
 
 // Run checks the network in these steps:
 //
@@ -110,8 +114,12 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		_ = c.lock.Close()
 	}()
 	c.run()
-	if ctx.Err() != nil {
-		return nil, errors.New("interrupted")
+	switch {
+	case ctx.Err() != nil && c.left != nil:
+		return nil, term.WithHint("the next check tries again", "interrupted; cannot remove all that "+
+			"check has created: %w", c.left)
+	case ctx.Err() != nil:
+		return nil, errors.New("interrupted; all that check has created is removed")
 	}
 	return &c.Outcome, nil
 }
@@ -131,11 +139,7 @@ func (c *check) run() {
 	if !c.step("configuration", c.choose) {
 		return
 	}
-	left := 0
-	err := c.always(func(ctx context.Context) (err error) {
-		left, err = c.recover(ctx)
-		return err
-	})
+	left, err := c.recover()
 	if left > 0 && err == nil {
 		c.step("clean-up", func(context.Context) (string, error) {
 			return "removed what " + term.Plural(left, "killed check", "killed checks") + " left", nil
@@ -148,9 +152,13 @@ func (c *check) run() {
 }
 
 // step takes a step, unless the check was interrupted, and reports its outcome. It returns false if
-// the next steps make no sense.
+// the next steps make no sense. An interrupt lets a plugin end by itself, since unwind sends one
+// more DEL later to a plugin that was killed.
 func (c *check) step(name string, do func(context.Context) (string, error)) bool {
-	ctx, cancel := context.WithTimeout(c.ctx, c.Timeout)
+	if c.ctx.Err() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), c.Timeout)
 	defer cancel()
 	start := time.Now()
 	text, err := do(ctx)
@@ -184,13 +192,6 @@ func (c *check) remedy() string {
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }
 
-// always does what must be done even after an interrupt.
-func (c *check) always(do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), c.Timeout)
-	defer cancel()
-	return do(ctx)
-}
-
 // in takes steps with an attachment of a list, and removes the attachment. It returns false after
 // a failure.
 func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
@@ -203,11 +204,12 @@ func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take fu
 	}) {
 		take(s)
 	}
-	c.cleanUpFailed(c.always(s.remove))
+	c.cleanUpFailed(s.remove())
 	return c.Worst().Severity < doctor.Failure
 }
 
 func (c *check) cleanUpFailed(err error) {
+	c.left = errors.Join(c.left, err)
 	if err != nil {
 		c.step("clean-up", func(context.Context) (string, error) {
 			return "", warning{term.WithHint("the next check tries again", "%w", err)}
@@ -236,9 +238,12 @@ func (c *check) choose(context.Context) (string, error) {
 			networks = append(networks, file.Name)
 		}
 	}
-	if c.file == nil {
-		return "", term.WithHint("install the network's provider, or set --conf-dir or --network",
-			"no conflist of the network in %s (networks there: %s)", c.ConfDir, term.Join(networks))
+	if c.file == nil && networks != nil {
+		return "", term.WithHint("the networks there: "+term.Join(slices.Compact(networks)),
+			"no conflist of network %s in %s", c.Options.Network, c.ConfDir)
+	} else if c.file == nil {
+		return "", term.WithHint("install the network's provider, or set --conf-dir",
+			"no conflist in %s", c.ConfDir)
 	}
 	c.Outcome.Network = c.file.Name
 	if c.file.Unwind == nil && !c.Plain {

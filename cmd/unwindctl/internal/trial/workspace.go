@@ -2,6 +2,7 @@ package trial
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -24,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 )
 
 // workDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
@@ -97,12 +100,12 @@ func (s *space) netns() string { return filepath.Join(netnses, s.id) }
 
 // make creates the directory, with the list, and the network namespace.
 func (s *space) make() error {
-	err := os.MkdirAll(s.bin(""), 0o700)
+	err := os.MkdirAll(s.dir, 0o700)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(s.dir, listOf), s.list.Bytes, 0o600)
 	}
 	if err != nil {
-		return err
+		return term.WithHint("correct this first: libcni, too, writes each ADD to that disk", "%w", err)
 	}
 	made := make(chan error)
 	go func() {
@@ -114,48 +117,42 @@ func (s *space) make() error {
 	return <-made
 }
 
-// linkPlugin makes this program the failing plugin, also if its own path is in a container.
+// linkPlugin makes this program the failing plugin, also if its own path is in a container. A
+// killed check may have left a link.
 func (s *space) linkPlugin() error {
-	_ = os.Remove(s.bin(PluginName)) // of a check that was killed
-	return os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), s.bin(PluginName))
+	err := os.MkdirAll(s.bin(""), 0o700)
+	_ = os.Remove(s.bin(PluginName))
+	return cmp.Or(err, os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), s.bin(PluginName)))
 }
 
 // verb runs a verb as a runtime does.
 func (s *space) verb(do func(*libcni.CNIConfig, *libcni.RuntimeConf) error) error {
-	path := append([]string{s.bin("")}, s.runtime.BinDirs...)
-	exec := &runner{&invoke.DefaultExec{RawExec: &invoke.RawExec{}}, s.check}
+	path := s.runtime.BinDirs
+	if durable.Exists(s.bin("")) { // the chain has a failing plugin
+		path = append([]string{s.bin("")}, path...)
+	}
+	exec := &runner{&invoke.DefaultExec{RawExec: &invoke.RawExec{}}, s}
 	return do(libcni.NewCNIConfigWithCacheDir(path, s.dir, exec), &libcni.RuntimeConf{
 		ContainerID: s.id, NetNS: s.netns(), IfName: ifName, Args: [][2]string{{"IgnoreUnknown", "1"}}})
 }
 
-// del sends the runtime's DEL. Once it has succeeded, remove sends no other.
-func (s *space) del(ctx context.Context) error {
-	err := s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) error {
+func (s *space) delete(ctx context.Context) error {
+	return s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) error {
 		return cni.DelNetworkList(ctx, s.list, conf)
 	})
-	if err == nil {
-		err = os.Remove(filepath.Join(s.dir, listOf))
-	}
-	return err
 }
 
-// remove removes all of an attachment, also of a check that was killed. If its DEL fails, its list
-// stays for the next check.
-func (s *space) remove(ctx context.Context) error {
+// remove removes all of an attachment, also of a check that was killed. If a plugin's DEL fails, the
+// list stays for the next check.
+func (s *space) remove() error {
 	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
 	if err == nil {
 		s.list, err = libcni.NetworkConfFromBytes(data)
 	}
-	if err == nil {
-		_ = os.Remove(s.bin(failing))
-		if err = s.linkPlugin(); err == nil {
-			err = s.del(ctx)
-		}
-		if err != nil {
-			err = fmt.Errorf("container %s: %w", s.id, err)
-		}
-	} else { // it was deleted, or the check was killed before the ADD
+	if err != nil { // it was deleted, or the check was killed before the ADD
 		err = nil
+	} else if err = s.deleteAll(); err != nil {
+		err = fmt.Errorf("container %s: %w", s.id, err)
 	}
 	s.removeNetns()
 	if err == nil {
@@ -164,13 +161,36 @@ func (s *space) remove(ctx context.Context) error {
 	return err
 }
 
+// deleteAll sends a DEL to every plugin of the list. Unlike libcni, it doesn't stop at one that
+// fails. It ignores an interrupt.
+func (s *space) deleteAll() (first error) {
+	if durable.Exists(s.bin("")) {
+		_ = os.Remove(s.bin(failing))
+		first = s.linkPlugin()
+	}
+	whole := s.list.Plugins
+	for n := len(whole); n > 0; n-- {
+		s.list.Plugins = whole[:n]
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.Timeout)
+		err := s.delete(ctx)
+		cancel()
+		if first = cmp.Or(first, err); err == nil {
+			break
+		}
+	}
+	if first == nil {
+		first = os.Remove(filepath.Join(s.dir, listOf))
+	}
+	return first
+}
+
 func (s *space) removeNetns() {
 	_ = unix.Unmount(s.netns(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	_ = os.Remove(s.netns())
 }
 
 // recover removes what killed checks have left, and returns their number.
-func (c *check) recover(ctx context.Context) (n int, err error) {
+func (c *check) recover() (n int, err error) {
 	dirs, err := os.ReadDir(workDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -179,7 +199,7 @@ func (c *check) recover(ctx context.Context) (n int, err error) {
 		if n++; !strings.HasPrefix(dir.Name(), prefix) {
 			return n, fmt.Errorf("%s is not of a check", filepath.Join(workDir, dir.Name()))
 		}
-		err = errors.Join(err, c.space(dir.Name()).remove(ctx))
+		err = errors.Join(err, c.space(dir.Name()).remove())
 	}
 	return n, err
 }
@@ -187,20 +207,44 @@ func (c *check) recover(ctx context.Context) (n int, err error) {
 // stopWithin is the time that a plugin has to end after SIGTERM. unwind rolls back an ADD.
 const stopWithin = 15 * time.Second
 
+// keepResult writes the result that a plugin's ADD gets into the cache. libcni writes only that of
+// the last plugin, so that without unwind, the DELs after a failed ADD would leave rules.
+func (s *space) keepResult(config []byte) error {
+	var conf struct {
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	if json.Unmarshal(config, &conf) != nil || conf.PrevResult == nil {
+		return nil
+	}
+	path := filepath.Join(s.dir, "results", fmt.Sprintf("%s-%s-%s", s.list.Name, s.id, ifName))
+	cached, err := json.Marshal(map[string]any{"kind": libcni.CNICacheV1, "containerId": s.id,
+		"ifName": ifName, "networkName": s.list.Name, "result": conf.PrevResult})
+	if err == nil {
+		err = cmp.Or(os.MkdirAll(filepath.Dir(path), 0o700),
+			durable.Replace(path, bytes.NewReader(cached), 0o600))
+	}
+	return err
+}
+
 // runner runs plugins. Unlike libcni's own, it ends a plugin with SIGTERM first, and then its
 // children, too.
 type runner struct {
 	*invoke.DefaultExec
-	check *check
+	space *space
 }
 
 func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) (
 	[]byte, error,
 ) {
+	if slices.Contains(env, "CNI_COMMAND=ADD") {
+		if err := r.space.keepResult(stdin); err != nil {
+			return nil, err
+		}
+	}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, bytes.NewReader(stdin), &stdout, &stderr
-	cmd.ExtraFiles, cmd.WaitDelay = []*os.File{r.check.lock}, stopWithin
+	cmd.ExtraFiles, cmd.WaitDelay = []*os.File{r.space.lock}, stopWithin
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	err := cmd.Run()
@@ -217,7 +261,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 		err = fmt.Errorf("%w: %s", err, term.OneLine(stderr.String()))
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		err = fmt.Errorf("%s did not end within %s: %w", filepath.Base(path), r.check.Timeout, err)
+		err = fmt.Errorf("%s did not end within %s: %w", filepath.Base(path), r.space.Timeout, err)
 	}
 	return nil, err
 }
