@@ -12,6 +12,7 @@
 //	install  plans and carries out an install
 //	doctor   reports problems of a node
 //	trial    checks a network with an attachment of its own
+//	bundle   collects files for a bug report
 //	metrics  prints metrics for Prometheus
 //	agent    unwindctl run
 package main
@@ -106,7 +107,7 @@ func rootCommand() *cobra.Command {
 		commands  []*cobra.Command
 	}{
 		{"look", "Inspect:", []*cobra.Command{doctorCommand(), checkCommand(), listCommand(),
-			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), reportCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),
