@@ -10,6 +10,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/doctor"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/trial"
 )
 
@@ -59,29 +60,28 @@ func checkCommand() *cobra.Command {
 				fmt.Fprintln(options.Stderr,
 					"interrupted: waiting for the running plugin; interrupt again to exit immediately")
 			})()
-			outcome, err := trial.Run(cmd.Context(), options)
+			steps, err := trial.Run(cmd.Context(), options)
 			if err != nil {
 				return err
 			}
 			if o.IsObject() {
-				err = o.PrintObject(out, "steps", outcome.Steps, "network", outcome.Network, "plain",
-					options.Plain)
+				err = o.PrintObject(out, "steps", steps, "plain", options.Plain)
 			} else {
-				err = printVerdict(out, &o, outcome, options.Plain, time.Since(start))
+				err = printVerdict(out, &o, steps, options.Plain, time.Since(start))
 			}
-			if worst := outcome.Worst().Severity; err == nil && worst > doctor.OK {
+			if worst := trial.Worst(steps).Severity; err == nil && worst > doctor.OK {
 				err = term.Coded{Code: 2 + int(worst)}
 			}
 			return err
 		},
 	}
 	addPlaceFlags(cmd, &options.Target)
-	cmd.Flags().StringVar(&options.Network, "network", "",
+	addNetworkFlag(cmd, &node.Directories{}, &options.Network,
 		"check this `NETWORK` (default: the one that the runtime uses)")
 	cmd.Flags().BoolVar(&options.Plain, "plain", false, "run the provider's chain without unwind")
 	cmd.Flags().DurationVar(&options.Timeout, "timeout", time.Minute,
 		"stop the plugin of a step that takes longer than `DURATION`")
-	o.AddFlags(cmd, cmd.Flags(), "steps, network, plain", term.Plain, term.JSON)
+	o.AddFlags(cmd, cmd.Flags(), "steps, plain", term.Plain, term.JSON)
 	return cmd
 }
 
@@ -98,24 +98,23 @@ func printStep(out io.Writer, o *term.Output, s trial.Step) {
 	_ = t.Print(out, o) // the verdict's error counts
 }
 
-func printVerdict(out io.Writer, o *term.Output, outcome *trial.Outcome, plain bool,
+func printVerdict(out io.Writer, o *term.Output, steps []trial.Step, plain bool,
 	took time.Duration,
 ) error {
-	worst := outcome.Worst()
-	verdict := "unwind works with network " + outcome.Network
+	worst, verdict := trial.Worst(steps), "the network works through unwind"
 	if plain {
-		verdict = "network " + outcome.Network + " works without unwind"
+		verdict = "the network works without unwind"
 	}
 	switch {
 	case worst.Severity == doctor.Warning:
 		verdict += ", with a warning: " + worst.Name
-	case worst.Severity == doctor.Failure && plain && len(outcome.Steps) > 2:
+	case worst.Severity == doctor.Failure && plain && len(steps) > 2:
 		verdict = worst.Name + " failed without unwind: unwind is not the cause"
 	case worst.Severity == doctor.Failure:
 		verdict = worst.Name + " failed"
 	}
 	t := term.NewTable(term.Column{Severity: true})
 	t.Add(fmt.Sprintf("%s %s (%s, %.1f s)", marks[worst.Severity], verdict,
-		term.Plural(len(outcome.Steps), "step", "steps"), took.Seconds()))
+		term.Plural(len(steps), "step", "steps"), took.Seconds()))
 	return t.Print(out, o)
 }

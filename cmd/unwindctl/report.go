@@ -38,7 +38,7 @@ func reportCommand() *cobra.Command {
 			"  the output of doctor, list, ipam and history\n" +
 			"  the conflists, and the attachments of their networks in libcni's cache\n" +
 			"  the lines of iptables and nftables with chains of CNI plugins\n" +
-			"In conflists and in the cache, " + bundle.Redacted + " replaces certificates and the values of keys\n" +
+			bundle.Redacted + " replaces certificates, and the values of keys of conflists and the cache\n" +
 			"that contain token, passw, secret, key, kubeconfig, cert, credential, private or auth,\n" +
 			"but not the paths of such files. The report contains names of pods, and addresses.\n\n" +
 			"If a part cannot be read, report writes the others, and exits 1. report is read-only.",
@@ -75,7 +75,8 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	name := "unwind-report" + host + now.UTC().Format("-20060102-150405")
 	r.networks(ctx)
 	r.versions(ctx)
-	for _, command := range []string{"doctor --verbose", "list -o wide", "ipam -o wide", "history -o wide"} {
+	for _, command := range []string{"doctor --verbose", "list -o wide", "ipam -o wide",
+		"history -o wide"} {
 		args := strings.Fields(command)
 		r.add(args[0]+".txt", func() ([]byte, error) { return r.output(ctx, args...) })
 		r.add(args[0]+".json", func() ([]byte, error) { return r.output(ctx, args[0], "-o", "json") })
@@ -90,9 +91,10 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	if r.err != nil {
 		r.bundle.Add("errors.txt", []byte(r.err.Error()+"\n"))
 	}
-	list, err := cmd.OutOrStdout(), error(nil)
+	list := cmd.OutOrStdout()
 	var archive bytes.Buffer
-	if err := r.bundle.Write(&archive, name, now); err != nil {
+	err := r.bundle.Write(&archive, name, now)
+	if err != nil {
 		return err
 	}
 	if r.file = cmp.Or(r.file, name+".tar.gz"); r.file == "-" {

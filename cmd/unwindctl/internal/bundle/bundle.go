@@ -32,7 +32,8 @@ type File struct {
 const Redacted = "REDACTED"
 
 var (
-	secretKey  = regexp.MustCompile(`(?i)token|passw|secret|key|kubeconfig|cert|credential|private|auth`)
+	secretKey = regexp.MustCompile(
+		`(?i)token|passw|secret|key|kubeconfig|cert|credential|private|auth`)
 	fileKey    = regexp.MustCompile(`(?i)(file|path|dir|kubeconfig)$`)
 	secretText = regexp.MustCompile(`-----BEGIN [\s\S]*?(-----END [^-]*-----|$)|` + // PEM
 		`\beyJ[\w-]+\.[\w-]+\.[\w-]*|` + // a JSON web token
@@ -48,7 +49,7 @@ func (b *Bundle) Add(name string, data []byte) {
 	b.Files = append(b.Files, File{strings.TrimPrefix(path.Clean(name), "/"), data})
 }
 
-// AddJSON adds a JSON file without the values of secret keys. It leaves out a file that is not JSON.
+// AddJSON adds a JSON file without the values of secret keys. It leaves out any other file.
 func (b *Bundle) AddJSON(name string, data []byte) error {
 	var value any
 	d := json.NewDecoder(bytes.NewReader(data))

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/containernetworking/plugins/pkg/ip"
@@ -32,33 +30,24 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// added is what an ADD has created.
-type added struct {
-	*types100.Result
-	links []journal.HostLink
-}
-
 // works takes the steps of an attachment that works.
 func (s *space) works() {
 	if s.step("ADD", s.add) {
 		s.step("interface", s.hasResult)
-		if s.added.gateways() != nil {
-			s.step("gateway", s.ping)
-		}
+		s.step("gateway", s.ping)
 		if !s.Plain {
 			s.step("record", s.isRecorded)
 		}
 		checks, _ := version.GreaterThanOrEqualTo(s.list.CNIVersion, "0.4.0")
 		if checks && !s.list.DisableCheck {
 			s.step("CHECK", func(ctx context.Context) (string, error) {
-				return s.plugins(), s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) error {
-					return cni.CheckNetworkList(ctx, s.list, conf)
-				})
+				_, err := s.verb(ctx, "CHECK")
+				return s.plugins(), err
 			})
 		}
 	}
 	if s.step("DEL", func(ctx context.Context) (string, error) {
-		err := s.delete(ctx)
+		_, err := s.verb(ctx, "DEL")
 		if s.deletesLink = !s.hasInterface(); err == nil {
 			err = os.Remove(filepath.Join(s.dir, listOf)) // it needs no other
 		} else if a, _ := s.record(ctx, s.conf.StateDir); a != nil {
@@ -83,18 +72,14 @@ func (s *space) isUndone() {
 }
 
 func (s *space) add(ctx context.Context) (string, error) {
-	var result types.Result
-	err := s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) (err error) {
-		result, err = cni.AddNetworkList(ctx, s.list, conf)
-		return err
-	})
+	result, err := s.verb(ctx, "ADD")
 	if err != nil {
 		return "", err
 	}
 	raw, _ := json.Marshal(result)
 	parsed, _ := netconf.ParseResult(raw)
-	s.added.links = facts.HostLinks(parsed)
-	s.added.Result, err = types100.NewResultFromResult(result)
+	s.links = facts.HostLinks(parsed)
+	s.result, err = types100.NewResultFromResult(result)
 	return s.plugins(), err
 }
 
@@ -104,15 +89,6 @@ func (s *space) plugins() string {
 		names = append(names, d.Type)
 	}
 	return strings.Join(names, " → ")
-}
-
-func (a added) gateways() (all []net.IP) {
-	for _, ip := range a.IPs {
-		if ip.Gateway != nil {
-			all = append(all, ip.Gateway)
-		}
-	}
-	return all
 }
 
 // inside calls a function in the attachment's network namespace, with its interface.
@@ -138,7 +114,7 @@ func (s *space) hasResult(context.Context) (text string, err error) {
 		}
 		text = ifName + " is up"
 		has, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-		for _, ip := range s.added.IPs {
+		for _, ip := range s.result.IPs {
 			if err == nil && !slices.ContainsFunc(has, func(a netlink.Addr) bool {
 				return a.IP.Equal(ip.Address.IP)
 			}) {
@@ -146,10 +122,10 @@ func (s *space) hasResult(context.Context) (text string, err error) {
 			}
 			text += ", " + ip.Address.String()
 		}
-		for _, route := range s.added.Routes {
+		for _, route := range s.result.Routes {
 			text += ", route to " + route.Dst.String()
 		}
-		return cmp.Or(err, ip.ValidateExpectedRoute(s.added.Routes))
+		return cmp.Or(err, ip.ValidateExpectedRoute(s.result.Routes))
 	})
 }
 
@@ -159,7 +135,11 @@ const pingWithin = 5 * time.Second
 // ping checks that the gateways reply. Some never do, so this is only a warning.
 func (s *space) ping(ctx context.Context) (string, error) {
 	var replied []string
-	for _, gateway := range s.added.gateways() {
+	for _, ip := range s.result.IPs {
+		gateway := ip.Gateway
+		if gateway == nil {
+			continue
+		}
 		p := probing.New("")
 		err := s.inside(func(link netlink.Link) error {
 			to := &net.IPAddr{IP: gateway}
@@ -181,6 +161,9 @@ func (s *space) ping(ctx context.Context) (string, error) {
 		}
 		replied = append(replied, gateway.String())
 	}
+	if replied == nil {
+		return "the result names none", nil
+	}
 	return term.Join(replied) + " replies to ping", nil
 }
 
@@ -196,7 +179,8 @@ func (s *space) record(ctx context.Context, stateDir string) (*inspect.Attachmen
 }
 
 func (s *space) explained(format string, args ...any) error {
-	return term.WithHint("unwindctl show "+s.id+" explains why; sweeps retry these DELs", format, args...)
+	hint := "unwindctl show " + s.id + " explains why; sweeps retry these DELs"
+	return term.WithHint(hint, format, args...)
 }
 
 func (s *space) isRecorded(ctx context.Context) (string, error) {
@@ -285,13 +269,13 @@ const goneWithin = 3 * time.Second
 // nothingLeft removes the network namespace, and checks that nothing of the attachment is left.
 func (s *space) nothingLeft(ctx context.Context, stateDir string) (string, error) {
 	s.removeNetns()
-	there, err := facts.LinkThere(s.added.links)
+	there, err := facts.LinkThere(s.links)
 	for end := time.Now().Add(goneWithin); there && time.Now().Before(end); {
 		time.Sleep(20 * time.Millisecond)
-		there, err = facts.LinkThere(s.added.links)
+		there, err = facts.LinkThere(s.links)
 	}
 	if there {
-		err = fmt.Errorf("the interface %s is still on the host", s.added.links[0].Name)
+		err = fmt.Errorf("the interface %s is still on the host", s.links[0].Name)
 	}
 	text := "no address, no interface"
 	if err = cmp.Or(err, s.noAddress()); err == nil && !s.Plain {

@@ -43,15 +43,9 @@ type Step struct {
 	Millis   int64           `json:"milliseconds"`
 }
 
-// Outcome is the outcome of a check.
-type Outcome struct {
-	Network string
-	Steps   []Step
-}
-
 // Worst returns the step with the highest severity, the first of several.
-func (o *Outcome) Worst() (worst Step) {
-	for _, s := range o.Steps {
+func Worst(steps []Step) (worst Step) {
+	for _, s := range steps {
 		if s.Severity > worst.Severity {
 			worst = s
 		}
@@ -61,7 +55,7 @@ func (o *Outcome) Worst() (worst Step) {
 
 type check struct {
 	Options
-	Outcome
+	steps   []Step
 	ctx     context.Context
 	lock    *os.File
 	runtime node.Runtime
@@ -87,7 +81,7 @@ func (w warning) Unwrap() error { return w.error }
 //
 // A check that is interrupted deletes its attachment. A check that is killed leaves it to the next
 // one; its records, files and network namespaces have names that begin with unwind-check-.
-func Run(ctx context.Context, o Options) (*Outcome, error) {
+func Run(ctx context.Context, o Options) ([]Step, error) {
 	c := &check{Options: o, ctx: ctx}
 	switch {
 	case os.Geteuid() != 0:
@@ -101,6 +95,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 		return nil, err
 	}
 	c.runtime, c.ConfDir = r, cmp.Or(r.ConfDir, node.DefaultConfDir)
+	c.Network = cmp.Or(c.Network, r.DefaultNetwork)
 	if len(c.runtime.BinDirs) == 0 {
 		c.runtime.BinDirs = []string{node.DefaultBinDir}
 	}
@@ -121,7 +116,7 @@ func Run(ctx context.Context, o Options) (*Outcome, error) {
 	case ctx.Err() != nil:
 		return nil, errors.New("interrupted; all that check has created is removed")
 	}
-	return &c.Outcome, nil
+	return c.steps, nil
 }
 
 func elsewhere() bool {
@@ -174,7 +169,7 @@ func (c *check) step(name string, do func(context.Context) (string, error)) bool
 			s.Remedy = c.remedy()
 		}
 	}
-	c.Steps = append(c.Steps, s)
+	c.steps = append(c.steps, s)
 	c.Report(s)
 	return s.Severity < doctor.Failure
 }
@@ -205,7 +200,7 @@ func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take fu
 		take(s)
 	}
 	c.cleanUpFailed(s.remove())
-	return c.Worst().Severity < doctor.Failure
+	return Worst(c.steps).Severity < doctor.Failure
 }
 
 func (c *check) cleanUpFailed(err error) {
@@ -221,35 +216,32 @@ func (c *check) cleanUpFailed(err error) {
 // the first one of the network.
 func (c *check) choose(context.Context) (string, error) {
 	paths, err := netconf.Conflists(c.ConfDir)
-	if err != nil {
-		return "", err
-	}
 	var networks []string
 	for _, path := range paths {
-		file, err := netconf.ReadConflist(path)
-		if c.Options.Network == "" && err != nil {
+		file, readErr := netconf.ReadConflist(path)
+		switch {
+		case readErr != nil && c.Network == "":
 			return "", term.WithHint("correct it: the runtime uses the first file in the directory",
-				"%s: %w", path, err)
-		}
-		if file != nil && (c.Options.Network == "" || c.Options.Network == file.Name) {
+				"%s: %w", path, readErr)
+		case file != nil && c.file == nil && (c.Network == "" || c.Network == file.Name):
 			c.file = file
-			break
-		} else if file != nil {
+		case file != nil:
 			networks = append(networks, file.Name)
 		}
 	}
-	if c.file == nil && networks != nil {
-		return "", term.WithHint("the networks there: "+term.Join(slices.Compact(networks)),
-			"no conflist of network %s in %s", c.Options.Network, c.ConfDir)
-	} else if c.file == nil {
+	switch {
+	case err != nil:
+		return "", err
+	case c.file == nil && networks == nil:
 		return "", term.WithHint("install the network's provider, or set --conf-dir",
 			"no conflist in %s", c.ConfDir)
-	}
-	c.Outcome.Network = c.file.Name
-	if c.file.Unwind == nil && !c.Plain {
-		err := install.Setup{ConfDir: c.ConfDir, File: c.OwnFile(c.runtime)}.Obstacle("")
-		if err != nil {
-			return "", err
+	case c.file == nil:
+		return "", term.WithHint("the networks there: "+term.Join(slices.Compact(networks)),
+			"no conflist of network %s in %s", c.Network, c.ConfDir)
+	case c.file.Unwind == nil && !c.Plain:
+		own := install.Setup{ConfDir: c.ConfDir, File: c.OwnFile(c.runtime)}
+		if obstacle := own.Obstacle(""); obstacle != nil {
+			return "", obstacle
 		}
 		return "", term.WithHint("run unwindctl install; unwindctl check --plain checks the network "+
 			"without unwind", "%s does not run unwind", c.file.Path)

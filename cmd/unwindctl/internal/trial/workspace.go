@@ -7,13 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,17 +19,19 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal"
 )
 
 // workDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
-// so that a full disk is noticed, and the next check finds what one left that was killed, even after
-// a reboot. The cache itself contains no such attachment: other commands would take it for a pod's.
+// so that a full disk is noticed, and what a killed check left is known even after a reboot. The
+// runtime's cache contains no such attachment: other commands would take it for a pod's.
 const workDir = "/var/lib/cni/unwind-check"
 
 const (
@@ -85,7 +85,8 @@ type space struct {
 	*check
 	id, dir string
 	list    *libcni.NetworkConfigList
-	added   added
+	result  *types100.Result   // of the ADD
+	links   []journal.HostLink // that the ADD has created
 }
 
 func (c *check) space(id string) *space {
@@ -126,39 +127,40 @@ func (s *space) linkPlugin() error {
 }
 
 // verb runs a verb as a runtime does.
-func (s *space) verb(do func(*libcni.CNIConfig, *libcni.RuntimeConf) error) error {
+func (s *space) verb(ctx context.Context, verb string) (types.Result, error) {
 	path := s.runtime.BinDirs
 	if durable.Exists(s.bin("")) { // the chain has a failing plugin
 		path = append([]string{s.bin("")}, path...)
 	}
-	exec := &runner{&invoke.DefaultExec{RawExec: &invoke.RawExec{}}, s}
-	return do(libcni.NewCNIConfigWithCacheDir(path, s.dir, exec), &libcni.RuntimeConf{
-		ContainerID: s.id, NetNS: s.netns(), IfName: ifName, Args: [][2]string{{"IgnoreUnknown", "1"}}})
+	cni := libcni.NewCNIConfigWithCacheDir(path, s.dir, &runner{invoke.DefaultExec{}, s})
+	conf := &libcni.RuntimeConf{ContainerID: s.id, NetNS: s.netns(), IfName: ifName,
+		Args: [][2]string{{"IgnoreUnknown", "1"}}}
+	switch verb {
+	case "ADD":
+		return cni.AddNetworkList(ctx, s.list, conf)
+	case "CHECK":
+		return nil, cni.CheckNetworkList(ctx, s.list, conf)
+	}
+	return nil, cni.DelNetworkList(ctx, s.list, conf)
 }
 
-func (s *space) delete(ctx context.Context) error {
-	return s.verb(func(cni *libcni.CNIConfig, conf *libcni.RuntimeConf) error {
-		return cni.DelNetworkList(ctx, s.list, conf)
-	})
-}
-
-// remove removes all of an attachment, also of a check that was killed. If a plugin's DEL fails, the
-// list stays for the next check.
+// remove removes all of an attachment, also of a check that was killed. If a DEL fails, the list
+// stays for the next check.
 func (s *space) remove() error {
 	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
 	if err == nil {
 		s.list, err = libcni.NetworkConfFromBytes(data)
 	}
-	if err != nil { // it was deleted, or the check was killed before the ADD
-		err = nil
-	} else if err = s.deleteAll(); err != nil {
-		err = fmt.Errorf("container %s: %w", s.id, err)
+	deleted := err != nil // or the check was killed before the ADD
+	if !deleted {
+		err = s.deleteAll()
+		deleted = err == nil
 	}
 	s.removeNetns()
-	if err == nil {
-		err = os.RemoveAll(s.dir)
+	if !deleted {
+		return fmt.Errorf("container %s: %w", s.id, err)
 	}
-	return err
+	return os.RemoveAll(s.dir)
 }
 
 // deleteAll sends a DEL to every plugin of the list. Unlike libcni, it doesn't stop at one that
@@ -172,7 +174,7 @@ func (s *space) deleteAll() (first error) {
 	for n := len(whole); n > 0; n-- {
 		s.list.Plugins = whole[:n]
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.Timeout)
-		err := s.delete(ctx)
+		_, err := s.verb(ctx, "DEL")
 		cancel()
 		if first = cmp.Or(first, err); err == nil {
 			break
@@ -190,18 +192,12 @@ func (s *space) removeNetns() {
 }
 
 // recover removes what killed checks have left, and returns their number.
-func (c *check) recover() (n int, err error) {
-	dirs, err := os.ReadDir(workDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
+func (c *check) recover() (int, error) {
+	dirs, err := filepath.Glob(filepath.Join(workDir, prefix+"*"))
 	for _, dir := range dirs {
-		if n++; !strings.HasPrefix(dir.Name(), prefix) {
-			return n, fmt.Errorf("%s is not of a check", filepath.Join(workDir, dir.Name()))
-		}
-		err = errors.Join(err, c.space(dir.Name()).remove())
+		err = errors.Join(err, c.space(filepath.Base(dir)).remove())
 	}
-	return n, err
+	return len(dirs), err
 }
 
 // stopWithin is the time that a plugin has to end after SIGTERM. unwind rolls back an ADD.
@@ -213,8 +209,9 @@ func (s *space) keepResult(config []byte) error {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
-	if json.Unmarshal(config, &conf) != nil || conf.PrevResult == nil {
-		return nil
+	err := json.Unmarshal(config, &conf)
+	if err != nil || conf.PrevResult == nil {
+		return err
 	}
 	path := filepath.Join(s.dir, "results", fmt.Sprintf("%s-%s-%s", s.list.Name, s.id, ifName))
 	cached, err := json.Marshal(map[string]any{"kind": libcni.CNICacheV1, "containerId": s.id,
@@ -229,7 +226,7 @@ func (s *space) keepResult(config []byte) error {
 // runner runs plugins. Unlike libcni's own, it ends a plugin with SIGTERM first, and then its
 // children, too.
 type runner struct {
-	*invoke.DefaultExec
+	invoke.DefaultExec
 	space *space
 }
 
