@@ -224,6 +224,40 @@ func TestCheckFails(t *testing.T) {
 			repaired: func(n *checkedNode) { n.plan(nil); n.must(n.unwindctl(n.checkArgs()...)) },
 		},
 		{
+			name: "a plugin whose DEL does nothing, plain", args: []string{"--plain"},
+			broken: func(n *checkedNode) {
+				n.script("host-local", `[ $CNI_COMMAND = DEL ] || exec `+filepath.Join(n.tools, "cni", "host-local"))
+			},
+			want: `(?s)✓  DEL .*✗  nothing left .* 10\.78\.0\.3, fd00:78::3 is still reserved in \S+/ipam/podnet\n`, code: 4,
+			repaired: func(n *checkedNode) {
+				check(n, os.Remove(filepath.Join(n.pool, "10.78.0.3")))
+				check(n, os.Remove(filepath.Join(n.pool, "fd00:78::3")))
+			},
+		},
+		{
+			name: "an unwind that does not notice a failure",
+			broken: func(n *checkedNode) {
+				n.script("unwind", `in=$(cat); case $CNI_COMMAND$in in ADD*unwind-check-fail*) echo '{"cniVersion": "1.1.0"}'; exit ;; esac
+					echo "$in" | `+filepath.Join(n.bin, "unwind"))
+			},
+			want: `(?s)✓  nothing left .*✗  failing ADD .*the ADD succeeded, although its last plugin failed\n.*✗ failing ADD failed`, code: 4,
+		},
+		{
+			name: "an unwind that does not roll back",
+			broken: func(n *checkedNode) {
+				n.script("unwind", `in=$(cat); case $CNI_COMMAND$in in ADD*unwind-check-fail*) echo '{"p": {"DEL": "fail"}}' >`+n.dir+
+					`/plan.json; esac; echo "$in" | `+filepath.Join(n.bin, "unwind"))
+			},
+			want: `(?s)✓  failing ADD .*✗  rolled back .*DELs that should have succeeded are pending: faulty: faulty: p DEL refused; ` +
+				`unwind-check-fail: .*→ correct the plugins`, code: 4,
+			repaired: func(n *checkedNode) {
+				n.plan(nil)
+				check(n, os.Remove(n.plugin("unwind")))
+				check(n, os.Symlink(filepath.Join(n.bin, "unwind"), n.plugin("unwind")))
+				n.must(n.unwindctl(n.checkArgs()...))
+			},
+		},
+		{
 			name: "a gateway that does not reply",
 			broken: func(n *checkedNode) {
 				n.must(home.command(n.machine, "sysctl", "-w", "net.ipv4.icmp_echo_ignore_all=1"))
@@ -264,6 +298,12 @@ func TestCheckFails(t *testing.T) {
 			n.nothingLeft()
 		})
 	}
+}
+
+// script replaces a plugin by a shell script.
+func (n *checkedNode) script(plugin, script string) {
+	check(n, os.Remove(n.plugin(plugin)))
+	check(n, os.WriteFile(n.plugin(plugin), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 }
 
 // fill puts a full file system over a directory.

@@ -210,7 +210,8 @@ func (s *space) addFails(ctx context.Context) (string, error) {
 	}
 	text, err := s.add(ctx)
 	if err == nil {
-		return "", errors.New("the ADD succeeded, although its last plugin failed")
+		return "", term.WithHint("this is a bug in unwind: please report it, with the file that "+
+			"unwindctl report writes", "the ADD succeeded, although its last plugin failed")
 	}
 	a, readErr := s.record(ctx, s.stateDir())
 	if !strings.Contains(pending(a), PluginName) { // another plugin failed
@@ -225,7 +226,8 @@ func (s *space) isRolledBack(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case len(a.Steps) > 1:
-		return "", fmt.Errorf("DELs that should have succeeded are pending: %s", pending(a))
+		return "", term.WithHint("correct the plugins that fail their DEL",
+			"DELs that should have succeeded are pending: %s", pending(a))
 	case s.deletesLink && s.hasInterface():
 		return "", fmt.Errorf("%s still exists", ifName)
 	}
