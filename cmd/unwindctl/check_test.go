@@ -374,6 +374,35 @@ func TestCheckKilled(t *testing.T) {
 	}
 }
 
+// TestCheckKilledInVerb: the next check waits for the plugin of one that was killed, and then removes
+// what that one left, with the rules that an unfinished ADD has made.
+func TestCheckKilledInVerb(t *testing.T) {
+	n := newCheckedNode(t, "10.78.0.9")
+	for _, verb := range []string{"ADD", "DEL"} {
+		for _, args := range [][]string{nil, {"--plain"}} {
+			t.Run(fmt.Sprint(verb, args), func(t *testing.T) {
+				n.plan(map[string]string{verb: "hold"})
+				r := n.start(n.unwindctl(n.checkArgs(args...)...))
+				held := filepath.Join(n.dir, "held", verb+".unwind-check-*.p")
+				eventually(t, verb+" runs", func() bool { return len(glob(t, held)) > 0 })
+				check(t, r.cmd.Process.Kill())
+				r.wait(sandbox.Patience)
+				n.plan(nil)
+				next := n.start(n.unwindctl(n.checkArgs()...))
+				if code := next.wait(300 * time.Millisecond); code != -2 {
+					t.Errorf("it did not wait: %d", code)
+				}
+				check(t, os.Remove(glob(t, held)[0]))
+				if code := next.wait(sandbox.Patience); code != 0 {
+					t.Errorf("exit code %d\n%s", code, next.log())
+				}
+				n.settle()
+				n.nothingLeft()
+			})
+		}
+	}
+}
+
 // TestCheckTwice: of two checks at the same time, one waits for the other.
 func TestCheckTwice(t *testing.T) {
 	n := newCheckedNode(t, "10.78.0.3") // one address is free
