@@ -21,17 +21,17 @@ func checkCommand() *cobra.Command {
 		Use:        "check",
 		SuggestFor: []string{"test", "verify"},
 		Short:      "Check that the network of this node works, with an attachment of its own",
-		Long: "Check that the network of this node works. check runs the plugins of the conflist that\n" +
-			"the runtime uses, in a new network namespace and for a container that does not exist:\n" +
-			"  ADD, the interface with its address and routes, ping of the gateway, the record in\n" +
-			"  the journal, CHECK, DEL, and whether anything is left\n" +
-			"Then it checks that unwind rolls back. It adds a plugin that fails ADD and DEL to the\n" +
-			"end of the chain, with a journal of its own:\n" +
-			"  the ADD fails and is rolled back, the DEL of that plugin stays pending, and a sweep\n" +
-			"  runs it once the plugin is repaired\n\n" +
-			"check does not touch the pods of the node. It needs a free address, gets no host port,\n" +
-			"and is not a Kubernetes pod, so plugins that look up their pod may reject it. If it is\n" +
-			"interrupted, it removes what it created. If it is killed, the next check does.\n" +
+		Long: "Check that the network of this node works. check runs the plugins of the conflist\n" +
+			"that the runtime uses, in a new network namespace, for a container of its own:\n" +
+			"  ADD, the interface with its addresses and routes, ping of the gateway, the\n" +
+			"  record in the journal, CHECK, DEL, and whether anything is left\n" +
+			"Then it checks that unwind rolls back: it adds a plugin that fails ADD and DEL to\n" +
+			"the end of the chain, with a journal of its own:\n" +
+			"  the ADD fails and is rolled back, the DEL of that plugin stays pending, and a\n" +
+			"  sweep runs it once the plugin is repaired\n\n" +
+			"check touches no pod. It needs a free address, requests no host port, and passes\n" +
+			"no pod to the plugins, so those that look up their pod may reject it. If it is\n" +
+			"interrupted, it removes what it created; if it is killed, the next check does.\n" +
 			"Only one check runs at a time.\n\n" +
 			"If check fails, run it with --plain: if that fails too, unwind is not the cause.\n" +
 			"The exit codes:\n" +

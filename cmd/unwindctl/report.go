@@ -32,18 +32,18 @@ func reportCommand() *cobra.Command {
 		Use:        "report",
 		SuggestFor: []string{"bugreport", "sosreport"},
 		Short:      "Write a file for a bug report, without secrets",
-		Long: "Write a compressed archive for a bug report, readable by its owner alone, and list\n" +
+		Long: "Write a compressed archive for a bug report, readable only by its owner, and list\n" +
 			"what it contains:\n" +
 			"  the versions of unwind, the kernel, the distribution and the runtime\n" +
 			"  the output of doctor, list, ipam and history\n" +
 			"  the conflists, and the attachments of their networks in libcni's cache\n" +
 			"  the lines of iptables and nftables with chains of CNI plugins\n" +
-			bundle.Redacted + " replaces certificates, and the values of keys of conflists and the cache\n" +
-			"that contain token, passw, secret, key, kubeconfig, cert, credential, private or auth,\n" +
-			"but not the paths of such files. The report contains names of pods, and addresses.\n\n" +
-			"If a part cannot be read, report writes the others, and exits 1. report is read-only.",
+			bundle.Redacted + " replaces certificates, and values of conflists and the cache whose keys\n" +
+			"contain token, passw, secret, key, kubeconfig, cert, credential, private or auth,\n" +
+			"but not the paths of such files. The report contains names of pods and addresses.\n\n" +
+			"If a part cannot be read, report writes the others and exits 1. It is read-only.",
 		Example: "  unwindctl report\n" +
-			"  kubectl -n kube-system exec POD -- /unwindctl --host report -o - >report.tar.gz",
+			"  kubectl -n kube-system exec POD -- /unwindctl --host report -o - >report.tgz",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, terminal := term.OnTerminal(cmd.OutOrStdout()); terminal && r.file == "-" {
 				return term.Usage("-o - writes an archive to stdout, which is a terminal; redirect it")
