@@ -97,7 +97,7 @@ network() { # plugins
 	main=$(on_node "ls $bin_dir" | grep -xE 'bridge|ptp' | head -n 1)
 	on_node "cat >$dir/conflist && mv $dir/conflist $conf_dir/01-$name.conflist" <<-JSON
 		{ "cniVersion": "1.0.0", "name": "$name", "plugins": [
-		  { "type": "$main", "bridge": "quickstart0",
+		  { "type": "$main", "bridge": "quickstart0", "isGateway": true,
 		    "ipam": { "type": "host-local", "subnet": "10.213.77.0/29", "dataDir": "$dir" } }$1 ] }
 	JSON
 }
@@ -232,6 +232,9 @@ main() {
 	kubectl delete namespace "$name" --timeout=120s
 	until_true 120 "all addresses are free" freed
 	unwindctl list
+
+	title "unwindctl check: does the network work through unwind, and is a failed ADD rolled back?"
+	unwindctl check
 }
 
 main "$@"

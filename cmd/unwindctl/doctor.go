@@ -17,7 +17,7 @@ func doctorCommand() *cobra.Command {
 	options := doctor.Options{Version: version}
 	cmd := &cobra.Command{
 		Use:        "doctor",
-		SuggestFor: []string{"check", "status"},
+		SuggestFor: []string{"status"},
 		Short:      "Report problems with unwind on this node and how to fix them",
 		Long: "Report problems with unwind on this node and how to fix them. doctor checks:\n" +
 			"  the runtime, and whether it triggers sweeps\n" +

@@ -11,6 +11,8 @@
 //	inspect  reads attachments and pools, and describes them
 //	install  plans and carries out an install
 //	doctor   reports problems of a node
+//	trial    checks a network with an attachment of its own
+//	bundle   collects files for a bug report
 //	metrics  prints metrics for Prometheus
 //	agent    unwindctl run
 package main
@@ -18,6 +20,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -27,13 +30,20 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/trial"
 )
 
 // init locks this goroutine to the main thread. Other processes see the main thread's namespaces as
 // this process's namespaces: see install.EnterHost.
 func init() { runtime.LockOSThread() }
 
-func main() { os.Exit(term.Main(rootCommand(), inspect.HintFor)) }
+func main() {
+	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind has started it
+		trial.Plugin()
+		return
+	}
+	os.Exit(term.Main(rootCommand(), inspect.HintFor))
+}
 
 // dirEnv maps flags to the environment variables that set their defaults. In an agent's container
 // they name the agent's directories.
@@ -62,8 +72,8 @@ func rootCommand() *cobra.Command {
 			"  0    success\n" +
 			"  1    something failed, was not found or not readable, or remains to be done\n" +
 			"  2    usage error; nothing was done\n" +
-			"  3    doctor: the worst problem is a warning (with --fail-on: 0 or 1)\n" +
-			"  4    doctor: the worst problem is an error (with --fail-on: 1)\n" +
+			"  3    doctor, check: the worst problem is a warning (doctor --fail-on: 0 or 1)\n" +
+			"  4    doctor, check: the worst problem is an error (doctor --fail-on: 1)\n" +
 			"  5    off, uninstall: pods start without unwind, but unwind could not record this;\n" +
 			"       an agent that starts will install unwind again\n" +
 			"  6    uninstall: something still needs the files that are kept\n" +
@@ -96,8 +106,8 @@ func rootCommand() *cobra.Command {
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"look", "Inspect:", []*cobra.Command{doctorCommand(), listCommand(),
-			showCommand(), historyCommand(), ipamCommand(), metricsCommand()}},
+		{"look", "Inspect:", []*cobra.Command{doctorCommand(), checkCommand(), listCommand(),
+			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), reportCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
 		{"install", "Install and switch off:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),

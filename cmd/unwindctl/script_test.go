@@ -6,14 +6,17 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/cmd/unwindctl/internal/trial"
 	"cni-unwind/plugin"
 	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/netconf"
@@ -32,6 +35,8 @@ func TestMain(m *testing.M) {
 		main()
 	case netconf.Name:
 		runPlugin()
+	case trial.PluginName:
+		trial.Plugin()
 	case "puts":
 		putThree(os.Args[1], os.Args[2])
 	default:
@@ -45,7 +50,8 @@ func TestMain(m *testing.M) {
 
 func runPlugin() {
 	p := &plugin.Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: os.Stdout}
-	os.Exit(p.Main(context.Background(), "CNI plugin unwind dev: under test"))
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	os.Exit(p.Main(ctx, "CNI plugin unwind dev: under test"))
 }
 
 // programs returns a directory with the programs that TestMain knows.

@@ -255,6 +255,7 @@ func TestE2ECrioInstall(t *testing.T) {
 			if err != nil || !strings.Contains(out, dirs.ConfDir) {
 				t.Errorf("doctor: %v\n%s%s", err, out, stderr)
 			}
+			t.Log(n.Unwindctl("check"), n.Unwindctl("check", "--plain"))
 			e2e.Eventually(t, 20*time.Second, "pods go through unwind", func() bool {
 				id, err := rt.RunPod(e2e.Pod{Name: "through"})
 				if err != nil {

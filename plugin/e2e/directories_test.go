@@ -56,6 +56,10 @@ func TestE2ERenamed(t *testing.T) {
 				n.Unwindctl("install", "--install-dir", "")
 			}
 			rt.AwaitNetwork()
+			if unwind {
+				t.Log(n.Unwindctl("check"))
+			}
+			t.Log(n.Unwindctl("check", "--plain"))
 			rt.MustRunPod(e2e.Pod{Name: "before"})
 			n.Run("mv", e2e.ConfDir+"/10-podnet.conflist", e2e.ConfDir+"/20-podnet.conflist")
 			e2e.Eventually(t, 20*time.Second, "the network is ready", func() bool { return rt.NetworkReady() == "" })

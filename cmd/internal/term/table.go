@@ -15,7 +15,7 @@ type Column struct {
 	Optional bool // the column may be left out on a narrow terminal
 	Wide     bool // the column appears only in the format Wide
 
-	Severity bool // the cells are severities, in colour on a terminal
+	Severity bool // the cells begin with severities, and are in colour on a terminal
 }
 
 // Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
@@ -34,7 +34,8 @@ func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
 
 // colours are the colours of the severities (ECMA-48 SGR).
-var colours = map[string]string{"error": "31", "warning": "33", "ok": "32"}
+var colours = map[string]string{"error": "31", "warning": "33", "ok": "32", "✗": "31", "!": "33",
+	"✓": "32"}
 
 // gap is the number of blanks between two columns.
 const gap = 2
@@ -62,7 +63,8 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 			if i > 0 {
 				text.WriteString(strings.Repeat(" ", gap+widths[i-1]-utf8.RuneCountInString(row[i-1])))
 			}
-			if colour := colours[cell]; coloured && t.columns[i].Severity && colour != "" {
+			severity, _, _ := strings.Cut(cell, " ")
+			if colour := colours[severity]; coloured && t.columns[i].Severity && colour != "" {
 				cell = "\x1b[" + colour + "m" + cell + "\x1b[0m"
 			}
 			text.WriteString(cell)

@@ -51,6 +51,16 @@ func (r *Report) add(what string, s Severity, remedy, format string, args ...any
 // Worst returns the highest severity.
 func (r *Report) Worst() Severity { return r.checks[0].Severity }
 
+// First returns the worst problem, with its remedy.
+func (r *Report) First() string {
+	c := r.checks[0]
+	text := c.What + ": " + strings.TrimSuffix(c.Text, ".")
+	if c.Remedy != "" {
+		text += " → " + c.Remedy
+	}
+	return text
+}
+
 // Print prints the problems with their remedies, and with all also the checks that passed. It
 // prints a table, all checks as JSON, or the worst problem in one line.
 func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {

@@ -179,6 +179,15 @@ func askVersion(ctx context.Context, socket string) (*cri.VersionResponse, error
 	return call(ctx, socket, versionTimeout, &cri.VersionRequest{}, cri.RuntimeServiceClient.Version)
 }
 
+// Release returns the name and version that the runtime reports, or why it reports none.
+func (r Runtime) Release(ctx context.Context) string {
+	answer, err := askVersion(ctx, r.Socket)
+	if err != nil {
+		return status.Convert(err).Message()
+	}
+	return answer.GetRuntimeName() + " " + answer.GetRuntimeVersion()
+}
+
 // runtimeVersion returns the first two numbers of a runtime's version, or 0, 0 if it is unknown.
 func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	if socket == "" {

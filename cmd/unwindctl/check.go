@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/doctor"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/trial"
+)
+
+func checkCommand() *cobra.Command {
+	var o term.Output
+	options := trial.Options{Version: version}
+	cmd := &cobra.Command{
+		Use:        "check",
+		SuggestFor: []string{"test", "verify"},
+		Short:      "Check that the network of this node works, with an attachment of its own",
+		Long: "Check that the network of this node works. check runs the plugins of the conflist\n" +
+			"that the runtime uses, in a new network namespace, for a container of its own:\n" +
+			"  ADD, the interface with its addresses and routes, ping of the gateway, the\n" +
+			"  record in the journal, CHECK, DEL, and whether anything is left\n" +
+			"Then it checks that unwind rolls back: it adds a plugin that fails ADD and DEL to\n" +
+			"the end of the chain, with a journal of its own:\n" +
+			"  the ADD fails and is rolled back, the DEL of that plugin stays pending, and a\n" +
+			"  sweep runs it once the plugin is repaired\n\n" +
+			"check touches no pod. It needs a free address, requests no host port, and passes\n" +
+			"no pod to the plugins, so those that look up their pod may reject it. If it is\n" +
+			"interrupted, it removes what it created; if it is killed, the next check does.\n" +
+			"Only one check runs at a time.\n\n" +
+			"If check fails, run it with --plain: if that fails too, unwind is not the cause.\n" +
+			"The exit codes:\n" +
+			"  0    the network works\n" +
+			"  1    check could not run\n" +
+			"  2    usage error; nothing was checked\n" +
+			"  3    the network works, with a warning\n" +
+			"  4    the network does not work, or pods do not start through unwind\n" +
+			"  130  interrupted; the state is unknown",
+		Example: "  unwindctl check\n" +
+			"  unwindctl check --plain\n" +
+			"  kubectl -n kube-system exec POD -- /unwindctl --host check\n" +
+			"  kubectl unwind exec -- check",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if options.Timeout < time.Second {
+				return term.Usage("--timeout %s: must be at least 1s", options.Timeout)
+			}
+			out, start := cmd.OutOrStdout(), time.Now()
+			options.Stderr = cmd.ErrOrStderr()
+			options.Report = func(s trial.Step) {
+				if !o.IsObject() {
+					printStep(out, &o, s)
+				}
+			}
+			defer context.AfterFunc(cmd.Context(), func() {
+				fmt.Fprintln(options.Stderr,
+					"interrupted: waiting for the running plugin; interrupt again to exit immediately")
+			})()
+			steps, err := trial.Run(cmd.Context(), options)
+			if err != nil {
+				return err
+			}
+			if o.IsObject() {
+				err = o.PrintObject(out, "steps", steps, "plain", options.Plain)
+			} else {
+				err = printVerdict(out, &o, steps, options.Plain, time.Since(start))
+			}
+			if worst := trial.Worst(steps).Severity; err == nil && worst > doctor.OK {
+				err = term.Coded{Code: 2 + int(worst)}
+			}
+			return err
+		},
+	}
+	addPlaceFlags(cmd, &options.Target)
+	addNetworkFlag(cmd, &node.Directories{}, &options.Network,
+		"check this `NETWORK` (default: the one that the runtime uses)")
+	cmd.Flags().BoolVar(&options.Plain, "plain", false, "run the provider's chain without unwind")
+	cmd.Flags().DurationVar(&options.Timeout, "timeout", time.Minute,
+		"stop the plugin of a step that takes longer than `DURATION`")
+	o.AddFlags(cmd, cmd.Flags(), "steps, plain", term.Plain, term.JSON)
+	return cmd
+}
+
+var marks = map[doctor.Severity]string{doctor.OK: "✓", doctor.Warning: "!", doctor.Failure: "✗"}
+
+func printStep(out io.Writer, o *term.Output, s trial.Step) {
+	t := term.NewTable(term.Column{Severity: true}, term.Column{}, term.Column{},
+		term.Column{Least: 20, Wrap: true})
+	t.Add(marks[s.Severity], fmt.Sprintf("%-13s", s.Name),
+		fmt.Sprintf("%6.2fs", float64(s.Millis)/1000), s.Text)
+	if s.Remedy != "" {
+		t.Add("", "", "", "→ "+s.Remedy)
+	}
+	_ = t.Print(out, o) // the verdict's error counts
+}
+
+func printVerdict(out io.Writer, o *term.Output, steps []trial.Step, plain bool,
+	took time.Duration,
+) error {
+	worst, verdict := trial.Worst(steps), "the network works through unwind"
+	if plain {
+		verdict = "the network works without unwind"
+	}
+	switch {
+	case worst.Severity == doctor.Warning:
+		verdict += ", with a warning: " + worst.Name
+	case worst.Severity == doctor.Failure && plain && len(steps) > 2:
+		verdict = worst.Name + " failed without unwind: unwind is not the cause"
+	case worst.Severity == doctor.Failure:
+		verdict = worst.Name + " failed"
+	}
+	t := term.NewTable(term.Column{Severity: true})
+	t.Add(fmt.Sprintf("%s %s (%s, %.1f s)", marks[worst.Severity], verdict,
+		term.Plural(len(steps), "step", "steps"), took.Seconds()))
+	return t.Print(out, o)
+}

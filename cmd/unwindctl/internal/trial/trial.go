@@ -1,0 +1,302 @@
+// Package trial checks that the network of a node works: it adds an attachment of its own through
+// the runtime's conflist, uses it, and deletes it.
+package trial
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/doctor"
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/netconf"
+)
+
+type Options struct {
+	install.Target
+	Network string        // "" for the one that the runtime uses
+	Plain   bool          // run the chain without unwind
+	Timeout time.Duration // of each step
+	Version string        // this program's version
+	Stderr  io.Writer     // receives the log of sweeps
+	Report  func(Step)    // is called at the end of each step
+}
+
+// Step is the outcome of one step of a check.
+type Step struct {
+	Name     string          `json:"step"`
+	Severity doctor.Severity `json:"severity"`
+	Text     string          `json:"text"`
+	Remedy   string          `json:"remedy,omitempty"`
+	Millis   int64           `json:"milliseconds"`
+}
+
+// Worst returns the step with the highest severity, the first of several.
+func Worst(steps []Step) (worst Step) {
+	for _, s := range steps {
+		if s.Severity > worst.Severity {
+			worst = s
+		}
+	}
+	return worst
+}
+
+type check struct {
+	Options
+	steps   []Step
+	ctx     context.Context
+	lock    *os.File
+	runtime node.Runtime
+	file    *netconf.Conflist // the one that the runtime uses
+	conf    *netconf.Conf     // unwind's entry; the defaults in a file without unwind
+	chain   *netconf.Chain
+
+	deletesLink bool  // the chain's DEL removes the interface
+	left        error // why something is left
+}
+
+// warning is an error that does not stop a check.
+type warning struct{ error }
+
+func (w warning) Unwrap() error { return w.error }
+
+// Run checks the network in these steps:
+//
+//  1. Wait for other checks, and remove what killed ones have left.
+//  2. Add an attachment through the runtime's conflist, use it, and delete it.
+//  3. Add one through the same chain with a last plugin that fails, with a journal of its own. The
+//     ADD is rolled back; the failing plugin's DEL stays pending until the plugin is repaired.
+//
+// A check that is interrupted deletes its attachment. A check that is killed leaves it to the next
+// one; its records, files and network namespaces have names that begin with unwind-check-.
+func Run(ctx context.Context, o Options) ([]Step, error) {
+	c := &check{Options: o, ctx: ctx}
+	switch {
+	case os.Geteuid() != 0:
+		return nil, term.WithHint("run this as root", "only root can run the network's plugins")
+	case elsewhere():
+		return nil, term.WithHint("run this on the host, or as unwindctl --host check",
+			"this process is in other namespaces than process 1")
+	}
+	r, err := o.Find(ctx, "/")
+	if err != nil {
+		return nil, err
+	}
+	c.runtime, c.ConfDir = r, cmp.Or(r.ConfDir, node.DefaultConfDir)
+	c.Network = cmp.Or(c.Network, r.DefaultNetwork)
+	if len(c.runtime.BinDirs) == 0 {
+		c.runtime.BinDirs = []string{node.DefaultBinDir}
+	}
+	waiting, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	if c.lock, err = lock(waiting); err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = os.Remove(workDir) // it is empty, unless a DEL has failed
+		_ = c.lock.Close()
+	}()
+	c.run()
+	switch {
+	case ctx.Err() != nil && c.left != nil:
+		return nil, term.WithHint("the next check tries again", "interrupted; cannot remove all that "+
+			"check has created: %w", c.left)
+	case ctx.Err() != nil:
+		return nil, errors.New("interrupted; all that check has created is removed")
+	}
+	return c.steps, nil
+}
+
+func elsewhere() bool {
+	for _, kind := range []string{"mnt", "net"} {
+		ours, err := os.Readlink("/proc/self/ns/" + kind)
+		first, firstErr := os.Readlink("/proc/1/ns/" + kind)
+		if err == nil && firstErr == nil && ours != first {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *check) run() {
+	if !c.step("configuration", c.choose) {
+		return
+	}
+	left, err := c.recover()
+	if left > 0 && err == nil {
+		c.step("clean-up", func(context.Context) (string, error) {
+			return "removed what " + term.Plural(left, "killed check", "killed checks") + " left", nil
+		})
+	}
+	c.cleanUpFailed(err)
+	if c.in(c.runtimeList, (*space).works) && !c.Plain {
+		c.in(c.failingList, (*space).isUndone)
+	}
+}
+
+// step takes a step, unless the check was interrupted, and reports its outcome. It returns false if
+// the next steps make no sense. An interrupt lets a plugin end by itself, since unwind sends one
+// more DEL later to a plugin that was killed.
+func (c *check) step(name string, do func(context.Context) (string, error)) bool {
+	if c.ctx.Err() != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), c.Timeout)
+	defer cancel()
+	start := time.Now()
+	text, err := do(ctx)
+	if c.ctx.Err() != nil {
+		return false
+	}
+	s := Step{Name: name, Text: text, Millis: time.Since(start).Milliseconds()}
+	if err != nil {
+		s.Severity, s.Text, s.Remedy = doctor.Failure, term.Printable(err.Error()), term.HintOf(err)
+		if errors.As(err, new(warning)) {
+			s.Severity = doctor.Warning
+		} else if s.Remedy == "" {
+			s.Remedy = c.remedy()
+		}
+	}
+	c.steps = append(c.steps, s)
+	c.Report(s)
+	return s.Severity < doctor.Failure
+}
+
+// remedy returns the worst problem that doctor finds, or how to find the cause.
+func (c *check) remedy() string {
+	report, err := doctor.Examine(c.ctx, doctor.Options{Target: c.Target, Version: c.Version,
+		Stderr: io.Discard})
+	switch {
+	case err == nil && report.Worst() == doctor.Failure:
+		return "unwindctl doctor reports " + report.First()
+	case c.Plain:
+		return "this is not caused by unwind: correct the plugin, or its configuration"
+	}
+	return "unwindctl check --plain shows whether this also fails without unwind"
+}
+
+// in takes steps with an attachment of a list, and removes the attachment. It returns false after
+// a failure.
+func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
+	s := c.space(fmt.Sprintf("%s%08x", prefix, rand.Uint32()))
+	if c.step("namespace", func(context.Context) (_ string, err error) {
+		if s.list, err = read(s); err == nil {
+			err = s.make()
+		}
+		return s.id, err
+	}) {
+		take(s)
+	}
+	c.cleanUpFailed(s.remove())
+	return Worst(c.steps).Severity < doctor.Failure
+}
+
+func (c *check) cleanUpFailed(err error) {
+	c.left = errors.Join(c.left, err)
+	if err != nil {
+		c.step("clean-up", func(context.Context) (string, error) {
+			return "", warning{term.WithHint("the next check tries again", "%w", err)}
+		})
+	}
+}
+
+// choose finds the conflist and its chain, as the runtime does: the first file in the directory, or
+// the first one of the network.
+func (c *check) choose(context.Context) (string, error) {
+	paths, err := netconf.Conflists(c.ConfDir)
+	var networks []string
+	for _, path := range paths {
+		file, readErr := netconf.ReadConflist(path)
+		switch {
+		case readErr != nil && c.Network == "":
+			return "", term.WithHint("correct it: the runtime uses the first file in the directory",
+				"%s: %w", path, readErr)
+		case file != nil && c.file == nil && (c.Network == "" || c.Network == file.Name):
+			c.file = file
+		case file != nil:
+			networks = append(networks, file.Name)
+		}
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case c.file == nil && networks == nil:
+		return "", term.WithHint("install the network's provider, or set --conf-dir",
+			"no conflist in %s", c.ConfDir)
+	case c.file == nil:
+		return "", term.WithHint("the networks there: "+term.Join(slices.Compact(networks)),
+			"no conflist of network %s in %s", c.Network, c.ConfDir)
+	case c.file.Unwind == nil && !c.Plain:
+		own := install.Setup{ConfDir: c.ConfDir, File: c.OwnFile(c.runtime)}
+		if obstacle := own.Obstacle(""); obstacle != nil {
+			return "", obstacle
+		}
+		return "", term.WithHint("run unwindctl install; unwindctl check --plain checks the network "+
+			"without unwind", "%s does not run unwind", c.file.Path)
+	}
+	if c.chain, c.conf, err = c.file.Chain(); err != nil {
+		return "", fmt.Errorf("%s: %w", c.file.Path, err)
+	}
+	return fmt.Sprintf("network %s in %s", c.file.Name, c.file.Path), nil
+}
+
+// runtimeList returns the list as a runtime reads it (go-cni opts.go loadFromConfDir), or the one
+// that it would run without unwind.
+func (c *check) runtimeList(*space) (*libcni.NetworkConfigList, error) {
+	switch {
+	case c.Plain:
+		return c.list(c.chain.CNIVersion, c.chain.DisableCheck, c.delegates())
+	case filepath.Ext(c.file.Path) != ".conflist":
+		return c.list(c.file.CNIVersion, false, []any{json.RawMessage(c.file.Data)})
+	}
+	read, err := libcni.NetworkConfFromFile(c.file.Path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.file.Path, err)
+	}
+	var plugins []any
+	for _, p := range read.Plugins { // also those in the directory of the network
+		plugins = append(plugins, json.RawMessage(p.Bytes))
+	}
+	return c.list(read.CNIVersion, read.DisableCheck, plugins)
+}
+
+// failingList returns the chain with a last plugin that fails. Its journal contains nothing else,
+// so this unwind must not sweep: every other attachment would seem to have no owner.
+func (c *check) failingList(s *space) (*libcni.NetworkConfigList, error) {
+	return c.list(cmp.Or(c.file.CNIVersion, c.chain.CNIVersion), false, []any{map[string]any{
+		"type": netconf.Name, "stateDir": s.stateDir(), "onJournalFailure": "fail",
+		"disableGC": true, "sweepOnStatus": false,
+		"chain": map[string]any{"cniVersion": c.chain.CNIVersion,
+			"plugins": append(c.delegates(), map[string]any{"type": PluginName})},
+	}})
+}
+
+func (c *check) delegates() (all []any) {
+	for i := range c.chain.Delegates {
+		all = append(all, c.chain.Config(i, c.conf))
+	}
+	return all
+}
+
+func (c *check) list(version string, disableCheck bool, plugins []any) (
+	*libcni.NetworkConfigList, error,
+) {
+	data, err := json.Marshal(map[string]any{"name": c.file.Name, "cniVersion": version,
+		"disableCheck": disableCheck, "loadOnlyInlinedPlugins": true, "plugins": plugins})
+	if err != nil {
+		return nil, err
+	}
+	return libcni.NetworkConfFromBytes(data)
+}

@@ -1,0 +1,264 @@
+package trial
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal"
+)
+
+// workDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
+// so that a full disk is noticed, and what a killed check left is known even after a reboot. The
+// runtime's cache contains no such attachment: other commands would take it for a pod's.
+const workDir = "/var/lib/cni/unwind-check"
+
+const (
+	prefix  = "unwind-check-"
+	ifName  = "eth0"
+	netnses = "/run/netns" // where package netns mounts them
+	listOf  = "list.json"  // the attachment's list, until its DEL has succeeded
+	failing = "failing"    // while this file is there, the failing plugin's DEL fails
+)
+
+// PluginName is the name under which this program is a plugin that fails.
+const PluginName = "unwind-check-fail"
+
+// Plugin is the last plugin of a chain that has to be rolled back.
+func Plugin() {
+	onPurpose := errors.New("fails on purpose, for unwindctl check")
+	skel.PluginMainFuncs(skel.CNIFuncs{
+		Add: func(*skel.CmdArgs) error { return onPurpose },
+		Del: func(*skel.CmdArgs) error {
+			if _, err := os.Lstat(filepath.Join(filepath.Dir(os.Args[0]), failing)); err == nil {
+				return onPurpose
+			}
+			return nil
+		},
+	}, version.All, PluginName)
+}
+
+// lock lets only one check run on a node. The plugins that a check starts inherit the lock, so the
+// next check waits for those of a killed one.
+func lock(ctx context.Context) (*os.File, error) {
+	parent := filepath.Dir(workDir)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(parent)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EWOULDBLOCK; errors.Is(err, unix.EWOULDBLOCK); time.Sleep(20 * time.Millisecond) {
+		if ctx.Err() != nil {
+			return nil, term.WithHint("wait for its end; fuser -v "+parent+" prints it",
+				"another unwindctl check, or a plugin that one has started, still runs")
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	return f, err
+}
+
+// space is what an attachment of a check needs: a directory, and a network namespace.
+type space struct {
+	*check
+	id, dir string
+	list    *libcni.NetworkConfigList
+	result  *types100.Result   // of the ADD
+	links   []journal.HostLink // that the ADD has created
+}
+
+func (c *check) space(id string) *space {
+	return &space{check: c, id: id, dir: filepath.Join(workDir, id)}
+}
+
+func (s *space) stateDir() string { return filepath.Join(s.dir, "state") }
+
+func (s *space) bin(name string) string { return filepath.Join(s.dir, "bin", name) }
+
+func (s *space) netns() string { return filepath.Join(netnses, s.id) }
+
+// make creates the directory, with the list, and the network namespace.
+func (s *space) make() error {
+	err := os.MkdirAll(s.dir, 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.dir, listOf), s.list.Bytes, 0o600)
+	}
+	if err != nil {
+		return term.WithHint("correct this first: libcni, too, writes each ADD to that disk", "%w", err)
+	}
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
+		handle, err := netns.NewNamed(s.id)
+		_ = handle.Close()
+		made <- err
+	}()
+	return <-made
+}
+
+// linkPlugin makes this program the failing plugin, also if its own path is in a container. A
+// killed check may have left a link.
+func (s *space) linkPlugin() error {
+	err := os.MkdirAll(s.bin(""), 0o700)
+	_ = os.Remove(s.bin(PluginName))
+	return cmp.Or(err, os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), s.bin(PluginName)))
+}
+
+// verb runs a verb as a runtime does.
+func (s *space) verb(ctx context.Context, verb string) (types.Result, error) {
+	path := s.runtime.BinDirs
+	if durable.Exists(s.bin("")) { // the chain has a failing plugin
+		path = append([]string{s.bin("")}, path...)
+	}
+	cni := libcni.NewCNIConfigWithCacheDir(path, s.dir, &runner{invoke.DefaultExec{}, s})
+	conf := &libcni.RuntimeConf{ContainerID: s.id, NetNS: s.netns(), IfName: ifName,
+		Args: [][2]string{{"IgnoreUnknown", "1"}}}
+	switch verb {
+	case "ADD":
+		return cni.AddNetworkList(ctx, s.list, conf)
+	case "CHECK":
+		return nil, cni.CheckNetworkList(ctx, s.list, conf)
+	}
+	return nil, cni.DelNetworkList(ctx, s.list, conf)
+}
+
+// remove removes all of an attachment, also of a check that was killed. If a DEL fails, the list
+// stays for the next check.
+func (s *space) remove() error {
+	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
+	if err == nil {
+		s.list, err = libcni.NetworkConfFromBytes(data)
+	}
+	deleted := err != nil // or the check was killed before the ADD
+	if !deleted {
+		err = s.deleteAll()
+		deleted = err == nil
+	}
+	s.removeNetns()
+	if !deleted {
+		return fmt.Errorf("container %s: %w", s.id, err)
+	}
+	return os.RemoveAll(s.dir)
+}
+
+// deleteAll sends a DEL to every plugin of the list. Unlike libcni, it doesn't stop at one that
+// fails. It ignores an interrupt.
+func (s *space) deleteAll() (first error) {
+	if durable.Exists(s.bin("")) {
+		_ = os.Remove(s.bin(failing))
+		first = s.linkPlugin()
+	}
+	whole := s.list.Plugins
+	for n := len(whole); n > 0; n-- {
+		s.list.Plugins = whole[:n]
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.Timeout)
+		_, err := s.verb(ctx, "DEL")
+		cancel()
+		if first = cmp.Or(first, err); err == nil {
+			break
+		}
+	}
+	if first == nil {
+		first = os.Remove(filepath.Join(s.dir, listOf))
+	}
+	return first
+}
+
+func (s *space) removeNetns() {
+	_ = unix.Unmount(s.netns(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	_ = os.Remove(s.netns())
+}
+
+// recover removes what killed checks have left, and returns their number.
+func (c *check) recover() (int, error) {
+	dirs, err := filepath.Glob(filepath.Join(workDir, prefix+"*"))
+	for _, dir := range dirs {
+		err = errors.Join(err, c.space(filepath.Base(dir)).remove())
+	}
+	return len(dirs), err
+}
+
+// stopWithin is the time that a plugin has to end after SIGTERM. unwind rolls back an ADD.
+const stopWithin = 15 * time.Second
+
+// keepResult writes the result that a plugin's ADD gets into the cache. libcni writes only that of
+// the last plugin, so that without unwind, the DELs after a failed ADD would leave rules.
+func (s *space) keepResult(config []byte) error {
+	var conf struct {
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	err := json.Unmarshal(config, &conf)
+	if err != nil || conf.PrevResult == nil {
+		return err
+	}
+	path := filepath.Join(s.dir, "results", fmt.Sprintf("%s-%s-%s", s.list.Name, s.id, ifName))
+	cached, err := json.Marshal(map[string]any{"kind": libcni.CNICacheV1, "containerId": s.id,
+		"ifName": ifName, "networkName": s.list.Name, "result": conf.PrevResult})
+	if err == nil {
+		err = cmp.Or(os.MkdirAll(filepath.Dir(path), 0o700),
+			durable.Replace(path, bytes.NewReader(cached), 0o600))
+	}
+	return err
+}
+
+// runner runs plugins. Unlike libcni's own, it ends a plugin with SIGTERM first, and then its
+// children, too.
+type runner struct {
+	invoke.DefaultExec
+	space *space
+}
+
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) (
+	[]byte, error,
+) {
+	if slices.Contains(env, "CNI_COMMAND=ADD") {
+		if err := r.space.keepResult(stdin); err != nil {
+			return nil, err
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, bytes.NewReader(stdin), &stdout, &stderr
+	cmd.ExtraFiles, cmd.WaitDelay = []*os.File{r.space.lock}, stopWithin
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	err := cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	var said types.Error
+	switch parseErr := json.Unmarshal(stdout.Bytes(), &said); {
+	case err == nil:
+		return stdout.Bytes(), nil
+	case parseErr == nil && said.Msg != "":
+		err = &said
+	case stderr.Len() > 0:
+		err = fmt.Errorf("%w: %s", err, term.OneLine(stderr.String()))
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("%s did not end within %s: %w", filepath.Base(path), r.space.Timeout, err)
+	}
+	return nil, err
+}
