@@ -66,19 +66,21 @@ func (s Scope) ListFlags() (flags string) {
 // readValid reads the list from Valid. Without Force it refuses an empty list: the script that
 // wrote it has probably failed, and the list would release every attachment without a process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
-	var data []byte
-	var err error
-	if s.Valid == "-" {
-		data, err = io.ReadAll(stdin)
-	} else {
-		data, err = os.ReadFile(s.Valid)
+	if s.Valid != "-" {
+		f, err := os.Open(s.Valid)
+		if err != nil {
+			return nil, term.Usage("--valid-attachments: %w", err)
+		}
+		defer f.Close()
+		stdin = f
+	}
+	data, err := netconf.ReadAll(stdin)
+	var valid []netconf.Attachment
+	if err == nil {
+		valid, err = netconf.ParseValid(data)
 	}
 	if err != nil {
-		return nil, term.Usage("%w", err)
-	}
-	valid, err := netconf.ParseValid(data)
-	if err != nil {
-		return nil, term.Usage("%s: %w", s.Valid, err)
+		return nil, term.Usage("--valid-attachments %s: %w", s.Valid, err)
 	}
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" really has no attachment, run unwindctl "+

@@ -117,7 +117,7 @@ func madeFromOurs(c *netconf.Conflist) bool {
 // file made from ours. A crash leaves the previous copy.
 func (s Setup) keepCopy(source *netconf.Conflist) error {
 	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
-	if kept, err := os.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {
+	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {
 		return nil
 	}
 	return durable.Replace(path, bytes.NewReader(source.Data), 0o600)

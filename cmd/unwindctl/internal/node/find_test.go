@@ -252,7 +252,7 @@ func TestFindRuntimesBroken(t *testing.T) {
 	for _, c := range []struct{ name, file, content, want string }{
 		{"no TOML", "etc/crio/crio.conf", "[crio]\npassword = " + secret, "/etc/crio/crio.conf: not valid TOML at line 2"},
 		{"a drop-in", "etc/crio/crio.conf.d/x", "[" + secret, "/etc/crio/crio.conf.d/x: not valid TOML"},
-		{"a directory", "etc/crio/crio.conf/", "", "is a directory"},
+		{"a directory", "etc/crio/crio.conf/", "", "not a regular file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -166,9 +166,11 @@ func ignoreMissing(err error) error {
 // values. A missing file is not an error. An error does not quote the file, which may contain
 // secrets.
 func readTOML(root, path string, into any) error {
-	data, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		return ignoreMissing(err)
+	data, err := netconf.ReadFile(filepath.Join(root, path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := toml.Unmarshal(data, into); err != nil {
 		var where *toml.DecodeError
