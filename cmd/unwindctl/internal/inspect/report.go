@@ -53,7 +53,6 @@ type Report struct {
 // Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
 // It returns a UsageError if the flags, or the list that they name, cannot be used.
 func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
-	of.Within = cmp.Or(of.Within, node.LookTimeout)
 	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
 }
 

@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -25,9 +24,7 @@ type Scope struct {
 	Force      bool     // accept an empty list from Valid, and see sweep.Job
 	Ours       bool     // only the pools of chains that unwind runs
 	Sockets    []string // the sockets that --cri auto tries besides the known ones
-	// Within bounds the query of the runtime, see node.PodSandboxes.
-	Within time.Duration
-	Of     *Report // use the list of this report; nil to query the runtime
+	Of         *Report  // use the list of this report; nil to query the runtime
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other
@@ -42,9 +39,9 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	case s.Valid != "":
 		return s.readValid(stdin)
 	case s.CRI == "auto":
-		return node.FindPodSandboxes(ctx, s.Within, slices.Concat(node.CRISockets, s.Sockets))
+		return node.FindPodSandboxes(ctx, slices.Concat(node.CRISockets, s.Sockets))
 	case s.CRI != "" && s.CRI != "none":
-		return node.PodSandboxes(ctx, s.Within, s.CRI)
+		return node.PodSandboxes(ctx, s.CRI)
 	}
 	return nil, nil
 }
