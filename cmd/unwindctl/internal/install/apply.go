@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -90,11 +89,11 @@ func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 // renames the file, so that the next install finds its configuration, or else removes it, which
 // needs no disk space.
 func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
-	data, readErr := netconf.ReadFile(s.Path())
+	_, missing := os.Lstat(s.Path())
 	at, _ := netconf.ReadConflist(s.Path())
-	if readErr == nil && !json.Valid(data) { // an incomplete file, which nothing can use
+	if Broken(s.Path()) {
 		changes = append(changes, remove(s.Path(), ""))
-	} else if !ours(at) && !errors.Is(readErr, fs.ErrNotExist) {
+	} else if !ours(at) && !errors.Is(missing, fs.ErrNotExist) {
 		hint := "rename it, or choose another name with --unwind-file"
 		if at != nil && at.Unwind != nil {
 			hint = takeOutHint(at)

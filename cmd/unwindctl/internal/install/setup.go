@@ -51,7 +51,7 @@ func (p Target) OwnFile(r node.Runtime) string {
 		name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(path), node.OffSuffix), renamedBy)
 		c, _ := netconf.ReadConflist(path)
 		made := madeFromOurs(c) && !strings.Contains(name, netconf.Name)
-		if ours(c) && !made && slices.Contains(forms, filepath.Ext(name)) {
+		if (ours(c) && !made || Broken(path)) && slices.Contains(forms, filepath.Ext(name)) {
 			return name
 		}
 	}

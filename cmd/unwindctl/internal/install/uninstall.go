@@ -163,7 +163,7 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 	for _, path := range paths {
 		c, readErr := u.Setup.readOther(path)
 		switch {
-		case u.DryRun && u.isOwn(path):
+		case u.DryRun && (u.isOwn(path) || u.Setup.isCopy(path)):
 		case network != "" && c == nil:
 			err = errors.Join(err, fmt.Errorf("%s: %w", path, readErr))
 		case network != "" && c.Name != network:
