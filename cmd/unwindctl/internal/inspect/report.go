@@ -42,6 +42,7 @@ type Report struct {
 	ListErr   error       // why the runtime returned no list
 	NoRuntime bool        // --cri auto found no runtime
 
+	Unwritable error // why unwind's plugin cannot write the journal
 	JournalErr error // the journal cannot be read: Findings is nil
 	HistoryErr error
 	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
@@ -61,7 +62,7 @@ func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
 func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
 	*Report, error,
 ) {
-	r := &Report{Scope: of, Attachments: []Attachment{}, Pools: []*Pool{}}
+	r := &Report{Scope: of, Unwritable: Unwritable(of.StateDir), Attachments: []Attachment{}, Pools: []*Pool{}}
 	if of.Of != nil {
 		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
 	} else {

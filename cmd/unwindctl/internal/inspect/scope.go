@@ -2,12 +2,18 @@ package inspect
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/journal"
@@ -85,6 +91,24 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 			"empty, but a node usually runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
+}
+
+// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil.
+// Another user cannot check the directory's rights.
+func Unwritable(stateDir string) error {
+	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var st unix.Statfs_t
+	err := durable.CannotCreate(stateDir)
+	switch {
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		return nil
+	case err == nil && unix.Statfs(stateDir, &st) == nil && st.Bfree == 0,
+		errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("the disk of %s is full", stateDir)
+	}
+	return err
 }
 
 // CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the

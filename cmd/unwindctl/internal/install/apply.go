@@ -10,6 +10,8 @@ import (
 	"os"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -100,6 +102,13 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 		}
 		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
 	}
+	stuck := func(err error) error {
+		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable", "%w",
+			err)
+	}
+	if err := unix.Access(s.ConfDir, unix.W_OK); at != nil && err != nil {
+		return nil, stuck(fmt.Errorf("%s: %w", s.ConfDir, err))
+	}
 	kept := ""
 	for _, c := range s.own() {
 		off := c.Path + node.OffSuffix
@@ -114,8 +123,7 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 				}
 				done.Change, done.What = "removed", c.Path
 				if err := durable.Remove(c.Path); err != nil {
-					return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
-						" is writable", "%w", err)
+					return stuck(err)
 				}
 				return nil
 			}})

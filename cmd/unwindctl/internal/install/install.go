@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -75,7 +76,7 @@ func (o Options) plan(
 		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
 	about, binaryErr := s.VerifyBinary(ctx)
-	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(),
+	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(), s.checkJournal(),
 		p.refuseMissing(r.BinDirs)} {
 		if err != nil {
 			return nil, s, err
@@ -89,6 +90,15 @@ func (o Options) plan(
 		fmt.Fprintf(to.Err, "warning: %s\n", warning)
 	}
 	return p, s, nil
+}
+
+// checkJournal returns an error if each ADD would run without the journal.
+func (s Setup) checkJournal() error {
+	if err := inspect.Unwritable(s.stateDir()); err != nil {
+		return term.WithHint("correct that, or choose another directory with --state-dir; nothing was "+
+			"changed", "unwind could not write its journal: %w", err)
+	}
+	return nil
 }
 
 // install carries out a plan. It copies the programs last: without --systemd, a failure is only a

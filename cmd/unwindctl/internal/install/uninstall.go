@@ -108,11 +108,17 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	if !u.OffOnly {
 		verb = "uninstall"
 	}
+	unrecorded := func(err error) error {
+		return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
+			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
+				"will install it again: " + err.Error()})
+	}
+	if err := durable.CannotCreate(u.StateDir); u.DryRun && was == nil && err != nil {
+		return nil, unrecorded(fmt.Errorf("cannot record that unwind is switched off: %w", err))
+	}
 	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
-			return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
-				term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
-					"will install it again: " + err.Error()})
+			return unrecorded(err)
 		}
 		off := ReadOff(u.StateDir)
 		if !u.OffOnly {
