@@ -225,6 +225,8 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		}
 		versions, err := install.SupportedVersions(ctx, path)
 		switch {
+		case err != nil && install.NoExec(filepath.Dir(path)):
+			e.add("plugins", Failure, "remount "+filepath.Dir(path)+" without noexec", "%s: %v", path, err)
 		case err != nil:
 			e.add("plugins", Failure, "reinstall it", "%s: %v", path, err)
 		case !slices.Contains(versions, spoken):

@@ -107,7 +107,7 @@ func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
 	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
-		return fmt.Errorf("nothing was changed: %w", err)
+		return fmt.Errorf("the network is unchanged: %w", err)
 	}
 	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
 		text := "the network is unchanged"
