@@ -110,7 +110,6 @@ func (e *examination) rollbacks(events []journal.Event) {
 
 func (e *examination) attachments(found *inspect.Report) {
 	var long, held, gone, adding []string
-	pending := 0
 	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
@@ -120,7 +119,7 @@ func (e *examination) attachments(found *inspect.Report) {
 		if !a.PendingDEL() {
 			continue
 		}
-		if pending++; age <= pendingLong {
+		if age <= pendingLong {
 			continue
 		}
 		if a.HasStep(journal.ForPort) {
@@ -168,7 +167,7 @@ func (e *examination) attachments(found *inspect.Report) {
 			"same range, and for a pool directory that was emptied or restored while pods ran",
 			"%s assigned twice: %s", term.Plural(len(all), "address was", "addresses were"), some(all))
 	}
-	e.verdicts(found, pending)
+	e.verdicts(found)
 }
 
 // removed reports the pending DELs of plugins that have left the chain, and returns them, as
@@ -206,7 +205,8 @@ func (e *examination) dropped(events []journal.Event) {
 	}
 }
 
-func (e *examination) verdicts(found *inspect.Report, pending int) {
+func (e *examination) verdicts(found *inspect.Report) {
+	dead := len(inspect.Filter(found.Attachments, (*inspect.Attachment).Dead))
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
 	for _, f := range found.Findings {
@@ -230,7 +230,7 @@ func (e *examination) verdicts(found *inspect.Report, pending int) {
 			unknown[0].Reason)
 	}
 	if elsewhere+len(unknown) == 0 {
-		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all), pending)
+		e.add("attachments", OK, "", "%s (%d dead)", term.Attachments(all), dead)
 	}
 }
 

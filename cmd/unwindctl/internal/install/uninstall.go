@@ -18,6 +18,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // UninstallOptions are the flags of unwindctl uninstall, and of off.
@@ -137,16 +138,22 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 // journal is the step that reports a journal with attachments. uninstall then removes nothing that
 // can release them. For off, a journal that cannot be read is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
-	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
-	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
-	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
-		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
+	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
+		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
+		sweep.Job{DryRun: true})
+	if err != nil {
+		return nil, err
+	}
+	u.attachments, u.unread = r.Attachments, r.Err()
+	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).Dead))
+	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s (%d dead). The "+
+		"runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
 		"--force if more than 10 seem dead",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
-		return []*Change{{Change: "pending", What: "DELs of " + term.Attachments(n) +
-			"; unwindctl sweep retries them"}}, u.unread
+		return []*Change{{Change: "pending", What: "DELs of " + term.Plural(n, "dead attachment",
+			"dead attachments") + "; unwindctl sweep runs them"}}, u.unread
 	case u.OffOnly:
 		return nil, u.unread
 	case u.unread != nil:
