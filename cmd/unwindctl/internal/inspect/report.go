@@ -111,8 +111,12 @@ func (r *Report) take(findings []sweep.Finding) {
 		if errors.As(f.Err, &damaged) {
 			r.Damaged = append(r.Damaged, f.Err)
 		}
-		for _, record := range f.Records {
-			r.Attachments = append(r.Attachments, judged(record, f))
+		for i, record := range f.Records {
+			of := f
+			if i > 0 {
+				of = &f.Older[i-1]
+			}
+			r.Attachments = append(r.Attachments, judged(record, of))
 		}
 	}
 	if r.List == nil { // with a list, the findings name these pods

@@ -224,8 +224,13 @@ func pendingSentences(a *Attachment, all []Attachment) (lines []string) {
 			ready = ready || left == 0
 			say("%s. %s runs the DEL again.", s.whyOnceMore(), in)
 		default:
-			if ready = true; s.Code == 0 {
+			if ready = true; s.Tries == 0 {
 				untried = append(untried, s.Plugin)
+				continue
+			}
+			if s.Code == 0 {
+				say("The DEL of %s has been tried %s without an end: it was killed, or still runs. %s "+
+					"retries it.", s.Plugin, term.Plural(s.Tries, "time", "times"), in)
 				continue
 			}
 			failed = true
