@@ -48,6 +48,10 @@ func historyCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			err := inspect.CheckNetwork(cmd.Context(), flags.Directories, flags.network)
+			if err != nil {
+				return err
+			}
 			store := &journal.Store{Dir: flags.StateDir}
 			events, err := store.History()
 			if err != nil {

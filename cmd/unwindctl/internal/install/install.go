@@ -27,7 +27,11 @@ type Options struct {
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
-	r, s, err := o.find(ctx)
+	r, err := o.Find(ctx, "/")
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -50,15 +54,6 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		fmt.Fprint(to.Out, o.advice(ctx, r, p))
 	}
 	return errors.Join(err, printErr)
-}
-
-func (o Options) find(ctx context.Context) (node.Runtime, Setup, error) {
-	r, err := o.Find(ctx, "/")
-	if err != nil {
-		return r, Setup{}, err
-	}
-	s, err := o.Setup(ctx, r)
-	return r, s, err
 }
 
 // plan plans an install and prints warnings. It returns an error if the install is refused.
@@ -155,7 +150,11 @@ const onWithin = 15 * time.Second
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
 // configuration that off has kept, or that is still in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
-	r, s, err := o.find(ctx)
+	r, err := o.FindInstalled(ctx, "/", time.Minute)
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
 	if err != nil {
 		return err
 	}

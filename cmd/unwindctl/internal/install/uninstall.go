@@ -53,7 +53,7 @@ const (
 //     because it names the state directory. What something still needs is kept, which is an error.
 //  5. Report what the runtime loads next. It is an error if that is nothing, or runs unwind.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
-	r, err := o.FindInstalled(ctx, "/")
+	r, err := o.FindInstalled(ctx, "/", askWithin)
 	if err != nil {
 		return err
 	}
@@ -190,12 +190,15 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 				strings.Join(c.Types, " → "))}}, nil
 		}
 	}
+	if err != nil {
+		return nil, term.WithHint("correct that file", "no pod can start: %w", err)
+	}
 	of := ""
 	if network != "" {
 		of = fmt.Sprintf(" for network %q", network)
 	}
-	return nil, errors.Join(err, term.WithHint("install the network's provider", "no pod can start: "+
-		"%s contains no conflist%s", u.Setup.ConfDir, of))
+	return nil, term.WithHint("install the network's provider", "no pod can start: %s contains no "+
+		"conflist%s", u.Setup.ConfDir, of)
 }
 
 // takeOutHint returns how to take unwind out of a conflist other than ours.
