@@ -3,10 +3,12 @@ package journal
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -245,6 +247,23 @@ func wantAside(t testing.TB, s *Store, want int) []string {
 	return aside
 }
 
+// otherVersion changes bbolt's version in both meta pages, with their checksums or without.
+func otherVersion(sealed bool) func(t *testing.T, s *Store) {
+	return func(t *testing.T, s *Store) {
+		data, err := os.ReadFile(s.Path())
+		check(t, err)
+		for _, page := range []int{0, pageSize} {
+			m := data[page+pageHeader:]
+			m[4]++ // after a magic number of 4 bytes
+			if sum := fnv.New64a(); sealed {
+				_, _ = sum.Write(m[:56])
+				binary.NativeEndian.PutUint64(m[56:], sum.Sum64())
+			}
+		}
+		check(t, os.WriteFile(s.Path(), data, 0o600))
+	}
+}
+
 // TestDamagedFile: a View of a file that bbolt or unwind cannot use returns an error and changes
 // nothing. An Update sets it aside if it is damaged, keeps it, and begins a new one. A file that a
 // newer release wrote stays as it is.
@@ -271,14 +290,8 @@ func TestDamagedFile(t *testing.T) {
 				return btx.Bucket(bucketMeta).Put(keyFormat, []byte(`{"writer":2,"oldestReader":1}`))
 			})
 		}, ErrDamaged},
-		{"a newer bbolt's", func(t *testing.T, s *Store) {
-			data, err := os.ReadFile(s.Path())
-			check(t, err)
-			for _, page := range []int{0, pageSize} {
-				data[page+20]++ // after the page's header of 16 bytes and a magic number of 4
-			}
-			check(t, os.WriteFile(s.Path(), data, 0o600))
-		}, ErrNewer},
+		{"a newer bbolt's", otherVersion(true), ErrNewer},
+		{"the version bytes of both meta pages", otherVersion(false), ErrDamaged}, // issue 51
 	}
 	for _, name := range buckets {
 		rows = append(rows, row{"without " + string(name), func(t *testing.T, s *Store) {

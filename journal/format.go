@@ -179,7 +179,12 @@ var (
 	u64 = binary.NativeEndian.Uint64
 )
 
-type meta struct{ root, freelist, pages, transaction uint64 }
+type meta struct {
+	version                            uint32
+	root, freelist, pages, transaction uint64
+}
+
+const bboltVersion = 2
 
 func newestMeta(data []byte) (newest meta, ok bool) {
 	for page := range 2 {
@@ -189,8 +194,9 @@ func newestMeta(data []byte) (newest meta, ok bool) {
 		}
 		sum := fnv.New64a()
 		_, _ = sum.Write(b[:56])
-		m := meta{root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]), transaction: u64(b[48:])}
-		if u32(b) == 0xED0CDAED && u32(b[4:]) == 2 && u32(b[8:]) == pageSize &&
+		m := meta{version: u32(b[4:]), root: u64(b[16:]), freelist: u64(b[32:]), pages: u64(b[40:]),
+			transaction: u64(b[48:])}
+		if u32(b) == 0xED0CDAED && u32(b[8:]) == pageSize &&
 			u64(b[56:]) == sum.Sum64() && (!ok || m.transaction > newest.transaction) {
 			newest, ok = m, true
 		}
@@ -207,10 +213,10 @@ type pages struct {
 // checkStructure checks, as of the newest transaction, that each page is used once or is free, that
 // keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is
 // the first key of its child page (bbolt relies on that when it writes). If no meta page is valid,
-// it returns nil, because bbolt reports the reason.
+// or another bbolt wrote it, it returns nil, because bbolt reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
-	if !ok {
+	if !ok || m.version != bboltVersion {
 		return nil
 	}
 	if m.pages < 2 || m.pages > uint64(len(data))/pageSize {

@@ -15,3 +15,7 @@ func OpenIn(stateDir, name string) (*os.File, error) {
 	}
 	return openFile(filepath.Join(stateDir, name), os.O_RDWR|os.O_CREATE)
 }
+
+// CheckDir returns why a directory cannot be a state directory, which makeDir rejects, or nil. A
+// missing one is fs.ErrNotExist.
+func CheckDir(stateDir string) error { return checkDir(stateDir) }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 )
 
@@ -228,10 +227,11 @@ func (s *Store) blame(err error) error {
 	switch {
 	case errors.As(err, &errno):
 		return fmt.Errorf("journal: %w", err)
-	case errors.Is(err, bolterrors.ErrVersionMismatch):
+	}
+	data, cause := verify(s.Path())
+	if m, ok := newestMeta(data); ok && m.version > bboltVersion { // and not a damaged byte
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
-	_, cause := verify(s.Path())
 	return cmp.Or(cause, fmt.Errorf("%w: %w", ErrDamaged, err))
 }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -49,13 +48,17 @@ func historyCommand() *cobra.Command {
 		},
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			err := inspect.CheckNetwork(cmd.Context(), flags.Directories, flags.network)
+			if err != nil {
+				return err
+			}
 			store := &journal.Store{Dir: flags.StateDir}
 			events, err := store.History()
 			if err != nil {
 				return err
 			}
-			if why := unwritable(flags.StateDir); why != "" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s, so unwind cannot record events\n", why)
+			if why := inspect.Unwritable(flags.StateDir); why != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %v, so unwind cannot record events\n", why)
 			}
 			events = inspect.Told(events)
 			if len(args) == 1 && !flags.output.IsObject() {
@@ -88,19 +91,6 @@ func historyCommand() *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
 		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
-}
-
-// unwritable returns why no event can be written to the state directory, or "".
-func unwritable(stateDir string) string {
-	var st unix.Statfs_t
-	switch err := unix.Statfs(stateDir, &st); {
-	case err != nil: // it does not exist yet
-	case st.Flags&unix.ST_RDONLY != 0:
-		return stateDir + " is on a read-only file system"
-	case st.Bfree == 0:
-		return "the disk of " + stateDir + " is full"
-	}
-	return ""
 }
 
 func (flags *historyFlags) check(args []string) error {

@@ -155,7 +155,7 @@ func TestUninstallReleases(t *testing.T) {
 				t.Fatalf("ADD: %v, %v, journal %v, %d veths", err, statErr, n.ids(), n.veths(bridge))
 			}
 
-			if out := n.ctl("uninstall"); out.code != 6 || !out.says("1 attachment, 0 with pending DELs") {
+			if out := n.ctl("uninstall"); out.code != 6 || !out.says("1 attachment (0 dead)") {
 				t.Errorf("uninstall: %+v", out)
 			}
 			rt := n.rt("a")

@@ -18,10 +18,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -92,7 +94,7 @@ func rootCommand() *cobra.Command {
 				return err
 			}
 			if cmd.Name() != "run" { // run logs instead
-				cmd.SetContext(node.Waiting(cmd.Context(), cmd.ErrOrStderr()))
+				cmd.SetContext(waiting(cmd))
 			}
 			if host {
 				return install.EnterHost(cmd.Context(), cmd.Name() == "run")
@@ -124,6 +126,19 @@ func rootCommand() *cobra.Command {
 	}
 	root.AddCommand(versionCommand())
 	return root
+}
+
+// waiting returns a command's context, which bounds its queries of the runtimes.
+func waiting(cmd *cobra.Command) context.Context {
+	within, only := node.LookTimeout, ""
+	if slices.Contains([]string{"sweep", "install", "on"}, cmd.Name()) {
+		within = node.ActTimeout
+	}
+	if f := cmd.Flags().Lookup("cri"); f != nil && f.Value.String() != "auto" &&
+		f.Value.String() != "none" {
+		only = f.Value.String()
+	}
+	return node.Waiting(cmd.Context(), cmd.ErrOrStderr(), within, only)
 }
 
 // version is set by the linker.

@@ -31,6 +31,7 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_status":                                  {"state"},
 	"unwind_ipam_addresses":                          {"family", "network", "pool", "set", "state"},
 	"unwind_journal_readable":                        nil,
+	"unwind_journal_writable":                        nil,
 	"unwind_off_timestamp_seconds":                   {"by"},
 	"unwind_oldest_pending_delete_timestamp_seconds": nil,
 	"unwind_pending_deletes":                         {"network", "plugin"},

@@ -43,6 +43,7 @@ type plainNode struct {
 	binDir  string // of the plugins that unwindctl runs
 	list    *libcni.NetworkConfigList
 	cni     *libcni.CNIConfig
+	cri     *nodetest.FakeCRI
 	socket  string
 	listed  []string
 	ports   int
@@ -161,6 +162,11 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 			ts.Fatalf("another address: %s", got)
 		}
 	},
+	// slow: the runtime is overloaded from now on, and tells its directories.
+	"slow": func(n *plainNode, _ *testscript.TestScript, _ bool, _ []string) {
+		n.cri.Info = map[string]string{"cniconfig": fmt.Sprintf(`{"PluginConfDir": %q, "PluginDirs": [%q]}`, n.confDir, n.binDir)}
+		n.cri.Slow.Store(true)
+	},
 	// deaf PATH: a socket at which nobody answers.
 	"deaf": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		l, err := new(net.ListenConfig).Listen(context.Background(), "unix", ts.MkAbs(args[0]))
@@ -261,7 +267,7 @@ func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 		t.Fatal(err)
 	}
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{filepath.Join(n.tools, "cni")}, cniDir, nil)
-	n.socket = nodetest.ServeCRI(t, func(context.Context) (all []*cri.PodSandbox, err error) {
+	n.cri = &nodetest.FakeCRI{List: func(context.Context) (all []*cri.PodSandbox, err error) {
 		for _, id := range n.listed {
 			if id == "error" {
 				return nil, errors.New("no")
@@ -269,7 +275,8 @@ func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 			all = append(all, nodetest.Sandbox(id, cri.PodSandboxState_SANDBOX_READY))
 		}
 		return all, nil
-	})
+	}}
+	n.socket = n.cri.Serve(t)
 	n.removeLink("adopt0")
 	t.Cleanup(func() {
 		_ = os.RemoveAll(poolDir)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,8 +106,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if err := inspect.CheckNetwork(ctx, flags.Directories, flags.Network); err != nil {
 		return err
 	}
-	if s.Cache = true; !s.DryRun {
-		s.Path = cmp.Or(s.Path, node.BinPath(ctx))
+	if s.Cache = true; !s.DryRun && s.Path == "" {
+		s.Path = node.BinPath(ctx)
 	}
 	defer context.AfterFunc(ctx, func() {
 		if s.Progress != nil { // the terminal shows ^C; continue on the next line

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
@@ -83,7 +84,7 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	}
 	errs := []error{err}
 	for _, f := range files {
-		if f.IsDir() || !strings.HasPrefix(f.Name(), prefix) {
+		if f.IsDir() || !strings.HasPrefix(f.Name(), prefix) || isLoopback(f.Name()) {
 			continue
 		}
 		c, err := n.readCached(f.Name())
@@ -92,6 +93,12 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// isLoopback reports whether a file is of a runtime's network for lo, which each pod has and which
+// owns no address (go-cni cni.go, ocicni pkg/ocicni/ocicni.go: both name it cni-loopback).
+func isLoopback(name string) bool {
+	return strings.HasPrefix(name, "cni-loopback-") && strings.HasSuffix(name, "-lo")
 }
 
 func fileName(k journal.Key) string {
@@ -106,7 +113,8 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	data, err := netconf.ReadFile(c.Path)
 	info, infoErr := os.Stat(c.Path) // after the read, so the time is not older than the content
 	switch err = cmp.Or(err, infoErr); {
-	case errors.Is(err, fs.ErrNotExist): // a DEL may have just removed it
+	// a DEL may have just removed it, or no file can have such a long name
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENAMETOOLONG):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("libcni's cache: %s: %w", name, err)

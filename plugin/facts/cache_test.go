@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cni-unwind/journal"
@@ -124,5 +125,31 @@ func TestLaterBesideRecords(t *testing.T) {
 		if got, err := n.Later(t.Context(), e); decide.TruthOf(got, err) != tt.want {
 			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
+	}
+}
+
+// TestLoopback: a runtime's attachments of lo, of which a node may have thousands, are skipped before
+// they are read (issue 51).
+func TestLoopback(t *testing.T) {
+	t.Parallel()
+	n := nodeAt(t)
+	for _, name := range []string{"cni-loopback-a-lo", "podnet-a-lo"} {
+		if err := os.Symlink(name, filepath.Join(n.CacheDir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.Cache(); err == nil || strings.Contains(err.Error(), "cni-loopback") || !strings.Contains(err.Error(), "podnet-a-lo") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestLongNames: no file of the cache can have a name of more than 255 bytes, so there is none, and
+// no error (issue 51).
+func TestLongNames(t *testing.T) {
+	t.Parallel()
+	n, key := nodeAt(t), attachment
+	key.ContainerID = strings.Repeat("a", 256)
+	if later, err := n.Later(t.Context(), &journal.Entry{Key: key}); later || err != nil {
+		t.Errorf("%t, %v", later, err)
 	}
 }

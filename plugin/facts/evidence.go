@@ -144,8 +144,10 @@ func (l *List) has(e *journal.Entry) decide.Fact {
 	if l == nil {
 		return nil
 	}
-	covered := (l.Network == "" || l.Network == e.Network) && (!l.Pods || isPod(e.Added.Pod))
-	return decide.TruthIf(covered, l.Names(e.Key))
+	named := l.Names(e.Key)
+	covered := (l.Network == "" || l.Network == e.Network) &&
+		(named || !l.Pods || isPod(e.Added.Pod))
+	return decide.TruthIf(covered, named)
 }
 
 // isPod reports whether an attachment belongs to a Kubernetes pod. A podman container has a pod's

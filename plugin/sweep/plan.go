@@ -43,6 +43,9 @@ type Finding struct {
 	// Records has the attachment's records before the release, newest first. If it is dead, and the
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
 	Records []*journal.Entry
+	// Older has the verdict on each record but the newest, by its own evidence. The sweep does not use
+	// it: it releases all records of an attachment, or none.
+	Older []Finding
 
 	counts bool // the mass-release guard counts it (see holdsNothing)
 	failed int  // the tries of its DELs, if all have failed (see undo.FailedTries)
@@ -164,6 +167,11 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 			e = s.waiting(ctx, e)
 		}
 		f.Records = append(f.Records, e)
+		if len(f.Records) > 1 {
+			ev := s.w.Node.Gather(ctx, e, nil)
+			f.Older = append(f.Older, Finding{Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State,
+				Evidence: ev, Verdict: decide.Decide(ev), Left: s.w.Node.GraceLeft(e)})
+		}
 	}
 	if f.Releasable() {
 		f.Pending = undo.PendingSteps(f.Records[0])

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"slices"
@@ -95,6 +96,26 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
+// checkHelp makes help and completion, which cobra adds, refuse a name that does not exist.
+func checkHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				of, rest, err := root.Find(args)
+				if err == nil && len(rest) > 0 {
+					err = NoArgs(of, rest)
+				}
+				return err
+			}
+		case "completion":
+			cmd.Args, cmd.RunE = NoArgs, root.RunE
+		}
+	}
+}
+
 // OneArg accepts one argument, or none if the argument is in brackets in cmd.Use.
 func OneArg(cmd *cobra.Command, args []string) error {
 	_, name, _ := strings.Cut(cmd.Use, " ")
@@ -115,6 +136,7 @@ func Main(root *cobra.Command, hint func(error) string) (code int) {
 		signal.Stop(signals) // first, so that a second signal kills the program immediately
 		interrupt()
 	}()
+	checkHelp(root)
 	err := root.ExecuteContext(ctx)
 	printError(root, err, hint(err))
 	return exitCode(ctx, err)
@@ -129,7 +151,11 @@ func printError(root *cobra.Command, err error, hint string) {
 	if path := root.CommandPath(); hint == "" && errors.As(err, &usage) {
 		hint = path + " --help lists the commands; " + path + " COMMAND --help lists a command's flags"
 	}
-	if hint = cmp.Or(HintOf(err), hint); hint != "" {
+	hint = cmp.Or(HintOf(err), hint)
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 && !strings.Contains(hint, "as root") {
+		hint = "run this as root"
+	}
+	if hint != "" {
 		fmt.Fprintf(root.ErrOrStderr(), "hint: %s\n", hint)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -22,10 +23,12 @@ type FakeCRI struct {
 	Release string            // the runtime's version
 	Info    map[string]string // in the reply to a verbose Status
 	Asked   atomic.Int64      // number of Status calls
+	Slow    atomic.Bool       // it is overloaded: it answers Version and ListPodSandbox after 3 s
 }
 
 func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
 	*cri.ListPodSandboxResponse, error) {
+	f.wait()
 	switch {
 	case f.List == nil:
 		return nil, status.Error(codes.Unimplemented, "no pods")
@@ -36,7 +39,14 @@ func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxReque
 	return &cri.ListPodSandboxResponse{Items: items}, err
 }
 
+func (f *FakeCRI) wait() {
+	if f.Slow.Load() {
+		time.Sleep(3 * time.Second)
+	}
+}
+
 func (f *FakeCRI) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
+	f.wait()
 	return &cri.VersionResponse{RuntimeName: "fake", RuntimeVersion: f.Release}, nil
 }
 

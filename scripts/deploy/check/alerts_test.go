@@ -111,6 +111,9 @@ func TestAlerts(t *testing.T) {
 		}, []string{"1m to 14m: unwind on a ran ADD without its journal (full)"}},
 		{"never", "UnwindDegraded", []string{node}, nil},
 
+		{"a disk becomes read-only", "UnwindJournalUnwritable", []string{`unwind_journal_writable{instance="a"} 1x30 0x29 1x60`},
+			[]string{"36m to 60m: unwind on a cannot write its journal"}},
+
 		{"on", "UnwindOff", []string{`unwind_status{instance="a", state="on"} 1x120`, `unwind_status{instance="a", state="refused"} 0x120`}, nil},
 		{"off, with a series for each reason", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 0x50 1x59`,
@@ -187,7 +190,7 @@ func TestAlerts(t *testing.T) {
 // TestAlertsAreTested: no rule is without a test that it fires.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
-	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindOff",
+	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindJournalUnwritable", "UnwindOff",
 		"UnwindPluginMissing", "UnwindPluginSkew", "UnwindPoolNearlyFull", "UnwindRollbacks", "UnwindRuntimeDown", "UnwindSweepStale"}
 	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }

@@ -78,11 +78,16 @@ func (s *server) source() metrics.Source {
 	return source
 }
 
-// readyz reports whether pods of the node go through unwind, and if not, why. A version that cannot
+// readyz reports whether pods of the node go through unwind, with its journal, and if not, why. A version that cannot
 // install is not ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)
+	if seen := s.seen.Load(); seen != nil && seen.Report.Unwritable != nil {
+		http.Error(w, fmt.Sprintf("not ready: journal: %v", seen.Report.Unwritable),
+			http.StatusServiceUnavailable)
+		return
+	}
 	if is.Reason.Ready() || is.Reason == "" {
 		_, _ = io.WriteString(w, strings.TrimSpace("ok\n"+why)+"\n")
 		return

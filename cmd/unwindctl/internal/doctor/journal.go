@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
-	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -110,7 +110,6 @@ func (e *examination) rollbacks(events []journal.Event) {
 
 func (e *examination) attachments(found *inspect.Report) {
 	var long, held, gone, adding []string
-	pending := 0
 	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
@@ -120,7 +119,7 @@ func (e *examination) attachments(found *inspect.Report) {
 		if !a.PendingDEL() {
 			continue
 		}
-		if pending++; age <= pendingLong {
+		if age <= pendingLong {
 			continue
 		}
 		if a.HasStep(journal.ForRules) {
@@ -168,7 +167,7 @@ func (e *examination) attachments(found *inspect.Report) {
 			"same range, and for a pool directory that was emptied or restored while pods ran",
 			"%s assigned twice: %s", term.Plural(len(all), "address was", "addresses were"), some(all))
 	}
-	e.verdicts(found, pending)
+	e.verdicts(found)
 }
 
 // removed reports the pending DELs of plugins that have left the chain, and returns them, as
@@ -206,7 +205,8 @@ func (e *examination) dropped(events []journal.Event) {
 	}
 }
 
-func (e *examination) verdicts(found *inspect.Report, pending int) {
+func (e *examination) verdicts(found *inspect.Report) {
+	dead := len(inspect.Filter(found.Attachments, (*inspect.Attachment).Dead))
 	all, elsewhere := 0, 0
 	var unknown []sweep.Finding
 	for _, f := range found.Findings {
@@ -230,13 +230,16 @@ func (e *examination) verdicts(found *inspect.Report, pending int) {
 			unknown[0].Reason)
 	}
 	if elsewhere+len(unknown) == 0 {
-		e.add("attachments", OK, "", "%s, %d with pending DELs", term.Attachments(all), pending)
+		e.add("attachments", OK, "", "%s (%d dead)", term.Attachments(all), dead)
 	}
 }
 
 // pools reports how full each range set of each pool is.
 func (e *examination) pools(found *inspect.Report) {
-	if err := errors.Join(found.SweepErr, found.PoolErr); err != nil {
+	err := errors.Join(found.SweepErr, found.PoolErr)
+	if err != nil && !slices.ContainsFunc(e.checks, func(c check) bool {
+		return strings.Contains(c.Text, term.Printable(err.Error()))
+	}) {
 		e.add("pools", Warning, "", "%v", err)
 	}
 	for _, p := range found.Pools {
@@ -282,14 +285,14 @@ const (
 )
 
 // directory examines the state directory, and reports whether it contains a readable journal.
-func (e *examination) directory() bool {
+func (e *examination) directory(found *inspect.Report) bool {
 	info, err := os.Stat(e.StateDir)
 	if err == nil {
 		e.files(info)
 		_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
-	} else if parent := e.parent(); errors.Is(err, fs.ErrNotExist) && parent != "" {
+	} else if errors.Is(err, fs.ErrNotExist) && found.Unwritable != nil {
 		e.add("journal", Failure, "set stateDir in unwind's conflist to a directory that can be created",
-			"%s does not exist and cannot be created in %s", e.StateDir, parent)
+			"%s does not exist and cannot be created: %v", e.StateDir, found.Unwritable)
 		return false
 	}
 	switch {
@@ -301,26 +304,12 @@ func (e *examination) directory() bool {
 	return err == nil
 }
 
-// parent returns the closest existing parent of the state directory, if the state directory cannot
-// be created there, else "".
-func (e *examination) parent() string {
-	parent := filepath.Dir(e.StateDir)
-	for !durable.Exists(parent) {
-		parent = filepath.Dir(parent)
-	}
-	// the plugin runs as root, so the rights of another user who runs doctor do not matter
-	if info, err := os.Stat(parent); err != nil || !info.IsDir() ||
-		os.Geteuid() == 0 && unix.Access(parent, unix.W_OK) != nil {
-		return parent
-	}
-	return ""
-}
-
 // files examines the files in the state directory, and its disk.
 func (e *examination) files(info fs.FileInfo) {
 	if info.Mode().Perm()&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
-			"%s has mode %04o: other users can read or write it", e.StateDir, info.Mode().Perm())
+			"%s has mode %04o: other users can read or write it", e.StateDir,
+			info.Sys().(*syscall.Stat_t).Mode&0o7777)
 	}
 	e.disk()
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",

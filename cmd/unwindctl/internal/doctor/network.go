@@ -78,6 +78,9 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	for i, path := range paths {
 		c, err := netconf.ReadConflist(path)
 		switch {
+		case install.Broken(path):
+			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod can "+
+				"start", "%s: %v", path, err)
 		case c == nil && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)
@@ -90,7 +93,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
 			e.add("network", Warning,
-				"run unwindctl install, which puts the plugins of unwind's chain there",
+				"run unwindctl install, which repairs that file",
 				"%s contains unwind, but the runtime uses %s", path, ours.Path)
 		default:
 			ours = c
@@ -222,6 +225,8 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		}
 		versions, err := install.SupportedVersions(ctx, path)
 		switch {
+		case err != nil && install.NoExec(filepath.Dir(path)):
+			e.add("plugins", Failure, "remount "+filepath.Dir(path)+" without noexec", "%s: %v", path, err)
 		case err != nil:
 			e.add("plugins", Failure, "reinstall it", "%s: %v", path, err)
 		case !slices.Contains(versions, spoken):

@@ -148,7 +148,7 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	}
 	e.degraded(found)
 	e.rollbacks(found.Events)
-	if e.directory() {
+	if e.directory(found) {
 		e.journal(found)
 	}
 	e.pools(found)

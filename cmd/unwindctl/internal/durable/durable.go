@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Replace replaces a file with new content and mode. After a crash or a power loss the file is
@@ -136,6 +138,26 @@ func NotDirectory(path string) string {
 		return "not a directory"
 	}
 	return ""
+}
+
+// CannotCreate returns why this process cannot create a file in a directory, whose missing parents
+// would be created too, or nil.
+func CannotCreate(dir string) error {
+	for !Exists(dir) && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+	}
+	var st unix.Statfs_t
+	err := unix.Access(dir, unix.W_OK)
+	switch statErr := unix.Statfs(dir, &st); {
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%s is on a read-only file system", dir)
+	case err == nil && statErr == nil && st.Files > 0 && st.Ffree == 0:
+		err = unix.ENOSPC
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	return nil
 }
 
 func Exists(path string) bool {

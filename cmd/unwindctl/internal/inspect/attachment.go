@@ -61,6 +61,11 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
+// Dead reports whether a sweep releases the attachment: it has pending DELs, or its verdict is dead.
+func (a *Attachment) Dead() bool {
+	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
+}
+
 // Status is the state of an attachment as tables and metrics show it: the journal's state, unless
 // the verdict is unknown, foreign or recent, or is dead while the journal's state is adding or
 // live.
@@ -92,7 +97,7 @@ func Sort(attachments []Attachment) {
 		switch fails := func(s Step) bool { return decide.Failing(&s.of) }; {
 		case a.PendingDEL() && slices.ContainsFunc(a.Steps, fails):
 			return 0
-		case a.PendingDEL(), a.Verdict == decide.Dead, a.Verdict == decide.Foreign:
+		case a.Dead():
 			return 1
 		case a.Verdict == decide.Unknown:
 			return 2

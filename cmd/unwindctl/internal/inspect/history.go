@@ -72,11 +72,13 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	if o.IsObject() {
 		return errors.Join(o.PrintObject(out, "attachments", []any{}), none)
 	}
-	if address, err := netip.ParseAddr(arg); err == nil {
-		if explainAddress(&text, address.Unmap(), r.Pools); text.Len() == 0 {
-			none = errors.Join(fmt.Errorf("%w; no host-local pool on this node contains the address", none),
-				r.PoolErr, r.SweepErr)
-		}
+	address, addressErr := netip.ParseAddr(arg)
+	for _, p := range r.Pools {
+		p.explainOwners(&text, arg, address.Unmap())
+	}
+	if text.Len() == 0 && addressErr == nil {
+		none = errors.Join(fmt.Errorf("%w; no host-local pool on this node contains the address", none),
+			r.PoolErr, r.SweepErr)
 	}
 	events := slices.DeleteFunc(slices.Clone(r.Events),
 		func(e journal.Event) bool { return !About(e, arg) })
@@ -97,25 +99,31 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainAddress writes in which pools an address that is not in the journal is reserved or free.
-func explainAddress(text *strings.Builder, address netip.Addr, pools []*Pool) {
-	for _, p := range pools {
-		i := slices.IndexFunc(p.Reservations, func(r reservation) bool { return r.Address == address })
-		if i < 0 {
-			p.explainFree(text, address)
+// explainOwners writes which addresses of a pool are reserved for an argument of Find that is not in
+// the journal, and whether the address, if it is one, is free.
+func (p *Pool) explainOwners(text *strings.Builder, arg string, address netip.Addr) {
+	none := true
+	for _, r := range p.Reservations {
+		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,
+			IfName: r.IfName}, Pod: r.Pod, Addresses: []netip.Addr{r.Address}}}, arg)
+		if len(found) == 0 {
 			continue
 		}
-		r, owner := p.Reservations[i], ""
+		none = false
+		owner := ""
 		for _, of := range [][2]string{{" for container ", term.OneLine(r.ContainerID)},
 			{", interface ", term.OneLine(r.IfName)}, {", pod ", strings.Trim(podName(r.Pod), "-")}} {
 			if of[1] != "" {
 				owner += of[0] + of[1]
 			}
 		}
-		fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", address, p.Dir, owner, term.OneLine(r.Why))
+		fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", r.Address, p.Dir, owner, term.OneLine(r.Why))
 		if r.Remedy != "" {
 			fmt.Fprintf(text, "%s.\n", r.Remedy)
 		}
+	}
+	if none {
+		p.explainFree(text, address)
 	}
 }
 

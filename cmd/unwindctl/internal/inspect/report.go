@@ -42,6 +42,7 @@ type Report struct {
 	ListErr   error       // why the runtime returned no list
 	NoRuntime bool        // --cri auto found no runtime
 
+	Unwritable error // why unwind's plugin cannot write the journal
 	JournalErr error // the journal cannot be read: Findings is nil
 	HistoryErr error
 	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
@@ -53,7 +54,6 @@ type Report struct {
 // Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
 // It returns a UsageError if the flags, or the list that they name, cannot be used.
 func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
-	of.Within = cmp.Or(of.Within, node.LookTimeout)
 	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
 }
 
@@ -62,7 +62,7 @@ func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
 func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
 	*Report, error,
 ) {
-	r := &Report{Scope: of, Attachments: []Attachment{}, Pools: []*Pool{}}
+	r := &Report{Scope: of, Unwritable: Unwritable(of.StateDir), Attachments: []Attachment{}, Pools: []*Pool{}}
 	if of.Of != nil {
 		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
 	} else {
@@ -111,8 +111,12 @@ func (r *Report) take(findings []sweep.Finding) {
 		if errors.As(f.Err, &damaged) {
 			r.Damaged = append(r.Damaged, f.Err)
 		}
-		for _, record := range f.Records {
-			r.Attachments = append(r.Attachments, judged(record, f))
+		for i, record := range f.Records {
+			of := f
+			if i > 0 {
+				of = &f.Older[i-1]
+			}
+			r.Attachments = append(r.Attachments, judged(record, of))
 		}
 	}
 	if r.List == nil { // with a list, the findings name these pods

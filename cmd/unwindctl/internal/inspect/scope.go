@@ -2,13 +2,18 @@ package inspect
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/cmd/unwindctl/internal/pools"
 	"cni-unwind/journal"
@@ -25,9 +30,7 @@ type Scope struct {
 	Force      bool     // accept an empty list from Valid, and see sweep.Job
 	Ours       bool     // only the pools of chains that unwind runs
 	Sockets    []string // the sockets that --cri auto tries besides the known ones
-	// Within bounds the query of the runtime, see node.PodSandboxes.
-	Within time.Duration
-	Of     *Report // use the list of this report; nil to query the runtime
+	Of         *Report  // use the list of this report; nil to query the runtime
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other
@@ -42,9 +45,9 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	case s.Valid != "":
 		return s.readValid(stdin)
 	case s.CRI == "auto":
-		return node.FindPodSandboxes(ctx, s.Within, slices.Concat(node.CRISockets, s.Sockets))
+		return node.FindPodSandboxes(ctx, slices.Concat(node.CRISockets, s.Sockets))
 	case s.CRI != "" && s.CRI != "none":
-		return node.PodSandboxes(ctx, s.Within, s.CRI)
+		return node.PodSandboxes(ctx, s.CRI)
 	}
 	return nil, nil
 }
@@ -66,19 +69,21 @@ func (s Scope) ListFlags() (flags string) {
 // readValid reads the list from Valid. Without Force it refuses an empty list: the script that
 // wrote it has probably failed, and the list would release every attachment without a process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
-	var data []byte
-	var err error
-	if s.Valid == "-" {
-		data, err = io.ReadAll(stdin)
-	} else {
-		data, err = os.ReadFile(s.Valid)
+	if s.Valid != "-" {
+		f, err := os.Open(s.Valid)
+		if err != nil {
+			return nil, term.Usage("--valid-attachments: %w", err)
+		}
+		defer f.Close()
+		stdin = f
+	}
+	data, err := netconf.ReadAll(stdin)
+	var valid []netconf.Attachment
+	if err == nil {
+		valid, err = netconf.ParseValid(data)
 	}
 	if err != nil {
-		return nil, term.Usage("%w", err)
-	}
-	valid, err := netconf.ParseValid(data)
-	if err != nil {
-		return nil, term.Usage("%s: %w", s.Valid, err)
+		return nil, term.Usage("--valid-attachments %s: %w", s.Valid, err)
 	}
 	if len(valid) == 0 && !s.Force {
 		return nil, term.WithHint("if network "+s.Network+" really has no attachment, run unwindctl "+
@@ -86,6 +91,24 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 			"empty, but a node usually runs a pod; nothing is released without --force", s.Valid))
 	}
 	return facts.NewList(s.Network, valid), nil
+}
+
+// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil.
+// Another user cannot check the directory's rights.
+func Unwritable(stateDir string) error {
+	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var st unix.Statfs_t
+	err := durable.CannotCreate(stateDir)
+	switch {
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		return nil
+	case err == nil && unix.Statfs(stateDir, &st) == nil && st.Bfree == 0,
+		errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("the disk of %s is full", stateDir)
+	}
+	return err
 }
 
 // CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the

@@ -215,8 +215,13 @@ func pendingSentences(a *Attachment) (lines []string) {
 				"still have rules or host ports. It runs once the DEL of that plugin succeeds or is out "+
 				"of tries, or after a reboot.", s.Plugin)
 		default:
-			if ready = true; s.Code == 0 {
+			if ready = true; s.Tries == 0 {
 				untried = append(untried, s.Plugin)
+				continue
+			}
+			if s.Code == 0 {
+				say("The DEL of %s has been tried %s without an end: it was killed, or still runs. %s "+
+					"retries it.", s.Plugin, term.Plural(s.Tries, "time", "times"), in)
 				continue
 			}
 			failed = true

@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
@@ -90,16 +91,23 @@ func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 // renames the file, so that the next install finds its configuration, or else removes it, which
 // needs no disk space.
 func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
-	data, readErr := netconf.ReadFile(s.Path())
+	_, missing := os.Lstat(s.Path())
 	at, _ := netconf.ReadConflist(s.Path())
-	if readErr == nil && !json.Valid(data) { // an incomplete file, which nothing can use
+	if Broken(s.Path()) {
 		changes = append(changes, remove(s.Path(), ""))
-	} else if !ours(at) && !errors.Is(readErr, fs.ErrNotExist) {
+	} else if !ours(at) && !errors.Is(missing, fs.ErrNotExist) {
 		hint := "rename it, or choose another name with --unwind-file"
 		if at != nil && at.Unwind != nil {
 			hint = takeOutHint(at)
 		}
 		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
+	}
+	stuck := func(err error) error {
+		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable", "%w",
+			err)
+	}
+	if err := unix.Access(s.ConfDir, unix.W_OK); at != nil && err != nil {
+		return nil, stuck(fmt.Errorf("%s: %w", s.ConfDir, err))
 	}
 	kept := ""
 	for _, c := range s.own() {
@@ -115,8 +123,7 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 				}
 				done.Change, done.What = "removed", c.Path
 				if err := durable.Remove(c.Path); err != nil {
-					return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+
-						" is writable", "%w", err)
+					return stuck(err)
 				}
 				return nil
 			}})

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/journal"
@@ -150,7 +152,16 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	if err == nil && s.about != "" {
 		one.What += " (" + s.about + ")"
 	}
-	return []*Change{one}, err
+	changes := []*Change{one}
+	if err == nil { // run it where the runtime will
+		changes = append(changes, &Change{apply: func(*Change) error {
+			if _, _, err := AskVersion(ctx, s.plugin()); err != nil {
+				return fmt.Errorf("the plugin was installed, but does not run: %s: %w", s.plugin(), err)
+			}
+			return nil
+		}})
+	}
+	return changes, err
 }
 
 // sameContent compares a file with the one at a path, piece by piece, because the agent does so
@@ -180,5 +191,15 @@ func (s Setup) checkBinDir() error {
 		return term.WithHint("set --cni-bin-dir to the runtime's plugin directory",
 			"plugin directory %s: %s", s.BinDir, problem)
 	}
+	if NoExec(s.BinDir) {
+		return term.WithHint("remount it without noexec, or set --cni-bin-dir to the runtime's plugin "+
+			"directory", "plugin directory %s is mounted noexec, so no pod could start", s.BinDir)
+	}
 	return nil
+}
+
+// NoExec reports whether a mount option keeps programs in a directory from running.
+func NoExec(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0
 }

@@ -11,6 +11,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/netconf"
 )
@@ -26,7 +27,11 @@ type Options struct {
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
 func Run(ctx context.Context, to term.Streams, o Options) error {
-	r, s, err := o.find(ctx)
+	r, err := o.Find(ctx, "/")
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -51,15 +56,6 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	return errors.Join(err, printErr)
 }
 
-func (o Options) find(ctx context.Context) (node.Runtime, Setup, error) {
-	r, err := o.Find(ctx, "/")
-	if err != nil {
-		return r, Setup{}, err
-	}
-	s, err := o.Setup(ctx, r)
-	return r, s, err
-}
-
 // plan plans an install and prints warnings. It returns an error if the install is refused.
 func (o Options) plan(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup,
@@ -75,7 +71,7 @@ func (o Options) plan(
 		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
 	about, binaryErr := s.VerifyBinary(ctx)
-	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(),
+	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(), s.checkJournal(),
 		p.refuseMissing(r.BinDirs)} {
 		if err != nil {
 			return nil, s, err
@@ -91,13 +87,22 @@ func (o Options) plan(
 	return p, s, nil
 }
 
+// checkJournal returns an error if each ADD would run without the journal.
+func (s Setup) checkJournal() error {
+	if err := inspect.Unwritable(s.stateDir()); err != nil {
+		return term.WithHint("correct that, or choose another directory with --state-dir; nothing was "+
+			"changed", "unwind could not write its journal: %w", err)
+	}
+	return nil
+}
+
 // install carries out a plan. It copies the programs last: without --systemd, a failure is only a
 // warning, because unwind itself is already in use.
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
 	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
-		return fmt.Errorf("nothing was changed: %w", err)
+		return fmt.Errorf("the network is unchanged: %w", err)
 	}
 	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
 		text := "the network is unchanged"
@@ -145,7 +150,11 @@ const onWithin = 15 * time.Second
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
 // configuration that off has kept, or that is still in use.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
-	r, s, err := o.find(ctx)
+	r, err := o.FindInstalled(ctx, "/", time.Minute)
+	if err != nil {
+		return err
+	}
+	s, err := o.Setup(ctx, r)
 	if err != nil {
 		return err
 	}

@@ -122,7 +122,7 @@ func ReadOff(stateDir string) *OffState {
 	if err != nil {
 		return nil
 	}
-	text, _ := os.ReadFile(path)
+	text, _ := netconf.ReadFile(path)
 	by := term.OneLine(strings.TrimSpace(string(text[:min(len(text), 256)])))
 	return &OffState{info.ModTime(), cmp.Or(by, somebody)}
 }

@@ -25,7 +25,8 @@ const repaired = "changed"
 //
 //  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
 //     unwind (netconf.ReadProvider).
-//  2. Plugins that an installer has added to our file, where unwind does not run them, go to the
+//  2. A copy of our file is removed: the runtime would load it once ours is gone.
+//  3. Plugins that an installer has added to our file, where unwind does not run them, go to the
 //     end of the provider's file. The caller then writes or removes ours. A crash in between leaves
 //     them in both files, so they run twice rather than not at all.
 //
@@ -38,6 +39,12 @@ func (s Setup) repairs() (all []*Change, err error) {
 	}
 	for _, path := range paths {
 		was, _ := netconf.ReadConflist(path)
+		if s.isCopy(path) {
+			one := remove(path, "")
+			one.What, one.path = fmt.Sprintf("%s (a copy of %s)", path, s.Path()), path
+			all = append(all, one)
+			continue
+		}
 		if path == s.Path() || path != source && !madeFromOurs(was) {
 			continue
 		}
@@ -108,16 +115,18 @@ func (s Setup) readOther(path string) (*netconf.Conflist, error) {
 	return c, err
 }
 
-// madeFromOurs reports whether another program has made a file from ours, with plugins of its own.
+// madeFromOurs reports whether another program has made a file from ours: with plugins of its own,
+// or in place of the provider's file.
 func madeFromOurs(c *netconf.Conflist) bool {
-	return c != nil && c.Unwind != nil && c.Unwind.ChainFile != "" && len(c.Types) > 1
+	return c != nil && c.Unwind != nil && c.Unwind.ChainFile != "" &&
+		(len(c.Types) > 1 || namesItself(c))
 }
 
 // keepCopy keeps a copy of the provider's file, for a chainFile that an installer has replaced by a
 // file made from ours. A crash leaves the previous copy.
 func (s Setup) keepCopy(source *netconf.Conflist) error {
 	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
-	if kept, err := os.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {
+	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {
 		return nil
 	}
 	return durable.Replace(path, bytes.NewReader(source.Data), 0o600)

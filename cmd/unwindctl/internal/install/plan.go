@@ -1,6 +1,7 @@
 package install
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -74,8 +75,13 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-// Repairs returns a text about each change to another program's file.
-func (p *Plan) Repairs() []string { return (&Changes{List: p.repairs}).Of(repaired) }
+// Repairs returns a text about each change to another program's file, and each removed copy of ours.
+func (p *Plan) Repairs() (texts []string) {
+	for _, one := range p.repairs {
+		texts = append(texts, one.What)
+	}
+	return texts
+}
 
 // readOwn reads our file, wherever it is. It returns nil if there is none, and an error if
 // unwindctl did not write it.
@@ -97,6 +103,11 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	}
 	c, err := netconf.ReadConflist(path)
 	switch {
+	case Broken(path):
+		p.warnings = append(p.warnings, path+" was not valid JSON, for example after a power loss, and "+
+			"is written again: keys that you had added to it are lost, and so is stateDir without "+
+			"--state-dir")
+		return nil, nil
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
 			"unwindctl did not write %s, and leaves it unchanged", path)
@@ -110,7 +121,27 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 // file. Other programs may have added plugins after unwind.
 func ours(c *netconf.Conflist) bool {
 	return c != nil && len(c.Types) > 0 && c.Types[0] == netconf.Name && c.Unwind != nil &&
-		c.Unwind.ChainFile != ""
+		c.Unwind.ChainFile != "" && !namesItself(c)
+}
+
+// namesItself reports whether a file is its own chain: it was the provider's file, and another
+// program has replaced it by a copy of ours.
+func namesItself(c *netconf.Conflist) bool { return same(c.Path, c.Unwind.ChainFile) }
+
+// Broken reports whether a file is ours by its name, but not valid JSON, for example after a power
+// loss. No runtime can use it.
+func Broken(path string) bool {
+	data, err := netconf.ReadFile(path)
+	return err == nil && !json.Valid(data) && strings.Contains(filepath.Base(path), netconf.Name) &&
+		slices.Contains(forms, filepath.Ext(strings.TrimSuffix(path, node.OffSuffix)))
+}
+
+// isCopy reports whether another program has copied our file: a file of the same network and chain.
+func (s Setup) isCopy(path string) bool {
+	own, _ := netconf.ReadConflist(s.Path())
+	c, _ := netconf.ReadConflist(path)
+	return path != s.Path() && ours(own) && ours(c) && len(c.Types) == 1 && c.Name == own.Name &&
+		c.Unwind.ChainFile == own.Unwind.ChainFile
 }
 
 // checkDirectory returns an error if the runtime would not use our file, or if another file already
@@ -126,7 +157,7 @@ func (s Setup) checkDirectory(p *Plan) error {
 		return err
 	}
 	for _, path := range paths {
-		if path == p.path {
+		if path == p.path || s.isCopy(path) {
 			continue
 		}
 		c, _ := netconf.ReadConflist(path)
@@ -171,7 +202,7 @@ func nameBefore(other, ext string) string {
 func (s Setup) firstOther() string {
 	paths, _ := netconf.Conflists(s.ConfDir)
 	for _, path := range paths {
-		if path != s.Path() {
+		if path != s.Path() && !s.isCopy(path) {
 			return path
 		}
 	}

@@ -51,7 +51,7 @@ func (p Target) OwnFile(r node.Runtime) string {
 		name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(path), node.OffSuffix), renamedBy)
 		c, _ := netconf.ReadConflist(path)
 		made := madeFromOurs(c) && !strings.Contains(name, netconf.Name)
-		if ours(c) && !made && slices.Contains(forms, filepath.Ext(name)) {
+		if (ours(c) && !made || Broken(path)) && slices.Contains(forms, filepath.Ext(name)) {
 			return name
 		}
 	}
@@ -166,12 +166,15 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 	return p.choose(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
 }
 
-// askWithin bounds the time for which FindInstalled waits for a runtime that does not respond.
+// askWithin bounds the time for which off and uninstall wait for a runtime that does not respond.
 const askWithin = 500 * time.Millisecond
 
-// FindInstalled is Find for a command that takes unwind out of use. It asks the runtimes only if
-// unwind is not in their usual directories.
-func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, error) {
+// FindInstalled is Find for a command that takes unwind out of use or into use again. It asks the
+// runtimes only if unwind, which off may have switched off, is not in their usual directories. It
+// waits for them for at most within.
+func (p Target) FindInstalled(
+	ctx context.Context, root string, within time.Duration,
+) (node.Runtime, error) {
 	r, err := p.choose(root, func() ([]node.Runtime, error) { return node.Read(root) })
 	if err == nil {
 		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
@@ -179,7 +182,7 @@ func (p Target) FindInstalled(ctx context.Context, root string) (node.Runtime, e
 			return r, nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	return p.Find(ctx, root)
 }

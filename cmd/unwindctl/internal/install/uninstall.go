@@ -18,6 +18,7 @@ import (
 	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/sweep"
 )
 
 // UninstallOptions are the flags of unwindctl uninstall, and of off.
@@ -52,7 +53,7 @@ const (
 //     because it names the state directory. What something still needs is kept, which is an error.
 //  5. Report what the runtime loads next. It is an error if that is nothing, or runs unwind.
 func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
-	r, err := o.FindInstalled(ctx, "/")
+	r, err := o.FindInstalled(ctx, "/", askWithin)
 	if err != nil {
 		return err
 	}
@@ -108,11 +109,17 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	if !u.OffOnly {
 		verb = "uninstall"
 	}
+	unrecorded := func(err error) error {
+		return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
+			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
+				"will install it again: " + err.Error()})
+	}
+	if err := durable.CannotCreate(u.StateDir); u.DryRun && was == nil && err != nil {
+		return nil, unrecorded(fmt.Errorf("cannot record that unwind is switched off: %w", err))
+	}
 	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
-			return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
-				term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
-					"will install it again: " + err.Error()})
+			return unrecorded(err)
 		}
 		off := ReadOff(u.StateDir)
 		if !u.OffOnly {
@@ -131,16 +138,22 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 // journal is the step that reports a journal with attachments. uninstall then removes nothing that
 // can release them. For off, a journal that cannot be read is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
-	u.attachments, u.unread = inspect.ReadJournal(ctx, &journal.Store{Dir: u.StateDir})
-	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).PendingDEL))
-	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s, %d with pending DELs. "+
-		"The runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
+	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
+		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
+		sweep.Job{DryRun: true})
+	if err != nil {
+		return nil, err
+	}
+	u.attachments, u.unread = r.Attachments, r.Err()
+	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).Dead))
+	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s (%d dead). The "+
+		"runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
 		"--force if more than 10 seem dead",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
-		return []*Change{{Change: "pending", What: "DELs of " + term.Attachments(n) +
-			"; unwindctl sweep retries them"}}, u.unread
+		return []*Change{{Change: "pending", What: "DELs of " + term.Plural(n, "dead attachment",
+			"dead attachments") + "; unwindctl sweep runs them"}}, u.unread
 	case u.OffOnly:
 		return nil, u.unread
 	case u.unread != nil:
@@ -163,7 +176,7 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 	for _, path := range paths {
 		c, readErr := u.Setup.readOther(path)
 		switch {
-		case u.DryRun && u.isOwn(path):
+		case u.DryRun && (u.isOwn(path) || u.Setup.isCopy(path)):
 		case network != "" && c == nil:
 			err = errors.Join(err, fmt.Errorf("%s: %w", path, readErr))
 		case network != "" && c.Name != network:
@@ -177,12 +190,15 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 				strings.Join(c.Types, " → "))}}, nil
 		}
 	}
+	if err != nil {
+		return nil, term.WithHint("correct that file", "no pod can start: %w", err)
+	}
 	of := ""
 	if network != "" {
 		of = fmt.Sprintf(" for network %q", network)
 	}
-	return nil, errors.Join(err, term.WithHint("install the network's provider", "no pod can start: "+
-		"%s contains no conflist%s", u.Setup.ConfDir, of))
+	return nil, term.WithHint("install the network's provider", "no pod can start: %s contains no "+
+		"conflist%s", u.Setup.ConfDir, of)
 }
 
 // takeOutHint returns how to take unwind out of a conflist other than ours.

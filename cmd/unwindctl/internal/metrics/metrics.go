@@ -78,6 +78,7 @@ var helps = map[string][]string{
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the journal is readable: 1 or 0."},
+	"journal_writable": {"Whether ADDs and DELs can write the journal: 1 or 0."},
 	"runtime_up": {"Whether the runtime returned its list of pods: 1 or 0; absent if no runtime was " +
 		"found."},
 }
@@ -112,6 +113,7 @@ func (c *collection) collect() {
 	}
 	if r := c.Report; r != nil {
 		c.add("journal_readable", one(r.Err() == nil))
+		c.add("journal_writable", one(r.Unwritable == nil))
 		if r.List != nil || r.ListErr != nil {
 			c.add("runtime_up", one(r.ListErr == nil))
 		}

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,17 +29,18 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// LookTimeout bounds the query of a read-only command: a runtime that doesn't respond within it is
-// a problem of the node.
-const LookTimeout = 2 * time.Second
-
-// The bounds of the other queries, which tests set higher. versionTimeout bounds the query for a
-// runtime's version, which is the first one. criTimeout bounds the query of a sweep, which can
-// release less without the list, and of Status, which runs the network's STATUS.
-var (
-	versionTimeout = LookTimeout
-	criTimeout     = 10 * time.Second
+// The bounds of a query. A runtime that doesn't respond to a read-only command within LookTimeout
+// is a problem of the node. A sweep can release less without the list, and an install fails without
+// the directories, so both wait for an overloaded runtime for ActTimeout.
+const (
+	LookTimeout = 2 * time.Second
+	ActTimeout  = 10 * time.Second
 )
+
+// The bounds of queries outside a command (see Waiting), which tests set higher. versionTimeout
+// bounds the query for a runtime's version, which is the first one. criTimeout bounds the others,
+// and in a command also Status, which runs the network's STATUS.
+var versionTimeout, criTimeout = LookTimeout, ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
 const maxCRIMessage = 16 << 20
@@ -63,34 +63,67 @@ var ErrNoRuntime = errors.New("found no container runtime; set its socket with -
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// waiting records, for one command, which runtimes do not respond.
+// waiting contains the bounds of one command's queries, and the runtimes that did not respond.
 type waiting struct {
 	stderr io.Writer
+	within time.Duration
+	only   string // the only socket to query; "" for all
 	mu     sync.Mutex
 	silent map[string]time.Time // by socket: when its last call timed out
 }
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command. With it, the command reports on stderr for which
-// runtime it waits. If a runtime has not responded, the command does not query it again
+// Waiting returns a context for one command, which waits for each response for at most within, and
+// queries only the runtime at a socket, unless that is "". With it, the command reports on stderr
+// for which runtime it waits. If a runtime has not responded, the command does not query it again
 // immediately.
-func Waiting(ctx context.Context, stderr io.Writer) context.Context {
-	return context.WithValue(ctx, waitingKey{},
-		&waiting{stderr: stderr, silent: map[string]time.Time{}})
+func Waiting(
+	ctx context.Context, stderr io.Writer, within time.Duration, only string,
+) context.Context {
+	return context.WithValue(ctx, waitingKey{}, &waiting{stderr: stderr, within: within,
+		only: only, silent: map[string]time.Time{}})
 }
 
-// waitingFor reports whether to call a runtime. If so, the caller calls stop when that call has
-// returned.
-func waitingFor(ctx context.Context, socket string, within time.Duration) (wait bool, stop func()) {
+// realPath returns the path of a socket, without links if it exists.
+func realPath(socket string) string {
+	path := socketPath(socket)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
+func waitingOf(ctx context.Context) *waiting {
 	w, _ := ctx.Value(waitingKey{}).(*waiting)
-	if w == nil {
-		return true, func() {}
+	return w
+}
+
+// bound returns the time that a query may take: the command's, or the given one outside a command.
+func bound(ctx context.Context, outside time.Duration) time.Duration {
+	if w := waitingOf(ctx); w != nil {
+		return w.within
+	}
+	return outside
+}
+
+// errNotAsked means that a command did not query a runtime.
+var errNotAsked = errors.New("not asked, because --cri names another runtime")
+
+// waitingFor returns an error if a runtime must not be called. Otherwise the caller calls stop when
+// that call has returned.
+func waitingFor(ctx context.Context, socket string, within time.Duration) (stop func(), err error) {
+	w := waitingOf(ctx)
+	switch {
+	case w == nil:
+		return func() {}, nil
+	case w.only != "" && realPath(socket) != realPath(w.only):
+		return nil, errNotAsked
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if time.Since(w.silent[socket]) < 3*time.Second { // a later round of --watch tries again
-		return false, nil
+		return nil, status.Error(codes.DeadlineExceeded, "no answer to the previous query")
 	}
 	notice := time.AfterFunc(LookTimeout, func() {
 		if within <= LookTimeout {
@@ -98,27 +131,56 @@ func waitingFor(ctx context.Context, socket string, within time.Duration) (wait 
 		}
 		fmt.Fprintf(w.stderr, "waiting for the runtime at %s (up to %s)\n", socket, within)
 	})
-	return true, func() {
+	return func() {
 		notice.Stop()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			w.silent[socket] = time.Now()
 		}
-	}
+	}, nil
 }
+
+// criError is an error of a runtime, without the words of gRPC. It wraps the status.
+type criError struct {
+	text   string
+	status error
+}
+
+func (e *criError) Error() string { return e.text }
+
+func (e *criError) Unwrap() error { return e.status }
 
 func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	wait, stop := waitingFor(ctx, socketPath(socket), within)
-	if !wait {
-		return answer, status.Error(codes.DeadlineExceeded, "skipped, because the runtime did not "+
-			"respond to the previous call in time")
+	stop, err := waitingFor(ctx, socketPath(socket), within)
+	if err == nil {
+		defer stop()
+		answer, err = callNow(ctx, socket, question, method)
 	}
-	defer stop()
+	switch as, is := status.FromError(err); {
+	case err == nil || !is:
+		return answer, err
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return answer, &criError{fmt.Sprintf("no answer within %s", within), err}
+	case as.Code() == codes.Unavailable:
+		return answer, &criError{"the connection was closed; no CRI runtime may listen there", err}
+	default:
+		return answer, &criError{as.Message(), err}
+	}
+}
+
+func callNow[Q, A any](ctx context.Context, socket string, question Q,
+	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
+) (answer A, err error) {
+	first, err := dial(ctx, socket) // gRPC would hide why this fails
+	if err != nil {
+		return answer, err
+	}
+	_ = first.Close()
 	conn, err := grpc.NewClient("unix:"+socketPath(socket), // two slashes would exclude relative paths
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxCRIMessage)))
@@ -129,17 +191,29 @@ func call[Q, A any](ctx context.Context, socket string, within time.Duration, qu
 	return method(cri.NewRuntimeServiceClient(conn), ctx, question)
 }
 
+// dial connects to a socket. The error is that of connect(2).
+func dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil,
+		&net.UnixAddr{Net: "unix", Name: socketPath(socket)})
+	var failed *os.SyscallError
+	if errors.As(err, &failed) {
+		err = failed.Err
+	}
+	return conn, err
+}
+
 // PodSandboxes returns a CRI runtime's sandboxes in any state: a sandbox that is not ready keeps
-// its network until it is stopped. The list contains all pods, but no containers outside pods. The
-// query takes at most within, or criTimeout if that is 0.
-func PodSandboxes(
-	ctx context.Context, within time.Duration, socket string,
-) (*facts.List, error) {
-	answer, err := call(ctx, socket, cmp.Or(within, criTimeout), &cri.ListPodSandboxRequest{},
+// its network until it is stopped. The list contains all pods, but no containers outside pods.
+func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
+	answer, err := call(ctx, socket, bound(ctx, criTimeout), &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
-		return nil, term.WithHint("check the runtime with crictl --runtime-endpoint unix://"+
-			socketPath(socket)+" pods, or run unwindctl sweep --valid-attachments FILE --network NAME",
+		hint := "check the runtime with crictl --runtime-endpoint unix://" + socketPath(socket) +
+			" pods, or run unwindctl sweep --valid-attachments FILE --network NAME"
+		if errors.Is(err, fs.ErrPermission) {
+			hint = "run this as root"
+		}
+		return nil, term.WithHint(hint,
 			"the runtime at %s returned no list of pods; attachments are judged by other evidence: %w",
 			socket, err)
 	}
@@ -157,8 +231,7 @@ func PodSandboxes(
 // listener returns the ID of the process that listens at a socket (SO_PEERCRED). It returns 0 if
 // that process is not visible in this process's PID namespace.
 func listener(ctx context.Context, socket string) (pid int) {
-	conn, err := new(net.Dialer).DialUnix(ctx, "unix", nil,
-		&net.UnixAddr{Net: "unix", Name: socketPath(socket)})
+	conn, err := dial(ctx, socket)
 	if err != nil {
 		return 0
 	}
@@ -176,7 +249,8 @@ func listener(ctx context.Context, socket string) (pid int) {
 }
 
 func askVersion(ctx context.Context, socket string) (*cri.VersionResponse, error) {
-	return call(ctx, socket, versionTimeout, &cri.VersionRequest{}, cri.RuntimeServiceClient.Version)
+	return call(ctx, socket, bound(ctx, versionTimeout), &cri.VersionRequest{},
+		cri.RuntimeServiceClient.Version)
 }
 
 // Release returns the name and version that the runtime reports, or why it reports none.
@@ -207,15 +281,13 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 // FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
 // of them does not respond, it returns an error, because its pods would be missing from the list. A
 // containerd without CRI, such as Docker's, has no pods.
-func FindPodSandboxes(
-	ctx context.Context, within time.Duration, sockets []string,
-) (all *facts.List, err error) {
+func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, err error) {
 	for i, socket := range sockets {
 		_, err := os.Stat(socket)
 		if errors.Is(err, fs.ErrNotExist) || slices.Contains(sockets[:i], socket) {
 			continue
 		}
-		list, err := PodSandboxes(ctx, within, socket)
+		list, err := PodSandboxes(ctx, socket)
 		switch {
 		case status.Code(err) == codes.Unimplemented:
 		case err != nil:
@@ -263,9 +335,9 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
-			r.Problems = append(r.Problems, fmt.Sprintf("%s does not report its CNI directories at %s, so "+
-				"they may differ from the usual ones; start or restart it, or set --conf-dir and "+
-				"--cni-bin-dir", r.Name, r.Socket))
+			r.Problems = append(r.Problems, fmt.Sprintf("cannot get the CNI directories of %s at %s, so they "+
+				"may differ from the usual ones: %s, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket,
+				whyUntold(err)))
 		}
 		return true
 	}
@@ -289,4 +361,17 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 		}
 	}
 	return true
+}
+
+// whyUntold returns why a runtime's response contains no directories: "PROBLEM; REMEDY".
+func whyUntold(err error) string {
+	switch {
+	case err == nil:
+		return "its response does not contain them; check its version"
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Sprintf("%v; run this as root", err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Sprintf("it does not run (%v); start it", err)
+	}
+	return fmt.Sprintf("%v; find out why, for example with crictl info", err)
 }

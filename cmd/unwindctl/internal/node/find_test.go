@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -13,10 +14,11 @@ import (
 
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/nodetest"
+	"cni-unwind/plugin/plugintest/sandbox"
 )
 
 // untold begins the problem of a containerd that does not tell its directories.
-const untold = "containerd does not report its CNI directories at /run/containerd/containerd.sock, so "
+const untold = "cannot get the CNI directories of containerd at /run/containerd/containerd.sock, so "
 
 // TestFindRuntimes has the files of the field, in the forms in which their makers ship them. No
 // containerd answers.
@@ -252,7 +254,7 @@ func TestFindRuntimesBroken(t *testing.T) {
 	for _, c := range []struct{ name, file, content, want string }{
 		{"no TOML", "etc/crio/crio.conf", "[crio]\npassword = " + secret, "/etc/crio/crio.conf: not valid TOML at line 2"},
 		{"a drop-in", "etc/crio/crio.conf.d/x", "[" + secret, "/etc/crio/crio.conf.d/x: not valid TOML"},
-		{"a directory", "etc/crio/crio.conf/", "", "is a directory"},
+		{"a directory", "etc/crio/crio.conf/", "", "not a regular file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -280,5 +282,42 @@ func TestAsksTogether(t *testing.T) {
 		})
 	if len(found) != 2 || err != nil {
 		t.Errorf("%v, %v", found, err)
+	}
+}
+
+// TestUntold: the problem of a runtime that does not tell its directories is what happened, with a
+// remedy for that. Only one that does not run is to be started.
+func TestUntold(t *testing.T) {
+	t.Parallel()
+	deaf, _ := nodetest.Listen(t)
+	for _, c := range []struct{ name, socket, want, not string }{
+		{"hangs", "-> " + deaf, "no answer within 2s; find out why", "start"},
+		{"an old one", "-> " + (&nodetest.FakeCRI{}).Serve(t), "its response does not contain them", "start"},
+		{"does not run", "-> /none.sock", "it does not run (no such file or directory); start it", "restart"},
+		{"a file", "", "it does not run (connection refused); start it", "restart"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			root := nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", nodetest.ContainerdSocket[1:]: c.socket})
+			found, err := Find(Waiting(t.Context(), io.Discard, LookTimeout, ""), root)
+			if err != nil || len(found) != 1 || len(found[0].Problems) != 1 || !strings.Contains(found[0].Problems[0], c.want) || strings.Contains(found[0].Problems[0], c.not) {
+				t.Errorf("%v, %+v, want %q", err, found, c.want)
+			}
+		})
+	}
+}
+
+// TestOnlyNamed: a command with --cri SOCKET asks no other runtime anything.
+func TestOnlyNamed(t *testing.T) {
+	t.Parallel()
+	fake := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/b"], "PluginConfDir": "/told"}`}}
+	socket := fake.Serve(t)
+	root := nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", nodetest.ContainerdSocket[1:]: "-> " + socket})
+	for only, asked := range map[string]int64{"unix:///run/other.sock": 0, "unix://" + socket: 1} {
+		found, err := Find(Waiting(t.Context(), io.Discard, sandbox.Patience, only), root)
+		if err != nil || len(found) != 1 || fake.Asked.Load() != asked || (found[0].ConfDir == "/told") != (asked > 0) {
+			t.Errorf("%s: %v, %+v, asked %d times", only, err, found, fake.Asked.Load())
+		}
+		fake.Asked.Store(0)
 	}
 }

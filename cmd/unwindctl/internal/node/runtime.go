@@ -114,7 +114,7 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 	if major > 0 || r.Name != crio && r.Name != containerd {
 		return major, minor
 	}
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	ctx, cancel := context.WithTimeout(ctx, bound(ctx, versionTimeout))
 	defer cancel()
 	out, _ := exec.CommandContext(ctx, program, "--version").Output()
 	if number := versionNumber.FindSubmatch(out); number != nil {
@@ -166,9 +166,11 @@ func ignoreMissing(err error) error {
 // values. A missing file is not an error. An error does not quote the file, which may contain
 // secrets.
 func readTOML(root, path string, into any) error {
-	data, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		return ignoreMissing(err)
+	data, err := netconf.ReadFile(filepath.Join(root, path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := toml.Unmarshal(data, into); err != nil {
 		var where *toml.DecodeError

@@ -25,6 +25,7 @@ func Read(
 	stateDir string, confDirs ...string,
 ) (pools []sweep.Pool, networks []sweep.Network, err error) {
 	var errs []error
+	unread := map[string]bool{}    // files of which errs has the error
 	elsewhere := map[string]bool{} // directories of pools that belong to another journal
 	for _, dir := range confDirs {
 		paths, err := Conflists(dir)
@@ -32,7 +33,12 @@ func Read(
 		for _, path := range paths {
 			file, ours, err := readFile(path, stateDir)
 			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+				if at, _ := filepath.Abs(path); !unread[at] {
+					errs = append(errs, fmt.Errorf("%s: %w", path, err))
+				}
+				if list, _ := netconf.ReadConflist(path); list != nil && list.Unwind != nil {
+					unread[list.Unwind.ChainFile] = true
+				}
 				continue
 			}
 			if ours && !file.plain {
