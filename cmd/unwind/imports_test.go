@@ -132,6 +132,8 @@ func TestUnwindctl(t *testing.T) {
 		"inspect": {"durable", "node", "pools"},
 		"install": {"durable", "inspect", "node", "pools"},
 		"doctor":  {"durable", "inspect", "install", "node", "pools"},
+		"trial":   {"doctor", "durable", "inspect", "install", "node"},
+		"bundle":  {},
 		"metrics": {"durable", "inspect", "install"},
 		"agent":   {"inspect", "install", "metrics", "node", "pools"},
 	}
