@@ -118,7 +118,7 @@ func (e *examination) entry(
 		e.add("configuration", Warning, "remove it from "+c.Path, "%s", w)
 	}
 	if len(c.Types) > 1 {
-		remedy := `move the other plugins into unwind's "chain"`
+		remedy := "run unwindctl wrap --in-place " + c.Path + ", which moves them to the end of the chain"
 		if c.Unwind.ChainFile != "" && copied {
 			remedy = "unwindctl install puts the plugins of unwind's chain there"
 		} else if c.Unwind.ChainFile != "" {
