@@ -79,8 +79,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		c, err := netconf.ReadConflist(path)
 		switch {
 		case install.Broken(path):
-			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod can "+
-				"start", "%s: %v", path, err)
+			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod "+
+				"can start", "%s: %v", path, err)
 		case c == nil && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)

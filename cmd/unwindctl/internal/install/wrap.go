@@ -145,8 +145,8 @@ func readBack(wrapped []byte) (*netconf.Chain, error) {
 	return conf.LoadChain()
 }
 
-// absorb returns a wrapped list with the plugins next to unwind, which an installer has appended, in
-// its chain.
+// absorb returns a wrapped list with the plugins next to unwind, which an installer has appended,
+// in its chain.
 func absorb(c *netconf.Conflist) ([]byte, error) {
 	list, conf := netconf.ObjectOf(c.Data), netconf.Conf{Name: c.Name}
 	var plugins []json.RawMessage
