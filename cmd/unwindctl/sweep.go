@@ -14,6 +14,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/plugin/decide"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -53,7 +54,7 @@ func sweepCommand() *cobra.Command {
 			"The results:\n" +
 			describe("result") + "\n" +
 			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
-			"recent or live, else 1.",
+			"recent or live, and unwind's plugin is there if the runtime needs it, else 1.",
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep\n" +
 			"  unwindctl sweep default/web-0\n" +
@@ -127,6 +128,9 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
+	if !s.DryRun {
+		err = errors.Join(err, pluginMissing(flags.ConfDir, s.Path))
+	}
 	if r.Guard != nil {
 		err = errors.Join(err, r.Guard)
 	}
@@ -142,6 +146,20 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	}
 	return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun),
 		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
+}
+
+// pluginMissing returns an error if the runtime loads unwind's conflist, but the plugin is gone. No
+// other part of a node without an agent notices that.
+func pluginMissing(confDir, path string) error {
+	paths, _ := netconf.Conflists(confDir)
+	for _, first := range paths[:min(1, len(paths))] {
+		c, _ := netconf.ReadConflist(first)
+		if _, err := netconf.FindPlugin(netconf.Name, path); c != nil && c.Unwind != nil && err != nil {
+			return term.WithHint("run unwindctl install", "no pod can start: %s needs a plugin that is "+
+				"missing: %w", first, err)
+		}
+	}
+	return nil
 }
 
 // progress returns a function that shows a sweep's progress until ctx is cancelled, or nil if out

@@ -15,8 +15,9 @@ func wrapCommand() *cobra.Command {
 			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. A\n" +
 			"single-plugin .conf file becomes a list. wrap refuses a file that unwind or the\n" +
 			"runtime would refuse, and a list with a directory next to FILE that is named after\n" +
-			"the network, because a runtime also runs the plugins in it. wrap does not change a\n" +
-			"file that is already wrapped. If FILE is -, wrap reads the standard input.",
+			"the network, because a runtime also runs the plugins in it. In a file that is already\n" +
+			"wrapped, it moves plugins next to unwind, which an installer has appended, to the\n" +
+			"end of the chain. If FILE is -, wrap reads the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
 	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
 		Changed: "wrapped: unwind runs the chain"})

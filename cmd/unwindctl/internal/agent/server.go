@@ -78,8 +78,8 @@ func (s *server) source() metrics.Source {
 	return source
 }
 
-// readyz reports whether pods of the node go through unwind, with its journal, and if not, why. A version that cannot
-// install is not ready, which stops a DaemonSet's rollout.
+// readyz reports whether pods of the node go through unwind, with its journal, and if not, why. A
+// version that cannot install is not ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)

@@ -73,7 +73,8 @@ func (s *sweeper) look(ctx context.Context, of inspect.Scope) {
 	}
 	s.log.warnOnce("metrics", "cannot collect all metrics",
 		errors.Join(r.Err(), r.HistoryErr, r.SweepErr, r.PoolErr))
-	s.log.warnOnce("journal", "cannot write the journal, so ADDs and DELs run without it", r.Unwritable)
+	s.log.warnOnce("journal", "cannot write the journal, so ADDs and DELs run without it",
+		r.Unwritable)
 	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
 }
 

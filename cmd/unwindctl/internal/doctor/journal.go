@@ -306,10 +306,9 @@ func (e *examination) directory(found *inspect.Report) bool {
 
 // files examines the files in the state directory, and its disk.
 func (e *examination) files(info fs.FileInfo) {
-	if info.Mode().Perm()&0o077 != 0 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
-			"%s has mode %04o: other users can read or write it", e.StateDir,
-			info.Sys().(*syscall.Stat_t).Mode&0o7777)
+			"%s has mode %04o: other users can read or write it", e.StateDir, st.Mode&0o7777)
 	}
 	e.disk()
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",

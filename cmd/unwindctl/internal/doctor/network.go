@@ -79,8 +79,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		c, err := netconf.ReadConflist(path)
 		switch {
 		case install.Broken(path):
-			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod can "+
-				"start", "%s: %v", path, err)
+			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod "+
+				"can start", "%s: %v", path, err)
 		case c == nil && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)
@@ -118,7 +118,7 @@ func (e *examination) entry(
 		e.add("configuration", Warning, "remove it from "+c.Path, "%s", w)
 	}
 	if len(c.Types) > 1 {
-		remedy := `move the other plugins into unwind's "chain"`
+		remedy := "run unwindctl wrap --in-place " + c.Path + ", which moves them to the end of the chain"
 		if c.Unwind.ChainFile != "" && copied {
 			remedy = "unwindctl install puts the plugins of unwind's chain there"
 		} else if c.Unwind.ChainFile != "" {

@@ -61,7 +61,7 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Dead reports whether a sweep releases the attachment: it has pending DELs, or its verdict is dead.
+// Dead reports whether a sweep releases the attachment: it has pending DELs, or is dead by verdict.
 func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }

@@ -99,8 +99,8 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainOwners writes which addresses of a pool are reserved for an argument of Find that is not in
-// the journal, and whether the address, if it is one, is free.
+// explainOwners writes which addresses of a pool are reserved for an argument of Find that is not
+// in the journal, and whether the address, if it is one, is free.
 func (p *Pool) explainOwners(text *strings.Builder, arg string, address netip.Addr) {
 	none := true
 	for _, r := range p.Reservations {

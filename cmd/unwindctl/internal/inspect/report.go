@@ -62,7 +62,8 @@ func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
 func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
 	*Report, error,
 ) {
-	r := &Report{Scope: of, Unwritable: Unwritable(of.StateDir), Attachments: []Attachment{}, Pools: []*Pool{}}
+	r := &Report{Scope: of, Unwritable: Unwritable(of.StateDir), Attachments: []Attachment{},
+		Pools: []*Pool{}}
 	if of.Of != nil {
 		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
 	} else {

@@ -103,8 +103,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
 	}
 	stuck := func(err error) error {
-		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable", "%w",
-			err)
+		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable",
+			"%w", err)
 	}
 	if err := unix.Access(s.ConfDir, unix.W_OK); at != nil && err != nil {
 		return nil, stuck(fmt.Errorf("%s: %w", s.ConfDir, err))

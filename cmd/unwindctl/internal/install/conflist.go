@@ -102,14 +102,7 @@ func addPlugins(object, entry []byte) []byte {
 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
 func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
-	capabilities := map[string]bool{}
-	for _, name := range p.chain.EntryCapabilities() {
-		capabilities[name] = true
-	}
-	delete(entry, "capabilities")
-	if len(capabilities) > 0 {
-		entry["capabilities"] = netconf.Marshal(capabilities)
-	}
+	setCapabilities(entry, p.chain)
 	entry["chainFile"] = netconf.Marshal(p.Source.Path)
 	switch s.StateDir {
 	case "":
@@ -125,6 +118,18 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	case string(entry["sweepOnStatus"]) == "false" && string(entry["disableGC"]) == "true":
 		delete(entry, "sweepOnStatus")
 		delete(entry, "disableGC")
+	}
+}
+
+// setCapabilities declares the chain's capabilities in unwind's entry.
+func setCapabilities(entry map[string]json.RawMessage, chain *netconf.Chain) {
+	capabilities := map[string]bool{}
+	for _, name := range chain.EntryCapabilities() {
+		capabilities[name] = true
+	}
+	delete(entry, "capabilities")
+	if len(capabilities) > 0 {
+		entry["capabilities"] = netconf.Marshal(capabilities)
 	}
 }
 

@@ -75,7 +75,7 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-// Repairs returns a text about each change to another program's file, and each removed copy of ours.
+// Repairs returns a text about each change to another program's file, and each copy of ours.
 func (p *Plan) Repairs() (texts []string) {
 	for _, one := range p.repairs {
 		texts = append(texts, one.What)

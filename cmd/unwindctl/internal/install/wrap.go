@@ -45,7 +45,9 @@ func Inline(src Source) ([]byte, error) {
 	}
 	var out []byte
 	var err error
-	if slices.Contains(src.Types, netconf.Name) {
+	if slices.Contains(src.Types, netconf.Name) && len(src.Types) > 1 && src.Unwind.Chain != nil {
+		return absorb(src.Conflist)
+	} else if slices.Contains(src.Types, netconf.Name) {
 		err = checkWrapped(src.Conflist)
 	} else {
 		out, err = inline(src, keys, single)
@@ -143,6 +145,31 @@ func readBack(wrapped []byte) (*netconf.Chain, error) {
 	return conf.LoadChain()
 }
 
+// absorb returns a wrapped list with the plugins next to unwind, which an installer has appended,
+// in its chain.
+func absorb(c *netconf.Conflist) ([]byte, error) {
+	list, conf := netconf.ObjectOf(c.Data), netconf.Conf{Name: c.Name}
+	var plugins []json.RawMessage
+	_, err := c.Unwind.LoadChain()
+	if err = cmp.Or(err, json.Unmarshal(list["plugins"], &plugins)); err != nil {
+		return nil, err
+	}
+	entry := netconf.ObjectOf(plugins[slices.Index(c.Types, netconf.Name)])
+	inner, err := netconf.ParseConflist(entry["chain"])
+	if err != nil {
+		return nil, err
+	}
+	entry["chain"] = c.ReplaceUnwind(inner).Data
+	chain, err := conf.ParseChain(entry["chain"], "")
+	if err != nil {
+		return nil, err
+	}
+	setCapabilities(entry, chain)
+	list["plugins"] = netconf.Marshal([]any{entry})
+	out, err := json.MarshalIndent(list, "", "  ")
+	return append(out, '\n'), err
+}
+
 // checkWrapped returns an error if a list that already contains unwind has a problem.
 func checkWrapped(list *netconf.Conflist) error {
 	if len(list.Types) > 1 {
@@ -159,8 +186,8 @@ func checkWrapped(list *netconf.Conflist) error {
 }
 
 // errNotAlone is the error for a list with plugins next to unwind: unwind cannot undo them.
-var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; move the others into its "+
-	"\"chain\"", netconf.Name)
+var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; unwindctl wrap --in-place "+
+	"moves the others to the end of its \"chain\"", netconf.Name)
 
 // isSingle reports whether unwind reads a text as the configuration of one plugin, not as a list.
 func isSingle(x []byte) bool {

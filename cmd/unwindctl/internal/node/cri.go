@@ -37,10 +37,9 @@ const (
 	ActTimeout  = 10 * time.Second
 )
 
-// The bounds of queries outside a command (see Waiting), which tests set higher. versionTimeout
-// bounds the query for a runtime's version, which is the first one. criTimeout bounds the others,
-// and in a command also Status, which runs the network's STATUS.
-var versionTimeout, criTimeout = LookTimeout, ActTimeout
+// criTimeout bounds queries outside a command (see Waiting), and Status, which runs the network's
+// STATUS. Tests set it higher.
+var criTimeout = ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
 const maxCRIMessage = 16 << 20
@@ -85,39 +84,24 @@ func Waiting(
 		only: only, silent: map[string]time.Time{}})
 }
 
-// realPath returns the path of a socket, without links if it exists.
-func realPath(socket string) string {
-	path := socketPath(socket)
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
-	}
-	return path
-}
-
-func waitingOf(ctx context.Context) *waiting {
-	w, _ := ctx.Value(waitingKey{}).(*waiting)
-	return w
-}
-
-// bound returns the time that a query may take: the command's, or the given one outside a command.
-func bound(ctx context.Context, outside time.Duration) time.Duration {
-	if w := waitingOf(ctx); w != nil {
-		return w.within
-	}
-	return outside
-}
-
 // errNotAsked means that a command did not query a runtime.
 var errNotAsked = errors.New("not asked, because --cri names another runtime")
 
+// sameSocket reports whether two sockets are the same, even by links.
+func sameSocket(a, b string) bool {
+	inA, errA := os.Stat(socketPath(a))
+	inB, errB := os.Stat(socketPath(b))
+	return a == b || errA == nil && errB == nil && os.SameFile(inA, inB)
+}
+
 // waitingFor returns an error if a runtime must not be called. Otherwise the caller calls stop when
 // that call has returned.
-func waitingFor(ctx context.Context, socket string, within time.Duration) (stop func(), err error) {
-	w := waitingOf(ctx)
-	switch {
-	case w == nil:
+func (w *waiting) waitingFor(
+	ctx context.Context, socket string, within time.Duration,
+) (stop func(), err error) {
+	if w == nil {
 		return func() {}, nil
-	case w.only != "" && realPath(socket) != realPath(w.only):
+	} else if w.only != "" && !sameSocket(socket, w.only) {
 		return nil, errNotAsked
 	}
 	w.mu.Lock()
@@ -151,12 +135,19 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-func call[Q, A any](ctx context.Context, socket string, within time.Duration, question Q,
+// call queries a runtime. In a command it takes at most the command's time, or least if that is
+// longer.
+func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
+	within := criTimeout
+	w, _ := ctx.Value(waitingKey{}).(*waiting)
+	if w != nil {
+		within = max(w.within, least)
+	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	stop, err := waitingFor(ctx, socketPath(socket), within)
+	stop, err := w.waitingFor(ctx, socketPath(socket), within)
 	if err == nil {
 		defer stop()
 		answer, err = callNow(ctx, socket, question, method)
@@ -205,7 +196,7 @@ func dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 // PodSandboxes returns a CRI runtime's sandboxes in any state: a sandbox that is not ready keeps
 // its network until it is stopped. The list contains all pods, but no containers outside pods.
 func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
-	answer, err := call(ctx, socket, bound(ctx, criTimeout), &cri.ListPodSandboxRequest{},
+	answer, err := call(ctx, socket, 0, &cri.ListPodSandboxRequest{},
 		cri.RuntimeServiceClient.ListPodSandbox)
 	if err != nil {
 		hint := "check the runtime with crictl --runtime-endpoint unix://" + socketPath(socket) +
@@ -249,8 +240,7 @@ func listener(ctx context.Context, socket string) (pid int) {
 }
 
 func askVersion(ctx context.Context, socket string) (*cri.VersionResponse, error) {
-	return call(ctx, socket, bound(ctx, versionTimeout), &cri.VersionRequest{},
-		cri.RuntimeServiceClient.Version)
+	return call(ctx, socket, 0, &cri.VersionRequest{}, cri.RuntimeServiceClient.Version)
 }
 
 // Release returns the name and version that the runtime reports, or why it reports none.
@@ -335,8 +325,8 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
-			r.Problems = append(r.Problems, fmt.Sprintf("cannot get the CNI directories of %s at %s, so they "+
-				"may differ from the usual ones: %s, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket,
+			r.Problems = append(r.Problems, fmt.Sprintf("cannot get the CNI directories of %s at %s, so "+
+				"they may differ from the usual ones: %s, or set --conf-dir and --cni-bin-dir", r.Name, r.Socket,
 				whyUntold(err)))
 		}
 		return true

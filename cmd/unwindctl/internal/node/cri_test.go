@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	versionTimeout, criTimeout = sandbox.Patience, sandbox.Patience
+	criTimeout = sandbox.Patience
 	os.Exit(m.Run())
 }
 

@@ -114,7 +114,7 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 	if major > 0 || r.Name != crio && r.Name != containerd {
 		return major, minor
 	}
-	ctx, cancel := context.WithTimeout(ctx, bound(ctx, versionTimeout))
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
 	defer cancel()
 	out, _ := exec.CommandContext(ctx, program, "--version").Output()
 	if number := versionNumber.FindSubmatch(out); number != nil {
