@@ -125,6 +125,8 @@ func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 	cmd.Flags().StringVar(&flags.Runtime, "runtime", "",
 		"use the directories of this `RUNTIME` if the node has several runtimes")
+	_ = cmd.RegisterFlagCompletionFunc("runtime", cobra.FixedCompletions(node.RuntimeNames(),
+		cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "", "use the runtime's conflists in `DIR`")
 	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "", "use the runtime's plugins in `DIR`")
 	cmd.Flags().StringVar(&flags.File, "unwind-file", "",

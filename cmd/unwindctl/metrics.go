@@ -50,8 +50,9 @@ func metricsCommand() *cobra.Command {
 			}
 			families, err := registry.Gather()
 			for _, f := range families {
-				_, writeErr := expfmt.MetricFamilyToText(cmd.OutOrStdout(), f)
-				err = errors.Join(err, writeErr)
+				if _, err := expfmt.MetricFamilyToText(cmd.OutOrStdout(), f); err != nil {
+					return errors.Join(failed, err)
+				}
 			}
 			return errors.Join(failed, err)
 		},

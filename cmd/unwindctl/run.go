@@ -54,6 +54,8 @@ func runCommand() *cobra.Command {
 	cmd.Flags().TextVar(&options.LogLevel, "log-level", slog.LevelInfo,
 		"log messages of at least this `LEVEL`: debug, info, warn, error")
 	cmd.Flags().Lookup("log-level").DefValue = "info"
+	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions(
+		[]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().StringVar(&options.Listen, "listen", agent.DefaultListen,
 		"serve /metrics, /healthz and /readyz at `ADDRESS`; if empty, serve none of them")
 	cmd.Flags().DurationVar(&options.Interval, "interval", time.Minute, "sweep every `DURATION`")

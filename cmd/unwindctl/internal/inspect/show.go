@@ -203,7 +203,7 @@ func pendingSentences(a *Attachment) (lines []string) {
 	now := decide.Pass{Now: journal.BootNanos()}
 	for _, s := range a.Steps {
 		in, left := "The next sweep", decide.Left(s.of.Next, now)
-		if left > 0 {
+		if left >= time.Second {
 			in = "The first sweep after " + term.Roughly(left)
 		}
 		switch s.WaitsFor {

@@ -42,6 +42,15 @@ var distributions = []distribution{
 	{"k0s", []string{"/etc/k0s/containerd.toml"}, DefaultConfDir, DefaultBinDir, k0sSocket},
 }
 
+// RuntimeNames returns the names of all runtimes that Find can find.
+func RuntimeNames() []string {
+	names := []string{crio}
+	for _, d := range distributions {
+		names = append(names, d.name)
+	}
+	return names
+}
+
 func (d distribution) find(root string) *Runtime {
 	if !anyExists(root, d.evidence...) {
 		return nil
