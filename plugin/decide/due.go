@@ -84,8 +84,8 @@ func Left(n journal.Next, p Pass) time.Duration {
 // reserved, because a pending DEL after it needs the address:
 //
 //   - that of a delegate with port mappings: the next pod with the address would get the traffic;
-//   - that of a delegate that may remove rules by the address alone, for two tries: it gets no address
-//     that is free (see Gets).
+//   - that of a delegate that may remove rules by the address alone, for two tries: its DELs do not
+//     get an address that is free (see Gets).
 //
 // No DEL of an earlier boot counts, nor that of a plugin that has left the chain: the runtime gets
 // no error for that one, and the container's next ADD may need the address.
