@@ -128,7 +128,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
-	if !s.DryRun {
+	// with only one of the flags, the two directories may belong to different runtimes
+	if set := cmd.Flags().Changed; !s.DryRun && set("conf-dir") == set("cni-bin-dir") {
 		err = errors.Join(err, pluginMissing(flags.ConfDir, s.Path))
 	}
 	if r.Guard != nil {
