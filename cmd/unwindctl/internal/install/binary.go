@@ -89,6 +89,19 @@ func askPlugin(ctx context.Context, path string, env ...string) (
 ) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
+	for {
+		stdout, stderr, err = runPlugin(ctx, path, env...)
+		// A process that this one has just started may still have the new file open to write.
+		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
+			return stdout, stderr, err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func runPlugin(ctx context.Context, path string, env ...string) (
+	stdout, stderr bytes.Buffer, err error,
+) {
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "CNI_")

@@ -192,12 +192,15 @@ func (s *space) isRecorded(ctx context.Context) (string, error) {
 	return "in the journal in " + s.conf.StateDir, err
 }
 
-// pending describes the pending DELs of a record, which may be nil.
+// pending describes the pending DELs of a record, which may be nil, without those that wait for one
+// of the others.
 func pending(a *inspect.Attachment) string {
 	var all []string
 	if a != nil {
 		for _, step := range a.Steps {
-			all = append(all, step.Plugin+term.Because(step.Last))
+			if !step.WaitsFor.Blocked() {
+				all = append(all, step.Plugin+term.Because(step.Last))
+			}
 		}
 	}
 	return strings.Join(all, "; ")
