@@ -221,7 +221,6 @@ type state struct {
 	left     budgets
 	stays    [maxA]uint8 // rules of firewall whose address was freed, as LIMITS has it
 	illegal  bool        // two have worked on one record
-	wronged  int8        // the container whose ADD was ended by another's DEL, or none
 }
 
 type budgets struct{ crashes, faults, lies, power, commits, losses int8 }
