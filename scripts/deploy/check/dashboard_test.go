@@ -48,6 +48,8 @@ var twoNodes = []string{
 	`unwind_build_info{instance="node-b", version="v1", goversion="go1"} 1x120`,
 	`unwind_journal_readable{instance="node-a"} 1x120`,
 	`unwind_journal_readable{instance="node-b"} 1x110 0x10`,
+	`unwind_journal_writable{instance="node-a"} 1x120`,
+	`unwind_journal_writable{instance="node-b"} 1x100 0x20`,
 	`unwind_runtime_up{instance="node-a"} 1x120`,
 	`unwind_runtime_up{instance="node-b"} 1x100 0x20`,
 	`unwind_status{instance="node-a", state="on"} 1x120`,
