@@ -357,7 +357,7 @@ func TestCheckKilled(t *testing.T) {
 	start := time.Now()
 	n.must(n.unwindctl(n.checkArgs()...))
 	took := time.Since(start)
-	for i := range sandbox.Rounds(6, 20, 50) {
+	for i := range sandbox.Rounds(3, 20, 50) {
 		args, span := n.checkArgs(), took
 		if i%4 == 3 {
 			args, span = n.checkArgs("--plain"), took/2
