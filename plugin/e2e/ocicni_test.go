@@ -74,6 +74,7 @@ func TestE2EOcicniLeak(t *testing.T) {
 }
 
 // TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O drops libcni's record; its second DEL frees all that the pod had.
+// (The address waits for two tries of the plugin that fails, which may have rules for it.)
 func TestE2EOcicniDEL(t *testing.T) {
 	table := e2e.NewTable(t, "ocicni: a pod's first DEL fails; addresses/netns/veths/rules", "CHAIN", "AFTER DEL 1", "AFTER DEL 2")
 	for _, unwind := range []bool{false, true} {
@@ -92,7 +93,7 @@ func TestE2EOcicniDEL(t *testing.T) {
 		switch {
 		case !unwind && second.Rules == 0:
 			t.Errorf("the plain chain leaves %s, so this shows nothing", second)
-		case unwind && (first.Addresses != 0 || second != (e2e.Left{}) || pending != 0):
+		case unwind && (second != (e2e.Left{}) || pending != 0):
 			t.Errorf("unwind leaves %s after the first DEL, %s after the second, %d pending", first, second, pending)
 		}
 	}
