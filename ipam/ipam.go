@@ -60,13 +60,6 @@ func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
 	return there && r.isOf(owner), err
 }
 
-// OwnedByOther reports whether an address has an owner other than the given attachments, whose
-// records claim the address.
-func OwnedByOther(pool string, address netip.Addr, own ...Owner) (bool, error) {
-	r, _, err := look(pool, address)
-	return r.Owner != Owner{} && !slices.ContainsFunc(own, r.isOf), err
-}
-
 // OwnerOf returns the owner of an address in a pool. ok is false if the address is free or has no
 // owner. Use the result only as a reason to keep something: the owner may change at any time.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {

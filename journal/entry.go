@@ -137,7 +137,6 @@ type Undo struct {
 	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
 	Reason string `json:"reason,omitempty"` // the cause in words
 	Since  Time   `json:"since"`            // when the record entered this state
-	Failed bool   `json:"failed,omitempty"` // the ADD failed, so the runtime has no result
 	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
 	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
 	Guarded bool `json:"guarded,omitempty"`
@@ -244,10 +243,6 @@ type Claim struct {
 	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`
 }
-
-// Receives reports whether the delegate at this index of the chain got the address in its
-// prevResult.
-func (c Claim) Receives(index int) bool { return index > c.Step }
 
 // Pod is from CNI_ARGS. It is empty outside Kubernetes.
 type Pod struct {

@@ -167,6 +167,17 @@ func TestAddressOfAnotherStore(t *testing.T) {
 	del a; rules $ip7.p1; entry b live; del b; rules`)
 }
 
+// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record goes, and its DELs
+// don't run again; the runtime's late DEL takes nothing from the next owner of its address.
+func TestCacheReadOnly(t *testing.T) {
+	stories(t, `
+	chain single | p1, "rules": true; add a; let first $a; drop a; forgets
+	shell 'mount --bind $dir/cache $dir/cache && mount -o remount,ro,bind $dir/cache'
+	sweep; gone a; calls DEL p1, DEL p0; sweep; calls
+	shell 'umount $dir/cache'
+	add b; given b $first; del a; rules $first.p1; del b; rules`)
+}
+
 // TestHangingDELFreesAddress: p1's DEL hangs, and the runtime kills each DEL that waits for it. The third DEL frees
 // the address, and it stays free, also for another pod, while p1 still hangs.
 func TestHangingDELFreesAddress(t *testing.T) {

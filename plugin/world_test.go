@@ -219,7 +219,7 @@ func (w *world) owed() map[string]bool {
 			instance := fmt.Sprintf("p%d", s.Index)
 			owed[e.ContainerID+"."+e.IfName+"."+instance] = true
 			for _, c := range e.Got.Claims {
-				owed[c.Address.String()+"."+instance] = c.Receives(s.Index) || owed[c.Address.String()+"."+instance]
+				owed[c.Address.String()+"."+instance] = s.Index > c.Step || owed[c.Address.String()+"."+instance]
 			}
 		}
 	}

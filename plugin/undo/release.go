@@ -140,14 +140,16 @@ func Interrupted(steps []journal.Step) {
 	}
 }
 
-// DropCached removes a record's ADD from libcni's cache.
-func (w *Worker) DropCached(e *journal.Entry) error {
+// dropCached removes a record's ADD from libcni's cache. If that fails, the record goes
+// nevertheless: the runtime's late DEL then gets only addresses that are certainly its own (see
+// decide.Gets).
+func (w *Worker) dropCached(e *journal.Entry) {
 	c, err := w.CachedOf(e)
-	if c == nil || err != nil {
-		return err
+	if c != nil && err == nil {
+		err = os.Remove(c.Path)
 	}
-	if err := os.Remove(c.Path); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.Log.Warn("cannot remove a released attachment from libcni's cache", "attachment",
+			e.Key.String(), "err", err)
 	}
-	return nil
 }

@@ -99,6 +99,7 @@ func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Fa
 		u.Degrade("DEL", err)
 		return nil
 	}
+	s.Started = false
 	return &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 		Code: types.ErrTryAgainLater, Msg: "cannot record that its DEL starts: " + err.Error()}
 }

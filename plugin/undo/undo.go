@@ -23,7 +23,7 @@ type Job struct {
 	Mode    Mode
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
 	Later   int           // number of steps that the caller must run after this record's
-	Changed bool          // the caller has added claims to the record
+	Changed bool          // the caller has added claims to the record (see ClaimHeld)
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// deleting.isOf), or of the ADD that is rolled back.
 	Netns string
@@ -107,16 +107,18 @@ func (w *Worker) Undo(
 //     killed.)
 func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
-	unwritten = w.ClaimHeld(e) || job.Changed
+	if unwritten = job.Changed; mode != Requested { // the runtime's DEL has read all claims before
+		unwritten = w.ClaimHeld(e)
+	}
 	if mode == Rollback {
-		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+		e.Undo.State = journal.RollingBack
 	} else {
 		unwritten = unwritten || mode != Requested ||
 			e.Number == 0 && (e.Got.Result != nil || len(e.Got.Claims) > 0)
 	}
 	switch e.Undo.State {
 	case journal.Adding:
-		e.Undo.State, e.Undo.Failed = journal.RollingBack, true
+		e.Undo.State = journal.RollingBack
 		Interrupted(e.Undo.Steps)
 	case journal.Live:
 		e.Undo.State = journal.Deleting
@@ -142,9 +144,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 	done := len(e.Undo.Steps) == 0
 	foreign := e.Undo.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
 	if done && job.Mode == Sweep && !foreign {
-		if err := w.DropCached(e); err != nil {
-			return err
-		}
+		w.dropCached(e)
 	}
 	last := false // the attachment has no other record
 	change := func(tx *journal.Tx) error {
@@ -208,7 +208,6 @@ type undoing struct {
 // see markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
 	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Entry.Key.String())}
-	w.ClaimHeld(u.Entry)
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == decide.True &&

@@ -51,7 +51,6 @@ type Step struct {
 	Code   uint   `json:"code,omitempty"`      // the error's code
 	// WaitsFor says what the DEL waits for now (journal.Why). It is absent if the next pass runs it.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
-	Killed   bool        `json:"killed,omitempty"` // the plugin was killed during its ADD or a DEL
 
 	of journal.Step
 }
