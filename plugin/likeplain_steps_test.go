@@ -217,6 +217,12 @@ func (y *year) compareLive() {
 		if y.p.pings(y.p.pods[name]) && !y.u.pings(y.u.pods[name]) {
 			y.differs("a live pod does not reach its gateway", "%s", name)
 		}
+		if y.p.serves(y.p.pods[name]) {
+			y.note("  host port %d leads to %s", hostPort(name), name)
+			if !y.u.serves(y.u.pods[name]) {
+				y.differs("a live pod does not answer on its host port", "%s", name)
+			}
+		}
 	}
 }
 
@@ -355,6 +361,9 @@ func init() {
 			calls := map[string][]plainCall{}
 			for _, world := range y.worlds() {
 				p := &plainPod{name: name, rt: y.runtimeConf(name, w[1:])}
+				if slices.Contains(w[1:], "ports") {
+					p.port = hostPort(name)
+				}
 				world.pods[name] = p
 				calls[world.called] = []plainCall{world.add(p)}
 			}
@@ -519,7 +528,12 @@ func init() {
 		}),
 		"repair": configure(func(y *year, w []string) { clear(y.net.binaries[w[0]].modes) }),
 		"off":    configure(func(y *year, _ []string) { y.net.off = true }),
-		"on":     configure(func(y *year, _ []string) { y.net.off = false }),
+		// uninstall: and what it says to remove is removed
+		"uninstall": configure(func(y *year, _ []string) {
+			y.net.off = true
+			y.u.emptyState()
+		}),
+		"on": configure(func(y *year, _ []string) { y.net.off = false }),
 		// plugins before|now: the reference plugins' release
 		"plugins": configure(func(y *year, w []string) {
 			_, err := os.Stat(filepath.Join(toolsDir(y), "e2e", "plugins-before", "bridge"))
@@ -538,9 +552,7 @@ func init() {
 			return false
 		},
 		"nostate": func(y *year, _ []string) bool {
-			for _, name := range y.u.names(y.u.stateDir) {
-				must(y, os.RemoveAll(filepath.Join(y.u.stateDir, name)))
-			}
+			y.u.emptyState()
 			return false
 		},
 		"full": func(y *year, _ []string) bool { y.u.fill(); return false },
@@ -548,22 +560,35 @@ func init() {
 	}
 }
 
+// emptyState deletes unwind's journal.
+func (w *plainWorld) emptyState() {
+	w.Helper()
+	for _, name := range w.names(w.stateDir) {
+		must(w, os.RemoveAll(filepath.Join(w.stateDir, name)))
+	}
+}
+
+// podNumber returns the number of a pod, from 1.
+func podNumber(name string) int { return int(name[0]-'a') + 1 }
+
+// hostPort returns the port of the host that leads to a pod with ports.
+func hostPort(name string) int { return 8000 + podNumber(name) }
+
 // runtimeConf is what a runtime knows of a new sandbox.
 func (y *year) runtimeConf(name string, wants []string) libcni.RuntimeConf {
-	i := int(name[0]-'a') + 1
 	rt := libcni.RuntimeConf{
 		ContainerID: fmt.Sprintf("%s%d", name, y.net.generations[name]), IfName: "eth0",
 		Args:           [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
 		CapabilityArgs: map[string]any{},
 	}
 	if slices.Contains(wants, "ports") {
-		rt.CapabilityArgs["portMappings"] = []map[string]any{{"hostPort": 8000 + i, "containerPort": 80, "protocol": "tcp"}}
+		rt.CapabilityArgs["portMappings"] = []map[string]any{{"hostPort": hostPort(name), "containerPort": podPort, "protocol": "tcp"}}
 	}
 	if slices.Contains(wants, "bw") {
 		rt.CapabilityArgs["bandwidth"] = map[string]any{"ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}
 	}
 	if slices.Contains(wants, "ip") || y.net.ipam == "static" {
-		rt.CapabilityArgs["ips"] = []string{fmt.Sprintf("10.200.%d.%d/26", y.net.subnet, 50+i)}
+		rt.CapabilityArgs["ips"] = []string{fmt.Sprintf("10.200.%d.%d/26", y.net.subnet, 50+podNumber(name))}
 	}
 	return rt
 }
@@ -671,6 +696,7 @@ func (d *dice) step() string {
 		{6, func() string { return "repair " + d.broken }},
 		{3, func() string { return "off" }},
 		{4, func() string { return "on" }},
+		{1, func() string { return "uninstall" }},
 		{1, func() string { return "plugins " + d.pick("before", "now") }},
 		{2, func() string { return "reboot" }},
 		{1, func() string { return "nocache" }},

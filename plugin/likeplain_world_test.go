@@ -91,7 +91,11 @@ type plainPod struct {
 	rules bool     // its chain may make rules
 	in    string   // the network in which it was added
 	files bool     // its IPAM plugin is host-local; a file of another start of the container is a leak
+	port  int      // on the host, or 0
 }
+
+// podPort is the port on which a pod listens.
+const podPort = 80
 
 type podState string
 
@@ -787,24 +791,52 @@ func (w *plainWorld) pings(p *plainPod) (answers bool) {
 	if !p.gw.IsValid() || !p.there {
 		return false
 	}
-	w.inPod(p, func() {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		must(w, err)
-		defer func() { _ = unix.Close(fd) }()
-		err = unix.Connect(fd, &unix.SockaddrInet4{Port: 9, Addr: p.gw.As4()})
-		if err == unix.EINPROGRESS {
-			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-			for {
-				if _, err = unix.Poll(fds, 2000); err != unix.EINTR {
-					break
-				}
-			}
-			code, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-			err = unix.Errno(code)
-		}
-		answers = err == unix.ECONNREFUSED
-	})
+	w.inPod(p, func() { answers = w.connect(p.gw, 9) == unix.ECONNREFUSED })
 	return answers
+}
+
+// serves reports whether a pod's host port leads to the pod.
+func (w *plainWorld) serves(p *plainPod) (answers bool) {
+	w.Helper()
+	if p.port == 0 || !p.gw.IsValid() || !p.there {
+		return false
+	}
+	listener := -1
+	w.inPod(p, func() {
+		var err error
+		listener, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		must(w, err)
+		must(w, unix.SetsockoptInt(listener, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+		must(w, unix.Bind(listener, &unix.SockaddrInet4{Port: podPort}))
+		must(w, unix.Listen(listener, 1))
+	})
+	defer func() { _ = unix.Close(listener) }()
+	w.in(func() { answers = w.connect(p.gw, p.port) == nil })
+	return answers
+}
+
+// connect returns the end of a TCP connection, or of the wait for one.
+func (w *plainWorld) connect(to netip.Addr, port int) error {
+	w.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	must(w, err)
+	defer func() { _ = unix.Close(fd) }()
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: port, Addr: to.As4()})
+	if err != unix.EINPROGRESS {
+		return err
+	}
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	for n := 0; ; {
+		if n, err = unix.Poll(fds, 2000); err == nil && n == 0 {
+			return unix.ETIMEDOUT
+		} else if err != unix.EINTR {
+			break
+		}
+	}
+	if code, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); code != 0 {
+		return unix.Errno(code)
+	}
+	return err
 }
 
 // left returns all that is there when nothing should be, in words that are the same in both worlds.

@@ -10,7 +10,10 @@ type NetNS struct {
 	Found bool // the ADD's namespace exists, and a DEL may get it
 	// Interface says whether that namespace has the ADD's interface. Show needs it for known.Scratch.
 	Interface Truth
-	Sent      bool // the runtime has sent this DEL, with a path
+	// Unknown is set if nothing is known of what the ADD got: neither a result nor a claim. A scratch
+	// namespace would be empty.
+	Unknown bool
+	Sent    bool // the runtime has sent this DEL, with a path
 	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
 	// to the runtime's own.
 	Anothers bool
@@ -29,8 +32,8 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path
-// (SkipsUnnamed), and ovs-cni finds its port by the path. A sweep gives them none if the namespace
+// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path,
+// and ovs-cni finds its port by the path. A sweep gives them none if the namespace
 // was not found: an agent that goes by the pod or a device could free the next sandbox's resources.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
@@ -41,7 +44,7 @@ func Show(s *journal.Step, n NetNS) Shown {
 		return ShowPinned // it opens the namespace itself
 	case n.Found:
 		return ShowPath
-	case facts.NetNS == known.Scratch:
+	case facts.NetNS == known.Scratch && (!n.Unknown || facts.NeedsNetNS):
 		return ShowScratch
 	case !n.Sent, facts.NetNS == known.None: // or it could take another container's device
 		return ShowNone

@@ -23,6 +23,9 @@ func TestShow(t *testing.T) {
 		{"a sweep's, an unknown plugin", "own", ``, NetNS{Found: true}, ShowPath},
 
 		{"gone", "bridge", ``, NetNS{Sent: true}, ShowScratch},
+		{"gone, and nothing is known of the ADD: containerd's second DEL", "bridge", ``, NetNS{Unknown: true}, ShowNone},
+		{"gone, and nothing is known of the ADD: the runtime's path", "ptp", ``, NetNS{Sent: true, Unknown: true}, ShowSent},
+		{"gone, and nothing is known of the ADD, but it needs one", "sbr", ``, NetNS{Unknown: true}, ShowScratch},
 		{"gone, a sweep", "own", ``, NetNS{}, ShowNone},
 		{"gone, it would take another's", "host-device", ``, NetNS{Sent: true}, ShowNone},
 		{"gone, the runtime asks", "own", ``, NetNS{Sent: true}, ShowSent},

@@ -200,9 +200,26 @@ func (i *installed) install() {
 		}
 		i.inUse(w, true)
 		i.runs(w, now)
-		said := strings.Split(strings.TrimSpace(i.agent(w, "doctor")), "\n")
-		return said[len(said)-1]
+		return i.awaitDoctor(w)
 	})
+}
+
+// awaitDoctor waits until doctor has nothing to say against a node, and returns its last line. While
+// pods come and go, a warning may be true for a moment.
+func (i *installed) awaitDoctor(w *e2e.Worker) string {
+	i.Helper()
+	var lines []string
+	said := ""
+	e2e.Eventually(i, podTime, w.NodeName+": doctor finds no problem", func() bool {
+		out, err := i.cluster.TryKubectl("-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host", "doctor")
+		if err != nil && out != said {
+			i.Logf("%s: doctor: %v\n%s", w.NodeName, err, out)
+		}
+		said = out
+		lines = strings.Split(strings.TrimSpace(out), "\n")
+		return err == nil
+	})
+	return lines[len(lines)-1]
 }
 
 // allNodes runs unwindctl on all nodes, has an output of each, and sees the pods.

@@ -108,24 +108,30 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 }
 
 // AwaitPods waits until count pods exist and all are ready. It returns how long that took, or an
-// error if it took longer than within.
+// error if for that long no pod came, went or became ready.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
+	begin := time.Now()
 	var ready, all int
-	for begin := time.Now(); ; time.Sleep(300 * time.Millisecond) {
+	for changed := begin; ; time.Sleep(300 * time.Millisecond) {
 		pods := w.Pods(prefix)
+		allBefore, readyBefore := all, ready
 		all, ready = len(pods), 0
 		for _, p := range pods {
 			if p.Ready && !p.Ending {
 				ready++
 			}
 		}
+		if all != allBefore || ready != readyBefore {
+			changed = time.Now()
+		}
 		took = time.Since(begin)
 		if ready == count && all == count {
 			return took, nil
 		}
-		if took > within {
-			return took, fmt.Errorf("%s: after %s %d of %d pods %s-* are ready", w.NodeName, within, ready, count, prefix)
+		if time.Since(changed) > within {
+			return took, fmt.Errorf("%s: after %s %d of %d pods %s-* are ready, for %s", w.NodeName, took.Round(time.Second), ready, count,
+				prefix, within)
 		}
 	}
 }

@@ -63,6 +63,7 @@ func TestColumns(t *testing.T) {
 	}{
 		{"Pinned", func(p *Plugin) bool { return p.Pinned }, "bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf"},
 		{"Scratch", func(p *Plugin) bool { return p.NetNS == Scratch }, "bridge ptp tuning sbr"},
+		{"NeedsNetNS", func(p *Plugin) bool { return p.NeedsNetNS }, "sbr"},
 		{"None", func(p *Plugin) bool { return p.NetNS == None }, "host-device"},
 		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
 		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },

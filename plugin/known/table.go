@@ -23,6 +23,8 @@ type Plugin struct {
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
 	NetNS NetNS
+	// NeedsNetNS is set if the plugin's DEL fails without a namespace, also if it has nothing to free.
+	NeedsNetNS bool
 
 	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
 	FreesByPod bool
@@ -95,7 +97,7 @@ var table = []Plugin{
 	{Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
 	// The routes disappear with the interface. A DEL fails without a namespace. If nothing exists at
 	// the path, the DEL creates a file there.
-	{Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
+	{Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true},
 	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
 	// A DEL removes the chain, or the rules with the comment, that has the container ID.
 	{Name: "portmap", Source: reference, ByContainer: true},

@@ -44,7 +44,8 @@ func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remov
 // netns returns the facts about the namespace for a step's DEL.
 func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	sent := u.sentPath()
-	n := decide.NetNS{Found: u.state == there, Sent: sent != ""}
+	n := decide.NetNS{Found: u.state == there, Sent: sent != "",
+		Unknown: u.Entry.Got.Result == nil && len(u.Entry.Got.Claims) == 0}
 	switch {
 	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
 		seen, err := facts.Look(u.place.Pinned(), u.Entry.IfName)
