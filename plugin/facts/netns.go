@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
@@ -169,15 +170,51 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-func In(netns ns.NetNS, fn func() error) (err error) {
-	OnThread(func() {
-		if err = unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("cannot enter network namespace %s: %w", netns.Path(), err)
+// visit is something to do in a network namespace.
+type visit struct {
+	netns ns.NetNS
+	do    func() error
+	ended chan error
+}
+
+// visits go to one thread, which makes them one at a time. A new thread for each visit would cost a
+// verb up to half a millisecond.
+var visits = sync.OnceValue(func() chan<- visit {
+	all := make(chan visit)
+	go func() {
+		for {
+			OnThread(func() { makeVisits(all) })
+		}
+	}()
+	return all
+})
+
+// In runs fn in a network namespace.
+func In(netns ns.NetNS, fn func() error) error {
+	v := visit{netns, fn, make(chan error)}
+	visits() <- v
+	return <-v.ended
+}
+
+// makeVisits makes visits on this thread, and returns if the thread cannot leave a namespace.
+func makeVisits(all <-chan visit) {
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(home)
+	}
+	for v := range all {
+		err := unix.Setns(int(v.netns.Fd()), unix.CLONE_NEWNET)
+		if err != nil {
+			err = fmt.Errorf("cannot enter network namespace %s: %w", v.netns.Path(), err)
+		} else {
+			err = v.do()
+		}
+		stays := unix.Setns(home, unix.CLONE_NEWNET)
+		v.ended <- err
+		if stays != nil {
 			return
 		}
-		err = fn()
-	})
-	return err
+	}
 }
 
 // OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in

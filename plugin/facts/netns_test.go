@@ -2,12 +2,16 @@ package facts
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
+	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,6 +65,57 @@ func TestOpenPins(t *testing.T) {
 	place.Close()
 	if now, err := Look(pinned, "eth0"); err == nil {
 		t.Errorf("after it was closed: %+v", now)
+	}
+}
+
+// TestIn: visits at the same time are each in their own namespace, and afterwards no thread of the process
+// is in one of these.
+func TestIn(t *testing.T) {
+	t.Parallel()
+	sandbox.Need(t)
+	var all sync.WaitGroup
+	inodes := map[string]bool{}
+	var mu sync.Mutex
+	for range 8 {
+		path := filepath.Join(t.TempDir(), "netns")
+		netnsAt(t, path, "eth0")
+		all.Go(func() {
+			held, err := ns.GetNS(path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer held.Close()
+			var there unix.Stat_t
+			if err := unix.Fstat(int(held.Fd()), &there); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			inodes[fmt.Sprintf("net:[%d]", there.Ino)] = true
+			mu.Unlock()
+			for range 20 {
+				err := In(held, func() error {
+					var its unix.Stat_t
+					if err := unix.Stat("/proc/thread-self/ns/net", &its); err != nil || its.Ino != there.Ino {
+						t.Errorf("in namespace %d instead of %d (%v)", its.Ino, there.Ino, err)
+					}
+					return io.EOF
+				})
+				if err != io.EOF {
+					t.Errorf("the visit returned %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(threads) == 0 {
+		t.Fatal(threads, err)
+	}
+	for _, thread := range threads {
+		if link, err := os.Readlink(thread); err == nil && inodes[link] {
+			t.Errorf("%s is still %s", thread, link)
+		}
 	}
 }
 
