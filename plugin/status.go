@@ -55,18 +55,20 @@ func (o *op) look(ctx context.Context) error {
 		return ownError(errNotAvailable, "%v", err)
 	}
 	journalErr, swept := make(chan error, 1), make(chan struct{})
+	behind, cancel := context.WithTimeout(ctx, o.Budgets.Behind)
+	defer cancel()
 	go func() {
 		defer close(swept)
-		err := o.Journal.Store.Update(ctx, o.Journal.Look) // writes nothing
+		err := o.Journal.Store.Update(behind, o.Journal.Look) // writes nothing
 		journalErr <- err
 		if err == nil && o.Conf.SweepOnStatus && o.plugin.Behind != nil {
-			o.sweepIfDue(ctx, chain)
+			o.sweepIfDue(behind, chain)
 		}
 	}()
 	answer := o.health(ctx, chain, journalErr)
 	select {
 	case <-swept:
-	case <-ctx.Done():
+	case <-behind.Done():
 	}
 	return answer
 }

@@ -131,6 +131,7 @@ func TestStatusEndsInTime(t *testing.T) {
 	or a daemon holds the output of a DEL of the sweep: add a; drop a; plan p1 DEL daemon
 	or the lock of host-local's pool is held: chain bridge; add a; drop a; flock $data/$network/lock
 	versions 1.1.0 1.1.0; chain $asks; forgets
+	unless a delegate: budget Status 3m; budget Behind 2s
 	if a delegate: fails status code=50 'timed out'
 	unless a delegate: status
 	took-less 30s; all-ended

@@ -110,10 +110,15 @@ func (w *Worker) Safely(do func() error) (err error) {
 //	containerd   1 min after a RunPodSandbox that failed: DeferContext, internal/cri/util/util.go
 //	CRI-O        1 min: networkStop, v1.34.0 server/sandbox_network.go
 //	nerdctl      none
+//
+// Status is less than the 30 s without an answer after which the kubelet calls a node not ready
+// (maxWaitForContainerRuntime, pkg/kubelet/kubelet.go): on a busy node, a plugin's STATUS that
+// takes seconds is still an answer, as it is without unwind.
 type Budgets struct {
 	Undo     time.Duration // a DEL, the rollback of an ADD, or the wait for the attachment's lock
 	GC       time.Duration // a whole GC
 	Status   time.Duration // a whole STATUS
+	Behind   time.Duration // a STATUS's wait for the journal and for the sweep that it started
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
 	HostLink time.Duration // the wait until the host end disappears after its namespace
@@ -128,7 +133,8 @@ type Budgets struct {
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,
-	Status:   5 * time.Second,
+	Status:   20 * time.Second,
+	Behind:   4 * time.Second,
 	Release:  10 * time.Second,
 	Step:     5 * time.Second,
 	HostLink: time.Second,

@@ -37,7 +37,7 @@ const (
 // test sets the budgets that it is about. Orphans and Exchange are the defaults, because in most
 // tests a delegate that outlives its unwind hangs, and a missing file stays missing.
 var Long = undo.Budgets{
-	Undo: long, GC: long, Status: long, Release: long, HostLink: long, Stop: long, Unread: long,
+	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Orphans: undo.DefaultBudgets.Orphans,
 	Exchange: undo.DefaultBudgets.Exchange,
 }
