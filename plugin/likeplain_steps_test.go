@@ -72,21 +72,21 @@ var allowedDifferences = []struct {
 	{"duplicate address", func(_ *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "duplicate address ")
 	}},
-	// LIMITS, "DELs that keep failing": the plugin has left the chain, or nobody knows a present
+	// LIMITS, "A plugin that was replaced, or left the chain": the plugin has left the chain, or nobody knows a present
 	// configuration, since the network was renamed. The DEL is not reported, and tried for about a day. What
 	// may be left is a file or rule of that plugin, which plain leaves, too.
 	{"a plugin that left the chain", func(y *year, d difference) bool {
 		return d.class == "pending" && y.waitsForLeft(d.record)
 	}},
-	// LIMITS, "Late DELs": while the journal's disk was full, an ADD under the same ID failed, and its rollback
-	// freed the address of the earlier ADD, which nobody recorded.
+	// LIMITS, "While the journal cannot be written": an ADD under the same ID failed, and its rollback freed the
+	// address of the earlier ADD, which nobody recorded.
 	{"a full disk", func(y *year, d difference) bool {
 		full := slices.Index(y.log, "full")
 		return d.class == "left: rule" && full >= 0 && slices.ContainsFunc(y.log[full:], func(line string) bool {
 			return strings.HasPrefix(line, "again ")
 		})
 	}},
-	// LIMITS, "Rules by address": firewall's DEL failed, and the address was freed before its next try.
+	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and the address was freed before its next try.
 	{"an ACCEPT rule whose DEL failed", func(y *year, d difference) bool {
 		again := slices.ContainsFunc(y.log, func(line string) bool { return strings.HasPrefix(line, "again ") })
 		return d.class == "left: rule" && again && !strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
@@ -114,7 +114,7 @@ var allowedDifferences = []struct {
 	{"no conflist and no cache", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "the runtime has no network") && y.net.unreadable != ""
 	}},
-	// LIMITS, "CRI-O with chainFile and without its journal".
+	// LIMITS, "CRI-O without a conflist".
 	{"no journal and no chain", func(_ *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "is not in the journal, and the chain cannot be read")
 	}},
