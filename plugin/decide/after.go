@@ -57,11 +57,11 @@ func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) 
 	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
 }
 
-// MayHold reports whether an address may depend on a step's DEL. isFree reports whether the
-// attachment no longer has a claimed address. A host port may forward to an address.
-func MayHold(s *journal.Step, claims []journal.Claim, isFree func(journal.Claim) bool) bool {
-	return s.MayAllocate || HasPorts(s) || slices.ContainsFunc(claims,
-		func(c journal.Claim) bool { return c.Step == s.Index && !isFree(c) })
+// MayHold reports whether an address may depend on a step's DEL, given the claims on addresses that
+// the attachment still has. A host port may forward to an address.
+func MayHold(s *journal.Step, held []journal.Claim) bool {
+	return s.MayAllocate || HasPorts(s) ||
+		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
 }
 
 // Retry is another configuration for a DEL that failed with its recorded one.

@@ -54,18 +54,16 @@ func TestMayHold(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		step journal.Step
-		free bool
+		held []journal.Claim
 		want bool
 	}{
-		{"its claim is not free", journal.Step{Index: 1}, false, true},
-		{"its claim is free", journal.Step{Index: 1}, true, false},
-		{"another one's claim", journal.Step{Index: 2}, false, false},
-		{"it may have allocated", journal.Step{MayAllocate: true}, true, true},
-		{"a host port", journal.Step{Config: []byte(ports)}, true, true},
+		{"its address is held", journal.Step{Index: 1}, []journal.Claim{{Step: 0}, {Step: 1}}, true},
+		{"its address is free", journal.Step{Index: 1}, nil, false},
+		{"another one's address is held", journal.Step{Index: 2}, []journal.Claim{{Step: 1}}, false},
+		{"it may have allocated", journal.Step{MayAllocate: true}, nil, true},
+		{"a host port", journal.Step{Config: []byte(ports)}, nil, true},
 	} {
-		claims := []journal.Claim{{Step: 1}, {Step: 0, Pool: "freed"}}
-		isFree := func(c journal.Claim) bool { return tt.free || c.Pool == "freed" }
-		if got := MayHold(&tt.step, claims, isFree); got != tt.want {
+		if got := MayHold(&tt.step, tt.held); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)
 		}
 	}

@@ -42,9 +42,9 @@ type Pass struct {
 	SameBoot    bool  // the ADD was in this boot
 	IgnorePause bool  // GC, unwindctl sweep or the runtime's DEL started the pass
 	NewerLives  bool  // a newer ADD of the attachment is live
-	// PodLives reports whether another sandbox of the pod is live or being added. Only a plugin that
-	// frees by pod needs it.
-	PodLives func() bool
+	// PodLives is set if another sandbox of the pod is live or being added. It matters only if a step
+	// frees by pod (see FreesByPod).
+	PodLives bool
 
 	Steps  []journal.Step  // the record's pending DELs
 	Claims []journal.Claim // the addresses that the record claims
@@ -54,7 +54,7 @@ type Pass struct {
 // reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in README.md.
 func Due(s *journal.Step, p Pass) journal.Next {
 	switch {
-	case p.NewerLives, freesByPod(s, p) && p.PodLives():
+	case p.NewerLives, p.PodLives && (FreesByPod(*s) || slices.ContainsFunc(p.Steps, FreesByPod)):
 		return journal.Next{Why: journal.ForContainer}
 	case len(p.awaited(s)) > 0:
 		return journal.Next{Why: journal.ForRules}
@@ -64,11 +64,8 @@ func Due(s *journal.Step, p Pass) journal.Next {
 	return journal.Next{}
 }
 
-// freesByPod reports whether a step, or another pending one, frees the address of the whole pod.
-func freesByPod(s *journal.Step, p Pass) bool {
-	frees := func(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
-	return frees(*s) || slices.ContainsFunc(p.Steps, frees)
-}
+// FreesByPod reports whether a step's DEL frees the address of the whole pod.
+func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
 // Left returns the time until a pause is over. If that is longer than any pause, it was set in
 // another boot. Its clock means nothing now, so Left returns 0.

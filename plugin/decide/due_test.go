@@ -26,12 +26,7 @@ const (
 )
 
 // pass is one in which nothing keeps a DEL from running.
-func pass() Pass {
-	never := func() bool { return false }
-	return Pass{Now: now, SameBoot: true, PodLives: never}
-}
-
-func yes() bool { return true }
+func pass() Pass { return Pass{Now: now, SameBoot: true} }
 
 // TestDue has each row of Due, and what is next to it.
 func TestDue(t *testing.T) {
@@ -69,9 +64,9 @@ func TestDue(t *testing.T) {
 		{"nothing was tried", journal.Step{}, nil, journal.Next{}},
 		{"a newer ADD lives", journal.Step{}, func(p *Pass) { p.NewerLives, p.IgnorePause = true, true }, wait(journal.ForContainer, 0)},
 
-		{"by pod, another sandbox lives", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = yes }, wait(journal.ForContainer, 0)},
+		{"by pod, another sandbox lives", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = true }, wait(journal.ForContainer, 0)},
 		{"by pod, none lives", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Next{}},
-		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = yes }, journal.Next{}},
+		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = true }, journal.Next{}},
 
 		{"a host port's DEL is pending", journal.Step{}, port(), wait(journal.ForRules, 0)},
 		{"it is pending, and a pause is over", journal.Step{Next: wait(journal.ForBackoff, now)}, port(), wait(journal.ForRules, 0)},

@@ -11,15 +11,13 @@ import (
 
 const minute = int64(time.Minute)
 
-func no() bool { return false }
-
 // TestDueTable keeps the tables in README.md in step with Due and After. Each row
 // of the first takes away what made the row before it wait, so the order of the rows is proven too.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
 	s := journal.Step{Type: "p", Tries: 1, Config: withIPAM("spiderpool")}
 	p := pass()
-	p.NewerLives, p.PodLives = true, yes
+	p.NewerLives, p.PodLives = true, true
 	cell := func(p Pass) string {
 		switch w := Due(&s, p); {
 		case w.Why == journal.RunNow:
@@ -40,7 +38,7 @@ func TestDueTable(t *testing.T) {
 	row("a newer ADD of the attachment is live", func() {})
 	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
 	row("the DEL releases an address, to which a host port may forward until the DEL of a later plugin (portmap) succeeds", func() {
-		p.PodLives = no
+		p.PodLives = false
 		p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}
 	})
 	row("the DEL releases an address, and a later plugin that may remove rules by address (firewall) was tried less than twice", func() {

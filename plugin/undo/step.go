@@ -47,7 +47,8 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 		o.Failed, o.Code, o.Words = true, f.Code, wordsOf(f)
 		o.NotInChain = u.HasLeft(u.Entry, s)
 		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
-		o.NetNSGone, o.MayHold = u.state == gone, decide.MayHold(s, u.Entry.Got.Claims, u.isFree)
+		o.NetNSGone = u.state == gone
+		o.MayHold = decide.MayHold(s, slices.DeleteFunc(slices.Clone(u.Entry.Got.Claims), u.isFree))
 	}
 	*s, done = decide.After(*s, o, p.Now)
 	u.report(&before, s, f, done)
@@ -249,14 +250,12 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 	e := u.Entry
 	return decide.Pass{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True,
-		IgnorePause: ignorePause,
-		PodLives: func() bool {
-			return u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
+		IgnorePause: ignorePause, Steps: e.Undo.Steps, Claims: e.Got.Claims,
+		PodLives: slices.ContainsFunc(e.Undo.Steps, decide.FreesByPod) &&
+			u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
 				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
 					pod.Namespace == own.Namespace
-			})
-		},
-		Steps: e.Undo.Steps, Claims: e.Got.Claims,
+			}),
 	}
 }
