@@ -13,7 +13,7 @@ LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 # What else is in an archive. Its documents link nothing else (TestArchiveLinks).
 RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard cmd/unwindctl/internal/install/systemd/unwind-*) scripts/demo.svg \
 	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
-	plugin/README.md plugin/decide/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md \
+	plugin/README.md plugin/decide/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md cmd/unwind/ALTERNATIVES.md \
 	cmd/unwindctl/OPERATIONS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The full name of the agent's image, of which unwind:$(VERSION) is short. Not from the environment, where IMAGE may be another's.
