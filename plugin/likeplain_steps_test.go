@@ -32,7 +32,7 @@ func newYear(a *attempt, s setup) *year {
 	plugins := strings.Fields(s.Plugins)
 	net := &network{
 		name: "net0", file: "10-net.conflist", installed: "10-net.conflist", version: s.Version, main: plugins[0], chained: plugins[1:],
-		masq: s.Masq, ipam: "host-local", revs: map[string]int{}, binaries: map[string]*program{}, generations: map[string]int{},
+		masq: s.Masq, nft: s.NFT, ipam: "host-local", revs: map[string]int{}, binaries: map[string]*program{}, generations: map[string]int{},
 	}
 	for _, name := range plainTypes {
 		net.binaries[name] = &program{modes: map[string]string{}}
@@ -484,6 +484,8 @@ func init() {
 				c.dataDir = number(w[1])
 			case "ipMasq":
 				c.masq = w[1] == "on"
+			case "backend":
+				c.nft = w[1] == "nftables"
 			case "version":
 				c.version = w[1]
 			case "main":
@@ -678,7 +680,7 @@ func (d *dice) step() string {
 		{1, func() string { return "reorder" }},
 		{4, func() string { return "renew " + d.plugin() + " " + d.pick("999", "4", "7", "100") }},
 		{7, func() string {
-			return "set " + d.pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off",
+			return "set " + d.pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off", "backend nftables", "backend iptables",
 				"version 1.0.0", "version 0.4.0", "version 1.1.0", "main ptp", "main bridge", "name net1", "file 20-net.conflist")
 		}},
 		{2, func() string { return "ipam " + d.pick("static", "static deleted", "host-local") }},

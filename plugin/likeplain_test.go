@@ -37,7 +37,7 @@ type setup struct {
 	Outer     string // cniVersion of unwind's list
 	Version   string // of the chain
 	Plugins   string // of the chain
-	Masq      bool
+	Masq, NFT bool
 }
 
 func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "plugin.", "", 1) }
@@ -231,7 +231,7 @@ func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []s
 func someYear(seed uint64) (setup, []string) {
 	d := &dice{Rand: rand.New(rand.NewPCG(seed, 46)), pods: map[string]bool{}, broken: "mesh"}
 	s := setup{ChainFile: d.IntN(2) == 0, Outer: d.pick("1.0.0", "1.1.0"), Masq: d.IntN(4) == 0,
-		Version: d.pick("1.0.0", "1.0.0", "1.1.0", "0.4.0")}
+		Version: d.pick("1.0.0", "1.0.0", "1.1.0", "0.4.0"), NFT: d.IntN(5) == 0}
 	d.chain = []string{d.pick("bridge", "bridge", "bridge", "ptp")}
 	for _, chained := range []struct {
 		name string
@@ -278,6 +278,8 @@ func TestLikePlainFaults(t *testing.T) {
 		{"portmap's configuration is renewed, and a container with a host port restarted", with(bridge, "bridge portmap"), []string{"add a ports", "renew portmap 999", "restart a"}},
 		{"portmap is removed while its DEL fails", with(bridge, "bridge portmap"), []string{"add a ports", "break portmap DEL fail", "check a", "remove portmap kept", "restart a"}},
 		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
+		{"host ports and masquerading with nftables", setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge portmap", Masq: true, NFT: true},
+			[]string{"add a ports", "restart a", "break portmap DEL fail", "add b ports", "del b containerd", "repair portmap", "del a crio"}},
 	} {
 		for j, key := range []string{"chain", "chainFile"} {
 			if !sandbox.Sampled(sandbox.Rounds(4, 1, 1), i, j) {

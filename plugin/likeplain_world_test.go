@@ -54,7 +54,7 @@ type network struct {
 	main           string // bridge or ptp
 	bridge, subnet int
 	mtu, dataDir   int
-	masq           bool
+	masq, nft      bool // nft: bridge and portmap use nftables
 	ipam           string
 	chained        []string
 	revs           map[string]int // of a plugin's configuration
@@ -278,6 +278,10 @@ func (w *plainWorld) pluginsOf() (all []string) {
 		return m
 	}
 	main := map[string]any{"ipMasq": c.masq, "ipam": ipam, "capabilities": caps("ips")}
+	ports := map[string]any{"capabilities": caps("portMappings")}
+	if c.nft {
+		main["ipMasqBackend"], ports["backend"] = "nftables", "nftables"
+	}
 	if c.main == "bridge" {
 		main["bridge"], main["isGateway"] = fmt.Sprintf("cni%d", c.bridge), true
 	}
@@ -288,7 +292,7 @@ func (w *plainWorld) pluginsOf() (all []string) {
 	for _, name := range c.chained {
 		switch name {
 		case "portmap":
-			add(name, map[string]any{"capabilities": caps("portMappings")})
+			add(name, ports)
 		case "bandwidth":
 			add(name, map[string]any{"capabilities": caps("bandwidth")})
 		case "tuning":
@@ -723,6 +727,23 @@ func (w *plainWorld) ruleLines() (lines []string) {
 	return lines
 }
 
+// nftLines returns the rules of pods that bridge, ptp and portmap made with nftables.
+func (w *plainWorld) nftLines() (lines []string) {
+	w.Helper()
+	for _, table := range []string{"ip cni_hostport", "inet cni_plugins_masquerade"} {
+		var out []byte
+		w.in(func() { // it fails if there is no such table
+			out, _ = exec.Command("nft", append([]string{"list", "table"}, strings.Fields(table)...)...).Output()
+		})
+		for line := range strings.Lines(string(out)) {
+			if anyIP.MatchString(line) {
+				lines = append(lines, "nft "+strings.TrimSpace(line))
+			}
+		}
+	}
+	return lines
+}
+
 // ofPod returns what a live pod has, in words that are the same in both worlds.
 func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string, links []string) (have []string) {
 	w.Helper()
@@ -855,7 +876,7 @@ func (w *plainWorld) left() (all []string) {
 			all = append(all, "link")
 		}
 	})
-	for _, line := range w.ruleLines() {
+	for _, line := range slices.Concat(w.ruleLines(), w.nftLines()) {
 		all = append(all, "rule "+anyIP.ReplaceAllString(line, "ADDRESS"))
 	}
 	for _, file := range w.taken() {
