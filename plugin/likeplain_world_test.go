@@ -705,6 +705,7 @@ func (w *plainWorld) reboot() {
 var (
 	counted     = regexp.MustCompile(`\[\d+:\d+\]`)
 	anyIP       = regexp.MustCompile(`\b10\.200\.\d+\.\d+`)
+	podNetwork  = regexp.MustCompile(`\b10\.200\.\d+\.\d+/26\b`)
 	hostIP      = regexp.MustCompile(`\b(10\.200\.\d+\.\d+)(?:/32|:)`)
 	chainID     = regexp.MustCompile(`CNI-(?:DN-)?[0-9a-f]{16,}`)
 	ownerID     = regexp.MustCompile(`id: \\"([^\\]*)\\"`)
@@ -778,7 +779,10 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 		hosts := hostIP.FindAllStringSubmatch(line, -1)
 		hasIP := slices.ContainsFunc(hosts, func(m []string) bool { return m[1] == p.ip.String() })
-		// A rule of the container with another address is what is left of an earlier ADD.
+		// A rule of the container with another address or subnet is what is left of an earlier ADD.
+		if subnet, err := netip.ParsePrefix(podNetwork.FindString(line)); err == nil && !subnet.Contains(p.ip) {
+			continue
+		}
 		if owner == p.rt.ContainerID && (hasIP || len(hosts) == 0) || owner == "" && hasIP {
 			have = append(have, "rule "+strings.ReplaceAll(line, p.ip.String(), "ADDRESS"))
 		}
