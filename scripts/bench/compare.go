@@ -110,7 +110,12 @@ func (c *comparison) goodPods(
 	if n.kind == unwound || n.kind == unwoundBig {
 		held = 1 // see fill
 	}
-	return errors.Join(goneAll(pods), n.leaves(held))
+	if err := errors.Join(goneAll(pods), n.leaves(held)); err != nil {
+		return err
+	}
+	second, err := atOnce(pods, func(p *pod) error { return p.secondDel(ctx) })
+	r.write("secondDEL", c.chain, parallel, n.kind, second)
+	return err
 }
 
 func (c *comparison) failingPods(

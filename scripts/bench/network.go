@@ -146,6 +146,14 @@ func (p *pod) add(ctx context.Context) error {
 
 func (p *pod) del(ctx context.Context) error { return p.cni.DelNetworkList(ctx, p.list, p.rt) }
 
+// secondDel runs the DEL that containerd sends when it removes a sandbox: without the namespace and
+// without a result.
+func (p *pod) secondDel(ctx context.Context) error {
+	rt := *p.rt
+	rt.NetNS = ""
+	return p.cni.DelNetworkList(ctx, p.list, &rt)
+}
+
 // failedAdd runs an ADD that fails, until nothing of it is left. Without unwind, and with multus,
 // that includes the runtime's DEL; unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
