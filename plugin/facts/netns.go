@@ -35,6 +35,12 @@ func (p Place) There() bool { return p.held != nil }
 // Pinned returns a path that always leads to this namespace, until the place is closed.
 func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.held.Fd()) }
 
+// Look inspects an interface of the namespace as it is now.
+func (p Place) Look(ifname string) (seen Interface, err error) {
+	err = In(p.held, func() error { return seen.inspect(p.held, ifname) })
+	return seen, err
+}
+
 // IsAt reports whether the namespace is at a path. It is held open, so no other has its inode.
 func (p Place) IsAt(path string) bool {
 	var its unix.Stat_t

@@ -48,7 +48,7 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 		Unknown: u.Entry.Got.Result == nil && len(u.Entry.Got.Claims) == 0}
 	switch {
 	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
-		seen, err := facts.Look(u.place.Pinned(), u.Entry.IfName)
+		seen, err := u.place.Look(u.Entry.IfName)
 		n.Interface = decide.TruthOf(seen.There(), err)
 	case !n.Found && n.Sent:
 		seen, err := facts.Look(sent, u.Entry.IfName)
