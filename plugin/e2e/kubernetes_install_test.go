@@ -185,9 +185,9 @@ func (i *installed) inUse(w *e2e.Worker, want bool) string {
 }
 
 // agent runs unwindctl in a worker's agent, on the worker.
-func (i *installed) agent(w *e2e.Worker, args ...string) string {
+func (i *installed) agent(w *e2e.Worker, args ...string) (string, error) {
 	i.Helper()
-	return i.cluster.Kubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
+	return i.cluster.TryKubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
 }
 
 func (i *installed) install() {
@@ -211,7 +211,7 @@ func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	var lines []string
 	said := ""
 	e2e.Eventually(i, podTime, w.NodeName+": doctor finds no problem", func() bool {
-		out, err := i.cluster.TryKubectl("-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host", "doctor")
+		out, err := i.agent(w, "doctor")
 		if err != nil && out != said {
 			i.Logf("%s: doctor: %v\n%s", w.NodeName, err, out)
 		}
