@@ -21,10 +21,10 @@ import (
 
 // gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network, it uses the
 // runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
-// alone, because a renamed network never gets a GC again. Then gc passes the GC to the delegates
-// that support the verb, with the list and what unwind keeps (see listKept), unless the list cannot
-// be trusted (see sweep.MassReleaseError) or a record is damaged. It runs all delegates and
-// collects all errors.
+// alone, because a renamed network never gets a GC again, and only logs what fails there. Then gc
+// passes the GC to the delegates that support the verb, with the list and what unwind keeps (see
+// listKept), unless the list cannot be trusted (see sweep.MassReleaseError) or a record is damaged.
+// It runs all delegates and collects all errors of its own network.
 //
 // A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
 // valid. gc does not pass it on, because a delegate that treats an absent list as an empty one
@@ -89,7 +89,12 @@ func (o *op) sweepForGC(
 	for _, f := range findings {
 		var failure *delegate.Failure
 		unreported := errors.As(f.Err, &failure) && failure.Unreported
-		if f.Err != nil && !unreported && !errors.As(f.Err, &guarded) {
+		switch {
+		case f.Err == nil, unreported, errors.As(f.Err, &guarded):
+		case f.Key.Network != o.Conf.Name:
+			o.log.Warn("an attachment of another network is not released", "attachment", f.Key.String(),
+				"err", f.Err)
+		default:
 			errs = append(errs, fmt.Errorf("%s: %w", f.Key, f.Err))
 		}
 	}

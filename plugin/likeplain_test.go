@@ -278,6 +278,8 @@ func TestLikePlainFaults(t *testing.T) {
 		{"portmap's configuration is renewed, and a container with a host port restarted", with(bridge, "bridge portmap"), []string{"add a ports", "renew portmap 999", "restart a"}},
 		{"portmap is removed while its DEL fails", with(bridge, "bridge portmap"), []string{"add a ports", "break portmap DEL fail", "check a", "remove portmap kept", "restart a"}},
 		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
+		{"a network is renamed, its IPAM plugin goes, and the runtime sends a GC", setup{Outer: "1.1.0", Version: "0.4.0", Plugins: "bridge"},
+			[]string{"add b ip", "set name net1", "again b", "ipam static deleted", "gc"}},
 		{"host ports and masquerading with nftables", setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge portmap", Masq: true, NFT: true},
 			[]string{"add a ports", "restart a", "break portmap DEL fail", "add b ports", "del b containerd", "repair portmap", "del a crio"}},
 	} {
