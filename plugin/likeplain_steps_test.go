@@ -94,7 +94,8 @@ var allowedDifferences = []struct {
 				return slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(line, word) })
 			})
 		}
-		return d.class == "left: rule" && (did("again ") || did("off", "uninstall", "nostate") && did("set dataDir")) &&
+		failed := did("again ", "break firewall", "remove firewall", "missing firewall", "renew firewall", "wipe")
+		return d.class == "left: rule" && (failed || did("off", "uninstall", "nostate") && did("set dataDir")) &&
 			!strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
 	}},
 	// LIMITS, "Plugins that hang": the next verb waits for a child of a killed plugin, for 10 s.
