@@ -810,6 +810,17 @@ func (w *plainWorld) pools() (dirs []string) {
 	return dirs
 }
 
+// shares reports whether another pod has, or had, a pod's address, in another network with the same subnet: it
+// is chance then which of them the bridge reaches.
+func (w *plainWorld) shares(name string) bool {
+	for other, p := range w.pods {
+		if other != name && p.ip == w.pods[name].ip {
+			return true
+		}
+	}
+	return false
+}
+
 // pings reports whether a pod's gateway answers.
 func (w *plainWorld) pings(p *plainPod) (answers bool) {
 	w.Helper()
