@@ -6,7 +6,7 @@ import "strings"
 var glossary = []struct{ kind, word, meaning string }{
 	{"state", "adding", "its ADD is running and has no result yet"},
 	{"state", "live", "in use; only the runtime's DEL releases it"},
-	{"state", "recent", "not on the runtime's list, but too young to be judged by that list"},
+	{"state", "recent", "not on the runtime's list, but perhaps too young to be judged by that list"},
 	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
@@ -29,12 +29,12 @@ var glossary = []struct{ kind, word, meaning string }{
 		"live attachments in the journal; see --force"},
 	{"result", "unknown", "cannot be judged from here, and is kept"},
 	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
-	{"result", "recent", "not on the runtime's list, but too young to be judged by that list; " +
-		"REASON shows the time left; see --grace-period"},
+	{"result", "recent", "not on the runtime's list, but perhaps too young to be judged by that " +
+		"list; see REASON and --grace-period"},
 	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
 	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but too young to be judged by " +
+	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be judged by " +
 		"that list"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +

@@ -77,7 +77,8 @@ func sweepCommand() *cobra.Command {
 		"also release attachments that are kept because too many seem dead, the list is empty or an "+
 			"entry is damaged")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
-		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own")
+		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+
+			"for an address of unknown age")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")

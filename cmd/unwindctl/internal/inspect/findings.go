@@ -177,12 +177,12 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	return word, why
 }
 
-// whyOf returns the reason for a verdict, with the remaining time of a grace period.
+// whyOf returns the reason for a verdict, with the rest of a grace period, if it is known.
 func whyOf(f *sweep.Finding) string {
-	if !f.Recent() {
+	if !f.Recent() || f.Left <= 0 {
 		return f.Reason.Text
 	}
-	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(max(0, f.Left)))
+	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(f.Left))
 }
 
 // Remaining returns an error if a sweep left attachments that it should have released.
