@@ -9,6 +9,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -102,7 +103,7 @@ func runForget(cmd *cobra.Command, found []*sweep.Finding, flags forgetFlags) er
 	for _, f := range found {
 		word := "to be forgotten"
 		if flags.yes {
-			if err := p.Forget(cmd.Context(), flags.StateDir, f.Key); err != nil {
+			if err := p.Forget(cmd.Context(), flags.StateDir, f.Key, install.User()); err != nil {
 				errs = append(errs, err)
 				continue
 			}

@@ -34,8 +34,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
 	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be judged by " +
-		"that list"},
+	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be judged " +
+		"by that list"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
@@ -52,6 +52,10 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +
 		"plugin created may remain"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
+	{"event", "install", "unwind was installed or updated; REASON shows by whom"},
+	{"event", "on", "unwind was switched on"},
+	{"event", "off", "unwind was switched off"},
+	{"event", "uninstall", "unwind was removed, except for what is still needed"},
 	{"status", "on", "pods start through unwind"},
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},

@@ -24,6 +24,9 @@ func About(e journal.Event, arg string) bool {
 func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	for i := range events {
 		e := &events[i]
+		if e.Key == (journal.Key{}) { // a change to the installation
+			continue
+		}
 		attachments = append(attachments, Attachment{Key: e.Key, Pod: &e.Pod, Addresses: e.Addresses})
 	}
 	return attachments
@@ -49,7 +52,7 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 		oneLine = term.Printable
 	}
 	for _, e := range events {
-		t.Add(term.Ago(e.At.Wall), term.Time(e.At.Wall), string(e.Kind), e.Network,
+		t.Add(term.Ago(e.At.Wall), term.Time(e.At.Wall), string(e.Kind), term.OrDash(e.Network),
 			term.OrDash(term.Short(e.ContainerID, o.Format)), term.OrDash(e.IfName),
 			podName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
 			oneLine(e.Reason))

@@ -13,6 +13,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -41,6 +42,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	done := &Changes{DryRun: o.DryRun}
 	err = o.install(ctx, to, r, s, p, done)
+	done.Record(s.stateDir(), journal.Install, User(), err)
 	if done.List == nil {
 		return err
 	}
@@ -172,6 +174,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
+	done.Record(s.stateDir(), journal.On, User(), err)
 	if done.List == nil {
 		return err
 	}
