@@ -59,7 +59,8 @@ func historyCommand() *cobra.Command {
 				return err
 			}
 			if why := inspect.Unwritable(flags.StateDir); why != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %v, so unwind cannot record events\n", why)
+				_ = term.Print(cmd.ErrOrStderr(),
+					fmt.Sprintf("warning: %v, so unwind cannot record events\n", why))
 			}
 			events = inspect.Told(events)
 			if len(args) == 1 && !flags.output.IsObject() {

@@ -76,8 +76,8 @@ func rootCommand() *cobra.Command {
 			"  2    usage error; nothing was done\n" +
 			"  3    doctor, check: the worst problem is a warning (doctor --fail-on: 0 or 1)\n" +
 			"  4    doctor, check: the worst problem is an error (doctor --fail-on: 1)\n" +
-			"  5    off, uninstall: pods start without unwind, but unwind could not record this;\n" +
-			"       an agent that starts will install unwind again\n" +
+			"  5    off, uninstall: pods start without unwind, but unwind could not record\n" +
+			"       this; an agent that starts will install unwind again\n" +
 			"  6    uninstall: something still needs the files that are kept\n" +
 			"  130  interrupted",
 		Example: "  unwindctl doctor\n" +

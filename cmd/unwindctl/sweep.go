@@ -115,8 +115,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		if s.Progress != nil { // the terminal shows ^C; continue on the next line
 			fmt.Fprintln(cmd.ErrOrStderr())
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(),
-			"interrupted: waiting for running DELs; interrupt again to exit immediately")
+		_ = term.Print(cmd.ErrOrStderr(),
+			"interrupted: waiting for running DELs; interrupt again to exit immediately\n")
 	})()
 	r, err := inspect.Sweep(ctx, inspect.Plugin(cmd.ErrOrStderr()), cmd.InOrStdin(), flags.Scope, s)
 	if err != nil {
@@ -126,7 +126,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		return f.Fate == decide.Unknown && len(f.Addresses) > 0
 	})
 	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // as on a node of Nomad
-		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
+		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
 	// with only one of the flags, the two directories may belong to different runtimes

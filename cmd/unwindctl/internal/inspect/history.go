@@ -37,8 +37,7 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 		return term.PrintNames(out, names(attachmentsOf(events)))
 	}
 	if len(events) == 0 {
-		_, err := fmt.Fprintln(out, "No events.")
-		return err
+		return term.Print(out, "No events.\n")
 	}
 	t := term.NewTable(
 		term.Column{Name: "AGE"}, term.Column{Name: "TIME", Wide: true}, term.Column{Name: "EVENT"},
@@ -95,7 +94,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	if text.Len() == 0 {
 		return none
 	}
-	_, err := io.WriteString(out, text.String())
+	err := term.Print(out, text.String())
 	if len(events) > 0 {
 		err = errors.Join(err, PrintHistory(out, events[max(0, len(events)-3):], o))
 	}

@@ -47,11 +47,10 @@ func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
 			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
 		}
-		p.explain(&text)
+		p.explain(out, &text)
 	}
 	text.WriteString(r.next())
-	_, err := io.WriteString(out, text.String())
-	return err
+	return term.Print(out, text.String())
 }
 
 func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
@@ -62,7 +61,7 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	for _, p := range pools {
 		for _, r := range p.Reservations {
 			addresses = append(addresses, r.Address.String())
-			t.Add(p.Network, r.Address.String(), r.State, podName(r.Pod),
+			t.Add(p.Network, r.Address.String(), term.State(out, r.State), podName(r.Pod),
 				term.OrDash(term.OneLine(r.ContainerID)), term.OrDash(term.OneLine(r.IfName)),
 				term.OneLine(r.Why))
 		}
@@ -73,8 +72,8 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explain prints which addresses are not live, and how to free them.
-func (p *Pool) explain(out io.Writer) {
+// explain writes which addresses are not live, and how to free them.
+func (p *Pool) explain(out io.Writer, text *strings.Builder) {
 	groups := map[reservation][]netip.Addr{}
 	for _, r := range p.Reservations {
 		if r.State != "live" {
@@ -87,14 +86,15 @@ func (p *Pool) explain(out io.Writer) {
 			cmp.Compare(a.Remedy, b.Remedy))
 	})
 	for _, k := range kinds {
-		fmt.Fprintf(out, "  %d %s (%s): %s", len(groups[k]), k.State, few(groups[k]), k.Why)
+		count := term.Colour(out, k.State, fmt.Sprintf("%d %s", len(groups[k]), k.State))
+		fmt.Fprintf(text, "  %s (%s): %s", count, few(groups[k]), k.Why)
 		if k.Remedy != "" {
-			fmt.Fprintf(out, ". %s", k.Remedy)
+			fmt.Fprintf(text, ". %s", k.Remedy)
 		}
-		fmt.Fprintln(out, ".")
+		text.WriteString(".\n")
 	}
-	if text, remedy := p.Lost(); len(p.Unreserved) > 0 {
-		fmt.Fprintf(out, "  %s. %s.\n", text, remedy)
+	if lost, remedy := p.Lost(); len(p.Unreserved) > 0 {
+		fmt.Fprintf(text, "  %s. %s.\n", lost, remedy)
 	}
 }
 

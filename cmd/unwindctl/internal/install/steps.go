@@ -134,6 +134,5 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "changes", append([]*Change{}, c.List...), "dryRun", c.DryRun)
 	}
-	_, err := io.WriteString(out, c.String())
-	return err
+	return term.Print(out, c.String())
 }
