@@ -42,7 +42,7 @@ func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
 			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
 		for _, s := range p.Sets {
-			fmt.Fprintf(&text, "  %s\n", s)
+			fmt.Fprintf(&text, "  %s\n%s", s, s.bar(out))
 		}
 		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
 			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
