@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -126,7 +127,7 @@ func ipamCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
-	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
+	o.AddFlags(cmd, cmd.Flags(), "pools", slices.Concat(lookFormats, []term.Format{term.Line})...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")
 	addScopeFlags(cmd, &flags)

@@ -86,7 +86,8 @@ func sweepCommand() *cobra.Command {
 		"run the plugins in `DIR` for attachments that are not in the journal "+
 			"(default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
-	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
+	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones",
+		slices.Concat(lookFormats, []term.Format{term.Line})...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
 }

@@ -8,13 +8,24 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
+// barStates are the states of addresses, in the order of a bar.
+var barStates = []string{"live", "recent", "leaked", "empty", "unknown"}
+
+// percent returns how full a set is, or -1 if its size is unknown or has no limit.
+func (s *Set) percent() int64 {
+	if s.Size == nil || *s.Size <= 0 {
+		return -1
+	}
+	return min(100, int64(s.Used)*100 / *s.Size)
+}
+
 // maxBar is the width of a bar, in columns. A set with fewer addresses has a shorter bar.
 const maxBar = 50
 
 // bar returns a line that shows how full a set is, or "" if its size is unknown or has no limit. The
 // line fits a terminal.
 func (s *Set) bar(out io.Writer) string {
-	if s.Size == nil || *s.Size <= 0 {
+	if s.percent() < 0 {
 		return ""
 	}
 	full, free := "#", "."
@@ -26,18 +37,17 @@ func (s *Set) bar(out io.Writer) string {
 	if columns := term.Width(out); columns > 0 {
 		width = max(1, min(width, columns-around))
 	}
-	states := []string{"live", "recent", "unknown", "empty", "leaked"}
 	var counts []int
-	for _, state := range states {
+	for _, state := range barStates {
 		counts = append(counts, *s.ByState()[state])
 	}
 	var text strings.Builder
 	cells := cellsOf(counts, *s.Size, width)
-	for i, state := range states {
+	for i, state := range barStates {
 		text.WriteString(term.Colour(out, state, strings.Repeat(full, cells[i])))
 	}
-	text.WriteString(strings.Repeat(free, cells[len(states)]))
-	return fmt.Sprintf("  %s  %d %%\n", &text, min(100, int64(s.Used)*100 / *s.Size))
+	text.WriteString(strings.Repeat(free, cells[len(barStates)]))
+	return fmt.Sprintf("  %s  %d %%\n", &text, s.percent())
 }
 
 // cellsOf divides a bar among the counts and, last, what is left of size. Each that is not 0 gets a

@@ -111,7 +111,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
 	}
-	if len(names) > 0 {
+	if len(names) > 0 && o.Format != term.Line {
 		if err := t.Print(out, o); err != nil || o.NoHeaders {
 			return err
 		}

@@ -18,6 +18,9 @@ import (
 // PrintPools prints the pools. In the wide format it prints every allocated address instead.
 func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 	all, of := r.Pools, r.Scope
+	if o.Format == term.Line {
+		return printLine(out, all)
+	}
 	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, all, o)
 	}
@@ -51,6 +54,31 @@ func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 	}
 	text.WriteString(r.next())
 	return term.Print(out, text.String())
+}
+
+// printLine prints all pools in one line.
+func printLine(out io.Writer, all []*Pool) error {
+	var texts []string
+	for _, p := range all {
+		text, percent, words := p.Network+": ", int64(-1), []string{}
+		for _, s := range p.Sets {
+			percent = max(percent, s.percent()) // once one set is full, so is the pool
+		}
+		if percent >= 0 {
+			text += fmt.Sprintf("%d %%, ", percent)
+		}
+		for _, state := range barStates {
+			if n := *p.ByState()[state]; n > 0 {
+				words = append(words, fmt.Sprintf("%d %s", n, state))
+			}
+		}
+		if text += fmt.Sprintf("%d used", p.Used); len(words) > 0 {
+			text += " (" + strings.Join(words, ", ") + ")"
+		}
+		texts = append(texts, text)
+	}
+	_, err := fmt.Fprintln(out, cmp.Or(strings.Join(texts, "; "), "no pools"))
+	return err
 }
 
 func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
