@@ -1,6 +1,6 @@
 package main
 
-import "strings"
+import "fmt"
 
 // glossary explains the words in the output of commands. It is part of the help texts.
 var glossary = []struct{ kind, word, meaning string }{
@@ -11,14 +11,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another boot, perhaps of another machine, of which this disk " +
-		"is a copy"},
-	{"verdict", "live", "in use; only the runtime's DEL releases it"},
-	{"verdict", "dead", "gone for good; a sweep releases it"},
-	{"verdict", "unknown", "cannot be judged from here, and is kept"},
-	{"verdict", "other-machine", "from another boot, and not proven to be of this machine, because " +
-		"its disk may be a copy; a sweep " +
-		"releases its addresses on this disk and runs no DEL"},
+	{"state", "other-machine", "from another boot, and not proven to be of this machine, because its " +
+		"disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
 	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
 		"retry it; see REASON"},
@@ -71,30 +65,16 @@ var glossary = []struct{ kind, word, meaning string }{
 
 // describe returns all words of a kind, with their meanings, as lines of a help text.
 func describe(kind string) (lines string) {
-	const width = 80
-	left := 18
+	left := 16
 	for _, g := range glossary {
 		if g.kind == kind {
-			left = max(left, len(g.word)+4)
+			left = max(left, len(g.word)+2)
 		}
 	}
 	for _, g := range glossary {
-		if g.kind != kind {
-			continue
+		if g.kind == kind {
+			lines += fmt.Sprintf("  %-*s%s\n", left, g.word, g.meaning)
 		}
-		line := "  " + g.word + strings.Repeat(" ", left-2-len(g.word))
-		for i, word := range strings.Fields(g.meaning) {
-			switch {
-			case i == 0:
-			case len(line)+1+len(word) > width:
-				lines += line + "\n"
-				line = strings.Repeat(" ", left)
-			default:
-				line += " "
-			}
-			line += word
-		}
-		lines += line + "\n"
 	}
 	return lines
 }

@@ -75,8 +75,8 @@ func showCommand() *cobra.Command {
 		Short:      "Show an attachment: its resources, why it is kept, and how to release it",
 		Long: "Show an attachment: its resources, its pending DELs and why they fail, the evidence\n" +
 			"for its verdict, and how to release it. show is read-only and takes no locks.\n\n" +
-			"The verdicts:\n" +
-			describe("verdict") + "\n" +
+			"The states, of which live, dead, unknown and other-machine are also verdicts:\n" +
+			describe("state") + "\n" +
 			"Name the attachment by NETWORK/CONTAINER/IFNAME, container ID, pod\n" +
 			"(NAMESPACE/NAME, or NAME), or address. A prefix of a container ID is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
