@@ -87,9 +87,10 @@ func rootCommand() *cobra.Command {
 	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
 		"wait at most this `DURATION` for each node, and for the list of pods")
 	dryRun := false
-	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count the results",
+	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count results",
 		func() []string { return map[bool][]string{true: {"--dry-run"}}[dryRun] })
-	sweep.Flags().BoolVar(&dryRun, "dry-run", false, "count what would be released, and release nothing")
+	sweep.Flags().BoolVar(&dryRun, "dry-run", false,
+		"count what would be released, and release nothing")
 	none := func() []string { return nil }
 	root.AddCommand(execCommand(o), sweep,
 		lineCommand(o, "doctor", "Print the worst problem of each node", none),

@@ -11,8 +11,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another boot, and not proven to be of this machine, because its " +
-		"disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
+	{"state", "other-machine", "from another boot, and not proven to be of this machine, because " +
+		"its disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
 	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
 		"retry it; see REASON"},
@@ -28,8 +28,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
 	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be judged " +
-		"by that list"},
+	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be " +
+		"judged by that list"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},

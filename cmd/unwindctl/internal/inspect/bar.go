@@ -22,8 +22,8 @@ func (s *Set) percent() int64 {
 // maxBar is the width of a bar, in columns. A set with fewer addresses has a shorter bar.
 const maxBar = 50
 
-// bar returns a line that shows how full a set is, or "" if its size is unknown or has no limit. The
-// line fits a terminal.
+// bar returns a line that shows how full a set is, or "" if its size is unknown or has no limit.
+// The line fits a terminal.
 func (s *Set) bar(out io.Writer) string {
 	if s.percent() < 0 {
 		return ""

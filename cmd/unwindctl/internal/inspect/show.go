@@ -74,8 +74,9 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 			}
 			evidence.Add("  "+f.Question, answer)
 		}
-		steps := term.NewTable(term.Column{Name: "PLUGIN"}, term.Column{Name: "DEL", Least: 8, Wrap: true},
-			term.Column{Name: "TRIES"}, term.Column{Name: "LAST ERROR", Least: 20, Wrap: true})
+		steps := term.NewTable(term.Column{Name: "PLUGIN"},
+			term.Column{Name: "DEL", Least: 8, Wrap: true}, term.Column{Name: "TRIES"},
+			term.Column{Name: "LAST ERROR", Least: 20, Wrap: true})
 		for _, s := range a.Steps {
 			steps.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
 				term.OrDash(term.OneLine(s.Last)))
