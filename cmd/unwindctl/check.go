@@ -67,7 +67,7 @@ func checkCommand() *cobra.Command {
 			if o.IsObject() {
 				err = o.PrintObject(out, "steps", steps, "plain", options.Plain)
 			} else {
-				err = printVerdict(out, &o, steps, options.Plain, time.Since(start))
+				err = printVerdict(out, steps, options.Plain, time.Since(start))
 			}
 			if worst := trial.Worst(steps).Severity; err == nil && worst > doctor.OK {
 				err = term.Coded{Code: 2 + int(worst)}
@@ -98,7 +98,7 @@ func printStep(out io.Writer, o *term.Output, s trial.Step) {
 	_ = t.Print(out, o) // the verdict's error counts
 }
 
-func printVerdict(out io.Writer, o *term.Output, steps []trial.Step, plain bool,
+func printVerdict(out io.Writer, steps []trial.Step, plain bool,
 	took time.Duration,
 ) error {
 	worst, verdict := trial.Worst(steps), "the network works through unwind"

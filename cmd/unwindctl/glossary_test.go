@@ -24,8 +24,8 @@ func TestGlossary(t *testing.T) {
 		reasons = append(reasons, string(r))
 	}
 	for kind, want := range map[string][]string{
-		"state":   {string(journal.Adding), string(journal.Live), "recent", string(decide.Dead), string(journal.RollingBack), string(journal.Deleting), string(decide.Unknown), string(decide.Foreign)},
-		"result":  inspect.Results, "address": {"live", "recent", "leaked", "empty", "unknown", "free"}, "event": eventKinds, "status": reasons,
+		"state":  {string(journal.Adding), string(journal.Live), "recent", string(decide.Dead), string(journal.RollingBack), string(journal.Deleting), string(decide.Unknown), string(decide.Foreign)},
+		"result": inspect.Results, "address": {"live", "recent", "leaked", "empty", "unknown", "free"}, "event": eventKinds, "status": reasons,
 	} {
 		var got []string
 		for _, g := range glossary {
