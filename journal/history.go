@@ -27,9 +27,15 @@ const (
 	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
 	Dropped    EventKind = "dropped"     // a DEL failed too often, and was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
+
+	// These have no attachment. The reason names who changed the installation.
+	Install   EventKind = "install"
+	On        EventKind = "on"
+	Off       EventKind = "off"
+	Uninstall EventKind = "uninstall"
 )
 
-// Event is something unusual that happened to an attachment.
+// Event is something unusual that happened to an attachment, or a change of the installation.
 type Event struct {
 	Key
 	Kind      EventKind    `json:"kind"`

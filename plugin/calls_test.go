@@ -160,7 +160,7 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	case "libcni-status":
 		return w[1:], s.cni.GetStatusNetworkList(s.Context(), s.unwind(s.plugins(s.node)...))
 	case "giveup":
-		return w[2:], s.plugin().Forget(s.Context(), s.stateDir, s.who(w[1]).key())
+		return w[2:], s.plugin().Forget(s.Context(), s.stateDir, s.who(w[1]).key(), "an operator")
 	case "wait":
 		words := 3
 		if beginning[w[1]] != nil {

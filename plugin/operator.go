@@ -23,8 +23,9 @@ import (
 // plugin was removed for good. The history keeps the attachment, and an abandoned record makes a
 // later DEL of the runtime succeed. Forget also drops a damaged entry.
 //
-// It refuses an attachment that is not dead, because the DEL of that attachment needs the entry.
-func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) error {
+// by is who forgets it. Forget refuses an attachment that is not dead, because the DEL of that
+// attachment needs the entry.
+func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, by string) error {
 	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
@@ -40,7 +41,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key) e
 	records, err := o.toForget(ctx, lock, key)
 	if err == nil {
 		event := record.EventOf(journal.Forgotten, records[0])
-		event.Reason = "forgotten by an operator"
+		event.Reason = "forgotten by " + by
 		for _, e := range records {
 			event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
 		}

@@ -58,6 +58,7 @@ func rootCommand() *cobra.Command {
 			"nodes succeeded and a node has no agent or did not respond, 2 after a usage error, and\n" +
 			"130 after an interrupt.",
 		Example: "  kubectl unwind doctor\n" +
+			"  kubectl unwind ipam\n" +
 			"  kubectl unwind exec -- history --since 2h",
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl unwind"},
 		Version:           version,
@@ -85,18 +86,31 @@ func rootCommand() *cobra.Command {
 		"only these `NODES`, comma-separated; may be repeated")
 	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
 		"wait at most this `DURATION` for each node, and for the list of pods")
-	root.AddCommand(execCommand(o), &cobra.Command{
-		Use:   "doctor",
-		Short: "Print the worst problem of each node in one line",
-		Long: "Print the worst problem of each node in one line: the same as\n" +
-			"kubectl unwind exec -- doctor -o line.",
-		Example: "  kubectl unwind doctor\n  kubectl unwind doctor -l pool=batch",
+	dryRun := false
+	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count results",
+		func() []string { return map[bool][]string{true: {"--dry-run"}}[dryRun] })
+	sweep.Flags().BoolVar(&dryRun, "dry-run", false,
+		"count what would be released, and release nothing")
+	none := func() []string { return nil }
+	root.AddCommand(execCommand(o), sweep,
+		lineCommand(o, "doctor", "Print the worst problem of each node", none),
+		lineCommand(o, "ipam", "Print how full the host-local pools of each node are", none))
+	return root
+}
+
+// lineCommand returns a command that runs the same command of unwindctl with -o line, and more
+// flags.
+func lineCommand(o *options, name, short string, more func() []string) *cobra.Command {
+	return &cobra.Command{
+		Use:     name,
+		Short:   short + ", in one line",
+		Long:    short + ", in one line: the same as kubectl unwind exec -- " + name + " -o line.",
+		Example: "  kubectl unwind " + name + "\n  kubectl unwind " + name + " -l pool=batch",
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.exec(cmd, []string{"doctor", "-o", "line"})
+			return o.exec(cmd, append([]string{name, "-o", "line"}, more()...))
 		},
-	})
-	return root
+	}
 }
 
 func execCommand(o *options) *cobra.Command {

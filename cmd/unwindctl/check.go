@@ -67,7 +67,7 @@ func checkCommand() *cobra.Command {
 			if o.IsObject() {
 				err = o.PrintObject(out, "steps", steps, "plain", options.Plain)
 			} else {
-				err = printVerdict(out, &o, steps, options.Plain, time.Since(start))
+				err = printVerdict(out, steps, options.Plain, time.Since(start))
 			}
 			if worst := trial.Worst(steps).Severity; err == nil && worst > doctor.OK {
 				err = term.Coded{Code: 2 + int(worst)}
@@ -88,9 +88,9 @@ func checkCommand() *cobra.Command {
 var marks = map[doctor.Severity]string{doctor.OK: "✓", doctor.Warning: "!", doctor.Failure: "✗"}
 
 func printStep(out io.Writer, o *term.Output, s trial.Step) {
-	t := term.NewTable(term.Column{Severity: true}, term.Column{}, term.Column{},
+	t := term.NewTable(term.Column{}, term.Column{}, term.Column{},
 		term.Column{Least: 20, Wrap: true})
-	t.Add(marks[s.Severity], fmt.Sprintf("%-13s", s.Name),
+	t.Add(term.State(out, marks[s.Severity]), fmt.Sprintf("%-13s", s.Name),
 		fmt.Sprintf("%6.2fs", float64(s.Millis)/1000), s.Text)
 	if s.Remedy != "" {
 		t.Add("", "", "", "→ "+s.Remedy)
@@ -98,7 +98,7 @@ func printStep(out io.Writer, o *term.Output, s trial.Step) {
 	_ = t.Print(out, o) // the verdict's error counts
 }
 
-func printVerdict(out io.Writer, o *term.Output, steps []trial.Step, plain bool,
+func printVerdict(out io.Writer, steps []trial.Step, plain bool,
 	took time.Duration,
 ) error {
 	worst, verdict := trial.Worst(steps), "the network works through unwind"
@@ -113,8 +113,7 @@ func printVerdict(out io.Writer, o *term.Output, steps []trial.Step, plain bool,
 	case worst.Severity == doctor.Failure:
 		verdict = worst.Name + " failed"
 	}
-	t := term.NewTable(term.Column{Severity: true})
-	t.Add(fmt.Sprintf("%s %s (%s, %.1f s)", marks[worst.Severity], verdict,
-		term.Plural(len(steps), "step", "steps"), took.Seconds()))
-	return t.Print(out, o)
+	mark := marks[worst.Severity]
+	return term.Print(out, term.Colour(out, mark, fmt.Sprintf("%s %s (%s, %.1f s)", mark, verdict,
+		term.Plural(len(steps), "step", "steps"), took.Seconds()))+"\n")
 }

@@ -9,6 +9,7 @@ import (
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -94,15 +95,14 @@ func forgettable(cmd *cobra.Command, args []string, flags forgetFlags) (
 func runForget(cmd *cobra.Command, found []*sweep.Finding, flags forgetFlags) error {
 	out := cmd.OutOrStdout()
 	if len(found) == 0 {
-		_, err := fmt.Fprintf(out, "No dead attachments in network %s.\n", flags.Network)
-		return err
+		return term.Print(out, "No dead attachments in network "+flags.Network+".\n")
 	}
 	p := inspect.Plugin(cmd.ErrOrStderr())
 	var errs []error
 	for _, f := range found {
 		word := "to be forgotten"
 		if flags.yes {
-			if err := p.Forget(cmd.Context(), flags.StateDir, f.Key); err != nil {
+			if err := p.Forget(cmd.Context(), flags.StateDir, f.Key, install.User()); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -112,8 +112,8 @@ func runForget(cmd *cobra.Command, found []*sweep.Finding, flags forgetFlags) er
 		if len(leaks) == 0 {
 			leaks = []string{"none known"}
 		}
-		fmt.Fprintf(out, "%s: %s; resources that may remain:\n  %s\n", f.Key, word,
-			strings.Join(leaks, "\n  "))
+		errs = append(errs, term.Print(out, fmt.Sprintf("%s: %s; resources that may remain:\n  %s\n",
+			f.Key, word, strings.Join(leaks, "\n  "))))
 	}
 	if !flags.yes {
 		errs = append(errs, errors.New("nothing was forgotten; run this again with --yes"))

@@ -1,24 +1,18 @@
 package main
 
-import "strings"
+import "fmt"
 
 // glossary explains the words in the output of commands. It is part of the help texts.
 var glossary = []struct{ kind, word, meaning string }{
 	{"state", "adding", "its ADD is running and has no result yet"},
 	{"state", "live", "in use; only the runtime's DEL releases it"},
-	{"state", "recent", "not on the runtime's list, but too young to be judged by that list"},
+	{"state", "recent", "not on the runtime's list, but perhaps too young to be judged by that list"},
 	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
 	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another boot, perhaps of another machine, of which this disk " +
-		"is a copy"},
-	{"verdict", "live", "in use; only the runtime's DEL releases it"},
-	{"verdict", "dead", "gone for good; a sweep releases it"},
-	{"verdict", "unknown", "cannot be judged from here, and is kept"},
-	{"verdict", "other-machine", "from another boot, and not proven to be of this machine, because " +
-		"its disk may be a copy; a sweep " +
-		"releases its addresses on this disk and runs no DEL"},
+	{"state", "other-machine", "from another boot, and not proven to be of this machine, because " +
+		"its disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
 	{"result", "released", "nothing of it remains"},
 	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
 		"retry it; see REASON"},
@@ -29,13 +23,13 @@ var glossary = []struct{ kind, word, meaning string }{
 		"live attachments in the journal; see --force"},
 	{"result", "unknown", "cannot be judged from here, and is kept"},
 	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
-	{"result", "recent", "not on the runtime's list, but too young to be judged by that list; " +
-		"REASON shows the time left; see --grace-period"},
+	{"result", "recent", "not on the runtime's list, but perhaps too young to be judged by that " +
+		"list; see REASON and --grace-period"},
 	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
 	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but too young to be judged by " +
-		"that list"},
+	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be " +
+		"judged by that list"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
@@ -52,6 +46,10 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +
 		"plugin created may remain"},
 	{"event", "no-op", "the runtime's DEL succeeded without running a plugin; see REASON"},
+	{"event", "install", "unwind was installed or updated; REASON shows by whom"},
+	{"event", "on", "unwind was switched on"},
+	{"event", "off", "unwind was switched off"},
+	{"event", "uninstall", "unwind was removed, except for what is still needed"},
 	{"status", "on", "pods start through unwind"},
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},
@@ -67,30 +65,16 @@ var glossary = []struct{ kind, word, meaning string }{
 
 // describe returns all words of a kind, with their meanings, as lines of a help text.
 func describe(kind string) (lines string) {
-	const width = 80
-	left := 18
+	left := 16
 	for _, g := range glossary {
 		if g.kind == kind {
-			left = max(left, len(g.word)+4)
+			left = max(left, len(g.word)+2)
 		}
 	}
 	for _, g := range glossary {
-		if g.kind != kind {
-			continue
+		if g.kind == kind {
+			lines += fmt.Sprintf("  %-*s%s\n", left, g.word, g.meaning)
 		}
-		line := "  " + g.word + strings.Repeat(" ", left-2-len(g.word))
-		for i, word := range strings.Fields(g.meaning) {
-			switch {
-			case i == 0:
-			case len(line)+1+len(word) > width:
-				lines += line + "\n"
-				line = strings.Repeat(" ", left)
-			default:
-				line += " "
-			}
-			line += word
-		}
-		lines += line + "\n"
 	}
 	return lines
 }

@@ -19,7 +19,8 @@ import (
 var eventKinds = []string{string(journal.RolledBack), string(journal.Swept),
 	string(journal.Released), string(journal.Waiting),
 	string(journal.Superseded), string(journal.Forgotten), string(journal.Dropped),
-	string(journal.NoOp)}
+	string(journal.NoOp), string(journal.Install), string(journal.On), string(journal.Off),
+	string(journal.Uninstall)}
 
 type historyFlags struct {
 	node.Directories
@@ -35,9 +36,9 @@ func historyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "history [ATTACHMENT|POD|ADDRESS]",
 		SuggestFor: []string{"events", "log"},
-		Short:      "Show unusual events",
-		Long: "Show unusual events, newest last. unwind keeps the last 500 to 2,000 events. These\n" +
-			"are the kinds of events:\n" +
+		Short:      "Show unusual events and changes to the installation",
+		Long: "Show unusual events and changes to the installation, newest last. unwind keeps the\n" +
+			"last 500 to 2,000 events. These are the kinds of events:\n" +
 			describe("event") + "\n" +
 			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +
@@ -58,7 +59,8 @@ func historyCommand() *cobra.Command {
 				return err
 			}
 			if why := inspect.Unwritable(flags.StateDir); why != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %v, so unwind cannot record events\n", why)
+				_ = term.Print(cmd.ErrOrStderr(),
+					fmt.Sprintf("warning: %v, so unwind cannot record events\n", why))
 			}
 			events = inspect.Told(events)
 			if len(args) == 1 && !flags.output.IsObject() {

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"cmp"
-	"os"
-
 	"github.com/spf13/cobra"
 
 	"cni-unwind/cmd/internal/term"
@@ -82,8 +79,7 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: the one that unwind's conflist names)")
-	user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
-	cmd.Flags().StringVar(&flags.By, "by", "unwindctl as "+user,
+	cmd.Flags().StringVar(&flags.By, "by", install.User(),
 		"record that `WHO` switched unwind off")
 	cmd.Flags().Lookup("by").DefValue = ""
 	addDryRun(cmd, &flags.DryRun)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -74,8 +75,8 @@ func showCommand() *cobra.Command {
 		Short:      "Show an attachment: its resources, why it is kept, and how to release it",
 		Long: "Show an attachment: its resources, its pending DELs and why they fail, the evidence\n" +
 			"for its verdict, and how to release it. show is read-only and takes no locks.\n\n" +
-			"The verdicts:\n" +
-			describe("verdict") + "\n" +
+			"The states, of which live, dead, unknown and other-machine are also verdicts:\n" +
+			describe("state") + "\n" +
 			"Name the attachment by NETWORK/CONTAINER/IFNAME, container ID, pod\n" +
 			"(NAMESPACE/NAME, or NAME), or address. A prefix of a container ID is enough.",
 		Example: "  unwindctl show 10.22.0.5\n  unwindctl show default/web-0\n  unwindctl show " +
@@ -104,7 +105,8 @@ func ipamCommand() *cobra.Command {
 		SuggestFor: []string{"pools", "addresses"},
 		Short:      "Show the host-local pools and the owners of their addresses",
 		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
-			"addresses are allocated, how many are leaked, and how to free the leaked ones.\n" +
+			"addresses are allocated, how many are leaked, and how to free the leaked ones. A\n" +
+			"bar shows how full each range set is; with --watch, it is a live view.\n" +
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
@@ -125,7 +127,7 @@ func ipamCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
-	o.AddFlags(cmd, cmd.Flags(), "pools", lookFormats...)
+	o.AddFlags(cmd, cmd.Flags(), "pools", slices.Concat(lookFormats, []term.Format{term.Line})...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")
 	addScopeFlags(cmd, &flags)

@@ -77,7 +77,8 @@ func sweepCommand() *cobra.Command {
 		"also release attachments that are kept because too many seem dead, the list is empty or an "+
 			"entry is damaged")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
-		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own")
+		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+
+			"for an address of unknown age")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
@@ -85,7 +86,8 @@ func sweepCommand() *cobra.Command {
 		"run the plugins in `DIR` for attachments that are not in the journal "+
 			"(default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
-	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones", lookFormats...)
+	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones",
+		slices.Concat(lookFormats, []term.Format{term.Line})...)
 	addScopeFlags(cmd, &flags.Scope)
 	return cmd
 }
@@ -114,8 +116,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		if s.Progress != nil { // the terminal shows ^C; continue on the next line
 			fmt.Fprintln(cmd.ErrOrStderr())
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(),
-			"interrupted: waiting for running DELs; interrupt again to exit immediately")
+		_ = term.Print(cmd.ErrOrStderr(),
+			"interrupted: waiting for running DELs; interrupt again to exit immediately\n")
 	})()
 	r, err := inspect.Sweep(ctx, inspect.Plugin(cmd.ErrOrStderr()), cmd.InOrStdin(), flags.Scope, s)
 	if err != nil {
@@ -125,7 +127,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		return f.Fate == decide.Unknown && len(f.Addresses) > 0
 	})
 	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // as on a node of Nomad
-		fmt.Fprintln(cmd.ErrOrStderr(), node.WithoutRuntime)
+		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
 	// with only one of the flags, the two directories may belong to different runtimes

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -114,6 +115,57 @@ func TestTables(t *testing.T) {
 		}
 		if !strings.Contains(shown, "is cut to fit") && args[0] != "doctor" { // whose texts are wrapped
 			t.Errorf("%v: nothing is cut:\n%s\npiped:\n%s", args, shown, piped)
+		}
+	}
+}
+
+// onTerminal returns what a command prints on a terminal.
+func (n *machine) onTerminal(width uint16, cmd *exec.Cmd) string {
+	n.Helper()
+	term, stdout := nodetest.NewTerminal(n, width)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(cmd.Environ(), "TERM=xterm", "NO_COLOR=", "LC_ALL=C"), stdout, stdout
+	_ = cmd.Run()
+	_, err := stdout.WriteString("the end")
+	check(n, err)
+	eventually(n, "the end", func() bool { return strings.HasSuffix(term.String(), "the end") })
+	return strings.ReplaceAll(strings.TrimSuffix(term.String(), "the end"), "\r\n", "\n")
+}
+
+var colour = regexp.MustCompile("\x1b\\[[0-9]+m")
+
+// TestLines: on a terminal no text is wider than 80 columns and no word is broken, in the help of each
+// command too. States have colours.
+func TestLines(t *testing.T) {
+	t.Parallel()
+	n := newMachine(t)
+	confDir := n.crowd(1)
+	commands := [][]string{
+		{"ipam", "\x1b[31m1 leaked\x1b[0m"}, {"ipam", "-o", "wide", "  \x1b[31mleaked\x1b[0m  "}, {"list", "  \x1b[32mlive\x1b[0m "}, {"list", "  \x1b[33mrolling-back\x1b[0m "},
+		{"show", "many", "\x1b[32mlive\x1b[0m: its"}, {"show", "stuck", "\x1b[33mrolling-back\x1b[0m for "}, {"show", "stuck", "\x1b[31mdead\x1b[0m: "},
+		{"off", "--dry-run", "--conf-dir", confDir, "--cni-bin-dir", n.dir, ""}, {"uninstall", "--dry-run", "--conf-dir", confDir, "--cni-bin-dir", n.dir, ""},
+		{"--help", ""}, {"show", "no/such/attachment/at/all", "hint: "},
+	}
+	for _, cmd := range rootCommand().Commands() {
+		commands = append(commands, []string{cmd.Name(), "--help", "Usage:"})
+	}
+	for _, args := range commands {
+		args, want := args[:len(args)-1], args[len(args)-1]
+		cmd := n.unwindctl(args...)
+		if !slices.Contains(args, "--help") {
+			cmd = n.ctl(confDir, args...)
+		}
+		shown := n.onTerminal(80, cmd)
+		if !strings.Contains(shown, want) {
+			t.Errorf("%v: no %q in %q", args, want, shown)
+		}
+		if slices.Contains(args, "wide") {
+			continue
+		}
+		for line := range strings.Lines(shown) {
+			line = strings.TrimSpace(colour.ReplaceAllString(line, ""))
+			if chars := utf8.RuneCountInString(line); chars > 80 && strings.Contains(line, " ") {
+				t.Errorf("%v: %d characters: %s", args, chars, line)
+			}
 		}
 	}
 }

@@ -99,25 +99,33 @@ func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
 type Owner struct {
 	Network, ContainerID string
 	Addresses            []netip.Addr
-	Made                 time.Time // wall-clock time of its youngest file
+	Written              []time.Time // the wall-clock times of its files
 	Grace                time.Duration
 }
 
-// JudgeOwner returns the verdict on a container that is not in the journal, and how much of its
-// grace period is left (see GraceLeft).
-func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, left time.Duration) {
+// JudgeOwner returns the verdict on a container that is not in the journal, and its grace period.
+func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, grace decide.Grace) {
 	cache, err := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	cached := slices.ContainsFunc(cache, Cached.netNSThere)
-	// The wall clock may have been set since Made, so the age is capped at the time since boot.
-	left = cmp.Or(n.ListGrace, o.Grace) - min(time.Since(o.Made), time.Duration(journal.BootNanos()))
+	grace = n.GraceOfOwner(o.Written, o.Grace)
 	return decide.DecideOrphan(decide.Orphan{
 		SameNamespaces:  &fact{look: n.seesAsRuntime},
 		Listed:          n.List.hasContainer(o, cache),
-		PastGracePeriod: decide.TruthIf(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, left < 0),
+		PastGracePeriod: decide.TruthIf(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, grace.Over),
+		Dated:           grace.Dated,
 		Cached:          decide.TruthIf(cached || err == nil, cached),
 		Runs:            &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
 		InUse:           &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
-	}), left
+	}), grace
+}
+
+// GraceOfOwner returns the grace period of an owner whose files were written at these times.
+func (n *Node) GraceOfOwner(written []time.Time, grace time.Duration) decide.Grace {
+	var ages []time.Duration
+	for _, at := range written {
+		ages = append(ages, time.Since(at))
+	}
+	return decide.DecideGrace(ages, time.Duration(journal.BootNanos()), grace, n.ListGrace)
 }
 
 type List struct {

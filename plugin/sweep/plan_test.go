@@ -5,27 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"cni-unwind/ipam"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/netconf"
 )
-
-// TestMade: an owner is as young as the youngest of its files.
-func TestMade(t *testing.T) {
-	at := time.Unix(1000, 0)
-	held := []ipam.Reservation{{File: ipam.File{Mtime: 5}}, {File: ipam.File{Mtime: at.UnixNano()}}, {}}
-	cached := func(after int) *facts.Cached { return &facts.Cached{Written: at.Add(time.Duration(after))} }
-	for i, tt := range []struct {
-		of   owner
-		want time.Time
-	}{{owner{held: held}, at}, {owner{}, time.Unix(0, 0)}, {owner{held: held, cached: cached(1)}, at.Add(1)}, {owner{held: held, cached: cached(-1)}, at}} {
-		if got := tt.of.made(); !got.Equal(tt.want) {
-			t.Errorf("%d: %v, want %v", i, got, tt.want)
-		}
-	}
-}
 
 // TestSortByAge: a sweep begins with the record that was longest untouched, by the boot clock. The wall
 // clock may have been set in between, and a time that is yet to come is of an earlier boot.

@@ -27,7 +27,7 @@ import (
 // reconstructs the missing record and undoes it like any other:
 //
 //  1. Judge it again, under the lock of the attachment.
-//  2. Reconstruct the record, unless a file of the attachment is from before this boot.
+//  2. Reconstruct the record, if the attachment gets DELs (see getsDELs).
 //  3. Run the chain's DELs in reverse order.
 //  4. Release the addresses that host-local still reserves for it, even if DELs failed. Keep them
 //     while its host ports may forward to them (see decide.PortPending), or if there was no
@@ -49,7 +49,7 @@ func (s *Sweep) undoOwner(
 		return err
 	}
 	known, damaged := w.Journal.Snapshot(ctx).Containers()
-	if f.Verdict, _ = s.judge(o, damaged); f.Fate != decide.Dead || known[o.ContainerID] {
+	if f.Verdict = s.judge(o, damaged); f.Fate != decide.Dead || known[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)

@@ -3,6 +3,7 @@ package sweep
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -64,7 +65,8 @@ func TestReconstruct(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := &owner{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, held: c.held, cached: c.cached}
+			o := &owner{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, held: c.held, cached: c.cached,
+				grace: decide.Grace{Dated: true}}
 			if o.chain, o.conf, err = list.Chain(); err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +105,8 @@ func TestReconstruct(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			for name, spoil := range map[string]func(*owner){
-				"before this boot":      func(o *owner) { o.earlier = true },
+				"before this boot, and its DEL may change the cluster": func(o *owner) { o.spoil(netconf.Delegate{Type: "calico"}) },
+				"before this boot, and so may its IPAM plugin":         func(o *owner) { o.spoil(netconf.Delegate{Type: "bridge", IPAM: "dhcp"}) },
 				"without a chain":       func(o *owner) { o.chain = nil },
 				"without its interface": func(o *owner) { o.IfName = "" },
 			} {
@@ -114,5 +117,21 @@ func TestReconstruct(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// spoil makes the age of an owner unknown, and adds a delegate to its chain.
+func (o *owner) spoil(d netconf.Delegate) {
+	chain := *o.chain
+	chain.Delegates = append(slices.Clone(chain.Delegates), d)
+	o.grace, o.chain = decide.Grace{}, &chain
+}
+
+// TestUndatedGetsDELs: of an ADD before this boot, the reference plugins' DELs run.
+func TestUndatedGetsDELs(t *testing.T) {
+	t.Parallel()
+	chain := &netconf.Chain{Delegates: []netconf.Delegate{{Type: "bridge", IPAM: "host-local"}, {Type: "portmap"}, {Type: "firewall"}}}
+	if o := (&owner{Key: journal.Key{IfName: "eth0"}, chain: chain}); !o.getsDELs() {
+		t.Errorf("%+v", o)
 	}
 }

@@ -21,15 +21,13 @@ import (
 // in libcni's cache, or both.
 type owner struct {
 	journal.Key
-	Pod    journal.Pod // from the runtime's list or libcni's cache
-	held   []ipam.Reservation
-	cached *facts.Cached  // its file in the cache, if from this boot, or nil
-	chain  *netconf.Chain // the chain of the cached ADD, or else of the first pool
-	conf   *netconf.Conf
-	// earlier is set if an address or the cache file is from before this boot. The owner's rules and
-	// interfaces are gone then. The disk may also be a copy of another machine's disk, and a DEL could
-	// release the address of that machine's pod through a cluster-wide IPAM plugin.
-	earlier bool
+	Pod     journal.Pod // from the runtime's list or libcni's cache
+	held    []ipam.Reservation
+	cached  *facts.Cached  // its file in the cache, if from this boot, or nil
+	chain   *netconf.Chain // the chain of the cached ADD, or else of the first pool
+	conf    *netconf.Conf
+	written []time.Time // when its files were written, by the wall clock
+	grace   decide.Grace
 }
 
 // addresses returns the owner's addresses in host-local and in libcni's cache, without duplicates.
@@ -45,20 +43,14 @@ func (o *owner) addresses() (all []netip.Addr) {
 }
 
 // getsDELs reports whether enough is known to run DELs. (host-local before 0.8 wrote no interface.)
-func (o *owner) getsDELs() bool { return !o.earlier && o.chain != nil && o.IfName != "" }
-
-// made returns the time of the owner's newest file.
-func (o *owner) made() time.Time {
-	youngest := time.Unix(0, 0)
-	if o.cached != nil {
-		youngest = o.cached.Written
-	}
-	for _, r := range o.held {
-		if r.Made().After(youngest) {
-			youngest = r.Made()
-		}
-	}
-	return youngest
+// The disk of an owner that is not from this boot may be a copy of another machine's, and a DEL
+// could release what that machine's pod uses in the cluster. The DELs of the reference plugins
+// cannot, and remove the rules if the owner is from this boot after all.
+func (o *owner) getsDELs() bool {
+	return o.chain != nil && o.IfName != "" && (o.grace.Dated ||
+		!slices.ContainsFunc(o.chain.Delegates, func(d netconf.Delegate) bool {
+			return !known.Of(d.Type).NodeOnly || d.IPAM != "" && d.IPAM != "host-local"
+		}))
 }
 
 // path returns the path of one of the owner's files.
@@ -77,7 +69,7 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	}
 	known, damaged := s.w.Journal.Snapshot(ctx).Containers()
 	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, noChain: map[string][]string{},
-		inJournal: known, booted: time.Now().Add(-time.Duration(journal.BootNanos()))}
+		inJournal: known}
 	for _, p := range s.Pools {
 		g.addPool(p)
 	}
@@ -105,7 +97,6 @@ type gathering struct {
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
-	booted    time.Time
 	// noChain contains the files of libcni's cache whose chain cannot be used, by error. If a
 	// chainFile is gone, all files of its network share one error.
 	noChain map[string][]string
@@ -143,8 +134,7 @@ func (g *gathering) addPool(p Pool) {
 }
 
 func (g *gathering) hold(o *owner, r ipam.Reservation) {
-	o.earlier = o.earlier || r.Made().Before(g.booted)
-	o.held = append(o.held, r)
+	o.held, o.written = append(o.held, r), append(o.written, r.Made())
 }
 
 // addCached adds an attachment from libcni's cache. If the owner was already added with addresses,
@@ -157,9 +147,9 @@ func (g *gathering) addCached(c *facts.Cached) {
 	}
 	key := c.Key()
 	o := g.byKey[key]
-	if c.Written.Before(g.booted) {
+	if written := []time.Time{c.Written}; !g.w.Node.GraceOfOwner(written, 0).Dated {
 		if o != nil {
-			o.earlier, o.Pod = true, c.Pod()
+			o.written, o.Pod = append(o.written, c.Written), c.Pod()
 		}
 		return
 	}
@@ -174,6 +164,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 	}
 	o = g.add(key)
 	o.Pod, o.cached, o.chain, o.conf = c.Pod(), c, chain, conf
+	o.written = append(o.written, c.Written)
 	g.addHeld(o)
 }
 
@@ -198,7 +189,8 @@ func (g *gathering) addHeld(o *owner) {
 // findingOn returns the verdict on an owner, with the DELs that it would get.
 func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 	f := Finding{Key: o.Key, Pod: o.Pod, Addresses: o.addresses(), Cached: o.cached != nil, owner: o}
-	f.Verdict, f.Left = s.judge(o, damaged)
+	f.Verdict = s.judge(o, damaged)
+	f.Left = o.grace.Left
 	if f.Releasable() && o.getsDELs() {
 		for _, d := range slices.Backward(o.chain.Delegates) {
 			f.Pending = append(f.Pending, d.Type)
@@ -207,11 +199,11 @@ func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 	return f
 }
 
-// judge returns the verdict on an owner, and the rest of its grace period. An empty list is more
-// likely wrong than right, because a node usually runs a pod. A damaged record may be the owner's.
-func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Duration) {
-	v, left = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
-		Addresses: o.addresses(), Made: o.made(), Grace: s.graceOf(o)})
+// judge returns the verdict on an owner, and sets its grace period. An empty list is more likely
+// wrong than right, because a node usually runs a pod. A damaged record may be the owner's.
+func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict) {
+	v, o.grace = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
+		Addresses: o.addresses(), Written: o.written, Grace: s.graceOf(o)})
 	switch {
 	case v.Fate != decide.Dead || s.Force:
 	case damaged:
@@ -221,7 +213,7 @@ func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict, left time.Durat
 		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
 			"if this node has none, run unwindctl sweep --force", "")
 	}
-	return v, left
+	return v
 }
 
 // graceOf returns the grace period of an owner's network, from its conflist, or else the default.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -64,8 +65,13 @@ func Program(root *cobra.Command) *cobra.Command {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SuggestionsMinimumDistance = 2
 	root.Flags().Bool("version", false, "print the version of this program")
+	width := cmp.Or(Width(os.Stdout), 80)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages",
-		fmt.Sprintf(".FlagUsagesWrapped %d", cmp.Or(Width(os.Stdout), 80))))
+		fmt.Sprintf(".FlagUsagesWrapped %d", width)))
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		text := strings.TrimSpace(reflow(cmp.Or(cmd.Long, cmd.Short))) + "\n\n" + cmd.UsageString()
+		_, _ = io.WriteString(cmd.OutOrStdout(), Wrap(text, width))
+	})
 	root.SetVersionTemplate(root.Name() + " {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		var invalid *pflag.InvalidValueError
@@ -96,8 +102,16 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
-// checkHelp makes help and completion, which cobra adds, refuse a name that does not exist.
+// checkHelp makes help and completion, which cobra adds, refuse a name that does not exist. A shell
+// gets the texts of the flags without the marks of their values.
 func checkHelp(root *cobra.Command) {
+	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], cobra.ShellCompRequestCmd) {
+		for _, cmd := range root.Commands() {
+			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+				f.Usage = strings.ReplaceAll(f.Usage, "`", "")
+			})
+		}
+	}
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
@@ -146,7 +160,7 @@ func printError(root *cobra.Command, err error, hint string) {
 	if err == nil || err.Error() == "" {
 		return
 	}
-	fmt.Fprintf(root.ErrOrStderr(), "error: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "))
+	_ = Print(root.ErrOrStderr(), "error: "+strings.ReplaceAll(err.Error(), "\n", "\nerror: ")+"\n")
 	var usage UsageError
 	if path := root.CommandPath(); hint == "" && errors.As(err, &usage) {
 		hint = path + " --help lists the commands; " + path + " COMMAND --help lists a command's flags"
@@ -156,7 +170,7 @@ func printError(root *cobra.Command, err error, hint string) {
 		hint = "run this as root"
 	}
 	if hint != "" {
-		fmt.Fprintf(root.ErrOrStderr(), "hint: %s\n", hint)
+		_ = Print(root.ErrOrStderr(), "hint: "+hint+"\n")
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 	Wide  Format = "wide"  // all columns, nothing cut
 	JSON  Format = "json"
 	Name  Format = "name" // arguments for unwindctl show, one per line
-	Line  Format = "line" // the worst finding, in one line
+	Line  Format = "line" // the worst finding, or a summary, in one line
 )
 
 // Output is how a command prints its results. AddFlags adds its flags.

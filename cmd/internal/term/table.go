@@ -1,11 +1,9 @@
 package term
 
 import (
-	"cmp"
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
 
 type Column struct {
@@ -14,8 +12,6 @@ type Column struct {
 	Wrap     bool // cells are not cut, but continue on the next line
 	Optional bool // the column may be left out on a narrow terminal
 	Wide     bool // the column appears only in the format Wide
-
-	Severity bool // the cells begin with severities, and are in colour on a terminal
 }
 
 // Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
@@ -32,10 +28,6 @@ func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 
 // Add adds a row. It has a cell for each column.
 func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
-
-// colours are the colours of the severities (ECMA-48 SGR).
-var colours = map[string]string{"error": "31", "warning": "33", "ok": "32", "✗": "31", "!": "33",
-	"✓": "32"}
 
 // gap is the number of blanks between two columns.
 const gap = 2
@@ -56,16 +48,11 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 		}
 	}
 	widths, _ := t.widths()
-	coloured, _ := OnTerminal(out)
 	var text strings.Builder
 	for _, row := range t.rows {
 		for i, cell := range row {
 			if i > 0 {
-				text.WriteString(strings.Repeat(" ", gap+widths[i-1]-utf8.RuneCountInString(row[i-1])))
-			}
-			severity, _, _ := strings.Cut(cell, " ")
-			if colour := colours[severity]; coloured && t.columns[i].Severity && colour != "" {
-				cell = "\x1b[" + colour + "m" + cell + "\x1b[0m"
+				text.WriteString(strings.Repeat(" ", gap+widths[i-1]-columns(row[i-1])))
 			}
 			text.WriteString(cell)
 		}
@@ -126,7 +113,7 @@ func (t *Table) widths() (widths []int, total int) {
 	widths, total = make([]int, len(t.columns)), gap*(len(t.columns)-1)
 	for i := range t.columns {
 		for _, row := range t.rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+			widths[i] = max(widths[i], columns(row[i]))
 		}
 		total += widths[i]
 	}
@@ -138,20 +125,16 @@ func (t *Table) cut(widths []int) {
 	for r := 0; r < len(t.rows); r++ {
 		row, rest := t.rows[r], make([]string, len(widths))
 		for i, cell := range row {
-			text := []rune(cell)
-			if len(text) <= widths[i] {
+			if columns(cell) <= widths[i] {
 				continue
 			}
-			row[i] = string(text[:widths[i]-1]) + "…"
 			if !t.columns[i].Wrap {
-				t.isCut = true
-			} else {
-				end := widths[i]
-				for end > 0 && text[end] != ' ' {
-					end--
-				}
-				end = cmp.Or(end, widths[i]) // a word longer than the column is split
-				row[i], rest[i] = string(text[:end]), strings.TrimSpace(string(text[end:]))
+				row[i], t.isCut = string([]rune(cell)[:widths[i]-1])+"…", true
+				continue
+			}
+			if row[i], rest[i] = split(cell, widths[i]); columns(row[i]) > widths[i] {
+				text := []rune(cell) // its first word is wider than the column
+				row[i], rest[i] = string(text[:widths[i]]), string(text[widths[i]:])
 			}
 		}
 		if strings.Join(rest, "") != "" {

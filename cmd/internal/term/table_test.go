@@ -78,3 +78,28 @@ func TestWrap(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
+
+// TestWrapText: a line is broken between words only, below its second column, and colours have no width.
+func TestWrapText(t *testing.T) {
+	t.Parallel()
+	const red, plain = "\x1b[31m", "\x1b[0m"
+	for _, tt := range []struct{ text, want string }{
+		{"short\n", "short\n"},
+		{"no end of line, and too long", "no end of\nline, and too\nlong"},
+		{"exactly twelve\nnext\n", "exactly twelve\nnext\n"},
+		{"  indented lines go on\n", "  indented\n  lines go on\n"},
+		{"off:  since then, by ann\n", "off:  since\n      then, by\n      ann\n"},
+		{"/a/word/that/is/too/long for it\n", "/a/word/that/is/too/long\nfor it\n"},
+		{"  x  /a/word/that/is/too/long\n", "  x\n     /a/word/that/is/too/long\n"},
+		{red + "fourteen chars" + plain + "\n", red + "fourteen chars" + plain + "\n"},
+		{red + "fifteen chars" + plain + " more\n", red + "fifteen chars" + plain + "\nmore\n"},
+		{"\n\n", "\n\n"},
+	} {
+		if got := Wrap(tt.text, 14); got != tt.want {
+			t.Errorf("%q: %q, want %q", tt.text, got, tt.want)
+		}
+	}
+	if got := reflow("One\ntwo.\n\nThree:\n  four\n  five\nsix\n"); got != "One two.\n\nThree:\n  four\n  five\nsix\n" {
+		t.Errorf("%q", got)
+	}
+}

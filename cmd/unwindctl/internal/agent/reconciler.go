@@ -17,6 +17,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -49,6 +50,9 @@ type status struct {
 	why            string // why they do not, with a remedy
 	plugin         string // the version of the installed plugin, "" if unknown
 }
+
+// agentName is who changes the installation, in the history.
+const agentName = "the agent"
 
 // goneAfter is the time for which the provider's file may be missing before the reconciler removes
 // our conflist. Some providers remove their file before they write it again.
@@ -253,9 +257,11 @@ func (r *reconciler) removed() bool {
 // recordRemoval records that unwind is switched off. If that fails, the next run of reconcile
 // retries it.
 func (r *reconciler) recordRemoval() error {
-	if err := install.WriteOff(r.journalDir(r.Setup), "rm "+r.Path()); err != nil {
+	dir, by := r.journalDir(r.Setup), "rm "+r.Path()
+	if err := install.WriteOff(dir, by); err != nil {
 		return &install.Obstacle{Reason: install.Off, Err: err}
 	}
+	install.Record(dir, journal.Off, by)
 	return nil
 }
 
@@ -302,6 +308,7 @@ func (r *reconciler) removeConflist(ctx context.Context, why error) {
 	done := &install.Changes{}
 	err := r.Remove(ctx, done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
+	done.Record(r.journalDir(r.Setup), journal.Off, agentName, why)
 	if err == nil && (done.Of("off") == nil || done.Of("changed") != nil) {
 		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
 	}
@@ -353,6 +360,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	r.log.warnOnce("copy", "cannot keep a copy of the provider's file", w.CopyErr)
 	if written := done.Of("written"); err == nil && written != nil {
 		r.log.Info("installed", "written", written)
+		done.Record(r.journalDir(r.Setup), journal.Install, agentName, nil)
 	}
 	if err == nil {
 		r.remember(w.Source.Path)

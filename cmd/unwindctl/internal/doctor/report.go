@@ -67,14 +67,13 @@ func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)
 	}
-	t := term.NewTable(term.Column{Severity: true}, term.Column{},
-		term.Column{Least: 20, Wrap: true})
+	t := term.NewTable(term.Column{}, term.Column{}, term.Column{Least: 20, Wrap: true})
 	count := map[Severity]int{}
 	for _, c := range r.checks {
 		if count[c.Severity]++; c.Severity == OK && !all {
 			continue
 		}
-		t.Add(c.Severity.String(), c.What, c.Text)
+		t.Add(term.State(out, c.Severity.String()), c.What, c.Text)
 		if c.Remedy != "" {
 			t.Add("", "", "→ "+c.Remedy)
 		}
@@ -90,8 +89,7 @@ func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 			last += "; " + term.Plural(more, "more problem", "more problems")
 		}
 	}
-	_, lastErr := fmt.Fprintln(out, last)
-	return errors.Join(err, lastErr)
+	return errors.Join(err, term.Print(out, last+"\n"))
 }
 
 type Options struct {

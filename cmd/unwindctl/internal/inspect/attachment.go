@@ -170,8 +170,7 @@ func PrintNoAttachments(out io.Writer, store *journal.Store, network string) err
 	if _, err := os.Lstat(store.Path()); errors.Is(err, fs.ErrNotExist) {
 		text = fmt.Sprintf("No attachments: there is no journal in %s.", store.Dir)
 	}
-	_, err := fmt.Fprintln(out, text)
-	return err
+	return term.Print(out, text+"\n")
 }
 
 func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) error {
@@ -187,7 +186,7 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 		term.Column{Name: "CREATED", Wide: true}, term.Column{Name: "NETNS", Wide: true},
 		term.Column{Name: "REASON", Wide: true})
 	for _, a := range attachments {
-		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, a.Status(),
+		t.Add(a.Network, term.Short(a.ContainerID, o.Format), a.IfName, term.State(out, a.Status()),
 			term.Ago(a.Created), podName(a.Pod), term.Join(term.Addresses(a.Addresses)),
 			pending(a), term.Time(a.Created), term.OrDash(a.NetNS),
 			term.OrDash(a.Why))

@@ -64,7 +64,7 @@ func reserved(f *sweep.Finding) bool { return len(f.Addresses) > 0 && !f.Cached 
 func (r *Report) PrintNoFindings(out io.Writer) error {
 	err := PrintNoAttachments(out, &journal.Store{Dir: r.StateDir}, r.Network)
 	if err == nil && r.Network != "" && len(r.Pools) == 0 {
-		_, err = fmt.Fprintf(out, "No conflist of network %s uses host-local.\n", r.Network)
+		err = term.Print(out, fmt.Sprintf("No conflist of network %s uses host-local.\n", r.Network))
 	}
 	return err
 }
@@ -105,12 +105,13 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 		names = append(names, name)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
-			podName(&f.Pod), term.OrDash(status(f.State, f.Verdict)), word, why)
+			podName(&f.Pod), term.State(out, term.OrDash(status(f.State, f.Verdict))),
+			term.State(out, word), why)
 	}
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
 	}
-	if len(names) > 0 {
+	if len(names) > 0 && o.Format != term.Line {
 		if err := t.Print(out, o); err != nil || o.NoHeaders {
 			return err
 		}
@@ -132,8 +133,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		total += fmt.Sprintf("; %s without an attachment in the journal",
 			term.Plural(addresses, "address", "addresses"))
 	}
-	_, err := fmt.Fprintf(out, "%s: %s.\n", total, strings.Join(words, ", "))
-	return err
+	return term.Print(out, fmt.Sprintf("%s: %s.\n", total, strings.Join(words, ", ")))
 }
 
 // Result returns the word for the outcome of a finding, and the reason.
@@ -177,12 +177,12 @@ func Result(f *sweep.Finding, dryRun bool) (word, why string) {
 	return word, why
 }
 
-// whyOf returns the reason for a verdict, with the remaining time of a grace period.
+// whyOf returns the reason for a verdict, with the rest of a grace period, if it is known.
 func whyOf(f *sweep.Finding) string {
-	if !f.Recent() {
+	if !f.Recent() || f.Left <= 0 {
 		return f.Reason.Text
 	}
-	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(max(0, f.Left)))
+	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(f.Left))
 }
 
 // Remaining returns an error if a sweep left attachments that it should have released.

@@ -24,6 +24,9 @@ func About(e journal.Event, arg string) bool {
 func attachmentsOf(events []journal.Event) (attachments []Attachment) {
 	for i := range events {
 		e := &events[i]
+		if e.Key == (journal.Key{}) { // a change to the installation
+			continue
+		}
 		attachments = append(attachments, Attachment{Key: e.Key, Pod: &e.Pod, Addresses: e.Addresses})
 	}
 	return attachments
@@ -34,8 +37,7 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 		return term.PrintNames(out, names(attachmentsOf(events)))
 	}
 	if len(events) == 0 {
-		_, err := fmt.Fprintln(out, "No events.")
-		return err
+		return term.Print(out, "No events.\n")
 	}
 	t := term.NewTable(
 		term.Column{Name: "AGE"}, term.Column{Name: "TIME", Wide: true}, term.Column{Name: "EVENT"},
@@ -49,7 +51,7 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 		oneLine = term.Printable
 	}
 	for _, e := range events {
-		t.Add(term.Ago(e.At.Wall), term.Time(e.At.Wall), string(e.Kind), e.Network,
+		t.Add(term.Ago(e.At.Wall), term.Time(e.At.Wall), string(e.Kind), term.OrDash(e.Network),
 			term.OrDash(term.Short(e.ContainerID, o.Format)), term.OrDash(e.IfName),
 			podName(&e.Pod), term.Join(term.Addresses(e.Addresses)), term.Join(e.Plugins),
 			oneLine(e.Reason))
@@ -92,7 +94,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	if text.Len() == 0 {
 		return none
 	}
-	_, err := io.WriteString(out, text.String())
+	err := term.Print(out, text.String())
 	if len(events) > 0 {
 		err = errors.Join(err, PrintHistory(out, events[max(0, len(events)-3):], o))
 	}

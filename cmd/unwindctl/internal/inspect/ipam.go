@@ -18,6 +18,9 @@ import (
 // PrintPools prints the pools. In the wide format it prints every allocated address instead.
 func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 	all, of := r.Pools, r.Scope
+	if o.Format == term.Line {
+		return printLine(out, all)
+	}
 	if len(all) > 0 && o.Format == term.Wide || o.Format == term.Name {
 		return printReservations(out, all, o)
 	}
@@ -42,15 +45,39 @@ func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 		fmt.Fprintf(&text, "%s (%s): %d used (%d live%s, %d leaked, %d empty, %d unknown)\n",
 			p.Network, p.Dir, p.Used, p.Live, recent, p.Leaked, p.Empty, p.Unknown)
 		for _, s := range p.Sets {
-			fmt.Fprintf(&text, "  %s\n", s)
+			fmt.Fprintf(&text, "  %s\n%s", s, s.bar(out))
 		}
 		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
 			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
 		}
-		p.explain(&text)
+		p.explain(out, &text)
 	}
 	text.WriteString(r.next())
-	_, err := io.WriteString(out, text.String())
+	return term.Print(out, text.String())
+}
+
+// printLine prints all pools in one line.
+func printLine(out io.Writer, all []*Pool) error {
+	var texts []string
+	for _, p := range all {
+		text, percent, words := p.Network+": ", int64(-1), []string{}
+		for _, s := range p.Sets {
+			percent = max(percent, s.percent()) // once one set is full, so is the pool
+		}
+		if percent >= 0 {
+			text += fmt.Sprintf("%d %%, ", percent)
+		}
+		for _, state := range barStates {
+			if n := *p.ByState()[state]; n > 0 {
+				words = append(words, fmt.Sprintf("%d %s", n, state))
+			}
+		}
+		if text += fmt.Sprintf("%d used", p.Used); len(words) > 0 {
+			text += " (" + strings.Join(words, ", ") + ")"
+		}
+		texts = append(texts, text)
+	}
+	_, err := fmt.Fprintln(out, cmp.Or(strings.Join(texts, "; "), "no pools"))
 	return err
 }
 
@@ -62,7 +89,7 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	for _, p := range pools {
 		for _, r := range p.Reservations {
 			addresses = append(addresses, r.Address.String())
-			t.Add(p.Network, r.Address.String(), r.State, podName(r.Pod),
+			t.Add(p.Network, r.Address.String(), term.State(out, r.State), podName(r.Pod),
 				term.OrDash(term.OneLine(r.ContainerID)), term.OrDash(term.OneLine(r.IfName)),
 				term.OneLine(r.Why))
 		}
@@ -73,8 +100,8 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explain prints which addresses are not live, and how to free them.
-func (p *Pool) explain(out io.Writer) {
+// explain writes which addresses are not live, and how to free them.
+func (p *Pool) explain(out io.Writer, text *strings.Builder) {
 	groups := map[reservation][]netip.Addr{}
 	for _, r := range p.Reservations {
 		if r.State != "live" {
@@ -87,14 +114,15 @@ func (p *Pool) explain(out io.Writer) {
 			cmp.Compare(a.Remedy, b.Remedy))
 	})
 	for _, k := range kinds {
-		fmt.Fprintf(out, "  %d %s (%s): %s", len(groups[k]), k.State, few(groups[k]), k.Why)
+		count := term.Colour(out, k.State, fmt.Sprintf("%d %s", len(groups[k]), k.State))
+		fmt.Fprintf(text, "  %s (%s): %s", count, few(groups[k]), k.Why)
 		if k.Remedy != "" {
-			fmt.Fprintf(out, ". %s", k.Remedy)
+			fmt.Fprintf(text, ". %s", k.Remedy)
 		}
-		fmt.Fprintln(out, ".")
+		text.WriteString(".\n")
 	}
-	if text, remedy := p.Lost(); len(p.Unreserved) > 0 {
-		fmt.Fprintf(out, "  %s. %s.\n", text, remedy)
+	if lost, remedy := p.Lost(); len(p.Unreserved) > 0 {
+		fmt.Fprintf(text, "  %s. %s.\n", lost, remedy)
 	}
 }
 

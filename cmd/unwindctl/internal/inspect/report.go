@@ -158,7 +158,7 @@ func (r *Report) Err() error { return errors.Join(errors.Join(r.Damaged...), r.J
 // WarnOfRuntime prints a warning if the runtime returned no list.
 func (r *Report) WarnOfRuntime(stderr io.Writer) {
 	if r.ListErr != nil {
-		fmt.Fprintf(stderr, "warning: %v\n", r.ListErr)
+		_ = term.Print(stderr, fmt.Sprintf("warning: %v\n", r.ListErr))
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"cni-unwind/cmd/internal/term"
@@ -55,41 +54,43 @@ func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 }
 
 func printShown(out io.Writer, all []shown, o *term.Output) error {
-	var text strings.Builder
 	for i, a := range all {
+		blank := ""
 		if i > 0 {
-			text.WriteByte('\n')
+			blank = "\n"
 		}
-		w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "attachment\t%s\n", a.Key)
-		fmt.Fprintf(w, "pod\t%s\n", podName(a.Pod))
-		fmt.Fprintf(w, "state\t%s for %s\n", a.State, term.Ago(a.Since))
-		fmt.Fprintf(w, "addresses\t%s\n", term.Join(term.Addresses(a.Addresses)))
-		fmt.Fprintf(w, "netns\t%s\n", term.OrDash(a.NetNS))
-		fmt.Fprintf(w, "verdict\t%s: %s\n", a.Verdict, a.Why)
-		_ = w.Flush() // the evidence below has its own column widths
+		about := term.NewTable(term.Column{}, term.Column{Least: 20, Wrap: true})
+		about.Add("attachment", a.Key.String())
+		about.Add("pod", podName(a.Pod))
+		about.Add("state", term.State(out, string(a.State))+" for "+term.Ago(a.Since))
+		about.Add("addresses", term.Join(term.Addresses(a.Addresses)))
+		about.Add("netns", term.OrDash(a.NetNS))
+		about.Add("verdict", term.State(out, string(a.Verdict))+": "+a.Why)
+		evidence := term.NewTable(term.Column{Least: 20, Wrap: true}, term.Column{})
 		for _, f := range a.Evidence {
 			answer := f.Answer
 			if f.NotLooked {
 				answer = "not examined"
 			}
-			fmt.Fprintf(w, "  %s\t%s\n", f.Question, answer)
+			evidence.Add("  "+f.Question, answer)
 		}
-		_ = w.Flush()
+		steps := term.NewTable(term.Column{Name: "PLUGIN"},
+			term.Column{Name: "DEL", Least: 8, Wrap: true}, term.Column{Name: "TRIES"},
+			term.Column{Name: "LAST ERROR", Least: 20, Wrap: true})
+		for _, s := range a.Steps {
+			steps.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
+				term.OrDash(term.OneLine(s.Last)))
+		}
+		err := errors.Join(term.Print(out, blank), about.Print(out, o), evidence.Print(out, o))
 		if len(a.Steps) > 0 {
-			text.WriteByte('\n')
-			t := term.NewTable(term.Column{Name: "PLUGIN"}, term.Column{Name: "DEL"},
-				term.Column{Name: "TRIES"}, term.Column{Name: "LAST ERROR"})
-			for _, s := range a.Steps {
-				t.Add(s.Plugin, s.state(a.PendingDEL()), fmt.Sprintf("%d×", s.Tries),
-					term.OrDash(term.OneLine(s.Last)))
-			}
-			_ = t.Print(&text, o)
+			err = errors.Join(err, term.Print(out, "\n"), steps.Print(out, o))
 		}
-		fmt.Fprintf(&text, "\n%s\n", strings.Join(a.Summary, "\n"))
+		err = cmp.Or(err, term.Print(out, "\n"+strings.Join(a.Summary, "\n")+"\n"))
+		if err != nil {
+			return err
+		}
 	}
-	_, err := io.WriteString(out, text.String())
-	return err
+	return nil
 }
 
 func (s *Step) state(pending bool) string {

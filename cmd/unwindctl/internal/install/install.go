@@ -13,6 +13,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 )
 
@@ -41,6 +42,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	}
 	done := &Changes{DryRun: o.DryRun}
 	err = o.install(ctx, to, r, s, p, done)
+	done.Record(s.stateDir(), journal.Install, User(), err)
 	if done.List == nil {
 		return err
 	}
@@ -48,10 +50,10 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if done.none() {
 		header = "Nothing to do: unwind is in use."
 	}
-	fmt.Fprintln(to.Out, header)
-	printErr := done.print(to.Out, &term.Output{})
+	printErr := term.Print(to.Out, header+"\n")
+	printErr = cmp.Or(printErr, done.print(to.Out, &term.Output{}))
 	if err == nil && !o.DryRun {
-		fmt.Fprint(to.Out, o.advice(ctx, r, p))
+		_ = term.Print(to.Out, o.advice(ctx, r, p))
 	}
 	return errors.Join(err, printErr)
 }
@@ -82,7 +84,7 @@ func (o Options) plan(
 		p.warnings = append(p.warnings, err.Error())
 	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
-		fmt.Fprintf(to.Err, "warning: %s\n", warning)
+		_ = term.Print(to.Err, "warning: "+warning+"\n")
 	}
 	return p, s, nil
 }
@@ -117,8 +119,8 @@ func (o Options) install(
 	}
 	switch {
 	case o.UnitDir == "" && err != nil:
-		fmt.Fprintf(to.Err, "warning: cannot install unwindctl on this node: %v; choose another "+
-			"--install-dir\n", err)
+		_ = term.Print(to.Err, fmt.Sprintf("warning: cannot install unwindctl on this node: %v; choose "+
+			"another --install-dir\n", err))
 		err = nil
 	case o.UnitDir != "" && err == nil:
 		err = done.Make(ctx, installUnits(o.UnitDir, o.ProgramDir))
@@ -172,6 +174,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
+	done.Record(s.stateDir(), journal.On, User(), err)
 	if done.List == nil {
 		return err
 	}

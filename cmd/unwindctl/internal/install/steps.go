@@ -1,13 +1,18 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal"
 )
 
 // Step is a part of install, off, on or uninstall. When its turn comes, it looks at the node and
@@ -21,6 +26,7 @@ type Change struct {
 
 	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
+	again   bool                // it was made before
 	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
 }
 
@@ -84,6 +90,34 @@ func (c *Changes) none() bool {
 	return !slices.ContainsFunc(c.List, func(one *Change) bool { return one.Change != "unchanged" })
 }
 
+// Record adds an event to the history if a change was made. why is the error with which the command
+// ended, or nil.
+func (c *Changes) Record(stateDir string, kind journal.EventKind, by string, why error) {
+	if c.DryRun || !slices.ContainsFunc(c.List, func(one *Change) bool {
+		return one.apply != nil && !one.again && infinitives[one.Change] != ""
+	}) {
+		return
+	}
+	if why != nil && why.Error() != "" {
+		by += "; " + term.OneLine(why.Error())
+	}
+	Record(stateDir, kind, by)
+}
+
+// Record adds an event to the history, if the state directory exists. No command fails because of
+// it: a disk that is full has no history.
+func Record(stateDir string, kind journal.EventKind, by string) {
+	dir, err := filepath.Abs(stateDir)
+	if err == nil && durable.Exists(dir) {
+		_ = (&journal.Store{Dir: dir}).Record(journal.Event{Kind: kind, Reason: "by " + by})
+	}
+}
+
+// User returns the name of this program with the user who runs it.
+func User() string {
+	return "unwindctl as " + cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
+}
+
 // String returns a line for each change.
 func (c *Changes) String() (text string) {
 	for _, one := range c.List {
@@ -100,6 +134,5 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "changes", append([]*Change{}, c.List...), "dryRun", c.DryRun)
 	}
-	_, err := io.WriteString(out, c.String())
-	return err
+	return term.Print(out, c.String())
 }

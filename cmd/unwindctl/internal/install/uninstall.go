@@ -68,6 +68,10 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 	}
 	s.Source = s.Provider(r)
 	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: own}
+	kind := journal.Uninstall
+	if o.OffOnly {
+		kind = journal.Off
+	}
 	done := Changes{DryRun: o.DryRun}
 	err = done.try(ctx, s.repair)
 	if outErr := done.Make(ctx, s.takeOut); outErr != nil {
@@ -79,6 +83,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		steps = []Step{s.takeBack, u.recordOff, u.journal, u.next}
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
+	done.Record(o.StateDir, kind, o.By, err)
 	if err == nil && done.Of("kept") != nil {
 		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
 			"%w", term.Coded{Code: ExitKept, Text: "unwind is not completely removed from this node yet: " +
@@ -117,7 +122,7 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	if err := durable.CannotCreate(u.StateDir); u.DryRun && was == nil && err != nil {
 		return nil, unrecorded(fmt.Errorf("cannot record that unwind is switched off: %w", err))
 	}
-	return []*Change{{Change: "off", What: text, apply: func(done *Change) error {
+	return []*Change{{Change: "off", What: text, again: was != nil, apply: func(done *Change) error {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
 			return unrecorded(err)
 		}
