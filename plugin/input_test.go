@@ -234,7 +234,7 @@ func TestVERSION(t *testing.T) {
 	if again := n.start(in); err != nil || !slices.Equal(version.All.SupportedVersions(), info.SupportedVersions()) || again.stdout != string(out) {
 		t.Errorf("%s, %v; with a configuration %s", out, err, again.stdout)
 	}
-	if by := n.start(&input{}); by.code != 0 || by.stdout != "" || !strings.HasPrefix(by.stderr, "unwind under test\nCNI protocol versions supported: 0.1.0, ") {
+	if by := n.start(&input{}); by.code != 0 || by.stdout != "" || !strings.HasPrefix(by.stderr, "CNI plugin unwind dev: under test\nCNI protocol versions supported: 0.1.0, ") {
 		t.Errorf("by hand: %+v", by)
 	}
 	n.untouched()

@@ -19,8 +19,7 @@ import (
 )
 
 // container is a place as a DaemonSet's container has it: the host's PID namespace, and a file
-// system with nothing but the two programs and /proc (and what the programs of the tests are linked
-// with).
+// system with nothing but the two programs and /proc.
 type container struct {
 	place
 	root string
@@ -30,13 +29,10 @@ type container struct {
 // host.
 func (n *machine) newContainer(flags ...string) container {
 	n.Helper()
-	self, err := os.Executable()
 	root := filepath.Join(n.dir, "root")
-	check(n, err)
 	check(n, os.Mkdir(root, 0o755))
 	setup := fmt.Sprintf(`cd %s && mount -t tmpfs root . && cd . && cd %[1]s && mkdir proc && mount --rbind /proc proc &&
-		for f in unwindctl unwind; do touch $f && mount --bind %s $f || exit 1; done &&
-		for d in /lib /lib64 /usr/lib; do if [ -d $d ]; then mkdir -p .$d && mount --rbind $d .$d || exit 1; fi; done`, root, self)
+		for f in unwindctl unwind; do touch $f && mount --bind %s/$f $f || exit 1; done`, root, n.bin)
 	return container{n.newPlace(flags, flags, setup), root}
 }
 
@@ -69,8 +65,7 @@ func TestHost(t *testing.T) {
 		t.Errorf("list: %s", out)
 	}
 	out := n.must(c.command(n, "--host", "install", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state))
-	self, _ := os.Executable()
-	want, err := os.ReadFile(self)
+	want, err := os.ReadFile(filepath.Join(n.bin, netconf.Name))
 	got, gotErr := os.ReadFile(filepath.Join(n.BinDir(), netconf.Name))
 	if err != nil || gotErr != nil || !bytes.Equal(got, want) || n.Installed() != nodetest.First {
 		t.Errorf("install: the plugin has %d bytes of %d (%v), the conflist is %q\n%s", len(got), len(want), gotErr, n.Installed(), out)

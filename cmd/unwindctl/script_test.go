@@ -2,65 +2,73 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
-	"os/signal"
+	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
-	"cni-unwind/cmd/unwindctl/internal/trial"
-	"cni-unwind/plugin"
-	"cni-unwind/plugin/delegate"
+	_ "cni-unwind/plugin" // see underTest
 	"cni-unwind/plugin/netconf"
-	"cni-unwind/plugin/plugintest/env"
 	"cni-unwind/plugin/plugintest/nodetest"
 	"cni-unwind/plugin/plugintest/sandbox"
-	"cni-unwind/plugin/undo"
 )
 
-// TestMain runs the tests in namespaces of their own, or, where this program was started under the
-// name of one of these programs, that: unwindctl itself, the plugin, and one that writes records.
+// TestMain runs the tests in namespaces of their own, or the program that writes records, if this
+// program was started under its name.
 func TestMain(m *testing.M) {
-	switch filepath.Base(os.Args[0]) {
-	case "unwindctl":
-		programDir = "" // nothing goes into the machine's own
-		main()
-	case netconf.Name:
-		runPlugin()
-	case trial.PluginName:
-		trial.Plugin()
-	case "puts":
+	if filepath.Base(os.Args[0]) == "puts" {
 		putThree(os.Args[1], os.Args[2])
-	default:
-		if strings.HasPrefix(os.Args[0], "/proc/self/fd/") { // the plugin to install, which has no path on the host
-			runPlugin()
-		}
-		os.Exit(sandbox.Run(m)) // --host goes to process 1, and so does a sweep after a boot
+		os.Exit(0)
 	}
-	os.Exit(0)
+	code := sandbox.Run(m) // --host goes to process 1, and so does a sweep after a boot
+	_ = os.RemoveAll(built)
+	os.Exit(code)
 }
 
-func runPlugin() {
-	p := &plugin.Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.Long, Runner: &delegate.Processes{}}, Stdout: os.Stdout}
-	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	os.Exit(p.Main(ctx, "CNI plugin unwind dev: under test"))
-}
+// built is the directory of the programs that this process has built, or "".
+var built string
 
-// programs returns a directory with the programs that TestMain knows.
+// underTest builds, once, unwindctl and the plugin, and returns their directory. Tests start them
+// thousands of times, and a test binary takes two or three times as long to start. unwindctl's
+// default of --install-dir is empty, so that nothing goes into the machine's own. go test does not
+// see what this build reads: it runs the tests again if a package that they import has changed, or a
+// file that they open.
+var underTest = sync.OnceValues(func() (dir string, err error) {
+	const plugin = "../../testdata/unwind"
+	for _, file := range []string{plugin + "/main.go", "../../plugin/plugintest/env/env.go"} {
+		if _, err := os.ReadFile(file); err != nil {
+			return "", err
+		}
+	}
+	if built, err = os.MkdirTemp("", "under-test-"); err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -X main.programDir=", "-o", built, ".", plugin)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
+	}
+	return built, nil
+})
+
+// programs returns a directory with the programs under test, and puts.
 func programs(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
+	from, err := underTest()
+	check(t, err)
 	self, err := os.Executable()
-	for _, name := range []string{"unwindctl", netconf.Name, "puts"} {
-		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, name)))
+	dir := t.TempDir()
+	for name, program := range map[string]string{"unwindctl": filepath.Join(from, "unwindctl"),
+		netconf.Name: filepath.Join(from, netconf.Name), "puts": self} {
+		err = errors.Join(err, os.Symlink(program, filepath.Join(dir, name)))
 	}
 	check(t, err)
 	return dir

@@ -52,7 +52,7 @@ func main() {
 			panic(err)
 		}
 	}
-	os.Exit(p.Main(ctx, "unwind under test"))
+	os.Exit(p.Main(ctx, "CNI plugin unwind dev: under test"))
 }
 
 // impatient runs delegates as processes. If a delegate's time is limited, it ends as soon as the
