@@ -20,7 +20,7 @@ import (
 )
 
 // checkedNode is a node with unwind, whose chain is of the reference plugins, and a pod that lives. A
-// check locks the node, so only one of these tests runs at a time.
+// check locks the node, so each of these tests runs apart: see sandbox.Apart.
 type checkedNode struct {
 	*machine
 	pool   string
@@ -102,6 +102,9 @@ func (n *checkedNode) nothingLeft() {
 
 // TestCheck: where all works, check says so, and leaves nothing. A pod that lives is not touched.
 func TestCheck(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.9")
 	for name, tt := range map[string]struct {
 		args []string
@@ -280,6 +283,9 @@ func TestCheckFails(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			if !apart(t) {
+				return
+			}
 			last := tt.last
 			if last == "" {
 				last = "10.78.0.9"
@@ -315,6 +321,9 @@ func (n *checkedNode) fill(dir string) {
 
 // TestCheckInterrupted: a check that is interrupted deletes its attachment, in whichever verb it is.
 func TestCheckInterrupted(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.9")
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		for _, args := range [][]string{nil, {"--plain"}} {
@@ -353,6 +362,9 @@ func glob(t testing.TB, pattern string) []string {
 
 // TestCheckKilled: the next check removes what one left that was killed at any point.
 func TestCheckKilled(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.9")
 	start := time.Now()
 	n.must(n.unwindctl(n.checkArgs()...))
@@ -377,6 +389,9 @@ func TestCheckKilled(t *testing.T) {
 // TestCheckKilledInVerb: the next check waits for the plugin of one that was killed, and then removes
 // what that one left, with the rules that an unfinished ADD has made.
 func TestCheckKilledInVerb(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.9")
 	for _, verb := range []string{"ADD", "DEL"} {
 		for _, args := range [][]string{nil, {"--plain"}} {
@@ -405,6 +420,9 @@ func TestCheckKilledInVerb(t *testing.T) {
 
 // TestCheckTwice: of two checks at the same time, one waits for the other.
 func TestCheckTwice(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.3") // one address is free
 	var both sync.WaitGroup
 	for range 2 {
@@ -433,6 +451,9 @@ func TestCheckTwice(t *testing.T) {
 
 // TestCheckOnHost: check runs in a container's pod with --host, and nowhere else in a container.
 func TestCheckOnHost(t *testing.T) {
+	if !apart(t) {
+		return
+	}
 	n := newCheckedNode(t, "10.78.0.9")
 	c := n.newContainer("--mount", "--net")
 	if out := n.run(c.command(n.machine, n.checkArgs()...)); out.code != 1 ||

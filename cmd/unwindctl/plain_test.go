@@ -35,7 +35,7 @@ import (
 
 // plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
 // but unwindctl was copied to it. libcni's cache and host-local's files are where they are on a node,
-// so only one of these tests runs at a time.
+// so each of these tests runs apart: see sandbox.Apart.
 type plainNode struct {
 	*machine
 	chain   plainChain
@@ -72,16 +72,11 @@ const allAddresses = "10.77.0.18"
 
 // TestPlain runs the scripts of testdata/plain on nodes with the usual chain.
 func TestPlain(t *testing.T) {
-	if onOldMachine(t) {
-		plainScripts(t, "../../testdata/plain", usual)
-	}
+	plainScripts(t, "../../testdata/plain", usual)
 }
 
 // TestLeft runs the scripts of testdata/left on nodes whose chains leave rules and devices, each in its way.
 func TestLeft(t *testing.T) {
-	if !onOldMachine(t) {
-		return
-	}
 	for _, chain := range []plainChain{
 		{"iptables", usual.bridge, usual.plugins + "," + shaping},
 		{"nftables", `"ipMasq": true, "ipMasqBackend": "nftables"`, byNFTables + "," + shaping},
@@ -92,7 +87,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// inTurn runs scripts one after the other.
+// inTurn runs a script as soon as it is started.
 type inTurn struct{ *testing.T }
 
 func (inTurn) Parallel() {}
@@ -105,18 +100,29 @@ func (t inTurn) Run(name string, f func(testscript.T)) {
 
 // plainScripts runs the scripts of a directory, each on a node of its own.
 func plainScripts(t *testing.T, dir string, chain plainChain) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+	check(t, err)
+	each := sandbox.Rounds(2, 1, 1)
+	for _, file := range files {
+		if name := filepath.Base(file); sandbox.Sampled(each, len(name)) {
+			t.Run(strings.TrimSuffix(name, ".txtar"), func(t *testing.T) {
+				if apart(t) && onOldMachine(t) {
+					plainScript(t, file, chain)
+				}
+			})
+		}
+	}
+}
+
+func plainScript(t *testing.T, file string, chain plainChain) {
 	verbs := map[string]func(*testscript.TestScript, bool, []string){}
 	for name, do := range plainVerbs {
 		verbs[name] = func(ts *testscript.TestScript, neg bool, args []string) {
 			do(ts.Value("n").(*plainNode), ts, neg, args)
 		}
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
-	check(t, err)
-	each := sandbox.Rounds(2, 1, 1)
-	files = slices.DeleteFunc(files, func(file string) bool { return !sandbox.Sampled(each, len(filepath.Base(file))) })
 	testscript.RunT(inTurn{t}, testscript.Params{
-		Files: files, RequireExplicitExec: true, Cmds: verbs,
+		Files: []string{file}, RequireExplicitExec: true, Cmds: verbs,
 		Condition: func(name string) (bool, error) { return name == chain.name, nil },
 		Setup: func(env *testscript.Env) error {
 			n := newPlainNode(env.T().(inTurn).T, chain, allAddresses)
@@ -241,7 +247,7 @@ func onOldMachine(t *testing.T) bool {
 			t.Errorf("the machine has not run for longer than the grace period: %v", err)
 			return
 		}
-		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.timeout=30m")
+		cmd := exec.Command("/proc/self/exe", "-test.run="+sandbox.Only(t), "-test.timeout=30m")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("in a time namespace: %v\n%s", err, out)
@@ -457,7 +463,7 @@ func manyIDs(names []string) (all []string) {
 // that is older than these ADDs. The pool has no other address for them, so they get those that a sweep
 // has just freed. Every pod has all that its ADD made, and nothing of the dead is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
-	if !onOldMachine(t) {
+	if !apart(t) || !onOldMachine(t) {
 		return
 	}
 	rounds := sandbox.Rounds(2, 4, 200)

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// programsEnv is the environment variable with the directory of the programs under test.
+const programsEnv = "UNWIND_TEST_PROGRAMS"
+
 // built is the directory of the programs that this process has built, or "".
 var built string
 
@@ -42,6 +45,9 @@ var built string
 // see what this build reads: it runs the tests again if a package that they import has changed, or a
 // file that they open.
 var underTest = sync.OnceValues(func() (dir string, err error) {
+	if dir := os.Getenv(programsEnv); dir != "" { // of the process that runs this one: see apart
+		return dir, nil
+	}
 	const plugin = "../../testdata/unwind"
 	for _, file := range []string{plugin + "/main.go", "../../plugin/plugintest/env/env.go"} {
 		if _, err := os.ReadFile(file); err != nil {
@@ -56,7 +62,7 @@ var underTest = sync.OnceValues(func() (dir string, err error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 	}
-	return built, nil
+	return built, os.Setenv(programsEnv, built)
 })
 
 // programs returns a directory with the programs under test, and puts.
@@ -72,6 +78,15 @@ func programs(t testing.TB) string {
 	}
 	check(t, err)
 	return dir
+}
+
+// apart is sandbox.Apart, for tests of the programs under test, which are built once for all.
+func apart(t *testing.T) bool {
+	t.Helper()
+	sandbox.Need(t)
+	_, err := underTest()
+	check(t, err)
+	return sandbox.Apart(t)
 }
 
 // noExitDelay has the race detector let a program exit at once, and not a second later.
