@@ -24,7 +24,8 @@ import (
 type checkedNode struct {
 	*machine
 	pool   string
-	before []string // what was there before any check
+	before []string      // what was there before any check
+	took   time.Duration // an ADD of the chain
 }
 
 const checkBridge = "check0"
@@ -51,7 +52,9 @@ func newCheckedNode(t *testing.T, last string) *checkedNode {
 		"stateDir": %q, "chainFile": %q, "gracePeriod": "1s"}`, network, n.state, n.conf("10-podnet.conflist")), 0o600))
 	n.removeLink(checkBridge)
 	n.netns("live")
+	start := time.Now()
 	n.add(home, "live", n.pin("live"))
+	n.took = time.Since(start)
 	n.before = n.there()
 	t.Cleanup(func() {
 		n.plan(nil)
@@ -163,23 +166,24 @@ func TestCheckFails(t *testing.T) {
 	for _, tt := range []struct {
 		name, last string
 		args       []string
+		limited    bool // to the time in which the plugins before the last one end for certain
 		broken     func(n *checkedNode)
 		want       string
 		code       int
 		repaired   func(n *checkedNode)
 	}{
 		{
-			name: "a plugin that hangs in ADD", args: []string{"--timeout", "10s"},
+			name: "a plugin that hangs in ADD", limited: true,
 			broken: func(n *checkedNode) { n.plan(map[string]string{"ADD": "hang"}) },
-			want: `(?s)✗  ADD .* unwind did not end within 10s: plugin type="faulty" failed \(add\): killed because.*→ ` +
+			want: `(?s)✗  ADD .* unwind did not end within [\dms.]+: plugin type="faulty" failed \(add\): killed because.*→ ` +
 				`unwindctl check --plain shows.*✗ ADD failed `,
 			code:     4,
 			repaired: (*checkedNode).settle,
 		},
 		{
-			name: "a plugin that hangs in ADD, plain", args: []string{"--timeout", "10s", "--plain"},
+			name: "a plugin that hangs in ADD, plain", args: []string{"--plain"}, limited: true,
 			broken: func(n *checkedNode) { n.plan(map[string]string{"ADD": "hang"}) },
-			want:   `(?s)✗  ADD .* faulty did not end within 10s: .*✗ ADD failed without unwind: unwind is not the cause `, code: 4,
+			want:   `(?s)✗  ADD .* faulty did not end within [\dms.]+: .*✗ ADD failed without unwind: unwind is not the cause `, code: 4,
 		},
 		{
 			name: "a full pool", last: tooSmall,
@@ -294,6 +298,9 @@ func TestCheckFails(t *testing.T) {
 			if tt.broken != nil {
 				tt.broken(n)
 			}
+			if tt.limited {
+				tt.args = append(tt.args, "--timeout", fmt.Sprint((2*time.Second + 10*n.took).Round(time.Second)))
+			}
 			out := n.run(n.unwindctl(n.checkArgs(tt.args...)...))
 			if out.code != tt.code || !regexp.MustCompile(tt.want).MatchString(out.stdout) {
 				t.Errorf("%d\n%s%s", out.code, out.stdout, out.stderr)
@@ -369,7 +376,7 @@ func TestCheckKilled(t *testing.T) {
 	start := time.Now()
 	n.must(n.unwindctl(n.checkArgs()...))
 	took := time.Since(start)
-	for i := range sandbox.Rounds(3, 20, 50) {
+	for i := range sandbox.Rounds(1, 20, 50) {
 		args, span := n.checkArgs(), took
 		if i%4 == 3 {
 			args, span = n.checkArgs("--plain"), took/2
