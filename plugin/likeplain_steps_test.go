@@ -94,7 +94,7 @@ var allowedDifferences = []struct {
 				return slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(line, word) })
 			})
 		}
-		failed := did("again ", "break firewall", "remove firewall", "missing firewall", "renew firewall", "wipe")
+		failed := did("again ", "break firewall", "remove firewall", "renew firewall")
 		return d.class == "left: rule" && (failed || did("off", "uninstall", "nostate") && did("set dataDir")) &&
 			!strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
 	}},

@@ -280,6 +280,10 @@ func TestLikePlainFaults(t *testing.T) {
 		{"portmap is removed, and a journal is lost", with(bridge, "bridge portmap"), []string{"add d ports", "remove portmap deleted", "del d containerd", "nostate"}},
 		{"a network is renamed, its IPAM plugin goes, and the runtime sends a GC", setup{Outer: "1.1.0", Version: "0.4.0", Plugins: "bridge"},
 			[]string{"add b ip", "set name net1", "again b", "ipam static deleted", "gc"}},
+		{"firewall is missing for a while", setup{Outer: "1.1.0", Version: "1.0.0", Plugins: "ptp bandwidth firewall"},
+			[]string{"add a ports", "missing firewall", "del a crio"}},
+		{"ipMasq is switched off, and a container restarted", setup{Outer: "1.1.0", Version: "1.1.0", Plugins: "ptp portmap", Masq: true},
+			[]string{"add a ports", "set ipMasq off", "restart a"}},
 		{"host ports and masquerading with nftables", setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge portmap", Masq: true, NFT: true},
 			[]string{"add a ports", "restart a", "break portmap DEL fail", "add b ports", "del b containerd", "repair portmap", "del a crio"}},
 	} {

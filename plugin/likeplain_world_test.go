@@ -761,7 +761,18 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 	}
 	networks := chainOwners(rules, ruleNetwork)
+	jumps := map[string][]string{} // the addresses for which a rule jumps to a chain
 	for _, line := range rules {
+		if _, chain, found := strings.Cut(line, " -j "); found {
+			for _, m := range hostIP.FindAllStringSubmatch(line, -1) {
+				jumps[chain] = append(jumps[chain], m[1])
+			}
+		}
+	}
+	for _, line := range rules {
+		if chain := chainID.FindString(line); len(jumps[chain]) > 0 && !slices.Contains(jumps[chain], p.ip.String()) {
+			continue // of the container's earlier ADD
+		}
 		network := networks[chainID.FindString(line)]
 		if m := ruleNetwork.FindStringSubmatch(line); m != nil {
 			network = m[1]

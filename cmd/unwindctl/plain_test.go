@@ -192,6 +192,17 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// list [ID…]: the runtime's pods; "error" if it gives no list.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
+	// clock kept|set: somebody has set the wall clock in this boot, as /dev/null shows, or not.
+	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
+		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
+		if args[0] == "set" {
+			boot = boot.Add(-time.Hour)
+		}
+		device := filepath.Join(n.TempDir(), "null")
+		n.Cleanup(func() { _ = syscall.Unmount("/dev/null", syscall.MNT_DETACH) })
+		ts.Check(errors.Join(syscall.Mknod(device, syscall.S_IFCHR|0o666, 1<<8|3), os.Chtimes(device, boot, boot),
+			syscall.Mount(device, "/dev/null", "", syscall.MS_BIND, "")))
+	},
 	// age ID [AGE], touch ID: the age of what host-local and libcni keep of a container; of its
 	// reservation alone.
 	"age": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {

@@ -8,28 +8,36 @@ import (
 // Grace is the grace period of an owner that is not in the journal.
 type Grace struct {
 	Over bool
-	// Dated is set if the owner's files were all written in this boot, as far as the clock shows.
-	// Otherwise the owner may be from an earlier boot, or on a copy of another machine's disk.
-	Dated bool
-	Left  time.Duration // 0 if it is over, or if the files are not dated
+	// SameBoot is True if one of the owner's files was written in this boot, False if all are older,
+	// and Unclear if the clock does not show that.
+	SameBoot Truth
+	Left     time.Duration // 0 if it is over or unknown
+}
+
+// Clock is what is known of the wall clock.
+type Clock struct {
+	SinceBoot time.Duration
+	Kept      bool // nobody has set it in this boot
 }
 
 // DecideGrace decides whether the grace period of an owner is over, given the ages of its files by
-// the wall clock. The clock may have been set since (a board without a clock of its own, a paused
-// virtual machine), so a time before this boot or in the future proves nothing about the age. Only
+// the wall clock. If somebody has set the clock in this boot (a board without a clock of its own, a
+// paused virtual machine), a time before the boot proves nothing, nor does one in the future. Only
 // given ends the period then: it is --grace-period, or 0, and replaces grace.
-func DecideGrace(ages []time.Duration, sinceBoot, grace, given time.Duration) (g Grace) {
-	g.Dated = true
-	age := sinceBoot
+func DecideGrace(ages []time.Duration, clock Clock, grace, given time.Duration) Grace {
+	age, older := clock.SinceBoot, 0
 	for _, one := range ages {
+		switch {
+		case one < 0, one > clock.SinceBoot && !clock.Kept:
+			return Grace{Over: given > 0, SameBoot: Unclear}
+		case one > clock.SinceBoot:
+			older++
+		}
 		age = min(age, one)
-		g.Dated = g.Dated && one >= 0 && one <= sinceBoot
 	}
-	if !g.Dated {
-		g.Over = given > 0
-		return g
+	if older > 0 && older == len(ages) {
+		return Grace{Over: true, SameBoot: False}
 	}
-	g.Left = max(0, cmp.Or(given, grace)-age)
-	g.Over = g.Left == 0
-	return g
+	left := max(0, cmp.Or(given, grace)-age)
+	return Grace{Over: left == 0, SameBoot: True, Left: left}
 }

@@ -5,37 +5,45 @@ import (
 	"time"
 )
 
-// TestDecideGrace: an owner is as young as its youngest file. Of a time that the clock cannot have shown
-// in this boot nothing follows, and only --grace-period ends the grace period.
+// TestDecideGrace: an owner is as young as its youngest file. If the clock was set, nothing follows from a
+// time before the boot, and only --grace-period ends the grace period.
 func TestDecideGrace(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute
 	ago := func(all ...time.Duration) []time.Duration { return all }
 	const year = 365 * 24 * time.Hour
+	set, kept := Clock{SinceBoot: time.Hour}, Clock{SinceBoot: time.Hour, Kept: true}
+	over, left := Grace{Over: true, SameBoot: True}, Grace{SameBoot: True, Left: 6 * minute}
+	earlier, unknown := Grace{Over: true, SameBoot: False}, Grace{SameBoot: Unclear}
 	for _, tt := range []struct {
 		name  string
 		ages  []time.Duration
+		clock Clock
 		given time.Duration
 		want  Grace
 	}{
-		{"young", ago(4 * minute), 0, Grace{Dated: true, Left: 6 * minute}},
-		{"just written", ago(0), 0, Grace{Dated: true, Left: 10 * minute}},
-		{"old", ago(11 * minute), 0, Grace{Dated: true, Over: true}},
-		{"at its end", ago(10 * minute), 0, Grace{Dated: true, Over: true}},
-		{"at the boot", ago(time.Hour), 0, Grace{Dated: true, Over: true}},
-		{"the youngest counts", ago(30*minute, 4*minute, 20*minute), 0, Grace{Dated: true, Left: 6 * minute}},
-		{"before the boot", ago(time.Hour + 1), 0, Grace{}},
-		{"the clock began at 1970", ago(50 * year), 0, Grace{}},
-		{"the future", ago(-1), 0, Grace{}},
-		{"the clock was set back", ago(-year), 0, Grace{}},
-		{"one of them before the boot", ago(11*minute, year), 0, Grace{}},
-		{"one of them in the future", ago(11*minute, -year), 0, Grace{}},
-		{"young, given", ago(4 * minute), minute, Grace{Dated: true, Over: true}},
-		{"younger than given", ago(4 * minute), 5 * minute, Grace{Dated: true, Left: minute}},
-		{"before the boot, given", ago(year), minute, Grace{Over: true}},
-		{"the future, given", ago(-year), minute, Grace{Over: true}},
+		{"young", ago(4 * minute), set, 0, left},
+		{"just written", ago(0), set, 0, Grace{SameBoot: True, Left: 10 * minute}},
+		{"old", ago(11 * minute), set, 0, over},
+		{"at its end", ago(10 * minute), set, 0, over},
+		{"at the boot", ago(time.Hour), set, 0, over},
+		{"the youngest counts", ago(30*minute, 4*minute, 20*minute), set, 0, left},
+		{"before the boot", ago(time.Hour + 1), kept, 0, earlier},
+		{"all before the boot", ago(time.Hour+1, year), kept, 0, earlier},
+		{"one of them before the boot", ago(4*minute, year), kept, 0, left},
+		{"before the boot, given", ago(year), kept, minute, earlier},
+		{"before the boot, and somebody set the clock", ago(time.Hour + 1), set, 0, unknown},
+		{"the clock began at 1970", ago(50 * year), set, 0, unknown},
+		{"one of them before the boot, and somebody set the clock", ago(11*minute, year), set, 0, unknown},
+		{"the future", ago(-1), kept, 0, unknown},
+		{"the clock was set back", ago(-year), set, 0, unknown},
+		{"one of them in the future", ago(11*minute, -year), kept, 0, unknown},
+		{"young, given", ago(4 * minute), set, minute, over},
+		{"younger than given", ago(4 * minute), set, 5 * minute, Grace{SameBoot: True, Left: minute}},
+		{"before the boot, somebody set the clock, given", ago(year), set, minute, Grace{Over: true, SameBoot: Unclear}},
+		{"the future, given", ago(-year), kept, minute, Grace{Over: true, SameBoot: Unclear}},
 	} {
-		if got := DecideGrace(tt.ages, time.Hour, 10*minute, tt.given); got != tt.want {
+		if got := DecideGrace(tt.ages, tt.clock, 10*minute, tt.given); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
 	}

@@ -156,7 +156,7 @@ type Orphan struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // see DecideGrace
-	Dated           bool // see Grace
+	Undated         bool // the clock does not show its age
 	Cached          Fact // libcni's cache contains the owner, whose namespace exists
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
@@ -182,10 +182,10 @@ func DecideOrphan(o Orphan) Verdict {
 	case unknown(o.PastGracePeriod):
 		return Undecided("its age is unknown, because this process cannot see whether it runs in the "+
 			"time namespace of process 1 (run this on the host as root, or with --host)", "")
-	case No(o.PastGracePeriod) && !o.Dated:
+	case No(o.PastGracePeriod) && o.Undated:
 		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
-			"the runtime does not list its owner, but its age is unknown, because its file is from " +
-				"before this boot or the future (the clock may have been set)"}}
+			"the runtime does not list its owner, but its age is unknown, because the clock was set " +
+				"after its file was written"}}
 	case No(o.PastGracePeriod):
 		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
 			"the runtime does not list its owner, but the grace period has not expired"}}

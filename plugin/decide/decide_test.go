@@ -206,14 +206,14 @@ func keptByMore(more, less Evidence) bool {
 // evidence.
 func TestDecideOrphan(t *testing.T) {
 	t.Parallel()
-	dead := Orphan{SameNamespaces: True, Listed: False, PastGracePeriod: True, Dated: true, Cached: False, Runs: False, InUse: False}
+	dead := Orphan{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: False, InUse: False}
 	if v := DecideOrphan(dead); v.Fate != Dead {
 		t.Errorf("%+v", v)
 	}
 	answers := []Truth{Unclear, False, True}
 	for i := range 3 * 3 * 3 * 3 * 3 * 3 {
 		o := Orphan{SameNamespaces: answers[i%3], Listed: answers[i/3%3], PastGracePeriod: answers[i/9%3],
-			Dated: true, Cached: answers[i/27%3], InUse: answers[i/81%3], Runs: answers[i/243]}
+			Cached: answers[i/27%3], InUse: answers[i/81%3], Runs: answers[i/243]}
 		v := DecideOrphan(o)
 		if (v.Fate == Dead) != (o == dead) || v.Reason.Text == "" {
 			t.Errorf("%+v: %+v", o, v)

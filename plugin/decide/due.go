@@ -82,7 +82,7 @@ func Left(n journal.Next, p Pass) time.Duration {
 //
 //   - that of a delegate with port mappings: the next pod with the address would get the traffic;
 //   - that of a delegate that may remove rules by the address alone, for two tries: its DELs do not
-//     get an address that is free (see Gets).
+//     get an address that is free (see Gets). While its binary is missing, the DEL was not tried.
 //
 // No DEL of an earlier boot counts, nor that of a plugin that has left the chain: the runtime gets
 // no error for that one, and the container's next ADD may need the address.
@@ -108,8 +108,12 @@ func mayForward(s *journal.Step) bool {
 	return s.Absent == 0 && s.ADD != journal.AddFailed && HasPorts(s)
 }
 
+// missing is the error code of a DEL whose plugin has no binary (types.ErrPluginNotAvailable of CNI).
+const missing = 50
+
 func hasRules(s *journal.Step) bool {
-	return s.Absent == 0 && s.ADD == journal.AddPassed && s.Tries < 2 && ByAddress(s)
+	return s.Absent == 0 && s.ADD == journal.AddPassed && ByAddress(s) &&
+		(s.Tries < 2 || s.Code == missing)
 }
 
 // awaited returns the steps for whose DELs a step's DEL waits, because it would free an address

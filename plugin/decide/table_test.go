@@ -65,10 +65,10 @@ func TestVerdictTables(t *testing.T) {
 	orphan("a list contains the container, with any interface", func() { o.Listed = True })
 	orphan("unwind does not know when the address was allocated", func() { o.Listed = False })
 	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#207][207])",
-		func() { o.PastGracePeriod, o.Dated = False, true })
-	orphan("the address is from before this boot or from the future, so its age is unknown, and `--grace-period` is not given",
-		func() { o.Dated = false })
-	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod = True })
+		func() { o.PastGracePeriod = False })
+	orphan("the clock was set in this boot, and the address is from before the boot or from the future, so its age is unknown, and `--grace-period` is not given",
+		func() { o.Undated = true })
+	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod, o.Undated = True, false })
 	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = True })
 	orphan("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
 		func() { o.Cached, o.Runs = False, True })

@@ -112,7 +112,7 @@ func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, grace decide.Grace) {
 		SameNamespaces:  &fact{look: n.seesAsRuntime},
 		Listed:          n.List.hasContainer(o, cache),
 		PastGracePeriod: decide.TruthIf(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, grace.Over),
-		Dated:           grace.Dated,
+		Undated:         grace.SameBoot == decide.Unclear,
 		Cached:          decide.TruthIf(cached || err == nil, cached),
 		Runs:            &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
 		InUse:           &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
@@ -125,7 +125,7 @@ func (n *Node) GraceOfOwner(written []time.Time, grace time.Duration) decide.Gra
 	for _, at := range written {
 		ages = append(ages, time.Since(at))
 	}
-	return decide.DecideGrace(ages, time.Duration(journal.BootNanos()), grace, n.ListGrace)
+	return decide.DecideGrace(ages, wallClock(), grace, n.ListGrace)
 }
 
 type List struct {

@@ -47,6 +47,20 @@ func This() journal.Host {
 	return h
 }
 
+// wallClock returns what is known of the wall clock. The kernel creates /dev/null in the first
+// moments of a boot, by the clock of then. In a container, somebody else creates it, so the clock
+// seems to have been set.
+func wallClock() decide.Clock {
+	const exact = time.Minute // of the firmware's clock, and of the kernel's start
+	c := decide.Clock{SinceBoot: time.Duration(journal.BootNanos())}
+	made, err := os.Stat(firstDevice)
+	c.Kept = err == nil && (time.Since(made.ModTime())-c.SinceBoot).Abs() < exact
+	return c
+}
+
+// firstDevice is a file that the kernel creates when it starts.
+const firstDevice = "/dev/null"
+
 // machineOf names a machine by its DMI UUID or, if that is not valid, by its machine-id, which may
 // change at each boot.
 func machineOf(uuid, id string) string {

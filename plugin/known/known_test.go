@@ -68,8 +68,6 @@ func TestColumns(t *testing.T) {
 		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
 		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf portmap bandwidth ovn-k8s-cni-overlay terway"},
-		{"NodeOnly", func(p *Plugin) bool { return p.NodeOnly },
-			"bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf portmap bandwidth firewall"},
 		{"DefaultIPAM", func(p *Plugin) bool { return p.DefaultIPAM == "host-local" }, "flannel"},
 		{"ExecutesIPAM", func(p *Plugin) bool { return p.ExecutesIPAM != nil },
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},

@@ -31,8 +31,6 @@ type Plugin struct {
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
 	ByContainer bool
-	// NodeOnly is set if the plugin's DEL changes nothing outside this node.
-	NodeOnly bool
 }
 
 // Object is a plugin's configuration, by key.
@@ -78,42 +76,33 @@ const reference = "containernetworking/plugins 1.10.0"
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
 	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
-	// do not read it. Only firewall removes rules by address alone, in cmdDel.
+	// do not read it. Only firewall, which has no row, removes rules by address alone, in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. macspoofchk creates rules too.
 	{Name: "bridge", Source: reference,
-		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true, NodeOnly: true},
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "ptp", Source: reference,
-		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true, NodeOnly: true},
-	{Name: "macvlan", Source: reference,
-		ExecutesIPAM: always, Pinned: true, ByContainer: true, NodeOnly: true},
-	{Name: "ipvlan", Source: reference,
-		ExecutesIPAM: always, Pinned: true, ByContainer: true, NodeOnly: true},
-	{Name: "vlan", Source: reference,
-		ExecutesIPAM: always, Pinned: true, ByContainer: true, NodeOnly: true},
+		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
+	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS does
 	// not exist. In another namespace, it would take that namespace's device.
 	{Name: "host-device", Source: reference,
-		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true, NodeOnly: true},
-	{Name: "dummy", Source: reference,
-		ExecutesIPAM: always, Pinned: true, ByContainer: true, NodeOnly: true},
-	{Name: "tap", Source: reference,
-		ExecutesIPAM: always, Pinned: true, ByContainer: true, NodeOnly: true},
-	// It sets lo up and down.
-	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true, NodeOnly: true},
-	{Name: "tuning", Source: reference,
-		Pinned: true, NetNS: Scratch, ByContainer: true, NodeOnly: true},
+		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true},
+	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
+	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // sets lo up and down
+	{Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
 	// The routes disappear with the interface. A DEL fails without a namespace. If nothing exists at
 	// the path, the DEL creates a file there.
-	{Name: "sbr", Source: reference,
-		Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true, NodeOnly: true},
-	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true, NodeOnly: true},
+	{Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true},
+	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
 	// A DEL removes the chain, or the rules with the comment, that has the container ID.
-	{Name: "portmap", Source: reference, ByContainer: true, NodeOnly: true},
+	{Name: "portmap", Source: reference, ByContainer: true},
 	// A DEL removes the device whose name is a hash of network and container ID.
-	{Name: "bandwidth", Source: reference, ByContainer: true, NodeOnly: true},
-	{Name: "firewall", Source: reference, NodeOnly: true},
+	{Name: "bandwidth", Source: reference, ByContainer: true},
 
 	// Providers of a cluster's network.
 	{ // cmd/egress-cni-plugin/main.go, add

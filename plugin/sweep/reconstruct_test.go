@@ -3,7 +3,6 @@ package sweep
 import (
 	"encoding/json"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -66,7 +65,7 @@ func TestReconstruct(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := &owner{Key: journal.Key{Network: "podnet", ContainerID: "a", IfName: "eth0"}, held: c.held, cached: c.cached,
-				grace: decide.Grace{Dated: true}}
+				grace: decide.Grace{SameBoot: decide.True}}
 			if o.chain, o.conf, err = list.Chain(); err != nil {
 				t.Fatal(err)
 			}
@@ -105,8 +104,7 @@ func TestReconstruct(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			for name, spoil := range map[string]func(*owner){
-				"before this boot, and its DEL may change the cluster": func(o *owner) { o.spoil(netconf.Delegate{Type: "calico"}) },
-				"before this boot, and so may its IPAM plugin":         func(o *owner) { o.spoil(netconf.Delegate{Type: "bridge", IPAM: "dhcp"}) },
+				"before this boot":      func(o *owner) { o.grace.SameBoot = decide.False },
 				"without a chain":       func(o *owner) { o.chain = nil },
 				"without its interface": func(o *owner) { o.IfName = "" },
 			} {
@@ -120,18 +118,25 @@ func TestReconstruct(t *testing.T) {
 	}
 }
 
-// spoil makes the age of an owner unknown, and adds a delegate to its chain.
-func (o *owner) spoil(d netconf.Delegate) {
-	chain := *o.chain
-	chain.Delegates = append(slices.Clone(chain.Delegates), d)
-	o.grace, o.chain = decide.Grace{}, &chain
-}
-
-// TestUndatedGetsDELs: of an ADD before this boot, the reference plugins' DELs run.
+// TestUndatedGetsDELs: if the clock does not show whether an ADD was in this boot, its DELs run only if
+// none of them may release an address of a cluster.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()
-	chain := &netconf.Chain{Delegates: []netconf.Delegate{{Type: "bridge", IPAM: "host-local"}, {Type: "portmap"}, {Type: "firewall"}}}
-	if o := (&owner{Key: journal.Key{IfName: "eth0"}, chain: chain}); !o.getsDELs() {
-		t.Errorf("%+v", o)
+	for plugins, want := range map[string]bool{
+		`{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}, {"type": "firewall"}`: true,
+		`{"type": "bridge", "ipam": {"type": "dhcp"}}`:                                                      false,
+		`{"type": "own"}`: false,
+	} {
+		list, err := netconf.ParseConflist([]byte(`{"name": "podnet", "cniVersion": "1.0.0", "plugins": [` + plugins + `]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := &owner{Key: journal.Key{IfName: "eth0"}, grace: decide.Grace{SameBoot: decide.Unclear}}
+		if o.chain, o.conf, err = list.Chain(); err != nil {
+			t.Fatal(err)
+		}
+		if got := o.getsDELs(); got != want {
+			t.Errorf("%s: %t", plugins, got)
+		}
 	}
 }

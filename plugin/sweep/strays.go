@@ -43,14 +43,15 @@ func (o *owner) addresses() (all []netip.Addr) {
 }
 
 // getsDELs reports whether enough is known to run DELs. (host-local before 0.8 wrote no interface.)
-// The disk of an owner that is not from this boot may be a copy of another machine's, and a DEL
-// could release what that machine's pod uses in the cluster. The DELs of the reference plugins
-// cannot, and remove the rules if the owner is from this boot after all.
+// Of an owner that is not from this boot, the kernel has nothing, and the disk may be a copy of
+// another machine's: a DEL could release what that machine's pod uses in the cluster. If the clock
+// does not show the boot, the DELs run if host-local alone assigns addresses.
 func (o *owner) getsDELs() bool {
-	return o.chain != nil && o.IfName != "" && (o.grace.Dated ||
-		!slices.ContainsFunc(o.chain.Delegates, func(d netconf.Delegate) bool {
-			return !known.Of(d.Type).NodeOnly || d.IPAM != "" && d.IPAM != "host-local"
-		}))
+	if o.chain == nil || o.IfName == "" || o.grace.SameBoot == decide.False {
+		return false
+	}
+	return o.grace.SameBoot == decide.True ||
+		!slices.ContainsFunc(o.chain.Steps(o.conf), func(s journal.Step) bool { return s.MayAllocate })
 }
 
 // path returns the path of one of the owner's files.
@@ -147,7 +148,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 	}
 	key := c.Key()
 	o := g.byKey[key]
-	if written := []time.Time{c.Written}; !g.w.Node.GraceOfOwner(written, 0).Dated {
+	if written := []time.Time{c.Written}; g.w.Node.GraceOfOwner(written, 0).SameBoot != decide.True {
 		if o != nil {
 			o.written, o.Pod = append(o.written, c.Written), c.Pod()
 		}
