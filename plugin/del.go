@@ -174,8 +174,10 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 	if d.args.Netns != "" && !hosts && !d.Anothers(ctx, d.Key, d.netns) {
 		e.Added.NetNS = d.netns
 	}
-	if d.Conf.NeverAdded() { // a delegate that cannot be started allocated nothing
+	if d.Conf.NeverAdded() {
 		undo.Interrupted(e.Undo.Steps)
+	}
+	if d.Conf.NeverAdded() && !d.ClaimHeld(e) { // a delegate that cannot be started allocated nothing
 		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil || unix.Access(binary, unix.X_OK) != nil
