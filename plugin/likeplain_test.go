@@ -288,6 +288,8 @@ func TestLikePlainFaults(t *testing.T) {
 			[]string{"add a ports", "missing firewall", "del a crio"}},
 		{"ipMasq is switched off, and a container restarted", setup{Outer: "1.1.0", Version: "1.1.0", Plugins: "ptp portmap", Masq: true},
 			[]string{"add a ports", "set ipMasq off", "restart a"}},
+		{"portmap gets another backend, and a container is restarted", setup{Outer: "1.1.0", Version: "1.1.0", Plugins: "ptp tuning portmap"},
+			[]string{"add c ports", "set backend nftables", "restart c"}},
 		{"host ports and masquerading with nftables", setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge portmap", Masq: true, NFT: true},
 			[]string{"add a ports", "restart a", "break portmap DEL fail", "add b ports", "del b containerd", "repair portmap", "del a crio"}},
 	} {

@@ -761,16 +761,16 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 	}
 	networks := chainOwners(rules, ruleNetwork)
-	jumps := map[string][]string{} // the addresses for which a rule jumps to a chain
+	served := map[string][]string{} // the addresses in a chain's rules, and in those that jump to it
 	for _, line := range rules {
-		if _, chain, found := strings.Cut(line, " -j "); found {
-			for _, m := range hostIP.FindAllStringSubmatch(line, -1) {
-				jumps[chain] = append(jumps[chain], m[1])
+		for _, m := range hostIP.FindAllStringSubmatch(line, -1) {
+			for _, chain := range chainID.FindAllString(line, -1) {
+				served[chain] = append(served[chain], m[1])
 			}
 		}
 	}
 	for _, line := range rules {
-		if chain := chainID.FindString(line); len(jumps[chain]) > 0 && !slices.Contains(jumps[chain], p.ip.String()) {
+		if all := served[chainID.FindString(line)]; len(all) > 0 && !slices.Contains(all, p.ip.String()) {
 			continue // of the container's earlier ADD
 		}
 		network := networks[chainID.FindString(line)]
