@@ -24,10 +24,15 @@ type Tx struct {
 // Snapshot returns a copy of the records, for one goroutine, to be read after the transaction. The
 // caller must not change the records that the copy returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
-	s := &Tx{decoded: map[string]*Entry{}}
+	const chunk = 256 << 10 // an allocation for each record would clear its memory first
+	s, room := &Tx{decoded: map[string]*Entry{}}, []byte{}
 	return s, tx.scan(nil, func(k, v []byte) error {
-		both := slices.Concat(k, v)
-		s.copied = append(s.copied, [2][]byte{both[:len(k)], both[len(k):]})
+		if size := len(k) + len(v); cap(room)-len(room) < size {
+			room = make([]byte, 0, max(chunk, size))
+		}
+		begin, middle := len(room), len(room)+len(k)
+		room = append(append(room, k...), v...)
+		s.copied = append(s.copied, [2][]byte{room[begin:middle:middle], room[middle:len(room):len(room)]})
 		return nil
 	})
 }
