@@ -32,7 +32,8 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 		}
 		begin, middle := len(room), len(room)+len(k)
 		room = append(append(room, k...), v...)
-		s.copied = append(s.copied, [2][]byte{room[begin:middle:middle], room[middle:len(room):len(room)]})
+		k, v = room[begin:middle:middle], room[middle:len(room):len(room)]
+		s.copied = append(s.copied, [2][]byte{k, v})
 		return nil
 	})
 }

@@ -838,7 +838,7 @@ func (w *plainWorld) pings(p *plainPod) (answers bool) {
 	if !p.gw.IsValid() || !p.there {
 		return false
 	}
-	w.inPod(p, func() { answers = w.connect(p.gw, 9) == unix.ECONNREFUSED })
+	w.inPod(p, func() { answers = errors.Is(w.connect(p.gw, 9), unix.ECONNREFUSED) })
 	return answers
 }
 
@@ -873,12 +873,12 @@ func (w *plainWorld) connect(to netip.Addr, port int) error {
 		return err
 	}
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	for n := 0; ; {
-		if n, err = unix.Poll(fds, 2000); err == nil && n == 0 {
-			return unix.ETIMEDOUT
-		} else if err != unix.EINTR {
-			break
-		}
+	n, err := unix.Poll(fds, 2000)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll(fds, 2000)
+	}
+	if err == nil && n == 0 {
+		return unix.ETIMEDOUT
 	}
 	if code, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); code != 0 {
 		return unix.Errno(code)

@@ -108,7 +108,7 @@ func mayForward(s *journal.Step) bool {
 	return s.Absent == 0 && s.ADD != journal.AddFailed && HasPorts(s)
 }
 
-// missing is the error code of a DEL whose plugin has no binary (types.ErrPluginNotAvailable of CNI).
+// missing is the code of a DEL whose plugin has no binary (types.ErrPluginNotAvailable of CNI).
 const missing = 50
 
 func hasRules(s *journal.Step) bool {

@@ -2,6 +2,7 @@ package facts
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -101,7 +102,7 @@ func TestIn(t *testing.T) {
 					}
 					return io.EOF
 				})
-				if err != io.EOF {
+				if !errors.Is(err, io.EOF) {
 					t.Errorf("the visit returned %v", err)
 				}
 			}

@@ -97,7 +97,8 @@ var table = []Plugin{
 	{Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
 	// The routes disappear with the interface. A DEL fails without a namespace. If nothing exists at
 	// the path, the DEL creates a file there.
-	{Name: "sbr", Source: reference, Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true},
+	{Name: "sbr", Source: reference,
+		Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true},
 	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
 	// A DEL removes the chain, or the rules with the comment, that has the container ID.
 	{Name: "portmap", Source: reference, ByContainer: true},
