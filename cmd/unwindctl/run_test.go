@@ -17,6 +17,7 @@ import (
 
 	"cni-unwind/cmd/unwindctl/internal/agent"
 	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/plugintest/nodetest"
 	"cni-unwind/plugin/plugintest/sandbox"
 )
@@ -222,6 +223,8 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 		},
 		CRI: "none", Listen: "127.0.0.1:0", Interval: 5 * time.Millisecond,
 	}
+	_, err := facts.Look("/proc/self/ns/net", "") // the thread that visits namespaces stays
+	check(t, err)
 	before := runtime.NumGoroutine()
 	fds := openDescriptors(t)
 	ctx, cancel := context.WithCancel(context.Background())
