@@ -176,12 +176,14 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 	}
 	if d.Conf.NeverAdded() {
 		undo.Interrupted(e.Undo.Steps)
-	}
-	if d.Conf.NeverAdded() && !d.ClaimHeld(e) { // a delegate that cannot be started allocated nothing
-		e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, func(s journal.Step) bool {
+		missing := func(s journal.Step) bool {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil || unix.Access(binary, unix.X_OK) != nil
-		})
+		}
+		// A delegate that cannot be started allocated nothing, unless host-local shows that it ran.
+		if slices.ContainsFunc(e.Undo.Steps, missing) && !d.ClaimHeld(e) {
+			e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, missing)
+		}
 	}
 	if len(e.Undo.Steps) == 0 {
 		return nil, nil

@@ -32,9 +32,9 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path,
-// and ovs-cni finds its port by the path. A sweep gives them none if the namespace
-// was not found: an agent that goes by the pod or a device could free the next sandbox's resources.
+// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path, and
+// ovs-cni finds its port by the path. A sweep gives them none if the namespace was not found: an
+// agent that goes by the pod or a device could free the next sandbox's resources.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.Of(s.Type)
 	switch {

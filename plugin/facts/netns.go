@@ -195,7 +195,7 @@ var visits = sync.OnceValue(func() chan<- visit {
 	return all
 })
 
-// In runs fn in a network namespace.
+// In runs fn in a network namespace. fn must not call In: there is one thread for both.
 func In(netns ns.NetNS, fn func() error) error {
 	v := visit{netns, fn, make(chan error)}
 	visits() <- v
