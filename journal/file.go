@@ -193,7 +193,8 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 		if err == nil && samePath(path, f) {
 			return f, nil
 		}
-		if _ = f.Close(); err != nil {
+		_ = f.Close()
+		if err != nil {
 			return nil, fmt.Errorf("journal: lock file %s: %w", path, err)
 		}
 	}

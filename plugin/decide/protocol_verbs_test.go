@@ -169,7 +169,8 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 // answer ends a DEL. libcni's cache forgets the result after one that passed.
 func (m *protocol) answer(s *state, p int) {
 	c := &s.c[p]
-	if c.phase = owed; !s.p[p].failed {
+	c.phase = owed
+	if !s.p[p].failed {
 		c.phase, c.bare, c.plain = over, false, false
 		if !m.path {
 			c.cached, c.cachedN = none, 0
@@ -194,7 +195,8 @@ func (m *protocol) named(c *sandboxed) int8 {
 // container is of it.
 func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
 	c := &s.c[i]
-	if n = m.named(c); i == 0 && s.p[nOld].pc != pEnded {
+	n = m.named(c)
+	if i == 0 && s.p[nOld].pc != pEnded {
 		n = unnumbered
 	}
 	if !slices.ContainsFunc(c.r[:], func(r record) bool { return r.pending() }) {

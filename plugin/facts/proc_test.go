@@ -151,10 +151,12 @@ func TestContainerRuns(t *testing.T) {
 				}
 			}
 			t.Cleanup(func() { _ = os.Remove(dir) })
-			if move(dir); !runs() {
+			move(dir)
+			if !runs() {
 				t.Errorf("a process in %s is not seen", dir)
 			}
-			if move(root); runs() {
+			move(root)
+			if runs() {
 				t.Errorf("a process that has left %s is seen", dir)
 			}
 		}
