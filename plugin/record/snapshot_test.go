@@ -42,7 +42,7 @@ func TestSnapshot(t *testing.T) {
 	want("without a journal", false, false)
 	put("a")
 	want("before it reads again", false, false)
-	r.Forget()
+	r.Invalidate()
 	want("after it read again", true, false)
 	first := put("b")
 	if r.Fork().Snapshot(t.Context()).Claims("b", address) != true || r.Snapshot(t.Context()).Claims("b", address) {
@@ -53,7 +53,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	want("after it was told to", true, true)
 	put("b")
-	r.Forget()
+	r.Invalidate()
 	if again, err := r.Snapshot(t.Context()).AddedAgain(first); len(again) != 1 || again[0].Number <= first.Number || err != nil {
 		t.Errorf("another ADD of b: %v (%v)", again, err)
 	}
