@@ -35,7 +35,7 @@ func waiters(t testing.TB, pid int, path string) (n int) {
 		t.Fatal(err)
 	}
 	file := fmt.Sprintf(":%d", st.Ino)
-	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // on overlayfs, stat returns another device than the lock's
+	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // overlayfs: stat returns another device
 		file = fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	}
 	for line := range strings.Lines(string(locks)) {
