@@ -27,7 +27,8 @@ func TestReleaseFromHostLocal(t *testing.T) {
 	}
 	held, err := HeldBy(h.Pool(), "a", "eth0")
 	want := []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2")}
-	if slices.SortFunc(held, netip.Addr.Compare); !slices.Equal(held, want) || err != nil {
+	slices.SortFunc(held, netip.Addr.Compare)
+	if !slices.Equal(held, want) || err != nil {
 		t.Errorf("a holds %v, %v; want %v", held, err, want)
 	}
 	_, err = Release(t.Context(), h.Pool(), attachment)

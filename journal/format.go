@@ -97,7 +97,8 @@ func (e *DamagedError) Error() string {
 
 // encodeEntry returns the key and the value that are stored for an entry.
 func encodeEntry(e *Entry) (key, value []byte, err error) {
-	if key = recordKey(e.Key, e.Number); !utf8.Valid(encodeKey(e.Key)) {
+	key = recordKey(e.Key, e.Number)
+	if !utf8.Valid(encodeKey(e.Key)) {
 		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
 	}
 	outline, err := json.Marshal(Outline{State: e.Undo.State, BootID: e.Added.Host.BootID,

@@ -69,7 +69,8 @@ func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err er
 		case state.Owned && p.SkipOwned:
 			return nil, err
 		case state.Owned:
-			if limit = (time.Time{}); p.EndADD {
+			limit = (time.Time{})
+			if p.EndADD {
 				waiting = s.lockThird(k, waiting)
 			}
 		case limit.IsZero():
@@ -154,7 +155,8 @@ func take(path string, from int64) (*Lock, error) {
 		if err == nil && l.inPlace() {
 			return l, nil
 		}
-		if l.close(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.close()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}

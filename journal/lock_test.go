@@ -121,7 +121,8 @@ func helpRounds(s *Store, args []string) error {
 		if args[0] == "remove" || args[0] == "both" && round%2 == 0 {
 			err = errors.Join(err, l.Remove())
 		}
-		if l.Release(); err != nil {
+		l.Release()
+		if err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
 	}

@@ -209,7 +209,8 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 		return fmt.Errorf("journal: %s: %w", s.Path(), err)
 	}
 	err := s.setCommit(queue, began)
-	if s.at("commit"); err == nil {
+	s.at("commit")
+	if err == nil {
 		err = tx.btx.Commit()
 	}
 	if err == nil {

@@ -103,7 +103,8 @@ func (tx *Tx) records(prefix []byte, exact bool) (all []*Entry, err error) {
 			return nil
 		}
 		e, err := tx.decode(key, value)
-		if errs = append(errs, err); err == nil {
+		errs = append(errs, err)
+		if err == nil {
 			all = append(all, e)
 		}
 		return nil
@@ -144,7 +145,8 @@ func (tx *Tx) Put(e *Entry) error {
 	if err != nil {
 		return err
 	}
-	if e.Updated = Now(); from != e.Undo.State || e.Undo.Since == (Time{}) {
+	e.Updated = Now()
+	if from != e.Undo.State || e.Undo.Since == (Time{}) {
 		e.Undo.Since = e.Updated
 	}
 	tx.begins = tx.begins || e.Undo.State == Adding

@@ -233,7 +233,8 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 			reason = decide.Recorded(e.Undo.Cause, e.Undo.Reason)
 		}
 		failed, n, err := d.Undo(ctx, job, reason)
-		if failures, ran = append(failures, failed...), ran+n; err != nil {
+		failures, ran = append(failures, failed...), ran+n
+		if err != nil {
 			d.Journal.Degraded("DEL", err)
 			d.log.Error("cannot record a DEL, so it may run again later", "err", err)
 		}

@@ -34,13 +34,7 @@ func checkCommand() *cobra.Command {
 			"interrupted, it removes what it created; if it is killed, the next check does.\n" +
 			"Only one check runs at a time.\n\n" +
 			"If check fails, run it with --plain: if that fails too, unwind is not the cause.\n" +
-			"The exit codes:\n" +
-			"  0    the network works\n" +
-			"  1    check could not run\n" +
-			"  2    usage error; nothing was checked\n" +
-			"  3    the network works, with a warning\n" +
-			"  4    the network does not work, or pods do not start through unwind\n" +
-			"  130  interrupted; the state is unknown",
+			describeExits("check"),
 		Example: "  unwindctl check\n" +
 			"  unwindctl check --plain\n" +
 			"  kubectl -n kube-system exec POD -- /unwindctl --host check\n" +

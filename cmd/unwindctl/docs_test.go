@@ -8,11 +8,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"cni-unwind/cmd/unwindctl/internal/install"
+	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/cmd/unwindctl/internal/trial"
+	"cni-unwind/plugin/netconf"
 )
 
 // manualEnv names the directory in which TestManual leaves the man pages: make man.
@@ -29,7 +36,8 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 			all = append(all, cmd)
 		}
 	}
-	for _, cmd := range all { // indented lines stay lines
+	for _, cmd := range all { // indented lines stay lines; a section of the page has the exit codes
+		cmd.Long = strings.Replace(cmd.Long, describeExits(cmd.Name()), "", 1)
 		cmd.Long = strings.TrimSpace(indented.ReplaceAllStringFunc(cmd.Long, func(lines string) string {
 			return "\n    " + strings.ReplaceAll(strings.TrimSuffix(lines, "\n"), "\n", "\n    ") + "\n"
 		}))
@@ -39,7 +47,48 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 
 var indented = regexp.MustCompile(`(?m)(^  .*(\n|$))+`)
 
-// TestManual: each command has a man page, with its examples.
+// onNode are the commands that look at the node, or change it.
+const onNode = "unwindctl doctor check list show history ipam metrics report sweep forget install on off uninstall run"
+
+// manualFiles are what commands read and write, by their default paths, for the section FILES.
+var manualFiles = []struct{ commands, path, meaning string }{
+	{onNode, node.DefaultConfDir + "/00-unwind.json", "unwind's conflist, next to the provider's (--conf-dir)"},
+	{"unwindctl install on off uninstall run", node.DefaultConfDir + "/00-unwind.json.off", "unwind's conflist while unwind is off"},
+	{"unwindctl doctor check sweep install on off uninstall run", node.DefaultBinDir + "/unwind", "the plugin (--cni-bin-dir)"},
+	{onNode, netconf.DefaultStateDir, "the journal (journal.db, locks/), the events (history.jsonl), and the file off (--state-dir)"},
+	{"unwindctl doctor list show ipam metrics report sweep uninstall run", "/var/lib/cni/results", "libcni's cache"},
+	{"unwindctl doctor list show ipam metrics report sweep run", "/var/lib/cni/networks", "the pools of host-local, unless a conflist sets dataDir"},
+	{"unwindctl check", trial.WorkDir, "the files of a check, until it ends"},
+	{"unwindctl install uninstall run", programDir + "/unwindctl", "this program, for the node (--install-dir)"},
+	{"unwindctl install uninstall", install.DefaultUnitDir + "/unwind-*", "the systemd units (--systemd)"},
+	{"unwindctl report", "unwind-report-HOST-DATE.tar.gz", "the report, in the working directory (--output)"},
+}
+
+// addSections adds the sections EXIT STATUS and FILES to a man page.
+func addSections(page []byte, command string) []byte {
+	section := func(title string, rows [][2]string) (text string) {
+		for _, row := range rows {
+			text += ".TP\n\\fB" + strings.ReplaceAll(row[0], "-", `\-`) + "\\fP\n" + strings.ReplaceAll(row[1], "-", `\-`) + "\n"
+		}
+		if text != "" {
+			text = ".SH " + title + "\n" + text + "\n"
+		}
+		return text
+	}
+	var codes, files [][2]string
+	for _, e := range exitsOf(command) {
+		codes = append(codes, [2]string{strconv.Itoa(e.code), e.meaning})
+	}
+	for _, f := range manualFiles {
+		if slices.Contains(strings.Fields(f.commands), command) {
+			files = append(files, [2]string{f.path, f.meaning})
+		}
+	}
+	sections := section("EXIT STATUS", codes) + section("FILES", files)
+	return bytes.Replace(page, []byte(".SH EXAMPLE"), []byte(sections+".SH EXAMPLE"), 1)
+}
+
+// TestManual: each command has a man page, with its examples, exit codes and files.
 func TestManual(t *testing.T) {
 	dir := os.Getenv(manualEnv)
 	if dir == "" {
@@ -48,13 +97,41 @@ func TestManual(t *testing.T) {
 	root, all := commands()
 	header := &doc.GenManHeader{Section: "8", Source: "unwind", Manual: "unwind"}
 	check(t, errors.Join(os.MkdirAll(dir, 0o755), doc.GenManTree(root, header, dir)))
+	codes := map[string]string{"unwindctl": "0 1 2 3 4 5 6 130", "doctor": "0 1 2 3 4 130", "check": "0 1 2 3 4 130",
+		"off": "0 1 2 5 130", "uninstall": "0 1 2 5 6 130"}
+	names := map[string]bool{"": true}
 	for _, cmd := range all {
+		names[cmd.Name()] = true
 		if !strings.Contains(cmd.Example, cmd.Name()) {
 			t.Errorf("%s has no example", cmd.CommandPath())
 		}
-		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(cmd.CommandPath(), " ", "-")+".8"))
-		if err != nil || !bytes.Contains(page, []byte(".SH EXAMPLE")) {
-			t.Errorf("%s: %v\n%s", cmd.CommandPath(), err, page)
+		path := filepath.Join(dir, strings.ReplaceAll(cmd.CommandPath(), " ", "-")+".8")
+		page, err := os.ReadFile(path)
+		check(t, err)
+		page = addSections(page, cmd.Name())
+		check(t, os.WriteFile(path, page, 0o644))
+		if !bytes.Contains(page, []byte(".SH EXAMPLE")) || bytes.Count(page, []byte("exit codes:")) > 0 {
+			t.Errorf("%s: no example, or the exit codes in the description:\n%s", cmd.CommandPath(), page)
+		}
+		_, section, _ := strings.Cut(string(page), "\n.SH EXIT STATUS\n")
+		section, files, hasFiles := strings.Cut(section, "\n.SH FILES\n")
+		var got []string
+		for _, m := range regexp.MustCompile(`(?m)^\\fB(\d+)\\fP\n\w`).FindAllStringSubmatch(section, -1) {
+			got = append(got, m[1])
+		}
+		if want := cmp.Or(codes[cmd.Name()], "0 1 2 130"); strings.Join(got, " ") != want {
+			t.Errorf("%s: exit codes %q, want %s", cmd.CommandPath(), got, want)
+		}
+		if isOnNode := slices.Contains(strings.Fields(onNode), cmd.Name()); hasFiles != isOnNode ||
+			isOnNode && !strings.Contains(files, `\fB/etc/cni/net.d/00\-unwind.json\fP`) {
+			t.Errorf("%s: files:\n%s", cmd.CommandPath(), files)
+		}
+	}
+	for _, e := range exits {
+		for name := range strings.FieldsSeq(e.commands) {
+			if !names[name] {
+				t.Errorf("no command %s, which has the exit code %d", name, e.code)
+			}
 		}
 	}
 }

@@ -25,13 +25,7 @@ func doctorCommand() *cobra.Command {
 			"  the state directory, the journal, and DELs that stay pending\n" +
 			"  the address pools\n" +
 			"doctor is read-only. It runs each plugin of the chain with CNI_COMMAND=VERSION, and\n" +
-			"prints the worst problem first. The exit codes:\n" +
-			"  0    no problem; with --fail-on: none of at least that severity\n" +
-			"  1    with --fail-on: a problem of at least that severity; else: doctor failed\n" +
-			"  2    usage error; nothing was checked\n" +
-			"  3    the worst problem is a warning\n" +
-			"  4    the worst problem is an error\n" +
-			"  130  interrupted; the state is unknown",
+			"prints the worst problem first. " + describeExits("doctor"),
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl doctor -o json\n" +
 			"  unwindctl doctor --fail-on error -o line\n" +

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -39,7 +40,8 @@ func TestGlossary(t *testing.T) {
 	}
 }
 
-// TestVocabulary: documents name each flag, key, metric, label, state and cause of the code, and no others.
+// TestVocabulary: documents name each flag, key, variable, metric, label, state, cause and alert of the code, and no
+// others.
 func TestVocabulary(t *testing.T) {
 	t.Parallel()
 	read := func(pattern string) (text string) {
@@ -91,6 +93,11 @@ func TestVocabulary(t *testing.T) {
 		"key": {find(read("plugin/netconf/conf.go"), `(?m)^\t\t"(\w+)": +\w+\(`, "cniVersion", "name", "prevResult", "runtimeConfig"),
 			find(keys, "(?m)^\\| `(\\w+)` \\| [^|]* \\| [^|]* \\|$")},
 	}
+	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?severity: (\w+)`).ReplaceAllString(
+		read("scripts/deploy/helm/unwind/alerts.yaml"), "- alert: $1 $2")
+	rows := regexp.MustCompile("(?m)^\\| <a id=.*`(Unwind\\w+)` .* \\| (\\w+) \\|$").ReplaceAllString(operations, "- alert: $1 $2")
+	vocabulary["alert"] = words{find(alerts, `(?m)^ *- alert: (\w+ \w+)$`), find(rows, `(?m)^- alert: (\w+ \w+)$`)}
+	vocabulary["variable"] = words{slices.Sorted(maps.Values(dirEnv)), find(documents, `\b(UNWIND_\w+)`, "UNWIND_TEST_LONG")}
 	values := map[string][]string{"rollbacks_total": {"complete", "pending"}, "ipam_addresses": {"none"}}
 	for _, g := range glossary {
 		metric := map[string]string{"address": "ipam_addresses", "status": "status", "state": "attachments"}[g.kind]

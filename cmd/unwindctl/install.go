@@ -54,11 +54,10 @@ func offCommand() *cobra.Command {
 			"or the DaemonSet restarts. doctor and the metrics show who switched unwind off, and\n" +
 			"when. An agent also writes the file when it sees that somebody removed unwind's\n" +
 			"conflist.\n\n" +
-			"On a full disk the file is empty and does not name who switched unwind off. If the\n" +
-			"file cannot be written at all, the exit code is 5: pods start without unwind, but\n" +
-			"the next agent that starts installs unwind again.\n\n" +
+			"On a full disk the file is empty and does not name who switched unwind off.\n\n" +
 			"off does not wait for a runtime. It ends with the file that the runtime loads next,\n" +
-			"and fails if there is none, or if that file runs unwind.",
+			"and fails if there is none, or if that file runs unwind.\n\n" +
+			describeExits("off"),
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind exec --nodes worker-2 -- off",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -120,9 +119,9 @@ func uninstallCommand() *cobra.Command {
 			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
 			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
 			"a pod with the conflist it was started with, so the binary stays while such pods run.\n" +
-			"unwindctl and the systemd units stay while the journal is not empty. While something\n" +
-			"is kept, the exit code is 6: run unwindctl sweep and uninstall again later. The state\n" +
-			"directory stays.",
+			"unwindctl and the systemd units stay while the journal is not empty. The state\n" +
+			"directory stays.\n\n" +
+			describeExits("uninstall"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
 		},

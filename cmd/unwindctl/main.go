@@ -70,16 +70,7 @@ func rootCommand() *cobra.Command {
 			"  line   one line: of doctor, the worst problem; of ipam and sweep, a summary\n\n" +
 			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
 			"--cni-bin-dir and --state-dir.\n\n" +
-			"Every command can be interrupted at any time and run again. The exit codes:\n" +
-			"  0    success\n" +
-			"  1    something failed, was not found or not readable, or remains to be done\n" +
-			"  2    usage error; nothing was done\n" +
-			"  3    doctor, check: the worst problem is a warning (doctor --fail-on: 0 or 1)\n" +
-			"  4    doctor, check: the worst problem is an error (doctor --fail-on: 1)\n" +
-			"  5    off, uninstall: pods start without unwind, but unwind could not record\n" +
-			"       this; an agent that starts will install unwind again\n" +
-			"  6    uninstall: something still needs the files that are kept\n" +
-			"  130  interrupted",
+			"Every command can be interrupted at any time and run again. " + describeExits("unwindctl"),
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
 			"  unwindctl sweep --dry-run",

@@ -53,8 +53,7 @@ func sweepCommand() *cobra.Command {
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
 			describe("result") + "\n" +
-			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
-			"recent or live, and unwind's plugin is there if the runtime needs it, else 1.",
+			describeExits("sweep"),
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep\n" +
 			"  unwindctl sweep default/web-0\n" +

@@ -74,7 +74,8 @@ func (m *protocol) stuck(s state) int {
 			continue
 		}
 		can := false
-		if m.step(s, p, func(string, state) { can = true }); can {
+		m.step(s, p, func(string, state) { can = true })
+		if can {
 			return none
 		}
 		if !s.p[p].hangs {

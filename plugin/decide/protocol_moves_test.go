@@ -268,7 +268,8 @@ func (m *protocol) kill(s state, p int) state {
 		case adds:
 			s.c[p].phase = failed
 		case dels:
-			if s.c[p].phase = owed; m.once {
+			s.c[p].phase = owed
+			if m.once {
 				s.c[p].phase = over
 			}
 		}

@@ -465,14 +465,16 @@ func (m *protocol) journalled(s *state, p int, r *record, step int8) journal.Ste
 		}
 		return j
 	case step == 2:
-		if j.Config = hostPort; r.clean {
+		j.Config = hostPort
+		if r.clean {
 			j.ADD = journal.AddFailed
 		}
 		return j
 	case m.byName:
 		j.Type = "unknown"
 	}
-	if j.Config = hostLocal; m.pod {
+	j.Config = hostLocal
+	if m.pod {
 		j.Config = spiderpool
 	}
 	return j

@@ -171,7 +171,8 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 // answer ends a DEL. After a successful DEL, libcni removes the result from its cache.
 func (m *protocol) answer(s *state, p int) {
 	c := &s.c[p]
-	if c.phase = owed; !s.p[p].failed {
+	c.phase = owed
+	if !s.p[p].failed {
 		c.phase, c.bare, c.plain = over, false, false
 		if !m.path {
 			c.cached, c.cachedN = none, 0
@@ -196,7 +197,8 @@ func (m *protocol) named(c *sandboxed) int8 {
 // a record of that ADD.
 func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
 	c := &s.c[i]
-	if n = m.named(c); i == 0 && s.p[nOld].pc != pEnded {
+	n = m.named(c)
+	if i == 0 && s.p[nOld].pc != pEnded {
 		n = unnumbered
 	}
 	if !slices.ContainsFunc(c.r[:], func(r record) bool { return r.pending() }) {

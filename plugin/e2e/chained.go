@@ -32,7 +32,8 @@ func (n *Chained) Sweep() {
 // Settle sweeps until nothing is pending, for at most a minute.
 func (n *Chained) Settle() {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if n.Sweep(); n.Pending() == 0 || time.Now().After(end) {
+		n.Sweep()
+		if n.Pending() == 0 || time.Now().After(end) {
 			return
 		}
 	}

@@ -56,7 +56,8 @@ func TestE2ECilium(t *testing.T) {
 				if c.verb == "del" && (!n.call(t, "add") || n.Endpoints() != 1) {
 					t.Fatal("no endpoint, so the test proves nothing")
 				}
-				if n.Refuse(c.refuses); !c.refuses {
+				n.Refuse(c.refuses)
+				if !c.refuses {
 					n.Stop()
 				}
 				if c.before != nil {

@@ -88,7 +88,8 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 			continue
 		}
 		c, err := n.readCached(f.Name())
-		if errs = append(errs, err); c != nil {
+		errs = append(errs, err)
+		if c != nil {
 			all = append(all, *c)
 		}
 	}

@@ -61,7 +61,8 @@ type fact struct {
 func (f *fact) Ask() (v decide.Truth, why string) {
 	if !f.looked {
 		is, err := f.look()
-		if f.value, f.looked = decide.TruthOf(is, err), true; err != nil {
+		f.value, f.looked = decide.TruthOf(is, err), true
+		if err != nil {
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			f.why = netconf.Shorten(first, 300)
 		}

@@ -74,7 +74,8 @@ func lookAtMembers() (map[string][]string, error) {
 	pids, err := Processes()
 	for _, pid := range pids {
 		path, link, memberErr := memberOf(pid)
-		if err = cmp.Or(err, memberErr); link != "" {
+		err = cmp.Or(err, memberErr)
+		if link != "" {
 			all[link] = append(all[link], path)
 		}
 	}
@@ -138,7 +139,8 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 		} else if openErr != nil && !isNoNetNS(openErr) {
 			err = fmt.Errorf("network namespace %s: %w", path, openErr)
 		}
-		if place.Close(); here {
+		place.Close()
+		if here {
 			break
 		}
 	}

@@ -154,10 +154,12 @@ func TestContainerRuns(t *testing.T) {
 				}
 			}
 			t.Cleanup(func() { _ = os.Remove(dir) })
-			if move(dir); !runs() {
+			move(dir)
+			if !runs() {
 				t.Errorf("a process in %s was not found", dir)
 			}
-			if move(root); runs() {
+			move(root)
+			if runs() {
 				t.Errorf("a process was found in %s after it left", dir)
 			}
 		}

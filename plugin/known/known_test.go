@@ -146,7 +146,8 @@ func TestDocument(t *testing.T) {
 		cell := strings.Split(row, "|")[1]
 		for _, m := range regexp.MustCompile(`([a-z][a-z0-9-]*) \(([^)]+)\)`).FindAllStringSubmatch(cell, -1) {
 			p := Of(m[1])
-			if named = append(named, p.Name); has(p) && !strings.Contains(p.Source, m[2]) {
+			named = append(named, p.Name)
+			if has(p) && !strings.Contains(p.Source, m[2]) {
 				t.Errorf("plugin/README.md, table %s: %s; table.go has %s", head, m[0], p.Source)
 			}
 		}

@@ -138,7 +138,8 @@ func FuzzResult(f *testing.F) {
 	f.Add([]byte(`{"ips": [{"address": "10.0.0.7/24"}], "ips": [{}]}`), "1.0.0", []byte{10, 0, 0, 7})
 	f.Fuzz(func(t *testing.T, stdout []byte, cniVersion string, dropped []byte) {
 		drop, ok := netip.AddrFromSlice(dropped)
-		if drop = drop.Unmap(); !ok || cniVersion != "" && !slices.Contains(version.All.SupportedVersions(), cniVersion) {
+		drop = drop.Unmap()
+		if !ok || cniVersion != "" && !slices.Contains(version.All.SupportedVersions(), cniVersion) {
 			return
 		}
 		sameAsLibcni(t, stdout, cniVersion)

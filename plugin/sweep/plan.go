@@ -87,7 +87,8 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 	sortByAge(entries, journal.BootNanos())
 	for _, all := range entries {
 		f := s.finding(ctx, all)
-		if findings = append(findings, f); enough(&f) {
+		findings = append(findings, f)
+		if enough(&f) {
 			return findings, nil
 		}
 	}

@@ -49,14 +49,16 @@ func (s *Sweep) undoOwner(
 		return err
 	}
 	known, damaged := w.Journal.Snapshot(ctx).Containers()
-	if f.Verdict = s.judge(o, damaged); f.Fate != decide.Dead || known[o.ContainerID] {
+	f.Verdict = s.judge(o, damaged)
+	if f.Fate != decide.Dead || known[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)
 	if err != nil {
 		err = fmt.Errorf("cannot reconstruct its record, so no DEL ran: %w", err)
 	}
-	if err = s.undoRecord(ctx, w, f, e, err); !f.Released {
+	err = s.undoRecord(ctx, w, f, e, err)
+	if !f.Released {
 		return err
 	}
 	w.Log.Info("released", "attachment", o.Key.String(), "addresses", f.Addresses, "reason",
@@ -77,7 +79,8 @@ func (s *Sweep) undoOwner(
 func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry, why error,
 ) error {
-	if f.Pending = nil; e != nil {
+	f.Pending = nil
+	if e != nil {
 		failures, _ := w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed})
 		f.Pending = undo.PendingSteps(e)
 		if err := whyReserved(e, failures); err != nil {

@@ -121,7 +121,8 @@ func purge(ctx context.Context, e *journal.Entry) error {
 
 // Failed marks a step whose delegate's ADD failed, or was killed.
 func Failed(s *journal.Step, f *delegate.Failure) {
-	if s.ADD = journal.AddFailed; f.Killed {
+	s.ADD = journal.AddFailed
+	if f.Killed {
 		s.ADD, s.Tries = journal.AddUnknown, s.Tries+1
 	}
 }

@@ -78,7 +78,8 @@ func (w *Worker) Undo(
 		}
 		failures, ran = w.Run(ctx, job)
 	}
-	if err = nil; w.Journal.Lost == nil {
+	err = nil
+	if w.Journal.Lost == nil {
 		err = w.Finish(ctx, job)
 	}
 	if err != nil || w.Journal.Lost != nil {

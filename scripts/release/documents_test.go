@@ -232,7 +232,8 @@ func TestHelp(t *testing.T) {
 	}
 	listed = append(listed, "help")
 	slices.Sort(all)
-	if slices.Sort(listed); !slices.Equal(listed, all) {
+	slices.Sort(listed)
+	if !slices.Equal(listed, all) {
 		t.Errorf("make lists %q, the targets are %q", listed, all)
 	}
 }

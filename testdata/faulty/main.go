@@ -179,7 +179,8 @@ func serve(args *skel.CmdArgs, role string, parent int) error {
 		return err
 	}
 	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // like ConfigDecoder in CNI's pkg/version
-	if c.Instance = c.conf.Instance; !filepath.IsAbs(c.conf.Dir) {
+	c.Instance = c.conf.Instance
+	if !filepath.IsAbs(c.conf.Dir) {
 		return types.NewError(types.ErrInvalidNetworkConfig, "faulty: \"dir\" must be an absolute path", "")
 	}
 	if role == roleOrphan {

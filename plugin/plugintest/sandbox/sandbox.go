@@ -73,7 +73,8 @@ func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
 // run is Run. memory is the path of a file system in memory for temporary files, or "" for a disk.
 func run(m *testing.M, memory string) int {
-	if flag.Parse(); !has() {
+	flag.Parse()
+	if !has() {
 		return m.Run()
 	}
 	switch os.Getenv(marker) {

@@ -105,7 +105,7 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 		return nil, err
 	}
 	defer func() {
-		_ = os.Remove(workDir) // it is empty, unless a DEL has failed
+		_ = os.Remove(WorkDir) // it is empty, unless a DEL has failed
 		_ = c.lock.Close()
 	}()
 	c.run()

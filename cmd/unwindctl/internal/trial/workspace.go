@@ -29,10 +29,10 @@ import (
 	"cni-unwind/journal"
 )
 
-// workDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
+// WorkDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
 // so that a full disk is noticed, and what a killed check left is known even after a reboot. The
 // runtime's cache contains no such attachment: other commands would take it for a pod's.
-const workDir = "/var/lib/cni/unwind-check"
+const WorkDir = "/var/lib/cni/unwind-check"
 
 const (
 	prefix  = "unwind-check-"
@@ -62,7 +62,7 @@ func Plugin() {
 // lock lets only one check run on a node. The plugins that a check starts inherit the lock, so the
 // next check waits for those of a killed one.
 func lock(ctx context.Context) (*os.File, error) {
-	parent := filepath.Dir(workDir)
+	parent := filepath.Dir(WorkDir)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ type space struct {
 }
 
 func (c *check) space(id string) *space {
-	return &space{check: c, id: id, dir: filepath.Join(workDir, id)}
+	return &space{check: c, id: id, dir: filepath.Join(WorkDir, id)}
 }
 
 func (s *space) stateDir() string { return filepath.Join(s.dir, "state") }
@@ -193,7 +193,7 @@ func (s *space) removeNetns() {
 
 // recover removes what killed checks have left, and returns their number.
 func (c *check) recover() (int, error) {
-	dirs, err := filepath.Glob(filepath.Join(workDir, prefix+"*"))
+	dirs, err := filepath.Glob(filepath.Join(WorkDir, prefix+"*"))
 	for _, dir := range dirs {
 		err = errors.Join(err, c.space(filepath.Base(dir)).remove())
 	}

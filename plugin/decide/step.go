@@ -183,3 +183,132 @@ var waits = map[journal.Why]string{
 
 // Failing reports whether a step's last DEL failed, and nothing else keeps the next one waiting.
 func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }
+
+// NetNS contains the facts about the namespace for the DELs of a record.
+type NetNS struct {
+	Found bool // the ADD's namespace exists, and a DEL may get it
+	// Interface says whether that namespace has the ADD's interface. Show needs it for known.Scratch.
+	Interface Truth
+	// Unknown is set if nothing is known of what the ADD got: neither a result nor a claim. A scratch
+	// namespace would be empty.
+	Unknown bool
+	Sent    bool // the runtime has sent this DEL, with a path
+	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
+	// to the runtime's own.
+	Anothers bool
+}
+
+// Shown is the CNI_NETNS of a DEL.
+type Shown string
+
+// The values of Shown.
+const (
+	ShowNone    Shown = "none"    // no CNI_NETNS
+	ShowPath    Shown = "path"    // the namespace's path, verified again
+	ShowPinned  Shown = "pinned"  // the namespace, kept open since it was found
+	ShowScratch Shown = "scratch" // a scratch namespace with an interface like the ADD's
+	ShowSent    Shown = "sent"    // the path that the runtime sent
+	ShowNowhere Shown = "nowhere" // a path that never exists
+)
+
+// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path, and
+// ovs-cni finds its port by the path. A sweep gives them none if the namespace was not found: an
+// agent that goes by the pod or a device could free the next sandbox's resources.
+func Show(s *journal.Step, n NetNS) Shown {
+	facts := known.Of(s.Type)
+	switch {
+	case n.Found && facts.NetNS == known.Scratch && n.Interface == False:
+		return ShowScratch // the delegate finds its resources by an interface that is gone
+	case n.Found && !n.Sent && facts.Pinned:
+		return ShowPinned // it opens the namespace itself
+	case n.Found:
+		return ShowPath
+	case facts.NetNS == known.Scratch && (!n.Unknown || facts.NeedsNetNS):
+		return ShowScratch
+	case !n.Sent, facts.NetNS == known.None: // or it could take another container's device
+		return ShowNone
+	case n.Anothers:
+		return ShowNowhere
+	}
+	return ShowSent // as without unwind
+}
+
+// maxFailures is how often a pending DEL fails before it is dropped. Only tries after their pause
+// count, so that takes about a day (see Pause), without a clock and across boots.
+const maxFailures = 300
+
+// Outcome is the result of one try of a DEL.
+type Outcome struct {
+	Failed bool
+	Code   uint   // the error code, if the DEL failed
+	Words  string // the error message, if the DEL failed
+
+	// The facts about a DEL that failed. Early is set if the pause after the last try was not over,
+	// NotInChain if the network's chain can be read and lacks the plugin, NetNSGone if the ADD's
+	// namespace is proven gone, and MayHold if an address may depend on the DEL (see MayHold).
+	Early      bool
+	NotInChain bool
+	NetNSGone  bool
+	MayHold    bool
+
+	Jitter float64 // from 0 to 1 (see Pause)
+}
+
+// After returns a step's state after a try of its DEL at the time now (CLOCK_BOOTTIME), and whether
+// the step is done. For the table of cases, see "What follows a try of a DEL" in README.md. A DEL
+// that exits 0 is believed.
+func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool) {
+	s.Tries++
+	s.Last, s.Code, s.Next = "", 0, journal.Next{}
+	if !o.Failed {
+		return s, true
+	}
+	s.Last, s.Code = o.Words, max(1, o.Code)
+	s.Next = journal.Next{Why: journal.ForBackoff, At: now + int64(Pause(s.Tries, o.Jitter))}
+	return countFailure(s, o)
+}
+
+// countFailure counts a try that failed, and reports whether the DEL is dropped. A DEL on which an
+// address may depend is dropped only if its plugin has left the chain for good.
+func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
+	switch {
+	case !o.NotInChain:
+		s.Absent = 0
+	case !o.Early || s.Absent == 0:
+		s.Absent++
+	}
+	if o.Early {
+		return s, false
+	}
+	s.Failures++
+	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
+}
+
+// MayHold reports whether an address may depend on a step's DEL, given the claims on addresses that
+// the attachment still has. A host port may forward to an address.
+func MayHold(s *journal.Step, held []journal.Claim) bool {
+	return s.MayAllocate || HasPorts(s) ||
+		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
+}
+
+// Retry is another configuration for a DEL that failed with its recorded one.
+type Retry int
+
+// The configurations.
+const (
+	Present       Retry = iota // the plugin's present one, as the runtime's DEL has it without unwind
+	RecordedInNew              // the recorded one in the chain's present cniVersion
+)
+
+// Retries returns what a DEL gets that failed with its recorded configuration, in this order. A
+// success counts. With another configuration, portmap might look for its rules in the wrong place,
+// so if it rejected the recorded one unread, it gets that one in the present version first.
+func Retries(s *journal.Step, code uint) []Retry {
+	if s.ADD == journal.AddPassed && HasPorts(s) && slices.Contains(unread, code) {
+		return []Retry{RecordedInNew, Present}
+	}
+	return []Retry{Present}
+}
+
+// unread are the error codes of a plugin that cannot use its configuration (SPEC 1.1 §5 "Error").
+var unread = []uint{1, 2, 6, 7}

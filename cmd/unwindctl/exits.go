@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/doctor"
+	"cni-unwind/cmd/unwindctl/internal/install"
+)
+
+// exit is an exit code of commands, and its meaning for them.
+type exit struct {
+	commands string // names; "" for all commands without a row of their own
+	code     int
+	meaning  string
+}
+
+// exits are the exit codes of all commands. They are part of the help texts and of the man pages.
+var exits = []exit{
+	{"", 0, "success"},
+	{"doctor", 0, "no problem; with --fail-on: none of at least that severity"},
+	{"check", 0, "the network works"},
+	{"sweep", 0, "every result is released, to be released, waits, busy, recent or live, and " +
+		"unwind's plugin is there if the runtime needs it"},
+	{"", term.ExitError, "something failed, was not found or not readable, or remains to be done"},
+	{"doctor", term.ExitError, "with --fail-on: a problem of at least that severity; else: doctor " +
+		"failed"},
+	{"check", term.ExitError, "check could not run"},
+	{"sweep", term.ExitError, "any other result, or an error"},
+	{"", term.ExitUsage, "usage error; nothing was done"},
+	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (doctor --fail-on: 0 " +
+		"or 1)"},
+	{"doctor", exitWarning, "the worst problem is a warning"},
+	{"check", exitWarning, "the network works, with a warning"},
+	{"unwindctl", exitFailure, "doctor, check: the worst problem is an error (doctor --fail-on: 1)"},
+	{"doctor", exitFailure, "the worst problem is an error"},
+	{"check", exitFailure, "the network does not work, or pods do not start through unwind"},
+	{"unwindctl", install.ExitUnrecorded, "off, uninstall: pods start without unwind, but an agent " +
+		"that starts will install unwind again"},
+	{"off uninstall", install.ExitUnrecorded, "pods start without unwind, but the file \"off\" " +
+		"cannot be written: an agent that starts will install unwind again"},
+	{"unwindctl", install.ExitKept, "uninstall: something still needs the files that are kept"},
+	{"uninstall", install.ExitKept, "something still needs the files that are kept; run unwindctl " +
+		"sweep and uninstall again later"},
+	{"", term.ExitInterrupted, "interrupted"},
+	{"doctor check", term.ExitInterrupted, "interrupted; the state is unknown"},
+}
+
+// The exit codes of doctor and check for their worst problem.
+const (
+	exitWarning = 2 + int(doctor.Warning)
+	exitFailure = 2 + int(doctor.Failure)
+)
+
+// exitsOf returns the exit codes of a command.
+func exitsOf(command string) (of []exit) {
+	for _, e := range exits {
+		isOwn := slices.Contains(strings.Fields(e.commands), command)
+		last := len(of) - 1
+		switch {
+		case isOwn && last >= 0 && of[last].code == e.code:
+			of[last] = e
+		case isOwn, e.commands == "":
+			of = append(of, e)
+		}
+	}
+	return of
+}
+
+// describeExits returns the exit codes of a command, as the end of a help text.
+func describeExits(command string) string {
+	lines := "The exit codes:"
+	for _, e := range exitsOf(command) {
+		lines += fmt.Sprintf("\n  %-5d%s", e.code, e.meaning)
+	}
+	return lines
+}
