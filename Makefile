@@ -1,4 +1,5 @@
-# The targets are the interface; continuous integration runs the same ones. `make` alone lists them: see HELP.
+# Continuous integration runs the same targets as developers. `make` without arguments lists them
+# (see HELP).
 
 PLUGINS_VERSION     := v1.10.0
 PLUGINS_BEFORE      := v1.9.1
@@ -15,14 +16,16 @@ MULTUS_VERSION      := v4.3.0
 CRIO_VERSION        := v1.36.3
 NERDCTL_VERSION     := v2.3.5
 
-# The releases of containerd that make e2e builds; SHORT=1 is the subset that continuous integration has the time for.
+# The releases of containerd that make e2e builds. SHORT=1, which continuous integration uses,
+# builds only the newest.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
 
-# Debian's packages that make e2e unpacks below .tools/e2e/deb, with what they need and the machine lacks. None is installed, so
-# no service is started.
+# The Debian packages that make e2e unpacks below .tools/e2e/deb, with those of their dependencies
+# that the machine lacks. It installs none of them, so no service starts.
 DEBS := runc containerd podman conmon
 
-# The reference plugins that the tests and the demo use, by their folder in containernetworking/plugins.
+# The reference plugins that the tests and the demo use, by their directory in
+# containernetworking/plugins.
 PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
            ipam/host-local ipam/static \
            meta/bandwidth meta/firewall meta/portmap meta/sbr meta/tuning
@@ -31,49 +34,54 @@ VERSION   = $(shell scripts/release/version.sh)
 TOOLS    := $(CURDIR)/.tools
 GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 
-# What the tests and the demo call, as command:package. Fetching modules takes certificates; -race takes a C compiler.
+# The commands that the tests and the demo run, as command:package. Downloading modules needs
+# certificates, and -race needs a C compiler.
 DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc strace:strace pkill:procps
 
-# What the binaries are built with, here and in a release.
+# The command that builds the binaries, here and in a release.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-# What make build builds.
+# The programs that make build builds.
 COMMANDS := ./cmd/unwind ./cmd/unwindctl ./cmd/kubectl-unwind
 
-# Where make man puts the man pages.
+# The directory into which make man writes the man pages.
 MANUAL ?= bin/man8
 
-# How many pods the soak adds and removes.
+# The number of pods that make soak adds and removes.
 PAIRS ?= 100000
 
-# The tests of what is deployed, a module of its own. It is not in an archive.
+# The tests of the deployment files. They are a separate module, which is not in a release's
+# archives.
 CHECK := scripts/deploy/check
 
-# What writes the agent's image and the bills of materials, each a module of its own: unwind has no use for images and bills.
+# The tools that write the agent's image and the bills of materials. Each is a separate module, so
+# that unwind's own module doesn't need their dependencies.
 IMAGE_WRITER := scripts/image
 SBOM_WRITER  := scripts/sbom
 
-# The packages of make mutants.
+# The packages that make mutants checks.
 MUTATED ?= plugin/decide plugin/known plugin/netconf ipam
 
-# How long make fuzz lets each target run.
+# The time for which make fuzz runs each target.
 FUZZTIME ?= 10s
 
-# Stamps name the version, so that a new one is fetched.
+# The names of stamp files contain the version, so that make builds a new version when it changes.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The time only ends a test that hangs: the machine may be ten times slower than one on which they take 8 minutes.
+# The timeout only ends tests that hang. They take 8 minutes on a fast machine, and a slow one may
+# take ten times as long.
 GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
-# The programs that tests start: testdata is outside of ./...
+# The programs that tests start. The pattern ./... does not match testdata.
 TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 
-# Not in everybody's PATH, and the plugins call iptables.
+# The plugins run iptables, which is in these directories. Not every user has them in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-# The linters keep findings by the content of a package. What they find in one clone they would report in another, under paths that
-# may be gone, so that no comment there silences it.
+# The linters cache findings by a package's content, together with the paths of the clone in which
+# they ran. With a shared cache, they would report a finding of another clone under its path, where
+# no comment of this clone can silence it. So each clone has a cache of its own.
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
@@ -83,7 +91,7 @@ include plugin/e2e/tools.mk scripts/release/release.mk
 .PHONY: help build tools deps test matrix race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
-# What make help lists, by purpose.
+# The targets that make help lists, by purpose.
 HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart race matrix proof soak fuzz mutants e2e e2e-k8s" \
 	"Measure and write:bench docs words man" "Release:release image release-check"
 
@@ -113,9 +121,10 @@ faulty: go
 deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
-# go test prints its packages in order, as they end. The longest one is apart, so that it holds no other's line back.
+# go test prints the packages' results in order. ./plugin takes longest, so it runs in a process of
+# its own, and does not delay the results of the others.
 test: deps tools build ## run all tests on real plugins and namespaces (8 minutes, root)
-	@echo "The tests of ./plugin take longest; they run beside the others, each of which has its line as it ends."
+	@echo "The tests of ./plugin take longest. They run in parallel with the others, and their result comes last."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
 	CGO_ENABLED=0 $(GO_TEST) $$(go list ./... | grep -v '/plugin$$'); others=$$?; \
@@ -125,7 +134,8 @@ test: deps tools build ## run all tests on real plugins and namespaces (8 minute
 matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
-# Of the tests with namespaces, these are the ones in which one process has several goroutines: see sandbox.Concurrent.
+# Of the tests that need namespaces, this runs only those with several goroutines in one process
+# (see sandbox.Concurrent). In the others, the race detector can find nothing.
 race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
@@ -138,7 +148,7 @@ soak: deps tools build ## add and remove PAIRS pods (100,000) with faults (hours
 fuzz: go ## let each fuzz target run for FUZZTIME (10s) (root)
 	@scripts/fuzz.sh $(FUZZTIME)
 
-# Each mutant is run by the tests that need neither root nor long.
+# For each mutant, this runs the package's tests that are fast and need no root.
 mutants: go ## change one operator at a time: tests must notice (10 minutes)
 	go run ./scripts/mutants $(MUTATED)
 
@@ -153,19 +163,21 @@ lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, s
 		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run); done
 	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
-# Without a network there is no database: that is said, and is no fault of what is checked. GOVULNDB names another, such as a copy.
+# If the vulnerability database cannot be read, for example without a network, this prints a warning
+# and succeeds. GOVULNDB names another database, such as a local copy.
 GOVULNDB ?= https://vuln.go.dev
 vulnerabilities: go
 	@out=$$(go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) -db $(GOVULNDB) ./... 2>&1) && failed= || failed=1; echo "$$out"; \
 	case $$failed$$out in *'fetching vulnerabilities'*) \
-		echo "warning: known vulnerabilities were not looked for: the database cannot be read" >&2; failed= ;; esac; \
+		echo "warning: did not check for known vulnerabilities: cannot read the database" >&2; failed= ;; esac; \
 	[ -z "$$failed" ]
 
 workflows: go
 	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck= -pyflakes=
 
-# A module of its own: Prometheus, Helm and the types of Kubernetes are what unwind itself has no use for. Its inputs are outside of
-# it, where go test does not see them change; so nothing is cached.
+# The tests are a separate module, because unwind itself doesn't need Prometheus, Helm and the types
+# of Kubernetes. They read files outside of their module, whose changes go test doesn't notice:
+# -count=1 disables the cache.
 chart: go workflows ## test the alerts, the dashboard and the Helm chart
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...
 
@@ -184,8 +196,9 @@ man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 	UNWIND_MANUAL=$(abspath $(MANUAL)) TZ=UTC SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) CGO_ENABLED=0 GOOS= GOARCH= \
 		go test -trimpath ./cmd/unwindctl -short -run TestManual -count=1
 
-# MULTUS=PATH compares with that multus binary, too; ARGS="-chains 3 -parallel 1,32 -dead 0" is a part of it, see -help.
-bench: deps tools build ## time ADD and DEL, plain and through unwind (root)
+# MULTUS=PATH also times that multus binary. ARGS selects a part of the benchmarks, such as
+# ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
+bench: deps tools build ## time ADD and DEL, without and with unwind (root)
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)
 	go run golang.org/x/perf/cmd/benchstat@$(BENCHSTAT_VERSION) -col /kind $(TOOLS)/bench.txt
@@ -196,4 +209,4 @@ clean: ## remove bin/, dist/ and .tools/
 go:
 	@command -v go >/dev/null || \
 		{ echo "error: no go command in PATH" >&2; \
-		  echo "hint: install Go (https://go.dev/dl) and add its bin folder to PATH" >&2; exit 1; }
+		  echo "hint: install Go (https://go.dev/dl) and add its bin directory to PATH" >&2; exit 1; }

@@ -15,8 +15,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// TestApplyInPart: when some reservations cannot be released, Apply releases the others and returns
-// an error for each. A reservation that changed its owner, got one, or went meanwhile is no error.
+// TestApplyInPart: if some reservations cannot be released, Apply releases the others and returns
+// an error for each that failed. Apply skips a reservation without an error if it got another
+// owner, got its first owner, or was removed since the scan.
 func TestApplyInPart(t *testing.T) {
 	sandbox.Need(t)
 	pool := newPool(t, files{
@@ -71,19 +72,20 @@ func TestNoPool(t *testing.T) {
 		},
 	} {
 		if n, err := ask(missing); n > 0 || err != nil {
-			t.Errorf("%s of a pool that is not there: %d, %v", name, n, err)
+			t.Errorf("%s of a pool that does not exist: %d, %v", name, n, err)
 		}
 		if n, err := ask(file); n > 0 || err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s of a pool that is a file: %d, %v", name, n, err)
 		}
 	}
 	if _, given, err := OwnerOf(missing, netip.MustParseAddr("10.1.0.2")); given || err != nil {
-		t.Errorf("OwnerOf in a pool that is not there: given %t, %v", given, err)
+		t.Errorf("OwnerOf in a pool that does not exist: given %t, %v", given, err)
 	}
 	wantFiles(t, dir, "left", files{"file": "a\r\neth0"})
 }
 
-// TestScanOfOthers: a file that host-local cannot have written is an error, and the others are found.
+// TestScanOfOthers: Scan returns an error for a file that host-local cannot have written, and the
+// reservations in all other files.
 func TestScanOfOthers(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0", "10.1.0.4": strings.Repeat("x", maxOwner)})

@@ -27,7 +27,7 @@ var (
 	address2   = netip.MustParseAddr("10.1.0.2")
 )
 
-// newPool makes a pool with these files.
+// newPool creates a pool with the given files.
 func newPool(t *testing.T, files files) string {
 	t.Helper()
 	pool := filepath.Join(t.TempDir(), "podnet")
@@ -36,7 +36,7 @@ func newPool(t *testing.T, files files) string {
 	return pool
 }
 
-// filesOf returns the content of a pool.
+// filesOf returns the files of a pool, in the format of files.
 func filesOf(t *testing.T, pool string) files {
 	t.Helper()
 	found := files{}
@@ -62,7 +62,7 @@ func filesOf(t *testing.T, pool string) files {
 	return found
 }
 
-// wantFiles compares the content of a pool.
+// wantFiles compares the files of a pool with want.
 func wantFiles(t *testing.T, pool, when string, want files) {
 	t.Helper()
 	if diff := cmp.Diff(want, filesOf(t, pool)); diff != "" {
@@ -84,10 +84,10 @@ func TestPool(t *testing.T) {
 	for _, tt := range []struct{ name, plugin, config, want string }{
 		{"default", "host-local", `{"ipam": {"type": "host-local"}}`, "/var/lib/cni/networks/podnet"},
 		{"dataDir", "host-local", `{"ipam": {"type": "host-local", "dataDir": "/run/ipam/"}}`, "/run/ipam/podnet"},
-		{"a dataDir that depends on where one is", "host-local", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
+		{"a relative dataDir", "host-local", `{"ipam": {"type": "host-local", "dataDir": "ipam"}}`, ""},
 		{"no ipam", "host-local", `{}`, "/var/lib/cni/networks/podnet"},
 		{"another IPAM", "static", `{"ipam": {"type": "static"}}`, ""},
-		{"an IPAM that is none", "host-local", `{"ipam": "host-local"}`, ""},
+		{"an ipam key that is a string", "host-local", `{"ipam": "host-local"}`, ""},
 	} {
 		if got := Pool(tt.plugin, json.RawMessage(tt.config), "podnet"); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
@@ -95,21 +95,21 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestOwnerOf reads a file of every kind. A file that cannot be read is an error, not an address
-// without an owner.
+// TestOwnerOf covers each kind of file at an address. For a file that cannot be read, OwnerOf
+// returns an error, not an address without an owner.
 func TestOwnerOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name, address, content string // of the file 10.1.0.2, unless name is an IPv6 address
+		name, address, content string // content is that of the file 10.1.0.2
 		want                   Owner
 		given, fails           bool
 	}{
 		{name: "owned", address: "10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
-		{name: "asked for in another form", address: "::ffff:10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
-		{name: "with blanks", address: "10.1.0.2", content: " a \r\n eth0\n", want: Owner{"a", "eth0"}, given: true},
+		{name: "the address in another form", address: "::ffff:10.1.0.2", content: "a\r\neth0", want: Owner{"a", "eth0"}, given: true},
+		{name: "spaces around the owner", address: "10.1.0.2", content: " a \r\n eth0\n", want: Owner{"a", "eth0"}, given: true},
 		{name: "legacy", address: "10.1.0.2", content: "a", want: Owner{"a", ""}, given: true},
 		{name: "empty", address: "10.1.0.2"},
-		{name: "given to no one", address: "10.1.0.3", content: "a\r\neth0"},
+		{name: "not allocated", address: "10.1.0.3", content: "a\r\neth0"},
 		{name: "a named pipe", address: "10.1.0.2", content: "pipe", fails: true},
 		{name: "a link", address: "10.1.0.2", content: "link to 10.1.0.9", fails: true},
 	} {
@@ -127,8 +127,8 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
-// odd are files without an owner, or not host-local's. They are never released, and never hinder a
-// release.
+// odd contains files that are not the attachment's: files without an owner, files of other owners,
+// and files that are not host-local's. Release leaves them in place, and they never make it fail.
 var odd = files{
 	"lock": "", "last_reserved_ip.0": "a\r\neth0", "last_reserved_ip.1": "a\r\neth0", "notes": "a\r\neth0",
 	"10.1.0.20": "", "10.1.0.21": "folder", "10.1.0.22": "link to notes", "10.1.0.23": "link to nowhere",
@@ -137,7 +137,8 @@ var odd = files{
 	"sub":          "folder", "10.1.0.30": "b\r\neth0", "10.1.0.31": "a\r\neth1", "10.1.0.32": "ab\r\neth0", "10.1.0.33": "b",
 }
 
-// TestRelease releases an attachment's reservation in each of its forms, and nothing else.
+// TestRelease: Release removes an attachment's reservations, in both formats of host-local, and
+// nothing else.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -146,8 +147,8 @@ func TestRelease(t *testing.T) {
 	}{
 		{"none", files{}},
 		{"one", files{"10.1.0.4": "a\r\neth0"}},
-		{"two of one", files{"10.1.0.4": "a\r\neth0", "10.1.0.99": "a\r\neth0"}},
-		{"legacy", files{"10.1.0.4": "a"}},
+		{"two addresses", files{"10.1.0.4": "a\r\neth0", "10.1.0.99": "a\r\neth0"}},
+		{"the legacy format", files{"10.1.0.4": "a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			pool := newPool(t, odd)
@@ -172,7 +173,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// holdLock takes host-local's lock of a pool, as another process would, and returns its unlock.
+// holdLock takes host-local's lock of a pool, as another process would, and returns a function that
+// releases it.
 func holdLock(t *testing.T, pool string) (unlock func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(pool, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -192,8 +194,9 @@ func releaseBeside(ctx context.Context, pool string) <-chan error {
 	return released
 }
 
-// TestReleaseIsBounded: the wait for a held lock ends with the context, and nothing is released.
-// The waiter does not keep the lock when it gets it at last.
+// TestReleaseIsBounded: while another process holds the pool's lock, Release waits until its
+// context ends, and releases nothing. The thread that still waits in flock(2) unlocks as soon as it
+// gets the lock.
 func TestReleaseIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
@@ -204,24 +207,25 @@ func TestReleaseIsBounded(t *testing.T) {
 	select {
 	case err := <-released:
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), pool) {
-			t.Errorf("%v, want that the time for the pool's lock is over", err)
+			t.Errorf("%v, want a deadline error that names the pool", err)
 		}
 	case <-time.After(sandbox.Patience):
-		t.Fatal("it still waits")
+		t.Fatal("Release still waits for the lock")
 	}
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
-		t.Errorf("without the lock: given %t, %v", given, err)
+		t.Errorf("after a Release without the lock: given %t, %v", given, err)
 	}
-	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // still: an flock cannot be cancelled
+	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // flock(2) cannot be cancelled
 	unlock()
 	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 0, 0)
 	check(t, <-releaseBeside(t.Context(), pool))
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); given || err != nil {
-		t.Errorf("with the lock: given %t, %v", given, err)
+		t.Errorf("after a Release with the lock: given %t, %v", given, err)
 	}
 }
 
-// TestReleaseOne releases one address of an attachment, if its file is the attachment's, or was cut off.
+// TestReleaseOne releases one address of an attachment. Its file must contain the attachment's
+// owner, or the beginning of it, as a killed host-local leaves it.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,
@@ -229,7 +233,7 @@ func TestReleaseOne(t *testing.T) {
 		pool := newPool(t, files{"10.1.0.2": content, "10.1.0.3": "a\r\neth0"})
 		has, hasErr := HasFileOf(pool, attachment, address2)
 		if has != want || hasErr != nil {
-			t.Errorf("%q: has its file %t, %v", content, has, hasErr)
+			t.Errorf("%q: HasFileOf %t, %v", content, has, hasErr)
 		}
 		released, err := Release(t.Context(), pool, attachment, address2)
 		_, statErr := os.Stat(filepath.Join(pool, "10.1.0.2"))
@@ -240,21 +244,23 @@ func TestReleaseOne(t *testing.T) {
 	}
 }
 
-// TestNoFile: an address without a file is nobody's. Nothing is released without a whole owner.
+// TestNoFile: an address without a file belongs to nobody. Release refuses an owner that lacks the
+// container ID or the interface.
 func TestNoFile(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{})
 	if has, err := HasFileOf(pool, attachment, address2); has || err != nil {
-		t.Errorf("has its file %t, %v", has, err)
+		t.Errorf("HasFileOf without a file: %t, %v", has, err)
 	}
 	for _, owner := range []Owner{{"", "eth0"}, {"a", ""}} {
 		if _, err := Release(t.Context(), pool, owner); err == nil {
-			t.Errorf("%+v is released", owner)
+			t.Errorf("Release accepts the owner %+v", owner)
 		}
 	}
 }
 
-// TestMadeAgain: a reservation that is made again has another file, and stays.
+// TestMadeAgain: if a reservation was released and allocated again since the scan, its file is a
+// new one, and Apply keeps it.
 func TestMadeAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
@@ -266,9 +272,9 @@ func TestMadeAgain(t *testing.T) {
 	if !found[0].Made().Equal(info.ModTime()) {
 		t.Errorf("made %s; want %s", found[0].Made(), info.ModTime())
 	}
-	files{"new": "a\r\neth0"}.Fill(t, pool) // while the first is there, so that its inode is another
+	files{"new": "a\r\neth0"}.Fill(t, pool) // the first file still exists, so the inode differs
 	check(t, os.Rename(filepath.Join(pool, "new"), path))
 	if released, err := Apply(t.Context(), pool, found); len(released) > 0 || err != nil {
-		t.Errorf("made again, and released: %+v, %v", released, err)
+		t.Errorf("released a reservation that was allocated again: %+v, %v", released, err)
 	}
 }

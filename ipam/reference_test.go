@@ -14,8 +14,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestReleaseFromHostLocal releases the address that host-local itself gave to one attachment of
-// two. host-local then gives it to the next, and its own DEL finds nothing to do.
+// TestReleaseFromHostLocal releases the addresses that host-local itself allocated to one of two
+// attachments. The pool then looks as after host-local's own DEL, which finds nothing left to do.
 func TestReleaseFromHostLocal(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -42,8 +42,9 @@ func TestReleaseFromHostLocal(t *testing.T) {
 	wantFiles(t, h.Pool(), "left by the DEL", left)
 }
 
-// TestHostLocalKilled: host-local dies between creating and writing a reservation. Its own DEL does
-// not find it; Scan and Apply do, and host-local gives the address out again.
+// TestHostLocalKilled: host-local is killed after creating a reservation's file and before writing
+// it. Its own DEL does not find the empty file. Scan and Apply do, and host-local then allocates
+// the address again.
 func TestHostLocalKilled(t *testing.T) {
 	sandbox.Need(t)
 	h := ipamtest.New(t, `"subnet": "10.9.9.0/30"`)
@@ -76,8 +77,8 @@ func TestHostLocalKilled(t *testing.T) {
 	}
 }
 
-// FuzzReservation reads a file in host-local's directory, under any name. Only an address is a
-// reservation, and a release for one owner removes no file of another's.
+// FuzzReservation puts a file with arbitrary name and content into a pool. It is a reservation only
+// if its name is an address, and Release for one owner removes no other owner's file.
 func FuzzReservation(f *testing.F) {
 	for _, name := range []string{"10.1.0.2", "fd00::2", "::ffff:10.1.0.2", "fe80::1%eth0", "lock", "last_reserved_ip.0", "10.1.0.02"} {
 		f.Add(name, []byte("a\r\neth0"))
@@ -97,7 +98,7 @@ func FuzzReservation(f *testing.F) {
 		found, _ := Scan(pool)
 		address, err := netip.ParseAddr(name)
 		if len(found) > 1 || len(found) == 1 && (err != nil || found[0].Address != address || found[0].Empty() && found[0].Owner != Owner{}) {
-			t.Fatalf("%q is %+v", name, found)
+			t.Fatalf("Scan takes the file %q for %+v", name, found)
 		}
 		for _, owner := range []Owner{{"a", "eth0"}, {"b", "eth0"}} {
 			held, _ := HeldBy(pool, owner.ContainerID, owner.IfName)

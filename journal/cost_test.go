@@ -8,8 +8,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestAllocations bounds the allocations of a transaction and of a pass over many entries; neither
-// depends on the machine's speed. A transaction opens the file anew.
+// TestAllocations bounds the allocations of one Update, which includes opening the file, and of
+// reading 1,000 outlines. Unlike times, these counts don't depend on the machine.
 func TestAllocations(t *testing.T) {
 	s := newStore(t)
 	e := adding("a", "10.0.0.1")
@@ -28,12 +28,12 @@ func TestAllocations(t *testing.T) {
 			return tx.Outlines(func(Outline, error) error { return nil })
 		}))
 	})
-	t.Logf("allocations: update %.0f, look at %d outlines %.0f", update, entries, look)
+	t.Logf("allocations: one update %.0f, reading %d outlines %.0f", update, entries, look)
 	if update > maxUpdateAllocs {
-		t.Errorf("an update allocates %.0f times, want at most %d", update, maxUpdateAllocs)
+		t.Errorf("one update allocates %.0f times, want at most %d", update, maxUpdateAllocs)
 	}
 	if look > maxLookAllocs+perOutline*entries {
-		t.Errorf("a look at %d outlines allocates %.0f times, want at most %d for each and %d", entries, look, perOutline, maxLookAllocs)
+		t.Errorf("reading %d outlines allocates %.0f times, want at most %d for each plus %d", entries, look, perOutline, maxLookAllocs)
 	}
 }
 
@@ -43,9 +43,9 @@ const (
 	perOutline      = 9
 )
 
-// TestSteady adds and removes attachments, each in four transactions as the plugin does, with 110
-// of them there at a time. The file does not grow once it has held that many. UNWIND_TEST_LONG
-// makes it 100,000 pairs, else 1,000.
+// TestSteady adds and deletes 1,000 attachments (100,000 with UNWIND_TEST_LONG), each in four
+// transactions, as the plugin does. 110 of them exist at a time. After the first quarter of the run
+// the file must not grow any more.
 func TestSteady(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of transactions: make test")

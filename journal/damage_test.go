@@ -26,14 +26,14 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 1, "seed of the damage done to journals")
+	seedFlag  = flag.Uint64("seed", 1, "seed for the random damage and disks")
 	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
 // populated is the number of entries that populate makes.
 const populated = 40
 
-// big returns an entry of more than half a kilobyte.
+// big returns the i-th of a series of entries that take more than half a kilobyte each.
 func big(i int) *Entry {
 	e := adding(fmt.Sprintf("%05d", i), fmt.Sprintf("10.0.%d.%d", i/250, i%250), fmt.Sprintf("fd00::%x", i))
 	e.Added.Pod = Pod{Namespace: "ns", Name: fmt.Sprintf("pod-%d", i/2), UID: fmt.Sprint(i)}
@@ -41,10 +41,10 @@ func big(i int) *Entry {
 	return e
 }
 
-// spread is how far apart the changes are that change several pages.
+// spread is a step for bigs: every spread-th entry is on another page of the file.
 const spread = 13
 
-// bigs returns every step-th of n big entries.
+// bigs returns every step-th of the first n big entries.
 func bigs(n, step int) (all []*Entry) {
 	for i := 0; i < n; i += step {
 		all = append(all, big(i))
@@ -52,7 +52,7 @@ func bigs(n, step int) (all []*Entry) {
 	return all
 }
 
-// populate makes a journal of many pages, some of them free.
+// populate creates a journal of many pages, some of them free.
 func populate(s *Store) error {
 	return errors.Join(s.Update(context.Background(), func(tx *Tx) error {
 		for i := range 2 * populated {
@@ -71,13 +71,14 @@ func populate(s *Store) error {
 	}))
 }
 
-// variant is a journal that is damaged in one way.
+// variant is the content of a journal file after one kind of damage.
 type variant struct {
 	name string
 	data []byte
 }
 
-// damages returns the ways in which one kind of damage can hit the pages that a journal uses.
+// damages returns variants of a journal file, each with one kind of damage at another place in the
+// pages that the journal uses.
 func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 	m, _ := newestMeta(data)
 	page, end := pageSize, int(m.pages*pageSize)
@@ -103,7 +104,7 @@ func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 			} {
 				add(overwrite(data, at, with), "page %d overwritten with %s", at/page, name)
 			}
-			add(overwrite(data, at+16, noise[16:]), "page %d overwritten with noise, but for its header", at/page)
+			add(overwrite(data, at+16, noise[16:]), "page %d except its header overwritten with noise", at/page)
 		}
 	case "swap":
 		for at := 2 * page; at < end; at += page {
@@ -115,7 +116,7 @@ func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 			damaged, name := bytes.Clone(data), "bytes flipped:"
 			for range 1 + random.IntN(4) {
 				at := random.IntN(end)
-				if random.IntN(2) == 0 { // the beginning of a page says what is on it
+				if random.IntN(2) == 0 { // hit the page header and the first elements
 					at = at/page*page + random.IntN(64)
 				}
 				damaged[at] ^= byte(1 + random.IntN(255))
@@ -131,8 +132,9 @@ func overwrite(data []byte, at int, with []byte) []byte {
 	return append(append(bytes.Clone(data[:at]), with...), data[at+len(with):]...)
 }
 
-// helpDamage applies every damage of a kind to journal.db in the directory. It announces each one
-// first, so that the test knows at which one it died.
+// helpDamage is a helper process. It damages the journal in every way that damages lists for a
+// kind, and uses each result (see suffer). It announces each variant first, so that the test knows
+// which one killed the helper.
 func helpDamage(s *Store, args []string) error {
 	var seed uint64
 	var flips int
@@ -155,14 +157,15 @@ func helpDamage(s *Store, args []string) error {
 			}
 		case <-time.After(sandbox.Patience):
 			_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 2)
-			return fmt.Errorf("%s: it hangs", v.name)
+			return fmt.Errorf("%s: reading or writing the journal hangs", v.name)
 		}
 	}
 	return nil
 }
 
-// suffer reads a damaged journal and writes to it, twice. Damage may end in an error, but not for
-// ever: the second time the file is set aside, or as good as new.
+// suffer creates a journal from damaged data, reads it, and writes to it twice. The first View and
+// Update may fail. The second Update must succeed, in the same file or in a new one, unless the
+// file claims to be from a newer release.
 func suffer(dir string, data []byte) error {
 	defer os.RemoveAll(dir)
 	s := &Store{Dir: dir}
@@ -175,7 +178,7 @@ func suffer(dir string, data []byte) error {
 	ctx := context.Background()
 	_ = s.View(ctx, look)
 	if now, err := os.ReadFile(s.Path()); err != nil || !bytes.Equal(now, data) {
-		return fmt.Errorf("a View changed it: %w", err)
+		return fmt.Errorf("a View changed the file: %w", err)
 	}
 	e := adding("new", "10.1.1.1")
 	if err := s.Update(ctx, func(tx *Tx) error { return errors.Join(look(tx), tx.Put(e)) }); err == nil {
@@ -186,7 +189,7 @@ func suffer(dir string, data []byte) error {
 	aside, _ := filepath.Glob(s.Path() + ".damaged-*")
 	for _, path := range aside {
 		if kept, err := os.ReadFile(path); err != nil || !bytes.Equal(kept, data) {
-			return fmt.Errorf("what was set aside is not what was there: %w", err)
+			return fmt.Errorf("the file that was set aside differs from the damaged one: %w", err)
 		}
 	}
 	e = adding("newer", "10.1.1.2")
@@ -202,14 +205,14 @@ func found(ctx context.Context, s *Store, k Key) error {
 	return s.View(ctx, func(tx *Tx) error {
 		e, err := tx.Get(k)
 		if e == nil {
-			err = errors.Join(err, errors.New("what was written is not there"))
+			err = errors.Join(err, errors.New("the entry just written is missing"))
 		}
 		return err
 	})
 }
 
-// TestDamage: no content of the file kills or hangs a process, and the journal becomes usable
-// again.
+// TestDamage damages the journal file in hundreds of ways. None may crash or hang the process that
+// reads the file, and the journal must be usable again after at most one failed Update.
 func TestDamage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it damages a journal in hundreds of ways: make test")
@@ -230,14 +233,14 @@ func TestDamage(t *testing.T) {
 				}
 			}
 			if err := p.cmd.Wait(); err != nil || n == 0 {
-				t.Errorf("it died of %s: %v", last, err)
+				t.Errorf("the helper died at %q: %v", last, err)
 			}
 			t.Logf("%d journals were damaged", n)
 		})
 	}
 }
 
-// wantAside checks how many files were set aside, and returns their paths.
+// wantAside checks how many damaged files were set aside, and returns their paths.
 func wantAside(t testing.TB, s *Store, want int) []string {
 	t.Helper()
 	aside, err := filepath.Glob(s.Path() + ".damaged-*")
@@ -247,14 +250,15 @@ func wantAside(t testing.TB, s *Store, want int) []string {
 	return aside
 }
 
-// otherVersion changes bbolt's version in both meta pages, with their checksums or without.
+// otherVersion increments bbolt's format version in both meta pages. If sealed is set, it also
+// updates their checksums.
 func otherVersion(sealed bool) func(t *testing.T, s *Store) {
 	return func(t *testing.T, s *Store) {
 		data, err := os.ReadFile(s.Path())
 		check(t, err)
 		for _, page := range []int{0, pageSize} {
 			m := data[page+pageHeader:]
-			m[4]++ // after a magic number of 4 bytes
+			m[4]++ // the version follows the 4-byte magic number
 			if sum := fnv.New64a(); sealed {
 				_, _ = sum.Write(m[:56])
 				binary.NativeEndian.PutUint64(m[56:], sum.Sum64())
@@ -264,9 +268,9 @@ func otherVersion(sealed bool) func(t *testing.T, s *Store) {
 	}
 }
 
-// TestDamagedFile: a View of a file that bbolt or unwind cannot use returns an error and changes
-// nothing. An Update sets it aside if it is damaged, keeps it, and begins a new one. A file that a
-// newer release wrote stays as it is.
+// TestDamagedFile has files that bbolt or unwind cannot use. A View returns an error and changes
+// nothing. An Update sets a damaged file aside, unchanged, and starts a new one. A file that a
+// newer release wrote stays in place.
 func TestDamagedFile(t *testing.T) {
 	newer := fmt.Sprint(Version + 1)
 	format := func(value string) func(t *testing.T, s *Store) {
@@ -309,7 +313,7 @@ func TestDamagedFile(t *testing.T) {
 				t.Errorf("View: %v, want %v", err, tt.want)
 			}
 			if now, err := os.ReadFile(s.Path()); err != nil || !bytes.Equal(now, data) {
-				t.Errorf("View changed it (%v)", err)
+				t.Errorf("View changed the file (%v)", err)
 			}
 			changed := untouched(t, s.Dir)
 			err = s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) })
@@ -319,7 +323,7 @@ func TestDamagedFile(t *testing.T) {
 				wantEntries(t, s, "a", "b")
 				raw(t, s, func(btx *bolt.Tx) error {
 					if got := btx.Bucket(bucketMeta).Get(keyFormat); !bytes.Contains(data, got) {
-						t.Errorf("the file says %s of itself, it did not before", got)
+						t.Errorf("the format record changed to %s", got)
 					}
 					return nil
 				})
@@ -334,33 +338,34 @@ func TestDamagedFile(t *testing.T) {
 				aside := wantAside(t, s, 1)[0]
 				kept, err := os.ReadFile(aside)
 				if info, errInfo := os.Lstat(aside); err != nil || errInfo != nil || !bytes.Equal(kept, data) || info.Mode() != 0o600 {
-					t.Errorf("it is not kept as it was: %v, %v", err, info)
+					t.Errorf("the file that was set aside changed: %v, %v", err, info)
 				}
 				if _, err := os.Lstat(s.Path() + ".new"); err == nil {
-					t.Error("a journal.db.new is left")
+					t.Error("journal.db.new was not removed")
 				}
 			}
 		})
 	}
 }
 
-// TestReportedDamage: a trusting store does not verify a file whose last commit succeeded in this boot,
-// but its readers do not go in circles. If any reader finds damage, the next writer sets the file aside,
-// although it is trusting. A reader that may not write the queue file changes nothing.
+// TestReportedDamage is about trusting stores, which skip verifying a file whose last commit
+// succeeded in this boot. A trusting reader still ends when damaged pages form a loop. If a reader
+// finds damage, it records that in the queue file, and the next writer sets the file aside even if
+// that writer is trusting. A reader that may not write the queue file changes nothing.
 func TestReportedDamage(t *testing.T) {
 	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
 	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }
 	for _, tt := range []struct {
 		name     string
 		damage   func(f *bboltFile)
-		trusting bool // the reader
-		readOnly bool
-		found    bool // by the reader
-		want     int  // files set aside
+		trusting bool // the reader trusts the file
+		readOnly bool // the queue file is read-only
+		found    bool // the reader finds the damage
+		want     int  // files that are set aside
 	}{
 		{"a verifying reader", keyOfBranch, false, false, true, 1},
-		{"a trusting reader does not see it", keyOfBranch, true, false, false, 0},
-		{"a trusting reader goes round in a circle", twice, true, false, true, 1},
+		{"a trusting reader misses the damage", keyOfBranch, true, false, false, 0},
+		{"a trusting reader meets a loop of pages", twice, true, false, true, 1},
 		{"the queue file is read-only", keyOfBranch, false, true, true, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -388,7 +393,7 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage replaces the bytes of an entry. value gets the entry's number.
+// damage replaces the stored bytes of an entry by what value returns for the entry's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -397,7 +402,8 @@ func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	})
 }
 
-// TestDeleteMalformed: only the record goes whose key is cut off, and none whose key begins like it.
+// TestDeleteMalformed: Delete of a record whose key is truncated removes that record only, and no
+// record whose key has the truncated one as a prefix.
 func TestDeleteMalformed(t *testing.T) {
 	s, k := newStore(t), Key{Network: "n"}
 	update(t, s, func(tx *Tx) error { return tx.Put(&Entry{Key: Key{"n", "id", "eth0"}, Undo: Undo{State: Abandoned}}) })
@@ -410,7 +416,7 @@ func TestDeleteMalformed(t *testing.T) {
 	})
 	update(t, s, func(tx *Tx) error { return tx.Delete(&Entry{Key: k}) })
 	if undone(t, s, Key{"n", "id", "eth0"}) == nil {
-		t.Error("a tombstone of the network is gone")
+		t.Error("the tombstone of another attachment in the network was deleted")
 	}
 }
 
@@ -421,7 +427,8 @@ func numberOf(btx *bolt.Tx, k Key) uint64 {
 	return number
 }
 
-// told has all that a journal tells of the attachments of a pod and of two addresses, in container IDs.
+// told returns what a journal reports, as container IDs: all its entries and which of them are
+// damaged, the entries of one pod, and the entries of two addresses.
 func told(t *testing.T, s *Store) (text string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {
@@ -467,14 +474,15 @@ func wantTold(t *testing.T, s *Store, when, want string) {
 	}
 }
 
-// ofPod returns an entry of the pod that told asks for.
+// ofPod returns an entry of the pod that told looks up.
 func ofPod(id string, addresses ...string) *Entry {
 	e := adding(id, addresses...)
 	e.Added.Pod = Pod{Namespace: "ns", Name: "pod"}
 	return e
 }
 
-// TestDamagedEntry: a damaged entry hides no other, is found by Check, and is written over or deleted.
+// TestDamagedEntry: a damaged entry hides no other entry. Check finds it, and Put and Delete
+// replace and remove it like any other.
 func TestDamagedEntry(t *testing.T) {
 	_, anothers, err := encodeEntry(ofPod("z", "10.0.0.1"))
 	check(t, err)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallDisk is a disk of 1 MiB.
+// smallDisk mounts a tmpfs of 1 MiB.
 func smallDisk(t *testing.T) (path string) {
 	t.Helper()
 	sandbox.Need(t)
@@ -29,8 +29,8 @@ func TestDiskFull(t *testing.T) {
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	var want []string
-	// tried puts an entry and reports whether there was room. Without an error the entry must be
-	// there.
+	// tried puts an entry and reports whether it fitted. Without an error the journal must contain
+	// the entry.
 	tried := func(e *Entry) bool {
 		t.Helper()
 		err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
@@ -47,9 +47,9 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	if tried(big(0)) {
-		t.Error("there was room for the file")
+		t.Error("the journal was created on a full disk")
 	}
-	check(t, fill(640<<10)) // a copy of the file has room in it
+	check(t, fill(640<<10)) // leaves room for the file and for one copy of it
 	failed := 0
 	for i := 1; failed < 10 && i < 1000; i++ {
 		if !tried(big(i)) {
@@ -57,11 +57,11 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	if failed < 10 || len(want) == 0 {
-		t.Errorf("there was room for %d entries, and %d times none", len(want), failed)
+		t.Errorf("%d entries fitted and %d did not", len(want), failed)
 	}
 	check(t, os.Remove(ballast))
 	if !tried(big(1000)) {
-		t.Error("there is no room though there is")
+		t.Error("an entry does not fit although the disk has room again")
 	}
 	wantAside(t, s, 0)
 }
@@ -94,10 +94,11 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantEntries(t, s, "a", "b")
 }
 
-// TestEIO: a disk that fails to read proves nothing about its content, since it may come back.
+// TestEIO: read errors of the disk don't make the journal set its file aside, because the disk may
+// recover and its content may be intact.
 func TestEIO(t *testing.T) {
 	needDisk(t)
-	for name, stamp := range map[string]string{"as it was left": "", "not as it was left": "?"} {
+	for name, stamp := range map[string]string{"last commit succeeded": "", "last commit unknown": "?"} {
 		t.Run(name, func(t *testing.T) {
 			mnt := t.TempDir()
 			d := mountDisk(t, mnt)
@@ -120,7 +121,7 @@ func TestEIO(t *testing.T) {
 	}
 }
 
-// TestBlame: an error of the kernel is no damage.
+// TestBlame: an errno from the kernel never counts as damage of the file.
 func TestBlame(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.EACCES, syscall.EMFILE, syscall.ELOOP} {
 		for _, err := range []error{errno, &os.PathError{Op: "open", Path: "p", Err: errno}, fmt.Errorf("mmap: %w", errno)} {

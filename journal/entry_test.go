@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// byMeaning compares entries: JSON by its meaning, with numbers as written; addresses by value.
+// byMeaning makes cmp compare raw JSON by its decoded content (but numbers as they are written),
+// and addresses by value.
 var byMeaning = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}),
 	cmpopts.IgnoreUnexported(Entry{}),
@@ -50,7 +51,8 @@ func everything() *Entry {
 	}
 }
 
-// visit calls tell for every field of every struct in v, with whether it is zero.
+// visit calls tell for every exported field of every struct in v, and reports whether the field is
+// zero.
 func visit(v reflect.Value, tell func(field string, zero bool)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -120,8 +122,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestSince: an entry says when it was written, and since when it is in its state, however often it
-// is rewritten.
+// TestSince: Updated is the time of an entry's last write. Since is the time at which the entry
+// entered its state, however often it is written again in that state.
 func TestSince(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -156,9 +158,9 @@ func TestSince(t *testing.T) {
 
 var states = []State{Gone, Adding, Live, RollingBack, Deleting, Abandoned}
 
-// legal lists the allowed changes of state: adding → live → deleting → gone, live or adding → rolling-back →
-// gone, a step within each state that has them, a DEL of an attachment that the journal does not
-// know, and undone, which answers the runtime's DEL.
+// legal lists the allowed changes of state. An attachment goes adding → live → deleting → gone, or
+// from adding or live → rolling-back → gone. A record may be written again in its state, a DEL may
+// create a record of an unknown attachment, and any state may become abandoned.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Abandoned},
 	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Abandoned}, {Adding, Gone},
@@ -168,8 +170,8 @@ var legal = [][2]State{
 	{Abandoned, Abandoned}, {Abandoned, Gone},
 }
 
-// TestLostRecord: the record of a running ADD is written again into a new journal as it is. A later ADD gets a
-// higher number.
+// TestLostRecord: the journal file disappears during an ADD. The ADD writes its record unchanged
+// into a new file, and a later ADD gets a higher number.
 func TestLostRecord(t *testing.T) {
 	for _, state := range []State{Live, RollingBack} {
 		s, e := newStore(t), adding("a", "10.0.0.1")
@@ -186,8 +188,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestEdges: exactly the legal changes are allowed, and none from or to a state that only a newer
-// release knows. TestJournalIsAMap has that a transaction refuses the others and leaves the entry as it was.
+// TestEdges: CheckEdge allows exactly the legal changes, and none from or to a state that only a
+// newer release knows. TestJournalIsAMap covers transactions that try an illegal change.
 func TestEdges(t *testing.T) {
 	s, unknown := newStore(t), State("unheard-of")
 	for _, from := range append(states, unknown) {

@@ -22,17 +22,17 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// blockDevice is a file with the content of a disk, which a loop device presents to the kernel. It
-// records each write, and can refuse some.
+// blockDevice is a FUSE file that holds a disk image and backs a loop device. It records each
+// write, and can fail selected ones.
 type blockDevice struct {
 	fs.Inode
 	mu     sync.Mutex
 	data   []byte
 	log    []request
-	refuse func(block []byte) bool // of the blocks of a write
+	refuse func(block []byte) bool // a write fails if this is true for one of its blocks
 }
 
-// request is a write to a block device, or a flush if it has no data.
+// request is a write to a block device, or a flush if data is nil.
 type request struct {
 	at   int64
 	data []byte
@@ -74,8 +74,8 @@ func (d *blockDevice) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errn
 
 func (d *blockDevice) Flush(context.Context, fs.FileHandle) syscall.Errno { return 0 }
 
-// refusing has the device refuse writes of some blocks, or none if refuse is nil. It returns the
-// number of requests so far.
+// refusing makes the device fail writes of the blocks for which refuse is true; nil fails none. It
+// returns the number of requests so far.
 func (d *blockDevice) refusing(refuse func(block []byte) bool) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -90,7 +90,7 @@ func (d *blockDevice) content() ([]byte, []request) {
 	return bytes.Clone(d.data), slices.Clone(d.log)
 }
 
-// bboltKind returns the kind of a bbolt page, or 0 if a block is none.
+// bboltKind returns the kind of the bbolt page in a block, or 0 if the block is not a bbolt page.
 func bboltKind(block []byte) uint16 {
 	const kindMeta, most = 0x04, 1 << 16
 	kind := u16(block[8:])
@@ -100,12 +100,12 @@ func bboltKind(block []byte) uint16 {
 	return kind
 }
 
-// mountLoop mounts the ext4 in a file.
+// mountLoop mounts the ext4 file system that a file contains.
 func mountLoop(t *testing.T, file, at string) (unmount func()) {
 	t.Helper()
 	device, err := attachLoop(file)
 	check(t, err)
-	defer device.Close() // it is detached when it is unmounted
+	defer device.Close() // LO_FLAGS_AUTOCLEAR: the unmount detaches it
 	if err := unix.Mount(device.Name(), at, "ext4", 0, ""); err != nil {
 		t.Fatalf("mount %s: %v", device.Name(), err)
 	}
@@ -140,19 +140,21 @@ func attachLoop(file string) (device *os.File, err error) {
 		if err == nil {
 			return device, nil
 		}
-		if _ = device.Close(); !errors.Is(err, unix.EBUSY) { // another process took it
+		if _ = device.Close(); !errors.Is(err, unix.EBUSY) { // EBUSY: another process took it
 			return nil, err
 		}
 	}
 }
 
-// TestPowerLossOnExt4 has the journal on an ext4 whose disk refuses the writes of one commit, either
-// of its pages or of its meta page. Transactions of another process follow. The power is lost after
-// each write to the disk, where each write since the last flush is there or not. Then the journal
-// holds what the last Update that returned nil promised, or in addition the one under way.
+// TestPowerLossOnExt4 runs the journal on a real ext4. The disk fails the writes of one commit:
+// those of all its pages, or that of the meta page. Another process then runs more transactions.
 //
-// A disk that is simulated above the file system (TestPowerLoss) is milder: ext4 decides when a page
-// is written, and how its own metadata follows.
+// The test simulates a power loss after each later write to the disk: of the writes since the last
+// flush, some reach the disk and some don't. The journal must then hold exactly what the last
+// successful Update promised, or that and the Update that was running.
+//
+// This goes beyond TestPowerLoss, which simulates a disk above the file system: here ext4 decides
+// when it writes a page and its own metadata.
 func TestPowerLossOnExt4(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it mounts hundreds of disks: make test")
@@ -196,7 +198,7 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 	unmount := mountLoop(t, path("fuse/disk"), path("mnt"))
 
 	c := newCast(t, &Store{Dir: path("mnt/state")})
-	t.Cleanup(func() { // before the disk is unmounted
+	t.Cleanup(func() { // the actors keep the disk busy, so they end before it is unmounted
 		for _, p := range c.actors {
 			p.kill()
 		}
@@ -214,7 +216,7 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 	device.refusing(nil)
 	certain, log := device.content()
 	first := len(log)
-	ends := []int{first} // of the transactions: the number of requests
+	ends := []int{first} // by transaction: the number of requests when it ended
 	for i := range 4 {
 		c.tell(fmt.Sprintf("q put x%d = ok", i))
 		promised = append(promised, list())
@@ -222,7 +224,8 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 		ends = append(ends, len(log))
 	}
 
-	// reopen mounts a disk that is left after a number of requests, and reads the journal.
+	// reopen mounts the image that a power loss leaves after a number of requests, and checks what
+	// its journal holds.
 	reopen := func(image []byte, requests int) error {
 		check(t, os.WriteFile(path("image"), image, 0o600))
 		defer mountLoop(t, path("image"), path("lost"))()

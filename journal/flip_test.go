@@ -12,16 +12,16 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestFlippedKey flips a bit of the first key of a leaf page, and then a trusting store writes eight
-// records near it. bbolt gives the page of such a key a second place in the tree, and may later use the
-// page for something else, so that a reader goes round in a circle. With or without verification, a
-// reader ends, with an error or after all records.
+// TestFlippedKey flips a bit in the first key of a leaf page. Then a trusting store writes eight
+// records near that key. With such a key, bbolt may reference the page twice and reuse it later, so
+// that pages form a loop. A reader must not read forever, whether or not it verifies the file: it
+// ends with an error or after the last record.
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := sandbox.Rounds(100, 400, 20_000)
 	s := newStore(t)
 	update(t, s, func(tx *Tx) error { return putAll(tx, bigs(count, 1)...) })
-	update(t, s, func(tx *Tx) error { // frees pages
+	update(t, s, func(tx *Tx) error { // leaves free pages in the file
 		var err error
 		for _, e := range bigs(count, 3) {
 			err = errors.Join(err, remove(tx, e.Key))
@@ -53,7 +53,7 @@ func TestFlippedKey(t *testing.T) {
 			})
 		}
 		for _, s := range []*Store{trusting, s} {
-			n, forever := 0, errors.New("it reads for ever")
+			n, forever := 0, errors.New("the reader does not end")
 			err := s.View(t.Context(), func(tx *Tx) error {
 				return tx.All(func(*Entry, error) error {
 					if n++; n > count+writes {
@@ -83,8 +83,8 @@ func firstKeys(t *testing.T, data []byte) (keys [][]byte) {
 	return keys
 }
 
-// TestFlippedBit flips a bit anywhere behind the meta pages. A reader gets the records as they were
-// written, or an error.
+// TestFlippedBit flips one bit anywhere after the meta pages. A reader gets exactly the records
+// that were written, or an error.
 func TestFlippedBit(t *testing.T) {
 	sandbox.SkipRaced(t)
 	times := sandbox.Rounds(400, 2_000, 50_000)
@@ -115,8 +115,8 @@ func TestFlippedBit(t *testing.T) {
 		if got, err := read(); err != nil {
 			found++
 		} else if !maps.Equal(got, right) {
-			t.Errorf("bit %d of byte %d of page %d: wrong without an error (seed %d)", bit, at%page, at/page, *seedFlag)
+			t.Errorf("bit %d of byte %d of page %d: wrong records and no error (seed %d)", bit, at%page, at/page, *seedFlag)
 		}
 	}
-	t.Logf("%d of %d were found; the others are in free space", found, times)
+	t.Logf("%d of %d flipped bits were detected; the others are in free space", found, times)
 }

@@ -13,9 +13,10 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// FuzzDecodeEntry decodes any bytes under an entry's key, with the right checksum: a newer release may
-// have written them. The result is an entry that can be used, or a DamagedError that names the
-// attachment. Written again, the entry is the same. With one bit changed, it is damaged.
+// FuzzDecodeEntry decodes arbitrary bytes as an entry. Their checksum is right, as if a newer
+// release had written them. The result is a usable entry, or a DamagedError that names the
+// attachment. Encoding the entry and decoding it again gives the same entry. If one bit changes,
+// decoding fails.
 func FuzzDecodeEntry(f *testing.F) {
 	key, whole, err := encodeEntry(everything())
 	check(f, err)
@@ -35,10 +36,10 @@ func FuzzDecodeEntry(f *testing.F) {
 			damagedValue[bit/8-len(key)] ^= 1 << (bit % 8)
 		}
 		if e, err := decodeEntry(damagedKey, damagedValue); err == nil {
-			t.Errorf("one bit is changed: %+v", e)
+			t.Errorf("decodeEntry accepts a changed bit: %+v", e)
 		}
 		if o, err := decodeOutline(damagedKey, damagedValue); err == nil {
-			t.Errorf("one bit is changed: %+v", o)
+			t.Errorf("decodeOutline accepts a changed bit: %+v", o)
 		}
 		k, number, err := decodeKey(key)
 		if err == nil && string(recordKey(k, number)) != string(key) {
@@ -58,7 +59,7 @@ func FuzzDecodeEntry(f *testing.F) {
 		}
 		_, again, err := encodeEntry(e)
 		if err != nil {
-			return // its key is not UTF-8
+			return // the key is not valid UTF-8
 		}
 		o, err := decodeOutline(key, again)
 		if err != nil || o.Key != k || o.State != e.Undo.State || o.BootID != e.Added.Host.BootID || o.NetNS.Path != e.Added.NetNS.Path {
@@ -66,17 +67,17 @@ func FuzzDecodeEntry(f *testing.F) {
 		}
 		back, err := decodeEntry(key, again)
 		if err != nil {
-			t.Fatalf("written again: %v", err)
+			t.Fatalf("decoding the entry that was encoded again: %v", err)
 		}
 		if _, twice, err := encodeEntry(back); err != nil || !bytes.Equal(again, twice) {
-			t.Errorf("written once %q,\nand again %q (%v)", again, twice, err)
+			t.Errorf("encoded once: %q,\ntwice: %q (%v)", again, twice, err)
 		}
 	})
 }
 
-// FuzzRecords reads any bytes in any bucket, with the right checksum (bucket 2 and 3) or without, and
-// writes beside them. Nothing panics, the records beside them are found, and the next write of the
-// same attachment repairs them.
+// FuzzRecords puts arbitrary bytes into one of the two buckets, with a right checksum (bucket 2 and
+// 3) or without, then reads everything and writes next to them. Nothing may panic, the other
+// records must still be found, and writing the same attachment must repair its record.
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
@@ -127,10 +128,10 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// errUndo rolls a transaction back.
+// errUndo is what fn returns to roll a transaction back.
 var errUndo = errors.New("undo")
 
-// readAll reads all that a transaction can, and expects an error for each damaged record.
+// readAll calls every read of a transaction. For each damaged record it expects a DamagedError.
 func readAll(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	known := func(err error) {
@@ -152,7 +153,8 @@ func readAll(t *testing.T, tx *Tx, k Key) {
 	_ = tx.Check()
 }
 
-// rewrite adds and removes the attachment and puts its tombstone, whatever was there.
+// rewrite adds the attachment, deletes it and puts its tombstone. All three must work whatever the
+// journal holds for the attachment.
 func rewrite(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	e := adding("a", "10.0.0.3")
@@ -179,7 +181,8 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside expects to find the undamaged entry, unless it was overwritten.
+// findBeside looks the undamaged entry up by its key, pod and address. It must be found, unless the
+// fuzzed key overwrote it.
 func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
 	t.Helper()
 	if string(bucket) == string(bucketEntries) && strings.HasPrefix(string(key), string(encodeKey(beside.Key))) {
@@ -193,7 +196,7 @@ func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
 	}
 	for name, found := range map[string][]*Entry{"pod": pods, "address": addresses} {
 		if !slices.ContainsFunc(found, func(e *Entry) bool { return e.Key == beside.Key }) {
-			t.Errorf("not found by its %s: %d others are", name, len(found))
+			t.Errorf("the lookup by %s finds %d entries, but not this one", name, len(found))
 		}
 	}
 }

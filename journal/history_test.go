@@ -25,7 +25,8 @@ func reasonsOf(events []Event) (reasons []string) {
 	return reasons
 }
 
-// TestHistory: events come back as they were written, oldest first. A reader makes no file.
+// TestHistory: History returns the events as they were recorded, oldest first. Reading creates no
+// file.
 func TestHistory(t *testing.T) {
 	s := newStore(t)
 	changed := untouched(t, filepath.Dir(s.Dir))
@@ -39,7 +40,7 @@ func TestHistory(t *testing.T) {
 	events, err := s.History()
 	check(t, err)
 	if at := events[0].At; at.Boot == 0 || at.Wall.IsZero() {
-		t.Errorf("it has no time: %+v", at)
+		t.Errorf("the event has no time: %+v", at)
 	}
 	events[0].At = Time{}
 	want(t, "event", events[0], event)
@@ -48,8 +49,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestTornHistory: a line that cannot be read hides no other, and one whose write was cut off hides
-// only the next.
+// TestTornHistory: a malformed line hides no other event. A line without its line feed, as a killed
+// writer leaves it, hides only the event that is recorded next.
 func TestTornHistory(t *testing.T) {
 	s := newStore(t)
 	put(t, s)
@@ -67,8 +68,8 @@ func TestTornHistory(t *testing.T) {
 	want(t, "after all", history(t, s), []string{"1", "3"})
 }
 
-// TestHistoryIsBounded: many processes write at once. Two files hold the newest events, each once, and a
-// Tail has them all, however the files change.
+// TestHistoryIsBounded has eight writers record events at the same time. Two files of bounded size
+// keep the newest events. A Tail returns every event exactly once while the files are rotated.
 func TestHistoryIsBounded(t *testing.T) {
 	s := newStore(t)
 	put(t, s)
@@ -99,11 +100,11 @@ func TestHistoryIsBounded(t *testing.T) {
 		next()
 	}
 	if len(seen) != writers*each {
-		t.Errorf("a Tail saw %d events of %d", len(seen), writers*each)
+		t.Errorf("the Tail returned %d of %d events", len(seen), writers*each)
 	}
 	for id, n := range seen {
 		if n != 1 {
-			t.Errorf("a Tail saw %s %d times", id, n)
+			t.Errorf("the Tail returned %s %d times", id, n)
 		}
 	}
 	kept := history(t, s)
@@ -121,7 +122,8 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestTail: a Tail has what was there, then each event once, also past an exchange of the file.
+// TestTail: a Tail returns the existing events first, then each new event once, across rotations of
+// the file.
 func TestTail(t *testing.T) {
 	s := newStore(t)
 	tail := &Tail{Store: s}
@@ -135,7 +137,7 @@ func TestTail(t *testing.T) {
 	put(t, s)
 	path := filepath.Join(s.Dir, historyName)
 	check(t, s.Record(Event{Reason: "1"}))
-	next("begun", "1")
+	next("first event", "1")
 	next("nothing new")
 	check(t, s.Record(Event{Reason: "2"}))
 	check(t, os.Rename(path, path+".1"))
@@ -145,6 +147,6 @@ func TestTail(t *testing.T) {
 	check(t, s.Record(Event{Reason: "4"}))
 	check(t, os.Rename(path, path+".1"))
 	check(t, s.Record(Event{Reason: "5"}))
-	next("another file, and something was added to the one before", "4", "5")
+	next("another file, after an event in the previous one", "4", "5")
 	want(t, "all", history(t, s), []string{"3", "4", "5"})
 }

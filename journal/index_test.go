@@ -21,15 +21,15 @@ type id struct {
 	number uint64
 }
 
-// model is the content of a journal, in a map.
+// model is the expected content of a journal.
 type model struct {
 	records map[id]Entry
-	number  uint64 // the newest
+	number  uint64 // the highest number assigned so far
 }
 
 func (m model) clone() model { return model{maps.Clone(m.records), m.number} }
 
-// newest returns the record of the newest ADD that is not undone.
+// newest returns the record of an attachment's newest ADD, ignoring abandoned records.
 func (m model) newest(k Key) (newest Entry, there bool) {
 	for _, e := range m.records {
 		if e.Key == k && e.Undo.State != Abandoned && e.Number >= newest.Number {
@@ -39,7 +39,7 @@ func (m model) newest(k Key) (newest Entry, there bool) {
 	return newest, there
 }
 
-// operation is one operation on an attachment.
+// operation is a Put or a Delete of one attachment's record.
 type operation struct {
 	what      string
 	key       Key
@@ -57,7 +57,7 @@ var (
 	sampleAddresses = []string{"10.0.0.1", "10.0.0.10", "::ffff:10.0.0.1", "fd00::1", "fd00::10", "fe80::1%eth0", "fe80::1"}
 )
 
-// operations draws from few keys, pods and addresses, so that they collide often.
+// operations draws from so few keys, pods and addresses that they often collide.
 var operations = rapid.Custom(func(t *rapid.T) operation {
 	return operation{
 		what:      rapid.SampledFrom([]string{"put", "put", "put", "delete"}).Draw(t, "what"),
@@ -71,8 +71,8 @@ var operations = rapid.Custom(func(t *rapid.T) operation {
 	}
 })
 
-// TestJournalIsAMap: the journal behaves like a map, whatever the operations and transactions, also
-// those that are rolled back.
+// TestJournalIsAMap runs random transactions, some of which are rolled back, and compares the
+// journal with a map after each operation.
 func TestJournalIsAMap(t *testing.T) {
 	check(t, flag.Set("rapid.nofailfile", "true"))
 	dir, n := t.TempDir(), 0
@@ -90,8 +90,8 @@ func TestJournalIsAMap(t *testing.T) {
 	})
 }
 
-// transaction applies the same operations to a journal and to its model, compares the two after
-// each one, and returns the model.
+// transaction applies the same operations to a journal and to its model, and compares the two after
+// each operation. It returns the model after the transaction.
 func (m model) transaction(s *Store, all []operation, rollBack bool) (model, error) {
 	after, rolledBack := m.clone(), errors.New("rolled back")
 	var snapshot *Tx
@@ -112,7 +112,7 @@ func (m model) transaction(s *Store, all []operation, rollBack bool) (model, err
 		}
 		return nil
 	})
-	if snapshot != nil { // it outlives the transaction, even one that was rolled back
+	if snapshot != nil { // a snapshot stays valid after its transaction, even if that was rolled back
 		if err := after.compare(snapshot); err != nil {
 			return after, fmt.Errorf("its snapshot: %w", err)
 		}
@@ -199,7 +199,8 @@ func (m model) compare(tx *Tx) error {
 		differ("number of records", len(m.records), numberOfRecords(tx)), m.lookUp(tx))
 }
 
-// lookUp looks up every pod, network namespace and address, and checks that it finds exactly the model's records.
+// lookUp looks up every sample pod, network namespace and address, and checks that the journal
+// finds exactly the model's records.
 func (m model) lookUp(tx *Tx) error {
 	var all error
 	finds := func(what any, same func(Entry) bool) func([]*Entry, error) {
@@ -233,7 +234,7 @@ func (m model) lookUp(tx *Tx) error {
 	return all
 }
 
-// TestLookupsDecodeNoOther: a lookup in a snapshot decodes the records that match, and no other.
+// TestLookupsDecodeNoOther: a lookup in a snapshot decodes only the matching records.
 func TestLookupsDecodeNoOther(t *testing.T) {
 	s := newStore(t)
 	var all []*Entry

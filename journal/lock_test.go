@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestLock tells of the lock of an attachment.
+// TestLock covers the lock of an attachment. See story for the language.
 func TestLock(t *testing.T) {
 	tellStories(t, []story{
 		{"it excludes others", `
@@ -23,11 +23,11 @@ func TestLock(t *testing.T) {
 			we acquire a 0s = busy at once; we acquire b = taken
 			p release a = ok; we look a = free; we acquire a = taken; we release a = ok
 			q acquire a = taken; we acquire a 300ms = busy`},
-		{"one waits for its release", `
+		{"a waiter gets the lock when it is released", `
 			p acquire a = taken; we acquire a -> a; p release a = ok; we = taken; we look a = owned`},
-		{"one waits for its holder's death", `
+		{"a waiter gets the lock when its holder dies", `
 			p acquire a = taken; we acquire a -> a; p kill; we = taken; we look a = owned`},
-		{"its process has it already", `
+		{"the same process already has it", `
 			we acquire a = taken; we acquire a 300ms = busy; we look a = owned
 			p look a = owned; p acquire a -> a; we release a = ok; p = taken; we look a = owned`},
 		{"another Store of the process has it", `
@@ -38,19 +38,19 @@ func TestLock(t *testing.T) {
 			we acquire a = taken
 			link look a = owned; link acquire a 0s = busy at once
 			link sweep = ok; p look a = owned`},
-		{"a delegate outlives its unwind", `
+		{"a delegate outlives the process that started it", `
 			p acquire a = taken; p spawn a = spawned; we look a = owned
 			p kill; we look a = locked; we acquire a 300ms = taken; we look a = owned`},
 		{"taken over from a delegate's child", `
 			p acquire a = taken; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = taken; we look a = owned
 			q acquire a -> a; we release a = ok; q = taken; we look a = owned`},
-		{"two take it over", `
+		{"two processes try to take it over", `
 			p acquire a = taken; p spawn a = spawned; p kill
 			q takeover a = taken; we takeover a = busy at once; we acquire a 300ms = busy; q release a = ok; we acquire a = taken`},
-		{"of two that wait for a delegate's child, one after the other takes it over", `
+		{"two wait for a delegate's child and take it over one after the other", `
 			p acquire a = taken; p spawn a = spawned; we inherit a -> a; q inherit a -> a; p kill
 			we = taken; we look a = owned; we release a = ok; q = taken; we look a = owned`},
-		{"its owner is skipped, a delegate's child is not", `
+		{"SkipOwned returns at once for a living owner, and waits for a delegate's child", `
 			p acquire a = taken; p spawn a = spawned; we skip a = busy at once; p kill; we skip a = taken; we look a = owned`},
 		{"a DEL waits", `
 			p acquire a = taken; p awaited a = false; we end a -> a; p awaited a = true
@@ -66,17 +66,17 @@ func TestLock(t *testing.T) {
 		{"a delegate leaves a daemon", `
 			p acquire a = taken; p spawn a = spawned; p release a = ok; we look a = free
 			we acquire a = taken; p kill; we look a = owned`},
-		{"removed while one waits", `
+		{"its file is removed while a process waits", `
 			p acquire a = taken; we acquire a -> a; p remove a = ok; p release a = ok
 			we = taken; we look a = owned
 			we remove a = ok; p look a = free, no file; we release a = ok; we look a = free, no file`},
 		{"the file at the path is another one", `
 			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = owned`},
-		{"files of free locks", `
+		{"a sweep removes the files of free locks", `
 			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
 			we acquire stray = taken; we release stray = ok; p acquire a = taken
 			we sweep = ok; we look entry = free, no file; we look stray = free, no file; we look a = owned`},
-		{"a link in its place", `
+		{"a symbolic link in place of its file is not followed", `
 			we put b = ok; we plant a = ok
 			we acquire a = error; we look a = error
 			we planted = error: no file`},
@@ -85,15 +85,18 @@ func TestLock(t *testing.T) {
 
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
-	// While a test starts a process, all descriptors exist twice for a moment.
+	// Another test may be starting a process. Between fork and exec, the child holds copies of all
+	// descriptors, and with them the locks: so wait instead of trying once.
 	l, err := s.Acquire(within(t, sandbox.Patience), k, Patience{})
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l
 }
 
-// helpRounds takes a lock and releases it, many times. In the critical section it makes and removes
-// a file. Outside of it, it counts.
+// helpRounds is a helper process. In each round it increments a counter in the journal without the
+// lock. With the lock, it creates a directory, which fails if another process is inside, and
+// removes it. args says whether it also removes the lock's file: "remove", "keep", or "both" in
+// turn.
 func helpRounds(s *Store, args []string) error {
 	inside, k := filepath.Join(filepath.Dir(s.Dir), "inside"), keyOf("a")
 	ctx := context.Background()
@@ -108,10 +111,10 @@ func helpRounds(s *Store, args []string) error {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
 		if !l.inPlace() {
-			return fmt.Errorf("round %d: the lock is not that of the file at the path", round)
+			return fmt.Errorf("round %d: another file is at the lock's path", round)
 		}
 		if err := os.Mkdir(inside, 0o700); err != nil {
-			return fmt.Errorf("round %d: two are inside: %w", round, err)
+			return fmt.Errorf("round %d: two processes hold the lock: %w", round, err)
 		}
 		time.Sleep(100 * time.Microsecond)
 		err = os.Remove(inside)
@@ -128,7 +131,8 @@ func helpRounds(s *Store, args []string) error {
 
 const rounds = 100
 
-// TestRounds: of many processes one at a time has the lock, and no write of theirs is lost.
+// TestRounds: four processes compete for one lock. Only one of them holds it at a time, and none of
+// their writes to the journal is lost.
 func TestRounds(t *testing.T) {
 	for _, how := range []string{"remove", "keep", "both"} {
 		t.Run(how, func(t *testing.T) {
@@ -143,7 +147,7 @@ func TestRounds(t *testing.T) {
 			}
 			view(t, s, func(tx *Tx) error {
 				if n := tx.btx.Bucket(bucketEntries).Sequence(); n != 4*rounds {
-					t.Errorf("%d writes are there, want %d", n, 4*rounds)
+					t.Errorf("the journal counted %d writes, want %d", n, 4*rounds)
 				}
 				return nil
 			})
@@ -151,7 +155,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestLockedDoesNotTake: a look at a lock does not keep another Store of the process from taking it.
+// TestLockedDoesNotTake: LookAtLock never makes TryAcquire fail in another Store of the process.
 func TestLockedDoesNotTake(t *testing.T) {
 	t.Parallel()
 	s, k := newStore(t), keyOf("a")
@@ -192,7 +196,7 @@ func TestLockOfALongKey(t *testing.T) {
 	if lock, err := s.LookAtLock(k); !lock.Held || !lock.Owned || err != nil {
 		t.Errorf("%+v, %v", lock, err)
 	}
-	// The joined key is not ambiguous.
+	// Two keys never share a lock, even if their parts joined together are equal.
 	tryAcquire(t, s, Key{"a", "b", "c"})
 	tryAcquire(t, s, Key{"ab", "", "c"})
 }

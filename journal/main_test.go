@@ -19,12 +19,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// helperEnv names the helper that the test binary runs as in another process. Helpers exchange lines
-// with the test.
+// helperEnv selects the helper that the test binary runs when a test starts it again as another
+// process. A helper and its test exchange lines over stdin and stdout.
 const helperEnv = "JOURNAL_TEST_HELPER"
 
-// helpers are the functions that start can run in another process. The test gets an error that one
-// returns.
+// helpers are the functions that start can run in another process. If one returns an error, the
+// process prints it as a line for the test.
 var helpers = map[string]func(s *Store, args []string) error{
 	"act":    helpAct,
 	"rounds": helpRounds,
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 
 var stdin = bufio.NewScanner(os.Stdin)
 
-// tell sends a line to the test, from a helper.
+// tell sends a line from a helper to the test.
 func tell(line string) { fmt.Println(line) }
 
 // await waits in a helper for a line from the test. When the test ends, its helpers end too.
@@ -64,7 +64,7 @@ type process struct {
 	lines chan string
 }
 
-// start starts a helper on a journal's directory.
+// start starts a helper process that uses the journal in dir.
 func start(t *testing.T, name, dir string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{dir}, args...)...)
@@ -87,7 +87,8 @@ func start(t *testing.T, name, dir string, args ...string) *process {
 	return p
 }
 
-// line returns the next line of a helper. If it ended, that is how: "" if by itself, "signal: killed".
+// line returns the next line of a helper. If the helper has ended, line returns how: "" for exit
+// code 0, otherwise the text of the error, such as "signal: killed".
 func (p *process) line() string {
 	p.t.Helper()
 	select {
@@ -100,7 +101,7 @@ func (p *process) line() string {
 		}
 		return ""
 	case <-time.After(sandbox.Patience):
-		p.t.Fatal("the helper says nothing")
+		p.t.Fatal("the helper printed no line in time")
 		return ""
 	}
 }
@@ -108,7 +109,7 @@ func (p *process) line() string {
 func (p *process) expect(want string) {
 	p.t.Helper()
 	if got := p.line(); got != want {
-		p.t.Fatalf("the helper said %q, want %q", got, want)
+		p.t.Fatalf("the helper printed %q, want %q", got, want)
 	}
 }
 
@@ -117,7 +118,7 @@ func (p *process) signal(sig syscall.Signal) {
 	check(p.t, p.cmd.Process.Signal(sig))
 }
 
-// pid returns the process ID of a helper, or of this process if it is no other.
+// pid returns the process ID of a helper, or of this process for an actor that runs in it.
 func (p *process) pid() int {
 	if p.cmd == nil {
 		return os.Getpid()
@@ -125,7 +126,7 @@ func (p *process) pid() int {
 	return p.cmd.Process.Pid
 }
 
-// kill ends a helper with SIGKILL, if it lives, and reaps it.
+// kill kills a helper with SIGKILL, if it is still running, and reaps it.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
@@ -194,7 +195,7 @@ func wantEntries(t testing.TB, s *Store, want ...string) {
 	}
 }
 
-// raw changes a journal's file directly by bbolt.
+// raw changes a journal's file with bbolt, bypassing this package.
 func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(s.Path(), 0o600, &bolt.Options{Timeout: sandbox.Patience})
@@ -205,7 +206,7 @@ func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 
 func keyOf(id string) Key { return Key{Network: "podnet", ContainerID: id, IfName: "eth0"} }
 
-// adding returns a small record that claims some addresses.
+// adding returns a small record in the state adding that claims the addresses.
 func adding(id string, addresses ...string) *Entry {
 	e := &Entry{Key: keyOf(id), Undo: Undo{State: Adding, Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}, Added: Added{Path: "/opt/cni/bin", CNIVersion: "1.0.0"}}
 	for _, a := range addresses {
@@ -224,12 +225,12 @@ func remove(tx *Tx, k Key) error {
 	return err
 }
 
-// buryIn makes an abandoned record of an attachment, in place of all others.
+// buryIn replaces all records of an attachment by one abandoned record.
 func buryIn(tx *Tx, k Key, bootID, reason string) error {
 	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, Undo: Undo{State: Abandoned, Reason: reason}, Added: Added{Host: Host{BootID: bootID}}}))
 }
 
-// undoneOf returns the undone record of an attachment, or nil.
+// undoneOf returns the abandoned record of an attachment, or nil.
 func undoneOf(tx *Tx, k Key) (*Entry, error) {
 	all, err := tx.Records(k)
 	for _, e := range all {

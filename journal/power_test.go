@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mark says how far a program is: in a step, or past it.
+// mark is the progress of a program: it is in the step, or done with it.
 type mark struct {
 	step int
 	done bool
@@ -29,13 +29,14 @@ type mark struct {
 type powerStep struct {
 	name string
 	do   func(s *Store) error
-	// damages: the step damages the file and syncs it. Earlier promises are void; the file is kept.
+	// damages says that the step damages the file and syncs it. Earlier promises no longer hold, but
+	// the damaged file must be kept.
 	damages bool
 }
 
-// powerSteps is the life of a journal: ADDs, which write an intent, claims and an outcome; DELs,
-// tombstones, attachments' locks, more entries than fit into the file, then
-// fewer. Twice the file is damaged and a new one begun.
+// powerSteps returns the steps of a journal's life: ADDs, each with an intent, claims and a result;
+// DELs; a tombstone; the lock of an attachment; more entries than the file has room for, then
+// fewer. Twice a step damages the file, so that the next step starts a new one.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
 	tx := func(name string, fn func(*Tx) error) {
@@ -98,7 +99,7 @@ func powerSteps() (steps []powerStep) {
 	return steps
 }
 
-// changing changes an existing entry.
+// changing returns a transaction that changes an existing entry.
 func changing(id string, fn func(*Entry)) func(*Tx) error {
 	return func(tx *Tx) error {
 		e, err := tx.Get(keyOf(id))
@@ -110,7 +111,8 @@ func changing(id string, fn func(*Entry)) func(*Tx) error {
 	}
 }
 
-// helpPower runs powerSteps. It tells the test when a step begins, and when it is done.
+// helpPower is a helper process that runs powerSteps. It tells the test when each step begins and
+// when it is done, and waits for an answer.
 func helpPower(s *Store, _ []string) error {
 	for _, step := range powerSteps() {
 		tell("begin")
@@ -124,48 +126,49 @@ func helpPower(s *Store, _ []string) error {
 	return nil
 }
 
-// power is a journal whose life ran on a disk that records every change, with the content promised
-// after each step.
+// power has a journal whose steps ran on a disk that recorded every change, and the content that
+// was promised after each step.
 type power struct {
 	*testing.T
 	*disk
 	steps    []powerStep
-	promised []string          // by step: all that Updates have promised
-	damaged  map[string][]byte // by the name of its step: the bytes that must be kept
-	unsynced map[int]string    // by step: all that it may hold after it, too
+	promised []string          // by step: the content that successful Updates have promised
+	damaged  map[string][]byte // by step name: the damaged file, which must be kept
+	unsynced map[int]string    // by step: the content with a later commit whose sync failed
 	seed     uint64
 	states   atomic.Int64
 	dirs     atomic.Int64
 }
 
-// failsAfter has the steps after which a commit of another process fails, and at which of its syncs:
-// that of the pages or that of the meta page. The next one must not build on what is not durable.
+// failsAfter lists steps after which another process commits and one of the commit's syncs fails:
+// the first, of the pages, or the second, of the meta page. The next commit must not build on pages
+// that are not durable.
 var failsAfter = map[int]int64{5: 2, 7: 1}
 
-// TestPowerLoss loses the power at every sync and after every step of a journal's life, and checks
-// each disk that may be left. It runs the real program on a file system that records the kernel's
-// requests, so it has all writes of bbolt and unwind, in order. From them it builds the possible
-// disks. A disk keeps what was synced, and otherwise:
+// TestPowerLoss simulates a power loss at every sync and after every step of a journal's life, and
+// checks each state of the disk that it may leave. A real process runs the steps on a file system
+// that records the kernel's requests, so the test has all writes of bbolt and unwind, in order. A
+// disk keeps everything that was synced. Of the changes since then, it keeps some:
 //
-//   - of the pages written since the last sync of their file, any may be there and any not, in
-//     any order: up to eight in all combinations, else the first ones, one alone, one missing, and
-//     some at random
-//   - a page may be there in part: sectors of 512 bytes, the first or the last ones, or any at
-//     random
-//   - the size of a file changes apart from its content
-//   - a name that was given, changed or removed is certain once its directory is synced; the
-//     sync of a file covers neither its name nor the directory above its directory
+//   - Any subset of the pages written since the last sync of their file. The test tries all subsets
+//     of up to eight pages; of more, the first n, one alone, all but one, and random subsets.
+//   - Part of a page, in sectors of 512 bytes: the first n, the last n, or random ones.
+//   - A file's size or its content, independently of each other.
+//   - A created, renamed or removed name, which is certain only once its directory is synced. The
+//     sync of a file covers neither its name nor the parent of its directory.
 //
-// The test opens, reads, writes and rereads the journal of each disk. The journal holds exactly
-// what the last Update that returned nil promised, or in addition all of the one under way, and is
-// whole by bbolt's check and unwind's. Only a file that a step damaged is set aside, and it is kept
-// for good. A normal run tries some of the disks, UNWIND_TEST_LONG all; -seed picks other ones at
-// random.
+// For each disk, the test opens the journal, reads it, writes to it and reads it again. The journal
+// must hold exactly what the last successful Update promised, or that and the whole Update that was
+// running, and must pass bbolt's check and unwind's. Only a file that a step damaged is set aside,
+// and that file is never lost.
 //
-// It does not prove that a disk keeps what it acknowledged a flush of, or that a file system's sync
-// and rename do what is said above. Locks and the queue's file are never synced, so they are there
-// or not at random. Two processes write one after the other, and the first is killed while it creates
-// the file, or syncs of another one fail between two steps.
+// In some runs, a first process is killed while it creates the journal. In another, syncs of
+// another process fail between two steps. Lock files and the queue file are never synced, so the
+// test keeps them at random. A normal run tries some of the disks, UNWIND_TEST_LONG all of them;
+// -seed selects other random ones.
+//
+// The test does not prove that a disk keeps data whose flush it acknowledged, or that a file
+// system's sync and rename behave as listed here.
 func TestPowerLoss(t *testing.T) {
 	if testing.Short() {
 		t.Skip("hundreds of disks: make test")
@@ -178,7 +181,7 @@ func TestPowerLoss(t *testing.T) {
 	for _, killed := range []string{"", "created", "renamed", "commit"} {
 		name := "whole"
 		if killed != "" {
-			name = "after a creation that was killed, " + killed
+			name = "after SIGKILL during creation, " + killed
 		}
 		t.Run(name, func(t *testing.T) {
 			p := &power{T: t, seed: *seedFlag, damaged: map[string][]byte{}, unsynced: map[int]string{}, steps: powerSteps()}
@@ -198,7 +201,7 @@ func (p *power) syncs() (n int) {
 	return n
 }
 
-// live has helpPower run, and records what is promised.
+// live runs helpPower and records the content that is promised after each step.
 func (p *power) live(killed string) {
 	mnt := p.TempDir()
 	p.disk = mountDisk(p.T, mnt)
@@ -240,7 +243,7 @@ func (p *power) live(killed string) {
 	}
 }
 
-// contentsOf returns what contents does, of the journal on a disk.
+// contentsOf returns the contents of the journal on a disk.
 func (p *power) contentsOf(seen *image) string {
 	at := filepath.Join(p.TempDir(), "disk")
 	check(p, seen.write(at))
@@ -249,7 +252,8 @@ func (p *power) contentsOf(seen *image) string {
 	return text
 }
 
-// contents returns all that a journal holds except its format, as text; "" if it holds nothing.
+// contents returns everything that a journal holds except its format record, as text. An empty
+// journal gives "".
 func contents(s *Store) (text string, err error) {
 	err = s.View(context.Background(), func(tx *Tx) error {
 		if tx.btx == nil {
@@ -271,7 +275,7 @@ func contents(s *Store) (text string, err error) {
 	return text, err
 }
 
-// lose tries all disks.
+// lose checks all disks that a power loss may leave, in four goroutines.
 func (p *power) lose(dir string) {
 	check(p, os.Mkdir(dir, 0o700))
 	all := make(chan lost)
@@ -303,7 +307,8 @@ func (p *power) stepName(i int) string {
 	return p.steps[i].name
 }
 
-// reopen uses the journal on a disk and returns what is wrong with it.
+// reopen opens and uses the journal on a disk that a power loss left. It returns an error if the
+// journal breaks a promise.
 func (p *power) reopen(dir string, l lost) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -327,7 +332,7 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	case err != nil:
 		return err
 	case !p.mayHold(l.at, text):
-		return fmt.Errorf("it holds\n%s\nand was promised\n%s", text, p.promised[max(0, l.at.step-1):l.at.step+1])
+		return fmt.Errorf("the journal holds\n%s\nwant one of\n%s", text, p.promised[max(0, l.at.step-1):l.at.step+1])
 	}
 	if err := p.use(s); err != nil {
 		return err
@@ -344,7 +349,7 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	return nil
 }
 
-// use writes to the journal as an ADD does, and checks that the earlier content is still there.
+// use writes to the journal as an ADD does, and checks that no earlier entry is lost.
 func (p *power) use(s *Store) error {
 	var before []*Entry
 	e := adding("after", "10.9.9.9")
@@ -375,7 +380,7 @@ func (p *power) use(s *Store) error {
 	})
 }
 
-// checkByBolt runs bbolt's own check, which verify replaces.
+// checkByBolt runs bbolt's own check. The product doesn't run it: verify takes its place.
 func checkByBolt(tx *Tx) error {
 	var errs []error
 	for err := range tx.btx.Check() {
@@ -384,14 +389,14 @@ func checkByBolt(tx *Tx) error {
 	return errors.Join(errs...)
 }
 
-// mayBeDamaged reports whether the file may be one that a step damaged: in that step, or until the
-// next one is done.
+// mayBeDamaged reports whether the journal's file may be one that a step damaged. It may from that
+// step until the end of the next step, which starts a new file.
 func (p *power) mayBeDamaged(at mark) bool {
 	return at.step >= 0 && (p.steps[at.step].damages || !at.done && at.step > 0 && p.steps[at.step-1].damages)
 }
 
-// mayHold reports whether a journal may hold this content: what the last finished step promised, or
-// the step under way. A damaged journal holds nothing, or does not exist.
+// mayHold reports whether a journal may hold text after a power loss: the content after the last
+// finished step, or after the step that was running.
 func (p *power) mayHold(at mark, text string) bool {
 	switch {
 	case at.step < 0:

@@ -24,20 +24,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page and sector are the units of a disk: an unflushed page may be written in part, a sector not.
+// The units of a disk, in bytes. After a power loss, an unflushed page may be written in part; a
+// sector is written whole or not at all.
 const (
 	page   = 4096
 	sector = 512
 )
 
-// rootFolder is the number of the root directory, which always exists.
+// rootFolder is the inode number of the root directory, which always exists.
 const rootFolder = 1
 
-// change is one change of a file or directory, as the kernel requested it. There are four kinds:
-// write a page or a part of it; set a size, which a write behind the end does too, apart from its
-// pages; set a name in a directory, or remove it (target zero); sync, which alone makes the others
-// certain. A rename is one change. After a sync that failed, the kernel takes the pages of the file for
-// written (lost), and no later sync makes them certain.
+// change is one change of a file or directory, as the kernel requested it:
+//
+//   - wrote: a page or a part of one
+//   - resized: a file's size; a write past the end of a file is a resize and a write
+//   - renamed: a name in a directory is set, or removed if target is zero; a rename is one change
+//   - synced: the file's earlier changes are certain now
+//   - failed: a sync failed. The kernel then considers the file's pages written, so no later sync
+//     makes them certain: their changes are lost.
 type change struct {
 	kind   changeKind
 	file   int // the number of the changed file or directory
@@ -47,9 +51,9 @@ type change struct {
 	old    string // the name removed
 	name   string // the name set
 	target int    // the file that the name refers to
-	made   bool   // name is new
-	folder bool   // the name is a directory's
-	lost   bool   // a sync of it failed
+	made   bool   // the file is new
+	folder bool   // target is a directory
+	lost   bool   // a sync of this change failed
 	mark   mark
 }
 
@@ -61,10 +65,10 @@ const (
 	renamed
 	synced
 	failed
-	marked // by the test: not on the disk
+	marked // the test's record of its progress, which changes nothing on the disk
 )
 
-// image is the content of a disk, files and directories by number.
+// image is the content of a disk: its files and directories, by inode number.
 type image struct {
 	folders map[int]map[string]int
 	files   map[int][]byte
@@ -74,7 +78,7 @@ func newImage() *image {
 	return &image{folders: map[int]map[string]int{rootFolder: {}}, files: map[int][]byte{}}
 }
 
-// clone returns a copy. The bytes of files are shared until they are changed.
+// clone returns a copy. It shares the bytes of files, which apply never changes in place.
 func (i *image) clone() *image {
 	c := &image{folders: map[int]map[string]int{}, files: maps.Clone(i.files)}
 	for n, names := range i.folders {
@@ -85,7 +89,7 @@ func (i *image) clone() *image {
 
 func (i *image) apply(c change) {
 	switch c.kind {
-	case wrote: // data behind the end of the file is lost
+	case wrote: // data past the end of the file is dropped: the resize did not reach the disk
 		old := i.files[c.file]
 		if c.at >= int64(len(old)) {
 			return
@@ -113,8 +117,8 @@ func (i *image) apply(c change) {
 	}
 }
 
-// walk calls fn for every file and directory that a name leads to, in order of their paths, which
-// begin with the given one.
+// walk calls fn for file or directory n, whose path is given, and for all that it contains, in the
+// order of their paths.
 func (i *image) walk(path string, n int, fn func(path string, folder bool, data []byte) error) error {
 	names, folder := i.folders[n]
 	err := fn(path, folder, i.files[n])
@@ -124,7 +128,8 @@ func (i *image) walk(path string, n int, fn func(path string, folder bool, data 
 	return err
 }
 
-// journals returns the content of the journal's file, and of those that were set aside, by name.
+// journals returns the content of the journal's file and of the files next to it whose names begin
+// with its name, such as the ones that were set aside, by name.
 func (i *image) journals() map[string][]byte {
 	all := map[string][]byte{}
 	_ = i.walk("", rootFolder, func(path string, folder bool, data []byte) error {
@@ -146,7 +151,7 @@ func (i *image) write(dir string) error {
 	})
 }
 
-// sum is a hash of all that can be reached on the disk by name.
+// sum returns a hash of all files on the disk that have a path.
 func (i *image) sum(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -158,20 +163,22 @@ func (i *image) sum(seed maphash.Seed) uint64 {
 	return h.Sum64()
 }
 
-// disk is a file system that records all changes in order. Its files are in memory, and the program
-// that uses it never loses any. It has the operations that a journal needs.
+// disk is a FUSE file system in memory that records all changes in order. It implements only the
+// operations that a journal needs. The running program always sees all of its changes; only the
+// images that the test builds from the log lose some.
 type disk struct {
 	mu   sync.Mutex
 	now  *image // as a program sees it
 	log  []change
-	last int // the last number given
-	// broken has it fail to read files of more than a page, for which the kernel then asks again.
+	last int // the last inode number assigned
+	// broken makes reads of files larger than a page fail. Files that are opened while it is set are
+	// read from the disk again instead of from the page cache.
 	broken atomic.Bool
-	// failing lets a sync fail, the next one if it is 1.
+	// failing makes the n-th sync from now fail; 0 makes none fail.
 	failing atomic.Int64
 }
 
-// needDisk skips a test that cannot mount a disk.
+// needDisk skips a test that may not mount file systems, and creates /dev/fuse if it is missing.
 func needDisk(t *testing.T) {
 	sandbox.Need(t)
 	if _, err := os.Stat("/dev/fuse"); err != nil {
@@ -179,8 +186,8 @@ func needDisk(t *testing.T) {
 	}
 }
 
-// mountDisk mounts a disk for the duration of the test. Another process must use it: a process that
-// waits for itself in a page fault never ends.
+// mountDisk mounts a disk for the duration of the test. Only other processes may use its files:
+// this process serves them, so it would wait for itself in a page fault forever.
 func mountDisk(t *testing.T, path string) *disk {
 	t.Helper()
 	d := &disk{now: newImage(), last: rootFolder}
@@ -208,13 +215,13 @@ func (d *disk) locked() (unlock func()) {
 	return d.mu.Unlock
 }
 
-// seen returns the disk as a program sees it now, and how many changes it has had.
+// seen returns the disk as a program sees it now, and the number of changes so far.
 func (d *disk) seen() (now *image, changes int) {
 	defer d.locked()()
 	return d.now.clone(), len(d.log)
 }
 
-// mark records how far the program is.
+// mark records the progress of the program in the log.
 func (d *disk) mark(m mark) {
 	defer d.locked()()
 	d.note(change{kind: marked, mark: m})
@@ -254,7 +261,7 @@ func (f *diskFile) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrI
 	return 0
 }
 
-// Allocate is fallocate, which changes the size alone.
+// Allocate is fallocate. It changes only the size.
 func (f *diskFile) Allocate(_ context.Context, _ fs.FileHandle, off, size uint64, _ uint32) syscall.Errno {
 	defer f.disk.locked()()
 	if end := int64(off + size); end > int64(len(f.disk.now.files[f.number])) {
@@ -330,8 +337,8 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 	return written, 0
 }
 
-// Fsync is fsync and fdatasync, of a file or a directory. fdatasync leaves out metadata that is not
-// needed to read the data again; the size is needed (fdatasync(2)).
+// Fsync is fsync and fdatasync, of a file or a directory. It treats both alike, because fdatasync
+// also flushes the metadata that is needed to read the data, such as the size (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	defer f.disk.locked()()
 	if n := f.disk.failing.Load(); n > 0 && f.disk.failing.Add(-1) == 0 {

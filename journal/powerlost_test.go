@@ -9,7 +9,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// lost is a disk after a loss of power.
+// lost is a disk after a power loss.
 type lost struct {
 	name    string
 	image   *image
@@ -17,7 +17,7 @@ type lost struct {
 	damaged []string // names of the steps that damaged the file
 }
 
-// disksOf calls yield once for each disk that a loss of power may leave.
+// disksOf calls yield once for each disk that a power loss may leave, until yield returns false.
 func (p *power) disksOf(yield func(lost) bool) {
 	var pending []change
 	kept := newImage()
@@ -57,8 +57,9 @@ func (p *power) disksOf(yield func(lost) bool) {
 	}
 }
 
-// sync makes the changes of a file certain that are not lost, and returns those that are still pending.
-// A page that is lost stays so until it is written again, or nobody can find its file.
+// sync applies the pending changes of a file to the image, except those that are lost, and returns
+// the changes that are still pending. A lost page stays lost until the page is written again or the
+// file has no name any more.
 func (i *image) sync(pending []change, file int) (rest []change) {
 	again, named := map[int64]bool{}, map[int]bool{}
 	for _, c := range pending {
@@ -81,9 +82,9 @@ func (i *image) sync(pending []change, file int) (rest []change) {
 	return rest
 }
 
-// databases returns the numbers of all files that ever were a journal or were becoming one, and of
-// all directories except that of the attachments' locks. Locks and the stamp in the queue's file
-// are never synced: nothing relies on them.
+// databases returns the inode numbers of all files that ever had a name that begins with the
+// journal's, and of all directories except that of the locks. Lock files and the queue file are
+// left out: they are never synced, because nothing relies on their content after a power loss.
 func (p *power) databases() map[int]bool {
 	db := map[int]bool{rootFolder: true}
 	for _, c := range p.log {
@@ -94,17 +95,17 @@ func (p *power) databases() map[int]bool {
 	return db
 }
 
-// ours reports whether a change matters to the content of a journal.
+// ours reports whether a change can affect the content of a journal.
 func ours(c change, db map[int]bool) bool {
 	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
 }
 
-// way says how much of each relevant change since the syncs is on the disk: a bit for each sector.
+// way says which sectors of each relevant pending change are on the disk: one bit for each sector.
 type way []uint8
 
 const whole = 0xff
 
-// choices returns the ways to try: see TestPowerLoss.
+// choices returns the combinations of pending changes to try (see TestPowerLoss).
 func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	var units []change
 	for _, c := range pending {
@@ -155,7 +156,7 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 		}
 		for k := 1; k < page/sector; k++ {
 			for _, sectors := range []uint8{1<<k - 1, whole << k} {
-				for _, others := range []int{n, u} { // all, or the earlier ones
+				for _, others := range []int{n, u} { // with all other changes, or with the earlier ones
 					add(func(i int) uint8 {
 						switch {
 						case i == u:
@@ -180,8 +181,8 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	return all
 }
 
-// apply applies the changes to a disk, other files' changes at random. It returns a name for what
-// it did.
+// apply applies the selected changes to a disk, and changes that don't matter to the journal at
+// random. It returns a description of the selection.
 func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
 	var name strings.Builder
 	unit := 0
@@ -218,5 +219,5 @@ func (c change) String() string {
 	case resized:
 		return fmt.Sprintf("file %d, size %d", c.file, c.size)
 	}
-	return fmt.Sprintf("folder %d, %q to %q (file %d)", c.file, c.old, c.name, c.target)
+	return fmt.Sprintf("directory %d, %q to %q (file %d)", c.file, c.old, c.name, c.target)
 }

@@ -17,15 +17,16 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// sized returns a record of an ADD whose plugin has a configuration of so many bytes.
+// sized returns a record of an ADD whose plugin has a configuration of the given size.
 func sized(id string, bytes int) *Entry {
 	e := adding(id, "10.0.0."+fmt.Sprint(len(id)))
 	e.Undo.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", bytes) + `"`)
 	return e
 }
 
-// TestRoom: no commit writes more pages behind the end of those in use than makeRoom allowed for it, at
-// any size and number of records, whose network has one size.
+// TestRoom: whatever the size and number of records, no commit extends the pages in use by more
+// than makeRoom allocated for it. The records of one run have about the same size, as in one
+// network.
 func TestRoom(t *testing.T) {
 	sandbox.SkipRaced(t)
 	const verbs = 300
@@ -57,14 +58,14 @@ func TestRoom(t *testing.T) {
 					return err
 				})
 				if after > 0 && after > before+allowed*pageSize {
-					t.Errorf("%d pages more, with %d records; allowed: %d", (after-before)/pageSize, len(live), allowed)
+					t.Errorf("a commit with %d records used %d more pages, allowed: %d", len(live), (after-before)/pageSize, allowed)
 				}
 			}
 		})
 	}
 }
 
-// sizeOf returns the size of the pages that are in use.
+// sizeOf returns the size of the pages in use, in bytes.
 func sizeOf(t *testing.T, s *Store) int64 {
 	t.Helper()
 	data, err := os.ReadFile(s.Path())
@@ -73,8 +74,9 @@ func sizeOf(t *testing.T, s *Store) int64 {
 	return int64(m.pages) * pageSize
 }
 
-// TestReserved: once an intent is written, the commits that it reserved are, too, on a disk that is full by
-// then. The next intent fails before it begins to commit, so that nobody has to copy the file.
+// TestReserved: an intent reserves space for the commits that follow it, so these succeed even if
+// the disk is full by then. The next intent fails before its commit begins, so that no writer has
+// to copy the file.
 func TestReserved(t *testing.T) {
 	for _, bytes := range []int{100, 3_000, 12_000} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
@@ -108,7 +110,7 @@ func TestReserved(t *testing.T) {
 				}
 				return
 			}
-			t.Error("a full disk never ends")
+			t.Error("100 intents succeeded on a full disk")
 		})
 	}
 }
@@ -120,7 +122,8 @@ func inodeOf(t *testing.T, path string) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// TestSparse: bbolt has made the file longer without allocating anything. The next intent allocates it.
+// TestSparse: the file has grown without disk blocks, as bbolt extends it. The next intent
+// allocates them.
 func TestSparse(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -129,7 +132,7 @@ func TestSparse(t *testing.T) {
 	info, err := os.Stat(s.Path())
 	check(t, err)
 	if blocks := info.Sys().(*syscall.Stat_t).Blocks; blocks*512 < 30*pageSize {
-		t.Errorf("%d blocks", blocks)
+		t.Errorf("only %d blocks of 512 bytes are allocated", blocks)
 	}
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	check(t, errors.Join(err, db.Close()))

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listing returns the mode, owner, size, time of change and content of each file below a directory.
+// listing returns the inode, mode, owner, size, times of change and content of each file below a
+// directory.
 func listing(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -51,12 +52,12 @@ func untouched(t testing.TB, dir string) func() {
 	}
 }
 
-// look does all that a View can: it reads all entries, and looks some of them up.
+// look calls every read of a transaction: it reads all entries, and looks some of them up.
 func look(tx *Tx) error {
 	n := 0
 	visit := func(e *Entry, err error) error {
 		if n++; err != nil || n%8 != 1 {
-			return nil // a damaged entry is no error here
+			return nil // look ignores damaged entries
 		}
 		_, err = tx.Get(e.Key)
 		_, errPod := tx.ByPod(e.Added.Pod)
@@ -77,9 +78,9 @@ func TestLookingChangesNothing(t *testing.T) {
 		prepare func(t *testing.T, s *Store)
 		entries int
 	}{
-		{"no folder", func(*testing.T, *Store) {}, 0},
-		{"empty folder", func(t *testing.T, s *Store) { check(t, os.Mkdir(s.Dir, 0o700)) }, 0},
-		{"crashed in its creation", func(t *testing.T, s *Store) {
+		{"no directory", func(*testing.T, *Store) {}, 0},
+		{"empty directory", func(t *testing.T, s *Store) { check(t, os.Mkdir(s.Dir, 0o700)) }, 0},
+		{"crashed during creation", func(t *testing.T, s *Store) {
 			put(t, s)
 			check(t, os.Rename(s.Path(), s.Path()+".new"))
 		}, 0},
@@ -161,8 +162,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestRefused: the store refuses, and does not touch, anything that could let another user write
-// the journal or redirect it.
+// TestRefused: the store refuses a directory or file that would let another user write or redirect
+// the journal, and changes nothing in it.
 func TestRefused(t *testing.T) {
 	type change func(t *testing.T, path string)
 	at := func(name string, do change) func(t *testing.T, s *Store) {
@@ -177,7 +178,7 @@ func TestRefused(t *testing.T) {
 	dangling := func(t *testing.T, path string) {
 		check(t, errors.Join(os.Remove(path), os.Symlink(path+".real", path)))
 	}
-	// instead has the store use another directory, which is made by do.
+	// instead makes the store use another directory, which do creates.
 	instead := func(do func(path string) error) func(t *testing.T, s *Store) {
 		return func(t *testing.T, s *Store) {
 			s.Dir += ".other"
@@ -187,25 +188,25 @@ func TestRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		prepare func(t *testing.T, s *Store)
-		want    string // in the error
-		views   bool   // a View may accept it
+		want    string // part of the error
+		views   bool   // a View may succeed
 	}{
 		{"relative", func(_ *testing.T, s *Store) { s.Dir = "state" }, "absolute", true},
-		{"folder is a link", at("", linked), "not a directory", false},
-		{"folder is a link to an empty folder", instead(func(path string) error { return os.Symlink(t.TempDir(), path) }), "not a directory", true},
-		{"folder is a file", instead(func(path string) error { return os.WriteFile(path, nil, 0o600) }), "not a directory", false},
-		{"folder writable by its group", at("", mode(0o720)), "0720", false},
-		{"folder writable by others", at("", mode(0o1702)), "0702", false},
-		{"empty folder writable by others", instead(func(path string) error {
+		{"directory is a link", at("", linked), "not a directory", false},
+		{"directory is a link to an empty directory", instead(func(path string) error { return os.Symlink(t.TempDir(), path) }), "not a directory", true},
+		{"directory is a file", instead(func(path string) error { return os.WriteFile(path, nil, 0o600) }), "not a directory", false},
+		{"directory writable by its group", at("", mode(0o720)), "0720", false},
+		{"directory writable by others", at("", mode(0o1702)), "0702", false},
+		{"empty directory writable by others", instead(func(path string) error {
 			return errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o777))
 		}), "0777", true},
-		{"another user's folder", func(t *testing.T, s *Store) {
+		{"another user's directory", func(t *testing.T, s *Store) {
 			needRoot(t)
 			check(t, os.Chown(s.Dir, 12345, 0))
 		}, "user 12345", false},
 		{"locks writable by others", at(locksName, mode(0o777)), "0777", true},
 		{"locks is a link", at(locksName, linked), "not a directory", true},
-		{"file is a folder", at(fileName, func(t *testing.T, path string) {
+		{"file is a directory", at(fileName, func(t *testing.T, path string) {
 			check(t, errors.Join(os.Rename(path, path+".real"), os.Mkdir(path, 0o700)))
 		}), syscall.EISDIR.Error(), false},
 		{"file is a pipe", at(fileName, func(t *testing.T, path string) {
@@ -236,14 +237,14 @@ func TestRefused(t *testing.T) {
 			}
 			changed()
 			if _, err := os.Lstat(filepath.Join("state", locksName)); err == nil {
-				t.Error("a folder was made in the working directory")
+				t.Error("a directory was created in the working directory")
 			}
 		})
 	}
 }
 
-// TestFailingCaller: an error of fn comes back unchanged, and a panic becomes one. Nothing is
-// written, nothing stays locked, and the file stays in place.
+// TestFailingCaller: Update and View return an error of fn unchanged, and turn a panic of fn into
+// an error. Nothing is written, nothing stays locked, and the file stays in place.
 func TestFailingCaller(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -271,8 +272,8 @@ func TestFailingCaller(t *testing.T) {
 	wantEntries(t, s, "a", "c")
 }
 
-// TestWrites: an Update that only looks changes nothing; each kind of write is one commit, and refused
-// in a View.
+// TestWrites: an Update that only reads changes nothing. Each kind of write is one commit, and a
+// View refuses it.
 func TestWrites(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -304,7 +305,7 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// undone returns the undone record of an attachment, or nil.
+// undone returns the abandoned record of an attachment, or nil.
 func undone(t *testing.T, s *Store, k Key) (e *Entry) {
 	t.Helper()
 	view(t, s, func(tx *Tx) (err error) {

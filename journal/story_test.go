@@ -20,16 +20,18 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A story has steps, one a line or divided by semicolons:
+// A story is a test of several actors that use one journal. Its steps are separated by line feeds
+// or semicolons:
 //
-//	p acquire a = taken    actor p does something; what comes of it
-//	q put b -> FILE        actor q does something, and waits for the flock of FILE
-//	q = done               what came of it
-//	p kill                 also: stop, cont (SIGSTOP, SIGCONT)
+//	p acquire a = taken    actor p runs a verb (see actor.act); its expected result
+//	q put b -> FILE        actor q runs a verb, and waits for the flock of FILE
+//	q = ok                 the expected result of q's last verb
+//	p kill                 send a signal; also: stop, cont (SIGSTOP, SIGCONT)
 //
-// The actors "we", "other" and "link" are in the test's process, each with a Store of its own; link
-// has another path to the directory. All others are processes. FILE is a file of the journal, or an
-// attachment, for its lock. "*" is any outcome, "error" any error, "error: END" one that ends so.
+// The actors "we", "other" and "link" are goroutines of the test's process, each with a Store of
+// its own; "link" reaches the directory by a symbolic link. All other actors are processes. FILE is
+// a file of the journal, or the name of an attachment for that attachment's lock. The result "*"
+// matches anything, "error" any error, and "error: END" an error that ends with END.
 type story struct{ name, steps string }
 
 func tellStories(t *testing.T, stories []story) {
@@ -42,7 +44,7 @@ func tellStories(t *testing.T, stories []story) {
 	}
 }
 
-// cast has the actors of a story.
+// cast holds the actors of a story.
 type cast struct {
 	*testing.T
 	store  *Store
@@ -79,7 +81,7 @@ func (c *cast) actor(name string) *process {
 	return c.actors[name]
 }
 
-// play plays one step.
+// play runs one step of a story.
 func (c *cast) play(step string) {
 	c.Helper()
 	rest, want, answers := strings.Cut(step+" ", "= ")
@@ -100,7 +102,7 @@ func (c *cast) play(step string) {
 	if waits {
 		if strings.HasPrefix(file, "journal.") {
 			sandbox.AwaitWaiters(c, p.pid(), filepath.Join(c.store.Dir, strings.TrimSpace(file)), 1, math.MaxInt)
-		} else { // nobody waits in the kernel for the lock of an attachment
+		} else { // waiters poll an attachment's lock, so the kernel doesn't show them
 			time.Sleep(50 * time.Millisecond)
 		}
 	}
@@ -121,7 +123,7 @@ func (c *cast) play(step string) {
 	}
 }
 
-// perform returns an actor in this process.
+// perform starts an actor in a goroutine of this process.
 func perform(t *testing.T, dir string) *process {
 	in, p := make(chan string), &process{t: t, lines: make(chan string, 16)}
 	p.say = func(line string) { in <- line }
@@ -141,11 +143,11 @@ func perform(t *testing.T, dir string) *process {
 	return p
 }
 
-// shortWait takes the place of maxWait in stories. A slow machine needs a part of it for what takes no
-// time.
+// shortWait replaces maxWait in stories. It is long enough that a slow, loaded machine doesn't
+// exceed it where nothing is meant to wait.
 const shortWait = 15 * time.Second
 
-// helpAct acts in another process.
+// helpAct is a helper process that runs an actor.
 func helpAct(s *Store, _ []string) error {
 	a := &actor{Store: s, tell: tell, await: await, locks: map[string]*Lock{}}
 	for {
@@ -153,7 +155,7 @@ func helpAct(s *Store, _ []string) error {
 	}
 }
 
-// actor takes locks and runs transactions as it is told.
+// actor takes locks and runs transactions on request.
 type actor struct {
 	*Store
 	tell  func(string)
@@ -161,8 +163,8 @@ type actor struct {
 	locks map[string]*Lock
 }
 
-// do does one thing and returns what came of it. words are a verb, an attachment and, for verbs that
-// wait, how long.
+// do runs one verb and returns its result. words are the verb, an attachment and, for verbs that
+// wait, the longest time to wait.
 func (a *actor) do(words []string) string {
 	verb, id, limit := words[0], "", sandbox.Patience
 	if len(words) > 1 {
@@ -210,7 +212,7 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		cmd.ExtraFiles = []*os.File{l.File()}
 		err = cmd.Start()
 		return fmt.Sprint("spawned ", cmd.Process.Pid), err
-	case "awaited": // by a DEL
+	case "awaited": // a DEL waits for the lock
 		return fmt.Sprint(l.Awaited()), nil
 	case "look":
 		return a.look(k)
@@ -220,9 +222,9 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		err = os.RemoveAll(a.Dir)
 	case "put":
 		err = a.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) })
-	case "fill": // several pages, with none free
+	case "fill": // put entries on several pages and leave no page free
 		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, 1)...) })
-	case "spread": // change several of these pages
+	case "spread": // change several of the pages that "fill" wrote
 		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, spread)...) })
 	case "hold", "wreck":
 		err = a.hold(verb == "wreck", id)
@@ -240,14 +242,14 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 	case "umask":
 		mask, _ := strconv.ParseUint(id, 8, 32)
 		syscall.Umask(int(mask))
-	case "die": // at a point
+	case "die": // from now on, die at the point named
 		a.Point = func(name string) {
 			if name == id {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {}
 			}
 		}
-	case "stranger": // opens the journal as bbolt's own tool does
+	case "stranger": // open the journal as bbolt's own tool does
 		db, err := bolt.Open(a.Path(), 0o600, nil)
 		if err != nil {
 			return "", err
@@ -291,12 +293,12 @@ func (a *actor) take(ctx context.Context, how, id string) (said string, err erro
 	}
 	a.locks[id] = l
 	if !l.inPlace() {
-		return "it is not the file at the path", nil
+		return "another file is at the lock's path", nil
 	}
 	return "taken", nil
 }
 
-// look says of a lock what others than its holder can see.
+// look returns the state of an attachment's lock, as a process that doesn't hold it sees it.
 func (a *actor) look(k Key) (said string, err error) {
 	lock, err := a.LookAtLock(k)
 	switch said = "free"; {
@@ -322,8 +324,8 @@ func (a *actor) list(ctx context.Context) (said string, err error) {
 	return said, err
 }
 
-// hold puts an entry and stays in the transaction until it is told to go on. If wreck is set, it
-// first damages the file in a transaction.
+// hold puts an entry in a transaction, in which it first waits for a line from the test. If wreck
+// is set, the first run of the transaction damages the file, and Update runs it again in a new one.
 func (a *actor) hold(wreck bool, id string) error {
 	return a.Update(context.Background(), func(tx *Tx) error {
 		a.tell("in")

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// TestSyncFails: a commit whose sync failed, of the pages or of the meta page, is there or not. The next
-// Update, of another process, copies the file, since the kernel takes the pages for written from then on.
+// TestSyncFails: the sync of the pages or of the meta page fails in a commit, so the commit may or
+// may not be on disk. From then on the kernel considers the pages written. The next Update, in
+// another process, therefore copies the file.
 func TestSyncFails(t *testing.T) {
 	needDisk(t)
 	for i, after := range []string{"a c", "a b c"} {
@@ -24,24 +25,24 @@ func TestSyncFails(t *testing.T) {
 		d.failing.Store(int64(i + 1))
 		c.tell("p put b = error: input/output error; p list = *; q put c = ok; p list = " + after + "; p aside = 0")
 		if d.inode(fileName) == before {
-			t.Errorf("sync %d failed, and the file is not copied", i+1)
+			t.Errorf("sync %d failed, and the file was not copied", i+1)
 		}
 		before = d.inode(fileName)
 		c.tell("p put d = ok; p list = " + after + " d")
 		if d.inode(fileName) != before {
-			t.Error("a file whose last commit succeeded is copied")
+			t.Error("the file was copied although its last commit succeeded")
 		}
 	}
 }
 
-// inode returns the number of a file of the journal.
+// inode returns the inode number of a file in the journal's directory.
 func (d *disk) inode(name string) int {
 	defer d.locked()()
 	return d.now.folders[d.now.folders[rootFolder]["state"]][name]
 }
 
-// TestLastCommit: the queue's file says whether the last commit of this boot succeeded. A View and
-// an Update that writes nothing leave it as it is.
+// TestLastCommit: the queue file records whether the last commit of this boot succeeded. A View,
+// and an Update that writes nothing, leave that record unchanged.
 func TestLastCommit(t *testing.T) {
 	writes := func(s *Store) error { return s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }
 	for _, tt := range []struct {
@@ -49,17 +50,17 @@ func TestLastCommit(t *testing.T) {
 		change func(t *testing.T, s *Store)
 		want   byte
 	}{
-		{"as it was left", func(*testing.T, *Store) {}, succeeded},
+		{"after a commit", func(*testing.T, *Store) {}, succeeded},
 		{"after a View", func(t *testing.T, s *Store) { check(t, s.View(t.Context(), look)) }, succeeded},
 		{"after an Update that failed", func(t *testing.T, s *Store) {
 			_ = s.Update(t.Context(), func(tx *Tx) error { return fmt.Errorf("no: %w", tx.Put(adding("b"))) })
 		}, succeeded},
-		{"of another boot", func(_ *testing.T, s *Store) { s.boot = strings.Repeat("x", len(s.bootID())) }, rebooted},
-		{"of another boot, written since", func(t *testing.T, s *Store) {
+		{"after a reboot", func(_ *testing.T, s *Store) { s.boot = strings.Repeat("x", len(s.bootID())) }, rebooted},
+		{"after a reboot and a commit", func(t *testing.T, s *Store) {
 			s.boot = strings.Repeat("x", len(s.bootID()))
 			check(t, writes(s))
 		}, succeeded},
-		{"without a queue", func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.Dir, queueName))) }, began},
+		{"without a queue file", func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.Dir, queueName))) }, began},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStore(t)
@@ -75,8 +76,8 @@ func TestLastCommit(t *testing.T) {
 	}
 }
 
-// TestBegan: while a transaction commits, or a journal is created, the queue's file says that a commit
-// began in this boot.
+// TestBegan: while a transaction commits or a journal is created, the queue file records that a
+// commit began in this boot.
 func TestBegan(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -95,15 +96,16 @@ func TestBegan(t *testing.T) {
 	check(t, os.Remove(s.Path()))
 	put(t, s, adding("c"))
 	if seen != 6 {
-		t.Errorf("%d points, want two commits and a creation", seen)
+		t.Errorf("%d points, want the 6 of two commits and a creation", seen)
 	}
 }
 
-// TestFullDiskAfterReboot: after a reboot the disk alone counts, so a full one needs no room for a copy.
+// TestFullDiskAfterReboot: after a reboot the page cache is empty, so an Update needs no copy of
+// the file, whatever the last commit's outcome. It therefore works on a full disk.
 func TestFullDiskAfterReboot(t *testing.T) {
 	disk := smallDisk(t)
 	s := &Store{Dir: filepath.Join(disk, "state")}
-	put(t, s, bigs(populated, 4)...) // with their room
+	put(t, s, bigs(populated, 4)...) // also allocates room for the commits below
 	if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
 	}

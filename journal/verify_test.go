@@ -11,13 +11,13 @@ import (
 
 var native = binary.NativeEndian
 
-// bboltFile is a journal's file, with the positions that a test damages.
+// bboltFile is the content of a journal's file, and the pages and elements that tests damage.
 type bboltFile struct {
 	data           []byte
-	branch         uint64 // the root page of a bucket
+	branch         uint64 // the root page of the bucket of entries
 	freelist       uint64
 	branchElements []element
-	leaf           []element // of the first child of the branch
+	leaf           []element // the elements of the branch's first child
 }
 
 func newFile(t testing.TB) *bboltFile {
@@ -61,7 +61,7 @@ func (f *bboltFile) elements(t testing.TB, id uint64) []element {
 
 type element struct {
 	key, value []byte
-	child      uint64 // of a branch
+	child      uint64 // the child page, if the page is a branch
 }
 
 // element returns the bytes of an element of a page.
@@ -69,31 +69,31 @@ func (f *bboltFile) element(id uint64, i int) []byte {
 	return f.page(id)[pageHeader+16*i:][:16]
 }
 
-// TestVerify damages a journal where bbolt would not end, would take all memory, panic, or lose
-// what it writes.
+// TestVerify: checkStructure finds each kind of damage that would make bbolt loop forever, exhaust
+// memory, panic, or lose later writes.
 func TestVerify(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		damage func(f *bboltFile)
 		want   string
 	}{
-		{"a page below itself", func(f *bboltFile) {
+		{"a page that is its own child", func(f *bboltFile) {
 			native.PutUint64(f.element(f.branch, 0)[8:], f.branch)
 		}, "twice"},
-		{"a page below two", func(f *bboltFile) {
+		{"a page with two parents", func(f *bboltFile) {
 			native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child)
 		}, "twice"},
-		{"a child that is out of the file", func(f *bboltFile) {
+		{"a child past the end of the file", func(f *bboltFile) {
 			native.PutUint64(f.element(f.branch, 0)[8:], 1<<40)
 		}, "page 1099511627776"},
 		{"a child that is a meta page", func(f *bboltFile) {
 			native.PutUint64(f.element(f.branch, 0)[8:], 1)
 		}, "twice"},
-		{"a page of many", func(f *bboltFile) {
+		{"a page with too many overflow pages", func(f *bboltFile) {
 			native.PutUint32(f.page(f.branch)[12:], math.MaxUint32)
 		}, "is referenced twice"},
-		{"a page of another number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "header belongs to page"},
-		{"a page of no kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
+		{"a page with another page's number", func(f *bboltFile) { f.page(f.branch)[0]++ }, "header belongs to page"},
+		{"a page of an unknown kind", func(f *bboltFile) { f.page(f.branch)[8] = 0x40 }, "kind 0x40"},
 		{"a branch without children", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], 0) }, "0 elements"},
 		{"more elements than fit", func(f *bboltFile) { native.PutUint16(f.page(f.branch)[10:], math.MaxUint16) }, "65535 elements"},
 		{"a key that is too long", func(f *bboltFile) {
@@ -102,18 +102,18 @@ func TestVerify(t *testing.T) {
 		{"a value that is too long", func(f *bboltFile) {
 			native.PutUint32(f.element(f.branchElements[0].child, 0)[12:], math.MaxUint32)
 		}, "element 0 has a wrong offset or size"},
-		{"a leaf with an element less", func(f *bboltFile) {
+		{"a leaf that lost an element", func(f *bboltFile) {
 			native.PutUint16(f.page(f.branchElements[0].child)[10:], uint16(len(f.leaf)-1))
 		}, "element 0 has a wrong offset or size"},
 		{"a value that is a byte shorter", func(f *bboltFile) {
 			f.element(f.branchElements[0].child, 0)[12]--
 		}, "element 1 has a wrong offset or size"},
 		{"keys out of order", func(f *bboltFile) { f.leaf[1].key[0] = 0xff }, "out of order"},
-		{"a leaf that begins after its branch says", func(f *bboltFile) {
+		{"a leaf whose first key differs from its branch's", func(f *bboltFile) {
 			key := f.branchElements[1].key
 			key[len(key)-1]--
 		}, "out of order"},
-		{"a leaf that goes on after its branch says", func(f *bboltFile) {
+		{"a leaf that extends past the next leaf's first key", func(f *bboltFile) {
 			f.leaf[len(f.leaf)-1].key[0] = 0xff
 		}, "out of order"},
 		{"a bucket without a root", func(f *bboltFile) {
@@ -123,22 +123,22 @@ func TestVerify(t *testing.T) {
 				}
 			}
 		}, "invalid bucket of 16 bytes"},
-		{"a freelist that is none", func(f *bboltFile) { f.page(f.freelist)[8] = kindLeaf }, "kind 0x2"},
-		{"a freelist of too many", func(f *bboltFile) {
+		{"a freelist page of the wrong kind", func(f *bboltFile) { f.page(f.freelist)[8] = kindLeaf }, "kind 0x2"},
+		{"a freelist with too many pages", func(f *bboltFile) {
 			native.PutUint16(f.page(f.freelist)[10:], 0xFFFF)
 			native.PutUint64(f.page(f.freelist)[pageHeader:], 1<<40)
 		}, "invalid freelist: 1099511627776 pages"},
-		{"a free page in use", func(f *bboltFile) {
+		{"a page in the freelist that is in use", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], f.branch)
 		}, "twice"},
-		{"a free page twice", func(f *bboltFile) {
+		{"a page twice in the freelist", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], native.Uint64(f.page(f.freelist)[pageHeader+8:]))
 		}, "twice"},
-		{"a free page less", func(f *bboltFile) { f.page(f.freelist)[10]-- }, "is neither used nor free"},
-		{"a free page that is out of the file", func(f *bboltFile) {
+		{"a free page missing from the freelist", func(f *bboltFile) { f.page(f.freelist)[10]-- }, "is neither used nor free"},
+		{"a free page past the end of the file", func(f *bboltFile) {
 			native.PutUint64(f.page(f.freelist)[pageHeader:], math.MaxUint64)
 		}, "page 18446744073709551615"},
-		{"cut", func(f *bboltFile) { f.data = f.data[:3*pageSize] }, "the file has 3"},
+		{"a truncated file", func(f *bboltFile) { f.data = f.data[:3*pageSize] }, "the file has 3"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFile(t)
@@ -152,8 +152,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyOneMeta: one valid meta page is enough, whichever it is: bbolt goes back by one
-// transaction.
+// TestVerifyOneMeta: either of the two meta pages is enough. If the newer one is lost, bbolt falls
+// back to the previous transaction.
 func TestVerifyOneMeta(t *testing.T) {
 	for id := range uint64(2) {
 		f := newFile(t)
@@ -165,7 +165,7 @@ func TestVerifyOneMeta(t *testing.T) {
 	}
 }
 
-// FuzzVerify: verify ends and does not panic, whatever the bytes are.
+// FuzzVerify: checkStructure returns without a panic, whatever bytes are in the file.
 func FuzzVerify(f *testing.F) {
 	data := newFile(f).data
 	f.Add(uint32(0), []byte{0})

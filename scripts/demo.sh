@@ -2,7 +2,7 @@
 # Shows which addresses a failing plugin leaks, with real plugins in real namespaces. It runs the same failing pods on a
 # /28 without and with unwind, and then a working pod with unwind. `make demo` builds the programs and runs this script.
 #
-# All lines that it prints itself fit 80 columns.
+# Each line that the script prints fits into 80 columns.
 #
 # usage: scripts/demo.sh [pods]      (as root; default: 16 pods)
 #
@@ -10,7 +10,7 @@
 # namespaces and libcni cache disappear when it ends for any reason. It changes nothing on the machine. It exits with a
 # non-zero code if a claim that it prints is not true.
 set -euo pipefail
-case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself in namespaces, where LC_ALL is C
+case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself again with LC_ALL=C, so look at the locale now
 	*[Uu][Tt][Ff]-8 | *[Uu][Tt][Ff]8) export UNWIND_DEMO_BAR='█ ░' ;;
 esac
 export LC_ALL=C
@@ -25,7 +25,8 @@ die() {
 	exit 1
 }
 
-# --- outside: check, make the namespaces, clean up -------------------------------------------------------------------
+# --- outside: check the machine, create the namespaces, clean up
+# -----------------------------------------------------
 
 enter_namespaces() {
 	[[ $pods =~ ^[1-9][0-9]?$ ]] || die "the number of pods must be between 1 and 99, not '$pods'"
@@ -103,7 +104,8 @@ heal_faulty() {
 	echo '{}' >"$work/faulty-unwind/plan.json"
 }
 
-# --- inside: the runtime's part, and counters ---------------------------------------------------------------
+# --- inside: calls that a runtime makes, and counters
+# ----------------------------------------------------------------
 
 cni() { # add|del network pod: calls the chain like a runtime; the output is in $work/out
 	timeout 900 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1
@@ -176,7 +178,7 @@ wrapped() { # indent
 	fold -s -w $((80 - ${#1})) | sed "s/^/$1/; s/ *\$//"
 }
 
-# bar prints the pool, with its reserved addresses in a colour.
+# bar prints the pool as a bar. Its reserved addresses have the given colour.
 bar() { # reserved colour
 	local full=${UNWIND_DEMO_BAR:-# .} free i
 	free=${full#* } full=${full% *}

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# deps.sh COMMAND:PACKAGE...: installs, with Debian's apt and as root, the packages of the commands that are missing. gcc also needs
-# the C library's headers.
+# Installs the Debian packages of commands that are missing, with apt and as root. For gcc, it also
+# installs the headers of the C library.
+#
+# usage: scripts/deps.sh COMMAND:PACKAGE...
 set -euo pipefail
 
 missing=()
@@ -11,7 +13,7 @@ echo '#include <stdlib.h>' | gcc -E - >/dev/null 2>&1 || missing+=(libc6-dev)
 [ ${#missing[@]} -gt 0 ] || exit 0
 if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
 	echo "error: missing: ${missing[*]}" >&2
-	echo "hint: on Debian and as root, make installs these packages; elsewhere, install their like" >&2
+	echo "hint: on Debian and as root, make installs these packages; elsewhere, install the equivalent packages" >&2
 	exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive

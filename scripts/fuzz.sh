@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# fuzz.sh TIME: lets each fuzz target run for a time, such as 10s. The targets are what go test lists. Inputs that failed go into the
-# package's testdata/fuzz; keep them there, with the fix.
+# Runs each fuzz target of the module for a time, such as 10s. An input that fails is written to the
+# package's testdata/fuzz: commit it with the fix.
+#
+# usage: scripts/fuzz.sh TIME
 set -euo pipefail
 
 for package in $(go list ./...); do
@@ -12,7 +14,8 @@ for package in $(go list ./...); do
 			continue
 		fi
 		echo "$out"
-		# Before Go 1.27 a run may fail as its time ends, with "context deadline exceeded" and no input (golang/go#75804).
+		# Before Go 1.27, a run may fail when its time ends, with "context deadline exceeded" and without
+		# an input (golang/go#75804). That is not a failure of the target.
 		case $out in
 		*'Failing input'* | *panic*) exit 1 ;;
 		*'    context deadline exceeded'*) ;;

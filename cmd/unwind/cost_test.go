@@ -16,41 +16,45 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// check ends a test that has an error.
+// check fails the test at once if its error is not nil.
 var check = nodetest.Check
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// What one pod costs, in what does not depend on the machine's speed. Who goes over a bound makes every pod of every node
-// dearer: look for the cause before the bound is raised.
+// Bounds on the cost of the plugin, in numbers that don't depend on the machine's speed. A change
+// that exceeds one makes every pod on every node slower to start: look for the cause before you
+// raise the bound.
 const (
-	// maxSize is of the binary as it is released, in bytes: the kernel maps it for each verb, and its pages are read at the
-	// first after a boot. It was 4,600,000 before the looks at later ADDs, at processes and at rules: our own code, which
-	// only the verbs run that need it. Of the last 160,000 the log as JSON and ipamd's checkpoint are 50,000, and
-	// the looks below mounts and at user namespaces, bounded waits for locks and files, and cilium's queue 60,000.
+	// maxSize bounds the released binary, in bytes. The kernel maps the binary for each verb, and
+	// reads its pages from disk at the first verb after a boot.
 	maxSize = 5_080_000
-	// maxInitAllocs is what the packages allocate before main. A regexp that is compiled there is some hundreds: knftables,
-	// which came with a helper package of host-local's, was 677, and a tenth of the time until then.
+	// maxInitAllocs bounds the allocations of all packages before main. A regexp that is compiled
+	// there needs hundreds: knftables, a dependency of host-local's helper package, needed 677, a
+	// tenth of the time until main.
 	maxInitAllocs = 300
 )
 
-// cost is of a verb, of a chain of so many plugins.
+// cost is the cost of one verb.
 type cost struct {
-	syncs     int // exactly: fewer lose what a crash needs, more are slow
-	openings  int // of the journal, at most: each waits in the queue in which all verbs wait
-	calls     int // at most
-	processes int // exactly: the delegates' own, each started once; no sweep if nothing is due
+	syncs     int // exact: fewer would lose records in a crash, more are slow
+	openings  int // at most, of the journal: each waits in the journal's queue
+	calls     int // at most, system calls
+	processes int // exact: one for each delegate, and no sweep, because no DEL is pending
 }
 
-// costs: each commit syncs twice, its pages and the meta page that makes them count. An ADD commits its intent and
-// the result that brings something, a DEL its end, of any chain. STATUS and GC write when they last
-// looked, once a minute, and else nothing. The calls are a tenth more than were counted. A GC that may
-// not inspect process 1 reads the mounts, too: 25 of its calls; one that sees a process of the machine
-// end while it looks, looks again: up to 70.
+// costs returns the cost of each verb for a chain of that many plugins.
+//
+// Each commit syncs twice: its pages, and then the meta page that makes them valid. Whatever the
+// chain, an ADD commits its intent and the result that contains an address, and a DEL commits its
+// end. STATUS and GC write only the time of their last sweep, at most once a minute.
+//
+// The bounds on system calls are a tenth above the counted ones. A GC that may not inspect process
+// 1 also reads the mounts, which is 25 calls. A GC that sees a process end while it reads /proc
+// reads it again, which is up to 70 calls.
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 0, 40, 0},
-		"ADD":     {4, 2, 245 + 33*plugins, plugins}, // of which 10 look for an interface
+		"ADD":     {4, 2, 245 + 33*plugins, plugins}, // 10 of the calls look for an interface
 		"DEL":     {2, 2, 218 + 35*plugins, plugins},
 		secondDEL: {0, 1, 190 + 35*plugins, plugins},
 		"STATUS":  {0, 1, 109 + 31*plugins, plugins},
@@ -58,31 +62,33 @@ func costs(plugins int) map[string]cost {
 	}
 }
 
-// secondDEL is containerd's: it comes after the one that has undone the attachment, without a path, and writes nothing.
+// secondDEL is the DEL that containerd sends when it removes a sandbox, after the DEL that deleted
+// the attachment. It has no path, and writes nothing.
 const secondDEL = "DEL again"
 
-// maxThreads and maxWakes bound the threads of a verb and how often, at the least, one wakes another.
-// Both go by how threads happen to meet: an ADD of three has 6 to 8 threads and 6 to 20 wake-ups on a quiet machine, and up
-// to 70 on a busy one, which the bound leaves room for.
+// maxThreads and maxWakes bound the threads of a verb, and how often one of them wakes another (the
+// lowest number of several runs). Both depend on the scheduler: an ADD of three plugins has 6 to 8
+// threads, and 6 to 20 wake-ups on an idle machine or up to 70 on a busy one.
 const (
 	maxThreads = 10
 	maxWakes   = 120
 )
 
-// idle are system calls whose number goes by how threads happen to meet.
+// idle matches system calls whose number depends on the scheduler. The test doesn't count them.
 var idle = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|sched_yield|epoll_pwait|tgkill|rt_sig\w+|madvise|restart_syscall|exit|gettid|sigaltstack|clone3?|mmap|munmap|prctl|\+\+\+|---|<\.\.\.)\b`)
 
-// ofProcesses are looks at the other processes of the machine, as many as there are.
+// ofProcesses matches calls that inspect other processes. Their number depends on the machine.
 var ofProcesses = regexp.MustCompile(`"/proc/[1-9]`)
 
-// trace is what strace saw of a verb: the system calls of its own threads, by name, and its processes.
+// trace contains what strace recorded of a verb: the system calls of its own threads, by name, and
+// its processes.
 type trace struct {
 	byName                                            map[string]int
 	calls, syncs, openings, processes, threads, wakes int
 }
 
-// traced runs a verb of the released binary under strace. Each of the delegates has one thread. A
-// STATUS is short of time under strace on a busy machine, and is tried again then.
+// traced runs a verb of the released binary under strace. It repeats a STATUS that times out, as
+// strace may cause on a busy machine.
 func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	t.Helper()
 	for tries := 1; ; tries++ {
@@ -96,7 +102,7 @@ func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	}
 }
 
-// straced runs a verb under strace, which writes a file for each thread.
+// straced runs a verb under strace, which writes a log file for each thread.
 func straced(t *testing.T, binary, dir, verb string, plugins []string) (logs string, out []byte, err error) {
 	t.Helper()
 	logs = t.TempDir()
@@ -116,7 +122,8 @@ func straced(t *testing.T, binary, dir, verb string, plugins []string) (logs str
 	return logs, out, err
 }
 
-// readTrace reads the files of strace.
+// readTrace reads strace's log files. Each delegate has only one thread, so its file counts as one
+// process.
 func readTrace(t *testing.T, binary, logs string) trace {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(logs, "t.*"))
@@ -147,11 +154,11 @@ func readTrace(t *testing.T, binary, logs string) trace {
 	return seen
 }
 
-// TestCost counts what the verbs ask of the kernel.
+// TestCost checks the cost of each verb, for chains of one plugin and of three.
 func TestCost(t *testing.T) {
 	sandbox.Need(t)
 	binary := build(t)
-	cat, err := exec.LookPath("cat") // a plugin that reads first, and prints what it was given
+	cat, err := exec.LookPath("cat") // serves as a plugin that prints its configuration
 	check(t, err)
 	for _, plugins := range [][]string{{"p0"}, {"p0", "p1", "p2"}} {
 		dir := t.TempDir()
@@ -159,11 +166,12 @@ func TestCost(t *testing.T) {
 			check(t, os.Symlink(cat, filepath.Join(dir, plugin)))
 		}
 		namespace(t, filepath.Join(dir, "netns"))
-		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} { // makes the journal, and writes what is written once a minute
+		// A first run creates the journal, and writes what STATUS and GC write only once a minute.
+		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} {
 			traced(t, binary, dir, verb, plugins)
 		}
-		// Of three rounds, or of more: on a busy machine a thread meets others more often, and a DEL that
-		// lasts is recorded as tried, which takes two more syncs.
+		// least contains the lowest numbers of three rounds or more. On a busy machine, threads wake each
+		// other more often, and a slow DEL is recorded as tried, which takes two more syncs.
 		least := map[string]trace{}
 		for round := 0; round < 3 || round < 20 && least["DEL"].syncs > costs(len(plugins))["DEL"].syncs; round++ {
 			for _, verb := range []string{"VERSION", "ADD", "STATUS", "GC", "DEL", secondDEL} {
@@ -183,7 +191,7 @@ func TestCost(t *testing.T) {
 		}
 		for verb, seen := range least {
 			want := costs(len(plugins))[verb]
-			t.Logf("%s, %v: at the least %d system calls, %d threads, %d wakes", verb, plugins, seen.calls, seen.threads, seen.wakes)
+			t.Logf("%s, %v: at least %d system calls, %d threads, %d wake-ups", verb, plugins, seen.calls, seen.threads, seen.wakes)
 			if seen.syncs != want.syncs || seen.openings > want.openings || seen.calls > want.calls || seen.threads > maxThreads || seen.wakes > maxWakes {
 				t.Errorf("%s, %v: %d syncs, want %d; at most: the journal opened %d times, want %d; %d threads, want %d; %d wake-ups, want %d; %d system calls, want %d: %s",
 					verb, plugins, seen.syncs, want.syncs, seen.openings, want.openings, seen.threads, maxThreads, seen.wakes, maxWakes, seen.calls, want.calls, sorted(seen.byName))
@@ -192,8 +200,8 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestSharedAddress: pods on isolated networks may all have one static address. No ADD opens the journal more often
-// because of them.
+// TestSharedAddress: pods on isolated networks may share one static address. An ADD does not open
+// the journal more often because many of them exist.
 func TestSharedAddress(t *testing.T) {
 	sandbox.Need(t)
 	binary, dir := build(t), t.TempDir()
@@ -215,7 +223,7 @@ func TestSharedAddress(t *testing.T) {
 		return nil
 	}))
 	if among := traced(t, binary, dir, "ADD", plugins); among.openings > alone.openings+1 {
-		t.Errorf("the journal was opened %d times, and %d among 20 others with the address", alone.openings, among.openings)
+		t.Errorf("the journal was opened %d times, and %d times with 20 other pods of the same address", alone.openings, among.openings)
 	}
 }
 
@@ -229,7 +237,7 @@ func sorted(calls map[string]int) string {
 	return "\n" + strings.Join(words, "\n")
 }
 
-// build builds the binary as Makefile does.
+// build builds the binary with the flags of a release.
 func build(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "unwind")
@@ -241,7 +249,7 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// namespace makes a network namespace at the path.
+// namespace creates a network namespace, mounted at the path.
 func namespace(t *testing.T, path string) {
 	t.Helper()
 	check(t, os.WriteFile(path, nil, 0o600))
@@ -255,21 +263,21 @@ func namespace(t *testing.T, path string) {
 	})
 }
 
-// TestStart bounds the binary and what its packages do before main.
+// TestStart bounds the size of the binary, and the allocations of its packages before main.
 func TestStart(t *testing.T) {
 	binary := build(t)
 	info, err := os.Stat(binary)
 	check(t, err)
 	t.Logf("%d bytes", info.Size())
 	if info.Size() > maxSize {
-		t.Errorf("the binary has %d bytes, want at most %d", info.Size(), maxSize)
+		t.Errorf("the binary's size is %d bytes, want at most %d", info.Size(), maxSize)
 	}
 	if allocs := inits(t, binary); allocs == 0 || allocs > maxInitAllocs {
 		t.Errorf("%d allocations before main, want at most %d", allocs, maxInitAllocs)
 	}
 }
 
-// inits returns what the packages allocate before main.
+// inits returns the number of allocations of all packages before main.
 func inits(t *testing.T, binary string) (allocs int) {
 	t.Helper()
 	cmd := exec.Command(binary)

@@ -16,15 +16,15 @@ import (
 
 const module = "cni-unwind/"
 
-// goPackage is what go list says of one.
+// goPackage contains the fields of go list's output that the tests read.
 type goPackage struct {
 	ImportPath, Doc           string
 	Imports                   []string
-	Deps                      []string // of all that it needs
+	Deps                      []string // all dependencies, direct or not
 	TestImports, XTestImports []string
 }
 
-// packages returns those of this module, as they are built.
+// packages returns all packages of this module, by their path in it.
 func packages(t *testing.T) map[string]goPackage {
 	t.Helper()
 	all, err := listed()
@@ -47,12 +47,13 @@ var listed = sync.OnceValues(func() (map[string]goPackage, error) {
 	return all, err
 })
 
-// TestImports keeps data flowing one way: cmd → plugin → journal and ipam. And what starts once per pod stays small.
+// TestImports: packages import each other in one direction only, cmd → plugin → journal and ipam.
+// The plugin binary, which starts for every pod, stays free of large dependencies.
 func TestImports(t *testing.T) {
 	all := packages(t)
 	for _, tt := range []struct {
 		pkg    string
-		denied []string // packages, and all below them
+		denied []string // packages that it must not import, including those below them
 	}{
 		{"journal", []string{module + "ipam", module + "plugin", module + "cmd", "github.com/containernetworking"}},
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
@@ -67,8 +68,8 @@ func TestImports(t *testing.T) {
 		{"plugin/delegate", []string{module + "plugin/decide", module + "plugin/undo"}},
 		{"cmd/unwind", []string{"crypto", "testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
-		{"cmd/internal/term", []string{module + "cmd", module + "plugin"}}, // what both programs print with
-		// It is for any system, and kubectl is its client.
+		{"cmd/internal/term", []string{module + "cmd", module + "plugin"}}, // both programs import it
+		// kubectl-unwind runs on any operating system, and uses kubectl as its Kubernetes client.
 		{"cmd/kubectl-unwind", []string{module + "journal", module + "ipam", module + "plugin", module + "cmd/unwindctl", "k8s.io"}},
 	} {
 		t.Run(tt.pkg, func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestImports(t *testing.T) {
 			for _, denied := range tt.denied {
 				for _, dep := range deps {
 					if dep == denied || strings.HasPrefix(dep, denied+"/") {
-						t.Errorf("it depends on %s", dep)
+						t.Errorf("%s depends on %s", tt.pkg, dep)
 					}
 				}
 			}
@@ -95,18 +96,18 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forTests reports whether a package of this module contains what tests import.
+// forTests reports whether a package of this module contains test helpers.
 func forTests(pkg string) bool {
 	return slices.ContainsFunc(strings.Split(pkg, "/"), func(dir string) bool { return strings.HasSuffix(dir, "test") || dir == "e2e" })
 }
 
-// TestHelpers: each package for tests says what it is for, and only tests import it.
+// TestHelpers: each package of test helpers has a package comment, and only tests import it.
 func TestHelpers(t *testing.T) {
 	helpers := 0
 	for pkg, p := range packages(t) {
 		if forTests(pkg) {
 			if helpers++; p.Doc == "" {
-				t.Errorf("%s has no comment", pkg)
+				t.Errorf("%s has no package comment", pkg)
 			}
 			continue
 		}
@@ -117,12 +118,12 @@ func TestHelpers(t *testing.T) {
 		}
 	}
 	if helpers < 5 {
-		t.Errorf("only %d packages are for tests", helpers)
+		t.Errorf("found only %d packages of test helpers", helpers)
 	}
 }
 
-// TestUnwindctl keeps the packages of unwindctl in one direction: each imports only those that it lists. term is that of
-// both programs.
+// TestUnwindctl: the packages of unwindctl import each other in one direction only. Each may import
+// those in its row of the list, and cmd/internal/term, which kubectl-unwind imports, too.
 func TestUnwindctl(t *testing.T) {
 	const internal = "cmd/unwindctl/internal/"
 	allowed := map[string][]string{
@@ -155,7 +156,7 @@ func TestUnwindctl(t *testing.T) {
 	}
 }
 
-// TestLayout has no package where none belongs.
+// TestLayout: packages are only in directories that match the layout.
 func TestLayout(t *testing.T) {
 	layout := []string{"cmd/*", "cmd/internal/*", "cmd/unwindctl/internal/*", "plugin", "plugin/*", "plugin/plugintest/*", "plugin/e2e/pause",
 		"journal", "journal/journaltest", "ipam", "ipam/ipamtest", "scripts/bench", "scripts/bench/noop", "scripts/mutants", "scripts/release", "scripts/words"}
@@ -166,8 +167,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// TestRequirements: the programs are made of the modules in the first block of go.mod and of what these need. The block
-// for tests alone says so of no other.
+// TestRequirements: a module that go.mod requires directly is in the block "For tests alone" if,
+// and only if, no program links it.
 func TestRequirements(t *testing.T) {
 	data, err := os.ReadFile("../../go.mod")
 	check(t, err)
@@ -186,7 +187,7 @@ func TestRequirements(t *testing.T) {
 		}
 		isLinked := slices.ContainsFunc(linked, func(dep string) bool { return strings.HasPrefix(dep+"/", r.Mod.Path+"/") })
 		if forTests := bytes.Contains(tests, []byte("\t"+r.Mod.Path+" ")); isLinked == forTests {
-			t.Errorf("%s: in a program: %t; in the block for tests alone: %t", r.Mod.Path, isLinked, forTests)
+			t.Errorf("%s: linked into a program: %t; in the block for tests alone: %t", r.Mod.Path, isLinked, forTests)
 		}
 	}
 }

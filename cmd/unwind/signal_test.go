@@ -14,8 +14,9 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestStopped: the program that is asked to stop while a delegate takes long ends the delegate, undoes the ADD, and says so.
-// It handles signals once a delegate takes long: see delegate.Processes.Slow.
+// TestStopped: SIGTERM during an ADD makes the plugin kill its slow delegate, roll back the ADD,
+// and return an error. The plugin handles signals only once a delegate is slow (see
+// delegate.Processes.Slow), so the test may have to wait longer.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -27,7 +28,8 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// stopped asks an ADD to stop whose delegate has taken so long. It reports whether that was long.
+// stopped sends SIGTERM to an ADD whose delegate has run for the time long. It returns false if
+// SIGTERM killed the plugin, because it did not handle signals yet.
 func stopped(t *testing.T, binary string, long time.Duration) bool {
 	t.Helper()
 	dir := t.TempDir()
@@ -47,7 +49,7 @@ func stopped(t *testing.T, binary string, long time.Duration) bool {
 	}
 	for end := time.Now().Add(sandbox.Patience); calls() == ""; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the delegate does not run")
+			t.Fatal("the delegate did not start in time")
 		}
 	}
 	time.Sleep(long)

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files maps the names of a pool's files to their contents. The content "folder" makes a directory,
-// "pipe" a named pipe, and "link to X" a symbolic link.
+// Files maps the names of a pool's files to their contents. The content "folder" stands for a
+// directory, "pipe" for a named pipe, and "link to X" for a symbolic link to X.
 type Files map[string]string
 
-// Fill writes the files into a directory.
+// Fill creates the files in a directory.
 func (files Files) Fill(t testing.TB, dir string) {
 	t.Helper()
 	for name, content := range files {

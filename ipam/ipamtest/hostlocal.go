@@ -11,15 +11,16 @@ import (
 	"testing"
 )
 
-// Plugin is host-local with the configuration of a delegate that calls it.
+// Plugin is host-local, with the configuration of a bridge plugin that calls it.
 type Plugin struct {
 	*testing.T
 	Config  string
 	DataDir string
 }
 
-// New returns a Plugin with its own directory for its pool, which the first ADD creates. ipam
-// contains additional keys of host-local's configuration. The test needs a sandbox (sandbox.Need).
+// New returns a Plugin with a data directory of its own. The first ADD creates the pool there. ipam
+// contains additional keys of host-local's configuration. The test must run in a sandbox
+// (sandbox.Need).
 func New(t *testing.T, ipam string) *Plugin {
 	p := &Plugin{T: t, DataDir: t.TempDir()}
 	p.Config = fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge",
@@ -29,7 +30,7 @@ func New(t *testing.T, ipam string) *Plugin {
 
 func (p *Plugin) Pool() string { return filepath.Join(p.DataDir, "podnet") }
 
-// Command returns the command that runs a verb.
+// Command returns the command that runs host-local with a verb.
 func (p *Plugin) Command(verb, containerID string) *exec.Cmd {
 	p.Helper()
 	_, file, _, _ := runtime.Caller(0)
@@ -41,7 +42,7 @@ func (p *Plugin) Command(verb, containerID string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a verb. It returns the plugin's error, or "" if the verb succeeds.
+// Run runs host-local with a verb. It returns host-local's error, or "" if the verb succeeds.
 func (p *Plugin) Run(verb, containerID string) (failed string) {
 	p.Helper()
 	out, err := p.Command(verb, containerID).Output()

@@ -1,4 +1,4 @@
-// Package journaltest writes journals that tests of other packages read, whole or damaged.
+// Package journaltest writes intact and damaged journals for tests of other packages.
 package journaltest
 
 import (
@@ -11,7 +11,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// PutIn puts an entry, by way of the states that the journal requires.
+// PutIn puts an entry in any state. The journal allows only certain changes of state, so PutIn puts
+// the entry as adding first. It keeps e.Undo.Since if that is set.
 func PutIn(tx *journal.Tx, e *journal.Entry) error {
 	want, since := e.Undo.State, e.Undo.Since
 	e.Undo.State = journal.Adding
@@ -33,20 +34,20 @@ func KeyOf(text string) journal.Key {
 	return journal.Key{Network: part[0], ContainerID: part[1], IfName: part[2]}
 }
 
-// MakeNewer marks a journal as readable by newer releases only.
+// MakeNewer marks a journal as readable by newer releases only, by its format record.
 func MakeNewer(s *journal.Store) error {
 	return InFile(s, "meta", "format", func(key, _ []byte) []byte {
 		return journal.Seal(key, []byte(`{"writer":99,"oldestReader":99}`))
 	})
 }
 
-// Become returns a change for InFile that replaces each value by this one.
+// Become returns a change for InFile that replaces each value by the given one.
 func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }
 
-// InFile changes the values of all keys in a bucket that begin with key, without the journal's
-// code.
+// InFile changes the values of all keys in a bucket that begin with key. It uses bbolt directly and
+// bypasses package journal.
 func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {

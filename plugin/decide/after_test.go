@@ -9,7 +9,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestEnd: a DEL that failed 300 times after its pause is dropped, but never if one condition does not hold.
+// TestEnd: a DEL is dropped if it failed 300 times after its pause, the namespace is gone, and no
+// address may depend on the DEL. Each row changes one of these conditions.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	type try struct {
@@ -22,19 +23,19 @@ func TestEnd(t *testing.T) {
 		done             bool
 		failures, absent int
 	}{
-		{"all hold", func(*try) {}, true, 300, 0},
-		{"more often", func(one *try) { one.step.Failures = 400 }, true, 401, 0},
-		{"299 times", func(one *try) { one.step.Failures = 298 }, false, 299, 0},
+		{"all conditions hold", func(*try) {}, true, 300, 0},
+		{"it failed 401 times", func(one *try) { one.step.Failures = 400 }, true, 401, 0},
+		{"it failed 299 times", func(one *try) { one.step.Failures = 298 }, false, 299, 0},
 		{"before its pause was over", func(one *try) { one.o.Early = true }, false, 299, 0},
-		{"the namespace may be there", func(one *try) { one.o.NetNSGone = false }, false, 300, 0},
+		{"the namespace may exist", func(one *try) { one.o.NetNSGone = false }, false, 300, 0},
 		{"its ADD failed", func(one *try) { one.step.ADD = journal.AddFailed }, true, 300, 0},
 		{"an address may depend on it", func(one *try) { one.o.MayHold = true }, false, 300, 0},
-		{"an address, not in the chain", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 299 }, true, 300, 300},
-		{"an address, not in the chain for 299", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 298 }, false, 300, 299},
-		{"an address, in the chain again", func(one *try) { one.o.MayHold, one.step.Absent = true, 299 }, false, 300, 0},
-		{"an address, in the chain again, early", func(one *try) { one.o.MayHold, one.o.Early, one.step.Absent = true, true, 299 }, false, 299, 0},
-		{"not in the chain, early", func(one *try) { one.o.NotInChain, one.o.Early, one.step.Absent = true, true, 7 }, false, 299, 7},
-		{"it passed", func(one *try) { one.o.Failed = false }, true, 299, 0},
+		{"an address, the plugin left the chain", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 299 }, true, 300, 300},
+		{"an address, the plugin left the chain 299 tries ago", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 298 }, false, 300, 299},
+		{"an address, the plugin is in the chain again", func(one *try) { one.o.MayHold, one.step.Absent = true, 299 }, false, 300, 0},
+		{"an address, the plugin is in the chain again, before its pause was over", func(one *try) { one.o.MayHold, one.o.Early, one.step.Absent = true, true, 299 }, false, 299, 0},
+		{"the plugin left the chain, before its pause was over", func(one *try) { one.o.NotInChain, one.o.Early, one.step.Absent = true, true, 7 }, false, 299, 7},
+		{"it succeeded", func(one *try) { one.o.Failed = false }, true, 299, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			one := try{journal.Step{Type: "own", Failures: 299}, Outcome{Failed: true, Code: 7, Words: "no", NetNSGone: true}}
@@ -47,7 +48,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestMayHold: when an address may depend on a DEL.
+// TestMayHold covers each reason for which an address may depend on a DEL.
 func TestMayHold(t *testing.T) {
 	t.Parallel()
 	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
@@ -59,8 +60,8 @@ func TestMayHold(t *testing.T) {
 	}{
 		{"its address is held", journal.Step{Index: 1}, []journal.Claim{{Step: 0}, {Step: 1}}, true},
 		{"its address is free", journal.Step{Index: 1}, nil, false},
-		{"another one's address is held", journal.Step{Index: 2}, []journal.Claim{{Step: 1}}, false},
-		{"it may have allocated", journal.Step{MayAllocate: true}, nil, true},
+		{"only another step's address is held", journal.Step{Index: 2}, []journal.Claim{{Step: 1}}, false},
+		{"it may have allocated an address", journal.Step{MayAllocate: true}, nil, true},
 		{"a host port", journal.Step{Config: []byte(ports)}, nil, true},
 	} {
 		if got := MayHold(&tt.step, tt.held); got != tt.want {
@@ -69,7 +70,7 @@ func TestMayHold(t *testing.T) {
 	}
 }
 
-// TestAfter has each row of After, and what is next to it.
+// TestAfter covers each outcome of a try, and its effect on the step.
 func TestAfter(t *testing.T) {
 	failed := Outcome{Failed: true, Code: 11, Words: "no", Jitter: 1}
 	with := func(o Outcome, change func(*Outcome)) Outcome { change(&o); return o }
@@ -88,7 +89,7 @@ func TestAfter(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, done := After(tt.step, tt.outcome, now)
-			if done && !tt.outcome.Failed { // of a step that goes nobody reads the wait
+			if done && !tt.outcome.Failed { // nobody reads Next of a step that is done
 				got.Next, tt.want.Next = journal.Next{}, journal.Next{}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" || done != tt.done {
@@ -98,7 +99,8 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-// TestRetries: what a DEL gets that failed with its recorded configuration.
+// TestRetries covers the configurations with which a DEL is retried if it failed with the recorded
+// one.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestDecideGrace: an owner is as young as its youngest file. If the clock was set, nothing follows from a
-// time before the boot, and only --grace-period ends the grace period.
+// TestDecideGrace: the age of an owner is that of its youngest file. If the clock was set in this
+// boot, a file time before the boot proves nothing: the grace period ends only if --grace-period is
+// given.
 func TestDecideGrace(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute
@@ -22,26 +23,26 @@ func TestDecideGrace(t *testing.T) {
 		given time.Duration
 		want  Grace
 	}{
-		{"young", ago(4 * minute), set, 0, left},
+		{"within the grace period", ago(4 * minute), set, 0, left},
 		{"just written", ago(0), set, 0, Grace{SameBoot: True, Left: 10 * minute}},
-		{"old", ago(11 * minute), set, 0, over},
-		{"at its end", ago(10 * minute), set, 0, over},
+		{"past the grace period", ago(11 * minute), set, 0, over},
+		{"at the end of the grace period", ago(10 * minute), set, 0, over},
 		{"at the boot", ago(time.Hour), set, 0, over},
 		{"the youngest counts", ago(30*minute, 4*minute, 20*minute), set, 0, left},
 		{"before the boot", ago(time.Hour + 1), kept, 0, earlier},
 		{"all before the boot", ago(time.Hour+1, year), kept, 0, earlier},
 		{"one of them before the boot", ago(4*minute, year), kept, 0, left},
-		{"before the boot, given", ago(year), kept, minute, earlier},
-		{"before the boot, and somebody set the clock", ago(time.Hour + 1), set, 0, unknown},
+		{"before the boot, --grace-period", ago(year), kept, minute, earlier},
+		{"before the boot, and the clock was set", ago(time.Hour + 1), set, 0, unknown},
 		{"the clock began at 1970", ago(50 * year), set, 0, unknown},
-		{"one of them before the boot, and somebody set the clock", ago(11*minute, year), set, 0, unknown},
-		{"the future", ago(-1), kept, 0, unknown},
+		{"one of them before the boot, and the clock was set", ago(11*minute, year), set, 0, unknown},
+		{"in the future", ago(-1), kept, 0, unknown},
 		{"the clock was set back", ago(-year), set, 0, unknown},
 		{"one of them in the future", ago(11*minute, -year), kept, 0, unknown},
-		{"young, given", ago(4 * minute), set, minute, over},
-		{"younger than given", ago(4 * minute), set, 5 * minute, Grace{SameBoot: True, Left: minute}},
-		{"before the boot, somebody set the clock, given", ago(year), set, minute, Grace{Over: true, SameBoot: Unclear}},
-		{"the future, given", ago(-year), kept, minute, Grace{Over: true, SameBoot: Unclear}},
+		{"past a given --grace-period", ago(4 * minute), set, minute, over},
+		{"within a given --grace-period", ago(4 * minute), set, 5 * minute, Grace{SameBoot: True, Left: minute}},
+		{"before the boot, the clock was set, --grace-period", ago(year), set, minute, Grace{Over: true, SameBoot: Unclear}},
+		{"in the future, --grace-period", ago(-year), kept, minute, Grace{Over: true, SameBoot: Unclear}},
 	} {
 		if got := DecideGrace(tt.ages, tt.clock, 10*minute, tt.given); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)

@@ -8,8 +8,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestDecide has each row of the table of evidence, and its neighbours: the same with one thing
-// unknown or the other way.
+// TestDecide covers each row of the verdict table in README.md, and the cases that differ from it
+// in one piece of evidence.
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	gone := Evidence{State: journal.Live, Locked: False, SameNamespaces: True, SameBoot: True, OtherHost: False,
@@ -24,7 +24,7 @@ func TestDecide(t *testing.T) {
 		AddedUnseen: False}
 	foreign := earlier
 	foreign.OtherHost = True
-	// but returns ev with a change.
+	// but returns ev after a change.
 	but := func(ev Evidence, change func(*Evidence)) Evidence {
 		change(&ev)
 		return ev
@@ -35,13 +35,13 @@ func TestDecide(t *testing.T) {
 		want Fate
 	}{
 		{"nothing is known", Evidence{}, Unknown},
-		{"nothing is known but that it is free", Evidence{Locked: False}, Unknown},
+		{"nothing is known except that the lock is free", Evidence{Locked: False}, Unknown},
 
 		{"gone", gone, Dead},
 		{"gone, locked", but(gone, func(ev *Evidence) { ev.Locked = True }), Live},
 		{"gone, lock unknown", but(gone, func(ev *Evidence) { ev.Locked = Unclear }), Unknown},
-		{"gone, seen from elsewhere", but(gone, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
-		{"gone, seen from who knows where", but(gone, func(ev *Evidence) { ev.SameNamespaces = Unclear }), Unknown},
+		{"gone, judged from other namespaces", but(gone, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
+		{"gone, judged from unknown namespaces", but(gone, func(ev *Evidence) { ev.SameNamespaces = Unclear }), Unknown},
 		{"gone, a process inside", but(gone, func(ev *Evidence) { ev.HasProcess = True }), Live},
 		{"gone, inside unknown", but(gone, func(ev *Evidence) { ev.HasProcess = Unclear }), Unknown},
 		{"gone, host link there", but(gone, func(ev *Evidence) { ev.HostLink = True }), Live},
@@ -67,7 +67,7 @@ func TestDecide(t *testing.T) {
 		{"there, old, no list", but(there, func(ev *Evidence) { ev.PastGracePeriod = True }), Live},
 		{"there, not listed, old, empty", unlisted, Dead},
 		{"… locked", but(unlisted, func(ev *Evidence) { ev.Locked = True }), Live},
-		{"… seen from elsewhere", but(unlisted, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
+		{"… judged from other namespaces", but(unlisted, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
 		{"… a process inside", but(unlisted, func(ev *Evidence) { ev.HasProcess = True }), Live},
 		{"… inside unknown", but(unlisted, func(ev *Evidence) { ev.HasProcess = Unclear }), Unknown},
 		{"… young", but(unlisted, func(ev *Evidence) { ev.PastGracePeriod = False }), Live},
@@ -77,14 +77,14 @@ func TestDecide(t *testing.T) {
 		{"adding, lock free", but(there, func(ev *Evidence) { ev.State, ev.HasProcess = journal.Adding, True }), Dead},
 		{"adding, listed", but(there, func(ev *Evidence) { ev.State, ev.Listed = journal.Adding, True }), Dead},
 		{"adding, locked", but(gone, func(ev *Evidence) { ev.State, ev.Locked = journal.Adding, True }), Live},
-		{"adding, seen from elsewhere", but(gone, func(ev *Evidence) { ev.State, ev.SameNamespaces = journal.Adding, False }), Unknown},
+		{"adding, judged from other namespaces", but(gone, func(ev *Evidence) { ev.State, ev.SameNamespaces = journal.Adding, False }), Unknown},
 		{"adding, boot unknown", but(there, func(ev *Evidence) { ev.State, ev.SameBoot = journal.Adding, Unclear }), Unknown},
 
 		{"rolling-back", but(there, func(ev *Evidence) { ev.State, ev.HasProcess = journal.RollingBack, True }), Dead},
 		{"rolling-back, listed", but(there, func(ev *Evidence) { ev.State, ev.Listed = journal.RollingBack, True }), Dead},
 		{"rolling-back, locked", but(gone, func(ev *Evidence) { ev.State, ev.Locked = journal.RollingBack, True }), Live},
 		{"rolling-back, lock unknown", but(gone, func(ev *Evidence) { ev.State, ev.Locked = journal.RollingBack, Unclear }), Unknown},
-		{"rolling-back, seen from elsewhere", but(gone, func(ev *Evidence) { ev.State, ev.SameNamespaces = journal.RollingBack, False }), Unknown},
+		{"rolling-back, judged from other namespaces", but(gone, func(ev *Evidence) { ev.State, ev.SameNamespaces = journal.RollingBack, False }), Unknown},
 		{"rolling-back, earlier boot", but(earlier, func(ev *Evidence) { ev.State = journal.RollingBack }), Dead},
 		{"rolling-back, foreign", but(foreign, func(ev *Evidence) { ev.State = journal.RollingBack }), Foreign},
 		{"deleting", but(there, func(ev *Evidence) { ev.State, ev.HasProcess = journal.Deleting, True }), Dead},
@@ -96,7 +96,7 @@ func TestDecide(t *testing.T) {
 		{"earlier boot, listed", but(earlier, func(ev *Evidence) { ev.Listed = True }), Dead},
 		{"earlier boot, adding", but(earlier, func(ev *Evidence) { ev.State = journal.Adding }), Dead},
 		{"earlier boot, locked", but(earlier, func(ev *Evidence) { ev.Locked = True }), Live},
-		{"earlier boot, seen from elsewhere", but(earlier, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
+		{"earlier boot, judged from other namespaces", but(earlier, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
 		{"earlier boot, machine unknown", but(earlier, func(ev *Evidence) { ev.OtherHost = Unclear }), Foreign},
 		{"boot unknown", but(earlier, func(ev *Evidence) { ev.SameBoot = Unclear }), Unknown},
 		{"boot unknown, another machine", but(foreign, func(ev *Evidence) { ev.SameBoot = Unclear }), Unknown},
@@ -115,7 +115,7 @@ func TestDecide(t *testing.T) {
 		{"foreign", foreign, Foreign},
 		{"foreign, adding", but(foreign, func(ev *Evidence) { ev.State = journal.Adding }), Foreign},
 		{"foreign, locked", but(foreign, func(ev *Evidence) { ev.Locked = True }), Live},
-		{"foreign, seen from elsewhere", but(foreign, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
+		{"foreign, judged from other namespaces", but(foreign, func(ev *Evidence) { ev.SameNamespaces = False }), Unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := Decide(c.ev)
@@ -130,8 +130,9 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideAll has every combination of evidence: what proves a death is what README.md,
-// "Who is dead", names, nothing else, and to know less never turns a life into a death.
+// TestDecideAll covers every combination of evidence. An attachment is dead only if README.md, "Who
+// is dead", says so. If one piece of evidence becomes unknown, a live attachment never becomes
+// dead.
 func TestDecideAll(t *testing.T) {
 	t.Parallel()
 	answers := []Truth{Unclear, False, True}
@@ -152,14 +153,14 @@ func TestDecideAll(t *testing.T) {
 			t.Errorf("%+v: %+v", ev, v)
 		}
 		if known := slices.ContainsFunc(recordable, v.Reason.Is); v.Releasable() != known {
-			t.Errorf("%+v: %+v is a reason that can be on record: %t", ev, v, known)
+			t.Errorf("%+v: releasable %t, but the journal may contain the reason: %t (%+v)", ev, v.Releasable(), known, v)
 		}
 		for _, field := range everyField {
 			less := ev
 			*field(&less) = Unclear
 			was, is := Decide(ev), Decide(less)
 			if is.Releasable() && !was.Releasable() && is.Fate != was.Fate && !keptByMore(ev, less) {
-				t.Errorf("%+v: %s, but %s with less known", ev, was.Fate, is.Fate)
+				t.Errorf("%+v: %s, but %s without one piece of evidence", ev, was.Fate, is.Fate)
 			}
 		}
 	}
@@ -184,7 +185,7 @@ var everyField = []func(*Evidence) *Fact{
 	func(ev *Evidence) *Fact { return &ev.AddedUnseen },
 }
 
-// proven says, as one formula, what README.md, "Who is dead", says in a table.
+// proven is the table of README.md, "Who is dead", as one formula.
 func proven(ev Evidence) bool {
 	owed := ev.State == journal.RollingBack || ev.State == journal.Deleting
 	rebooted := ev.SameBoot == False && ev.OtherHost == False
@@ -196,14 +197,14 @@ func proven(ev Evidence) bool {
 	return ev.Locked == False && ev.SameNamespaces == True && ev.AddedUnseen == False && (here || foreign)
 }
 
-// keptByMore says whether what was known more is a runtime's word: a list that has the attachment
-// keeps it, and without that list the rest of the evidence decides.
+// keptByMore reports whether less lacks a runtime's list that contains the attachment. The list
+// kept the attachment; without it the other evidence decides.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }
 
-// TestDecideStray: a reservation whose owner the journal does not know is dead only by all of the
-// evidence.
+// TestDecideStray: a reservation whose owner is not in the journal is dead only if every piece of
+// evidence says so.
 func TestDecideStray(t *testing.T) {
 	t.Parallel()
 	dead := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: False, InUse: False}
@@ -220,17 +221,18 @@ func TestDecideStray(t *testing.T) {
 		}
 		if uncovered := o.SameNamespaces == True && o.Listed == Unclear; uncovered &&
 			(v.Fate == Live) != (o.InUse == True || o.Runs == True) {
-			t.Errorf("no list covers it: %+v: %+v", o, v)
+			t.Errorf("no list covers the owner: %+v: %+v", o, v)
 		}
 	}
 }
 
-// doubtful is an unknown fact.
+// doubtful is a fact that could not be determined. Its text is the reason.
 type doubtful string
 
 func (d doubtful) Ask() (Truth, string) { return Unclear, string(d) }
 
-// TestDoubt: a verdict for which a look failed says why.
+// TestDoubt: if a fact that the verdict needs cannot be determined, the verdict is unknown and its
+// reason says why.
 func TestDoubt(t *testing.T) {
 	t.Parallel()
 	const why = doubtful("cannot inspect process 7")
@@ -253,15 +255,16 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// unasked fails the test if a row asks for it.
+// unasked is a fact that fails the test if a decision asks for it.
 type unasked struct{ *testing.T }
 
 func (u unasked) Ask() (Truth, string) {
-	u.Errorf("a row above asks for it")
+	u.Errorf("the decision asked for a fact that it does not need")
 	return Unclear, ""
 }
 
-// TestAskedLate: what a row above decides asks for no fact that takes a look of its own.
+// TestAskedLate: some facts are expensive to gather. A decision that an earlier row of the table
+// makes does not ask for the facts of later rows.
 func TestAskedLate(t *testing.T) {
 	t.Parallel()
 	later := unasked{t}

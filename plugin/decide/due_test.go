@@ -10,7 +10,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// withIPAM is the configuration of a plugin with an IPAM plugin.
+// withIPAM returns the configuration of a plugin that calls an IPAM plugin.
 func withIPAM(ipam string) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"type": "p", "ipam": {"type": %q}}`, ipam))
 }
@@ -18,19 +18,20 @@ func withIPAM(ipam string) json.RawMessage {
 // withPorts is the configuration of a plugin with a port mapping.
 var withPorts = json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}}`)
 
-// now and grace are of all passes of these tests.
+// The clock and the grace period of these tests.
 const (
 	now   = int64(1000 * time.Second)
 	grace = 10 * time.Minute
 	soon  = now + int64(5*time.Second)
 )
 
-// pass is one in which nothing keeps a DEL from running.
+// pass returns a pass in which every DEL may run.
 func pass() Pass { return Pass{Now: now, SameBoot: true} }
 
-// TestDue has each row of Due, and what is next to it.
+// TestDue covers each case of Due, and the cases that differ from it in one fact.
 func TestDue(t *testing.T) {
-	// port is a pass over a record with an address of the first step, and with port mappings of the third
+	// port returns a pass over five steps, of which the first and the last claim an address, and the
+	// third has port mappings.
 	port := func(changes ...func(*Pass)) func(*Pass) {
 		return func(p *Pass) {
 			p.Claims = []journal.Claim{{Step: 0}, {Step: 4}}
@@ -44,7 +45,7 @@ func TestDue(t *testing.T) {
 	portStep := func(change func(*journal.Step)) func(*Pass) {
 		return port(func(p *Pass) { change(&p.Steps[2]) })
 	}
-	// rule is a pass over a record with an address of the first step, and with a second one of firewall
+	// rule returns a pass over two steps: the first claims an address, and the second is firewall.
 	rule := func(change func(*journal.Step)) func(*Pass) {
 		return func(p *Pass) {
 			p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{}, {Index: 1, Type: "firewall"}}
@@ -61,42 +62,42 @@ func TestDue(t *testing.T) {
 		pass func(*Pass)
 		want journal.Next
 	}{
-		{"nothing was tried", journal.Step{}, nil, journal.Next{}},
-		{"a newer ADD lives", journal.Step{}, func(p *Pass) { p.NewerLives, p.IgnorePause = true, true }, wait(journal.ForContainer, 0)},
+		{"it was never tried", journal.Step{}, nil, journal.Next{}},
+		{"a newer ADD is live", journal.Step{}, func(p *Pass) { p.NewerLives, p.IgnorePause = true, true }, wait(journal.ForContainer, 0)},
 
-		{"by pod, another sandbox lives", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = true }, wait(journal.ForContainer, 0)},
-		{"by pod, none lives", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Next{}},
-		{"not by pod, another sandbox lives", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = true }, journal.Next{}},
+		{"it frees by pod, another sandbox is live", journal.Step{Config: withIPAM("spiderpool")}, func(p *Pass) { p.PodLives = true }, wait(journal.ForContainer, 0)},
+		{"it frees by pod, no other sandbox is live", journal.Step{Config: withIPAM("spiderpool")}, nil, journal.Next{}},
+		{"it frees by container, another sandbox is live", journal.Step{Config: withIPAM("host-local")}, func(p *Pass) { p.PodLives = true }, journal.Next{}},
 
 		{"a host port's DEL is pending", journal.Step{}, port(), wait(journal.ForRules, 0)},
-		{"it is pending, and a pause is over", journal.Step{Next: wait(journal.ForBackoff, now)}, port(), wait(journal.ForRules, 0)},
-		{"it is pending, asked", journal.Step{Next: wait(journal.ForRules, 0)},
+		{"a host port's DEL is pending, this step's pause is over", journal.Step{Next: wait(journal.ForBackoff, now)}, port(), wait(journal.ForRules, 0)},
+		{"a host port's DEL is pending, the pass ignores pauses", journal.Step{Next: wait(journal.ForRules, 0)},
 			port(func(p *Pass) { p.IgnorePause = true }), wait(journal.ForRules, 0)},
-		{"it is unknown how its ADD ended", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddUnknown }), wait(journal.ForRules, 0)},
-		{"its ADD failed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Next{}},
-		{"its DEL is done", journal.Step{Next: wait(journal.ForRules, 0)}, port(func(p *Pass) { p.Steps = slices.Delete(p.Steps, 2, 3) }), journal.Next{}},
-		{"it got no mapping", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": []}}`), journal.Next{}},
-		{"it got another capability", journal.Step{}, withConfig(`{"runtimeConfig": {"bandwidth": {"ingressRate": 1}}}`), journal.Next{}},
-		{"it got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Next{}},
-		{"its configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Next{}},
-		{"an earlier boot's", journal.Step{Next: wait(journal.ForRules, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Next{}},
+		{"the outcome of portmap's ADD is unknown", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddUnknown }), wait(journal.ForRules, 0)},
+		{"portmap's ADD failed", journal.Step{}, portStep(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Next{}},
+		{"portmap's DEL is done", journal.Step{Next: wait(journal.ForRules, 0)}, port(func(p *Pass) { p.Steps = slices.Delete(p.Steps, 2, 3) }), journal.Next{}},
+		{"portmap got no mapping", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": []}}`), journal.Next{}},
+		{"portmap got another capability", journal.Step{}, withConfig(`{"runtimeConfig": {"bandwidth": {"ingressRate": 1}}}`), journal.Next{}},
+		{"portmap got null", journal.Step{}, withConfig(`{"runtimeConfig": {"portMappings": null}}`), journal.Next{}},
+		{"portmap's configuration cannot be read", journal.Step{}, withConfig(`[`), journal.Next{}},
+		{"a host port of an earlier boot", journal.Step{Next: wait(journal.ForRules, 0)}, port(func(p *Pass) { p.SameBoot = false }), journal.Next{}},
 		{"a step that frees no address", journal.Step{Index: 1}, port(), journal.Next{}},
 		{"the host port's own step", journal.Step{Index: 2}, port(func(p *Pass) { p.Claims[0].Step = 2 }), journal.Next{}},
-		{"a step after it", journal.Step{Index: 4}, port(), journal.Next{}},
+		{"a step after the host port's", journal.Step{Index: 4}, port(), journal.Next{}},
 
 		{"a rule's DEL is pending", journal.Step{}, rule(func(*journal.Step) {}), wait(journal.ForRules, 0)},
-		{"it was tried once", journal.Step{}, rule(func(s *journal.Step) { s.Tries = 1 }), wait(journal.ForRules, 0)},
-		{"it was tried twice", journal.Step{}, rule(func(s *journal.Step) { s.Tries = 2 }), journal.Next{}},
+		{"the rule's DEL was tried once", journal.Step{}, rule(func(s *journal.Step) { s.Tries = 1 }), wait(journal.ForRules, 0)},
+		{"the rule's DEL was tried twice", journal.Step{}, rule(func(s *journal.Step) { s.Tries = 2 }), journal.Next{}},
 		{"the rule's plugin is missing", journal.Step{}, rule(func(s *journal.Step) { s.Tries, s.Code = 9, missing }), wait(journal.ForRules, 0)},
 		{"the rule's plugin is missing, and left the chain", journal.Step{},
 			rule(func(s *journal.Step) { s.Tries, s.Code, s.Absent = 9, missing, 1 }), journal.Next{}},
 		{"the rule's ADD failed", journal.Step{}, rule(func(s *journal.Step) { s.ADD = journal.AddFailed }), journal.Next{}},
-		{"the rule's ADD was cut off", journal.Step{}, rule(func(s *journal.Step) { s.ADD = journal.AddUnknown }), journal.Next{}},
+		{"the rule's ADD was interrupted", journal.Step{}, rule(func(s *journal.Step) { s.ADD = journal.AddUnknown }), journal.Next{}},
 		{"the rule's plugin left the chain", journal.Step{}, rule(func(s *journal.Step) { s.Absent = 1 }), journal.Next{}},
-		{"it goes by container", journal.Step{}, rule(func(s *journal.Step) { s.Type = "bandwidth" }), journal.Next{}},
+		{"a plugin that removes rules by container", journal.Step{}, rule(func(s *journal.Step) { s.Type = "bandwidth" }), journal.Next{}},
 
 		{"a pause", journal.Step{Next: wait(journal.ForBackoff, soon)}, nil, wait(journal.ForBackoff, soon)},
-		{"a pause, asked", journal.Step{Next: wait(journal.ForBackoff, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Next{}},
+		{"a pause, the pass ignores pauses", journal.Step{Next: wait(journal.ForBackoff, soon)}, func(p *Pass) { p.IgnorePause = true }, journal.Next{}},
 		{"a pause that is over", journal.Step{Next: wait(journal.ForBackoff, now)}, nil, journal.Next{}},
 		{"a pause of another boot", journal.Step{Next: wait(journal.ForBackoff, now+int64(longPause)+1)}, nil, journal.Next{}},
 	} {
@@ -133,7 +134,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestFactsOfSteps has what is said of a step, or of an address, by one fact or two.
+// TestFactsOfSteps covers the functions that classify a state or a step by one or two facts.
 func TestFactsOfSteps(t *testing.T) {
 	for _, tt := range []struct {
 		what      string
@@ -160,8 +161,9 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 }
 
-// TestPortFirst: the DEL of bridge comes after the DEL of portmap, though that was tried more often, and
-// before one that was tried even more often. So it runs in the pass in which portmap's succeeds.
+// TestPortFirst: bridge's DEL comes after portmap's, even if portmap's was tried more often, and
+// before a DEL that was tried still more often. So bridge's DEL runs in the same pass in which
+// portmap's succeeds.
 func TestPortFirst(t *testing.T) {
 	p := pass()
 	p.Claims = []journal.Claim{{}}
@@ -187,8 +189,8 @@ func TestOrder(t *testing.T) {
 	}{
 		{"none was tried", [4]int{}, []int{3, 2, 1, 0}},
 		{"the last was tried", [4]int{0, 0, 0, 1}, []int{2, 1, 0, 3}},
-		{"some were", [4]int{0, 2, 0, 1}, []int{2, 0, 3, 1}},
-		{"all were", [4]int{1, 1, 1, 1}, []int{3, 2, 1, 0}},
+		{"some were tried", [4]int{0, 2, 0, 1}, []int{2, 0, 3, 1}},
+		{"all were tried", [4]int{1, 1, 1, 1}, []int{3, 2, 1, 0}},
 	} {
 		var steps []journal.Step
 		for i, tries := range tt.tries {
@@ -200,7 +202,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestGets has each clause of Gets, and what is next to it.
+// TestGets covers each case of Gets, and the cases that differ from it in one fact.
 func TestGets(t *testing.T) {
 	file, none := journal.Claim{Pool: "pool"}, journal.Claim{}
 	for _, tt := range []struct {
@@ -212,14 +214,14 @@ func TestGets(t *testing.T) {
 	}{
 		{"the step that got it", journal.Step{Type: "own"}, none, Owner{Freed: true, Others: true}, true},
 		{"the step that got it from host-local", journal.Step{Type: "own"}, file, Owner{}, true},
-		{"it goes by container", journal.Step{Index: 1, Type: "portmap"}, file, Owner{}, true},
-		{"its file", journal.Step{Index: 1, Type: "firewall"}, file, Owner{InFile: true}, true},
-		{"its file, whatever else claims it", journal.Step{Index: 1, Type: "firewall"}, file, Owner{InFile: true, Freed: true, Others: true}, true},
-		{"another one's file", journal.Step{Index: 1, Type: "firewall"}, file, Owner{}, false},
-		{"a plugin before it", journal.Step{Index: 0, Type: "own"}, journal.Claim{Step: 1, Pool: "pool"}, Owner{}, false},
-		{"not freed yet", journal.Step{Index: 1, Type: "firewall"}, none, Owner{}, true},
-		{"it may be free", journal.Step{Index: 1, Type: "firewall"}, none, Owner{Freed: true}, false},
-		{"another one's claim", journal.Step{Index: 1, Type: "firewall"}, none, Owner{Others: true}, false},
+		{"a plugin that removes rules by container", journal.Step{Index: 1, Type: "portmap"}, file, Owner{}, true},
+		{"the file names the container", journal.Step{Index: 1, Type: "firewall"}, file, Owner{InFile: true}, true},
+		{"the file names the container, another record claims the address", journal.Step{Index: 1, Type: "firewall"}, file, Owner{InFile: true, Freed: true, Others: true}, true},
+		{"the file names another container", journal.Step{Index: 1, Type: "firewall"}, file, Owner{}, false},
+		{"a plugin before the one that got the address", journal.Step{Index: 0, Type: "own"}, journal.Claim{Step: 1, Pool: "pool"}, Owner{}, false},
+		{"the address is not freed yet", journal.Step{Index: 1, Type: "firewall"}, none, Owner{}, true},
+		{"the address may be free", journal.Step{Index: 1, Type: "firewall"}, none, Owner{Freed: true}, false},
+		{"another record claims the address", journal.Step{Index: 1, Type: "firewall"}, none, Owner{Others: true}, false},
 	} {
 		if got := Gets(&tt.step, tt.claim, tt.owner); got != tt.want {
 			t.Errorf("%s: %t", tt.name, got)

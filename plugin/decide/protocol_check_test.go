@@ -11,20 +11,20 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// wrong names the invariant that a state breaks, or returns "".
+// wrong describes the invariant that a state breaks, or returns "".
 func (m *protocol) wrong(s state) string {
 	switch {
 	case s.illegal:
-		return "two have worked on one attachment at once"
+		return "two processes worked on one attachment at the same time"
 	}
 	for p, pr := range s.p {
 		if pr.pc == pDel && m.shownAnothers(&s, pr.delegate()) {
-			return name(p) + "'s DEL of firewall is shown the address of another ADD"
+			return name(p) + "'s DEL of firewall gets the address of another ADD"
 		}
 	}
 	for _, d := range s.orphan {
 		if d.there && !d.add && m.shownAnothers(&s, d) {
-			return "a DEL of firewall that outlived its unwind is shown the address of another ADD"
+			return "a DEL of firewall that outlived its unwind process gets the address of another ADD"
 		}
 	}
 	for i := range m.containers() {
@@ -34,19 +34,19 @@ func (m *protocol) wrong(s state) string {
 		}
 		switch {
 		case s.owner[c.given] != i:
-			return fmt.Sprintf("%s lives, and its address %d is not its own any more", name(int(i)), c.given)
+			return fmt.Sprintf("%s lives, and its address %d is no longer its own", name(int(i)), c.given)
 		case s.rules[c.given]&(1<<i) == 0:
 			return fmt.Sprintf("%s lives, and its rule is gone", name(int(i)))
 		case m.ports && s.forwards[c.given]&(1<<i) == 0:
 			return fmt.Sprintf("%s lives, and its host port is gone", name(int(i)))
 		case s.forwards[c.given]&^(1<<i) != 0:
-			return fmt.Sprintf("%s lives, and the host port of another one forwards to it", name(int(i)))
+			return fmt.Sprintf("%s lives, and another container's host port forwards to it", name(int(i)))
 		case !c.device:
 			return fmt.Sprintf("%s lives, and its interface is gone", name(int(i)))
 		}
 	}
 	if p := m.stuck(s); p != none {
-		return name(p) + " waits for ever"
+		return name(p) + " waits forever"
 	}
 	if s.atWork() {
 		return ""
@@ -54,19 +54,19 @@ func (m *protocol) wrong(s state) string {
 	return m.converges(s)
 }
 
-// shownAnothers reports whether firewall's DEL is shown an address that another ADD has.
+// shownAnothers reports whether firewall's DEL gets an address that another ADD has.
 func (m *protocol) shownAnothers(s *state, d lostDelegate) bool {
 	if d.step != 1 || d.shows == none || s.owner[d.shows] == none {
 		return false
 	}
 	c := &s.c[s.owner[d.shows]]
 	if m.pod && ofPod(s.owner[d.shows]) && ofPod(d.on) || m.unnamed && c.r[0].claim != d.shows {
-		return false // it is the pod's; nothing shows yet that another one has it
+		return false // the address is the pod's, or nothing shows yet that another ADD has it
 	}
 	return s.owner[d.shows] != d.on || s.made[d.shows] != d.n && c.phase == up && c.inside
 }
 
-// stuck returns a process that waits, while nothing that could end its wait can happen, or none.
+// stuck returns a process that waits for an event that can never happen, or none.
 func (m *protocol) stuck(s state) int {
 	waits := none
 	for p := range s.p {
@@ -88,12 +88,14 @@ func (m *protocol) stuck(s state) int {
 	return waits
 }
 
-// converges checks that, once every sandbox is gone and DELs pass, sweeps alone leave nothing.
+// converges checks that sweeps alone clean everything up, once every sandbox is gone and all DELs
+// succeed.
 func (m *protocol) converges(s state) string {
 	s.left = budgets{}
 	for i := range m.containers() {
 		c := &s.c[i]
-		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) { // the leak is the plain chain's
+		// No sweep can know of this ADD, so the plain chain alone leaks what it created.
+		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) {
 			c.given = max(c.cached, s.has(i))
 			m.plainDELs(&s, i)
 			for a := range s.rules {
@@ -116,7 +118,7 @@ func (m *protocol) converges(s state) string {
 				s = m.swept(s)
 			}
 		}
-		if m.pod { // the provider frees it
+		if m.pod { // the IPAM provider frees the pod's address
 			m.effect(&s, lostDelegate{})
 		}
 	}
@@ -138,7 +140,7 @@ func (m *protocol) converges(s state) string {
 	return ""
 }
 
-// swept returns the state after the sweep's pass.
+// swept returns the state after the sweep's current pass.
 func (m *protocol) swept(s state) state {
 	for s.p[nSelf].pc != pEnded {
 		m.step(s, nSelf, func(_ string, next state) { s = next })
@@ -146,16 +148,17 @@ func (m *protocol) swept(s state) state {
 	return s
 }
 
-// unknown reports whether the newest ADD of a container is not in the journal.
+// unknown reports whether the journal lacks the newest ADD of a container.
 func (c *sandboxed) unknown() bool {
 	return c.bare || c.plain &&
 		!c.knows(c.cachedN)
 }
 
-// check visits every reachable state, the nearest first. It returns their number, and the trace to
-// one that is wrong. To save memory it keeps only a hash of each state, and the way to it.
+// check visits every reachable state, breadth first. It returns the number of states, and the trace
+// to the first one that breaks an invariant. To save memory it keeps only a hash of each state, and
+// the moves that lead to it.
 func (m *protocol) check() (states int, trace []string) {
-	type step struct{ from, nth int32 } // the state before, and which of its moves
+	type step struct{ from, nth int32 } // the previous state, and the index of the move from it
 	type reached struct {
 		state
 		at int32
@@ -187,7 +190,7 @@ func (m *protocol) check() (states int, trace []string) {
 	return len(found), nil
 }
 
-// replay describes the moves that lead to a state.
+// replay returns a description of each move that leads to a state.
 func (m *protocol) replay(way []int32) (trace []string) {
 	s := m.first()
 	for _, nth := range way {
@@ -198,7 +201,7 @@ func (m *protocol) replay(way []int32) (trace []string) {
 	return trace
 }
 
-// TestProtocol: no interleaving breaks an invariant.
+// TestProtocol: in each of these worlds, no interleaving breaks an invariant.
 func TestProtocol(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
@@ -209,44 +212,44 @@ func TestProtocol(t *testing.T) {
 		{"two addresses", protocol{addresses: 2, crashes: 1}},
 		{"one address, DELs fail", protocol{addresses: 1, faults: 2}},
 		{"one address, a crash and a DEL that fails", protocol{addresses: 1, crashes: 1, faults: 1}},
-		{"one address, an ID that is used again", protocol{addresses: 1, faults: 1, reuse: true}},
-		{"an ID that is used again, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
+		{"one address, a reused container ID", protocol{addresses: 1, faults: 1, reuse: true}},
+		{"a reused container ID, a crash", protocol{addresses: 2, crashes: 1, reuse: true}},
 		{"added again without a DEL", protocol{addresses: 1, again: true, crashes: 1}},
-		{"paths that hide", protocol{addresses: 1, hides: true}},
-		{"IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, faults: 2}},
-		{"a loss of power", protocol{addresses: 1, power: 1, faults: 1}},
-		{"a loss of power, an ID that is used again", protocol{addresses: 1, power: 1, reuse: true}},
-		{"a loss of power, IPAM of which nothing is known", protocol{addresses: 1, power: 1, unnamed: true}},
-		{"commits of unknown outcome, IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, commits: 1}},
-		{"switched off between", protocol{addresses: 1, plain: true, crashes: 1}},
-		{"IPAM of which nothing is known, a crash", protocol{addresses: 1, unnamed: true, once: true, crashes: 1}},
-		{"a rule before the address", protocol{addresses: 1, strict: true, faults: 1}},
+		{"a path that disappears", protocol{addresses: 1, hides: true}},
+		{"an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, faults: 2}},
+		{"a power loss", protocol{addresses: 1, power: 1, faults: 1}},
+		{"a power loss, a reused container ID", protocol{addresses: 1, power: 1, reuse: true}},
+		{"a power loss, an unknown IPAM plugin", protocol{addresses: 1, power: 1, unnamed: true}},
+		{"commits of unknown outcome, an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, commits: 1}},
+		{"a container added by the plain chain", protocol{addresses: 1, plain: true, crashes: 1}},
+		{"an unknown IPAM plugin, a crash", protocol{addresses: 1, unnamed: true, once: true, crashes: 1}},
+		{"a rule must go before the address", protocol{addresses: 1, strict: true, faults: 1}},
 		{"deleted by the plain chain", protocol{addresses: 1, crashes: 1, plainDEL: true}},
 		{"three containers, one address", protocol{three: true, addresses: 1}},
-		{"added again past the journal", protocol{addresses: 2, off: true, faults: 1}},
+		{"added again by the plain chain", protocol{addresses: 2, off: true, faults: 1}},
 		{"a list, commits of unknown outcome", protocol{addresses: 1, lists: true, commits: 1, crashes: 1}},
-		{"a list, a plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
-		{"a list, added again past the journal", protocol{addresses: 2, lists: true, off: true}},
-		{"added again past the journal, DELs without a path", protocol{addresses: 2, off: true, nameless: true}},
-		{"added again past the journal, one address", protocol{addresses: 1, off: true, crashes: 1}},
-		{"a path that is another's", protocol{addresses: 2, path: true}},
-		{"a path that is another's, a crash", protocol{addresses: 2, path: true, crashes: 1}},
-		{"a path that is another's, shown to a plugin", protocol{addresses: 2, path: true, byName: true, prompt: true}},
+		{"a list, a container added by the plain chain", protocol{addresses: 1, lists: true, plain: true, crashes: 1}},
+		{"a list, added again by the plain chain", protocol{addresses: 2, lists: true, off: true}},
+		{"added again by the plain chain, DELs without a path", protocol{addresses: 2, off: true, nameless: true}},
+		{"added again by the plain chain, one address", protocol{addresses: 1, off: true, crashes: 1}},
+		{"a path of another container", protocol{addresses: 2, path: true}},
+		{"a path of another container, a crash", protocol{addresses: 2, path: true, crashes: 1}},
+		{"a path of another container, given to a plugin", protocol{addresses: 2, path: true, byName: true, prompt: true}},
 		{"DELs that lie", protocol{addresses: 1, lies: 2}},
-		{"DELs that lie, an ID that is used again", protocol{addresses: 1, lies: 1, reuse: true}},
+		{"DELs that lie, a reused container ID", protocol{addresses: 1, lies: 1, reuse: true}},
 		{"DELs that lie, and a crash", protocol{addresses: 1, lies: 1, crashes: 1}},
 		{"host ports", protocol{addresses: 1, ports: true, faults: 2}},
 		{"host ports, a crash", protocol{addresses: 1, ports: true, crashes: 1}},
-		{"host ports, a loss of power", protocol{addresses: 1, ports: true, power: 1, faults: 1}},
+		{"host ports, a power loss", protocol{addresses: 1, ports: true, power: 1, faults: 1}},
 		{"an ADD that the runtime gives up", protocol{addresses: 1, impatient: true, crashes: 1}},
 		{"sandboxes of one pod", protocol{addresses: 1, pod: true, unnamed: true, faults: 2}},
-		{"an IPAM plugin that collects", protocol{addresses: 1, collects: true, crashes: 1}},
-		{"commits of unknown outcome, IPAM of which nothing is known, DELs fail", protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}},
-		{"a journal that is lost during ADDs, IPAM of which nothing is known", protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}},
+		{"an IPAM plugin with its own GC", protocol{addresses: 1, collects: true, crashes: 1}},
+		{"commits of unknown outcome, an unknown IPAM plugin, DELs fail", protocol{addresses: 1, unnamed: true, commits: 1, faults: 1}},
+		{"a journal that is lost during ADDs, an unknown IPAM plugin", protocol{addresses: 1, unnamed: true, losses: 1, faults: 1}},
 		{"commits of unknown outcome", protocol{addresses: 1, commits: 1, crashes: 1}},
 		{"two commits of unknown outcome", protocol{addresses: 1, commits: 2}},
 		{"a journal that is lost during ADDs", protocol{addresses: 1, losses: 1, faults: 2}},
-		{"commits of unknown outcome, an ID that is used again", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
+		{"commits of unknown outcome, a reused container ID", protocol{addresses: 1, commits: 1, faults: 1, reuse: true}},
 	} {
 		if !sandbox.Sampled(sandbox.Rounds(3, 1, 1), i) {
 			continue
@@ -256,46 +259,47 @@ func TestProtocol(t *testing.T) {
 			states, trace := tt.model.check()
 			t.Logf("%d states\n%s", states, strings.Join(trace, "\n"))
 			if trace != nil {
-				t.Errorf("wrong")
+				t.Errorf("the trace above breaks an invariant")
 			}
 		})
 	}
 }
 
-// TestGuards: without any one of the guards, some interleaving breaks an invariant.
+// TestGuards: the protocol needs each of its guards. If one is left out, some interleaving breaks
+// an invariant.
 func TestGuards(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
 	for _, tt := range []struct {
 		model protocol
-		wrong string // the invariant that breaks
+		wrong string // part of the description of the broken invariant
 	}{
-		{protocol{without: locks, addresses: 1, crashes: 1}, "two have worked on one attachment at once"},
+		{protocol{without: locks, addresses: 1, crashes: 1}, "two processes worked on one attachment"},
 		{protocol{without: inherited, addresses: 1, crashes: 1}, "leaked"},
 		{protocol{without: witness, addresses: 1, hides: true}, "lives"},
 		{protocol{without: ahead, addresses: 1, crashes: 1}, "leaked"},
 		{protocol{without: looksAgain, addresses: 1, commits: 1}, "its rule is gone"},
 		{protocol{without: noLate, addresses: 1, commits: 1}, "its rule is gone"},
 		{protocol{without: rewrites, addresses: 1, losses: 1, faults: 2}, "leaked"},
-		{protocol{without: inFile, addresses: 1, faults: 2}, "is shown the address of"},
-		{protocol{without: freed, addresses: 1, unnamed: true, faults: 2}, "is shown the address of"},
-		{protocol{without: noted, addresses: 1, unnamed: true, once: true, crashes: 1}, "is shown the address of"},
-		{protocol{without: rivals, addresses: 1, unnamed: true, crashes: 1}, "is shown the address of"},
+		{protocol{without: inFile, addresses: 1, faults: 2}, "gets the address of"},
+		{protocol{without: freed, addresses: 1, unnamed: true, faults: 2}, "gets the address of"},
+		{protocol{without: noted, addresses: 1, unnamed: true, once: true, crashes: 1}, "gets the address of"},
+		{protocol{without: rivals, addresses: 1, unnamed: true, crashes: 1}, "gets the address of"},
 		{protocol{without: rules, addresses: 1, strict: true, faults: 1}, "a rule for address"},
 		{protocol{without: port, addresses: 1, ports: true, faults: 2}, "forwards to it"},
 		{protocol{without: leftover, addresses: 2, lies: 1}, "leaked"},
 		{protocol{without: records, addresses: 2, faults: 2, reuse: true}, "leaked"},
-		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "is shown the address of"},
-		{protocol{without: uncached, addresses: 1, unnamed: true, commits: 1}, "is shown the address of"},
-		{protocol{without: otherCache, addresses: 2, off: true}, "is shown the address of"},
-		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "is shown the address of"},
+		{protocol{without: older, addresses: 2, faults: 2, reuse: true}, "gets the address of"},
+		{protocol{without: uncached, addresses: 1, unnamed: true, commits: 1}, "gets the address of"},
+		{protocol{without: otherCache, addresses: 2, off: true}, "gets the address of"},
+		{protocol{without: anyState, addresses: 2, off: true, faults: 1}, "gets the address of"},
 		{protocol{without: both, addresses: 2, off: true}, "leaked"},
 		{protocol{without: pinned, addresses: 2, path: true, crashes: 1}, "its interface is gone"},
 		{protocol{without: anothers, addresses: 2, path: true, byName: true, prompt: true}, "its interface is gone"},
-		{protocol{without: ends, addresses: 1, impatient: true}, "waits for ever"},
-		{protocol{without: alone, addresses: 1, impatient: true}, "two have worked on one attachment at once"},
+		{protocol{without: ends, addresses: 1, impatient: true}, "waits forever"},
+		{protocol{without: alone, addresses: 1, impatient: true}, "two processes worked on one attachment"},
 		{protocol{without: deadOfPod, addresses: 1, pod: true, unnamed: true, faults: 2}, "never released"},
-		{protocol{without: handsOn, addresses: 1, collects: true}, "is not its own"},
+		{protocol{without: handsOn, addresses: 1, collects: true}, "is no longer its own"},
 		{protocol{without: otherOfPod, addresses: 1, pod: true, unnamed: true, faults: 1}, "its rule is gone"},
 	} {
 		t.Run(string(tt.model.without), func(t *testing.T) {
@@ -309,8 +313,8 @@ func TestGuards(t *testing.T) {
 	}
 }
 
-// TestLimits has the kinds of history that break an invariant in spite of the protocol. LIMITS.md
-// names them for operators.
+// TestLimits covers the sequences of events that break an invariant in spite of the protocol.
+// cmd/unwind/LIMITS.md lists them for operators.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
@@ -319,21 +323,21 @@ func TestLimits(t *testing.T) {
 		model protocol
 		wrong string
 	}{
-		{"a plugin opens the path itself, later than unwind identified it",
+		{"a plugin opens the path itself, after unwind identified the namespace",
 			protocol{addresses: 2, path: true, byName: true, crashes: 1}, "its interface is gone"},
 		{"portmap's ADD failed and left a rule, and its DEL fails",
 			protocol{addresses: 1, ports: true, faults: 3, partial: true}, "forwards to it"},
-		{"portmap's DEL passes and leaves its rule",
+		{"portmap's DEL succeeds and leaves its rule",
 			protocol{addresses: 1, ports: true, lies: 1}, "a host port of"},
-		{"a DEL is killed when it is done, no file shows that, and the runtime sends it again while another ADD gets the address",
-			protocol{addresses: 1, unnamed: true, crashes: 1}, "is shown the address of"},
-		{"the plain chain frees an address, no file shows that, and a sweep comes while another ADD gets it",
-			protocol{addresses: 1, unnamed: true, off: true}, "is shown the address of"},
-		{"added again past the journal, and the path of the namespace goes",
-			protocol{addresses: 1, off: true, hides: true}, "is shown the address of"},
-		{"an ADD past the journal is cut off while a DEL is pending, and the runtime's DEL has no path",
+		{"a DEL is killed after it freed the address, no file shows that, and the runtime sends it again after another ADD got the address",
+			protocol{addresses: 1, unnamed: true, crashes: 1}, "gets the address of"},
+		{"the plain chain frees an address, no file shows that, and a sweep runs after another ADD got the address",
+			protocol{addresses: 1, unnamed: true, off: true}, "gets the address of"},
+		{"the plain chain adds a container again, and the path of its namespace disappears",
+			protocol{addresses: 1, off: true, hides: true}, "gets the address of"},
+		{"an ADD of the plain chain is interrupted while a DEL is pending, and the runtime's DEL has no path",
 			protocol{addresses: 1, off: true, nameless: true, crashes: 1, faults: 1}, "leaked"},
-		{"a DEL passes and frees nothing, and no file shows that",
+		{"a DEL succeeds and frees nothing, and no file shows that",
 			protocol{addresses: 1, unnamed: true, lies: 1}, "leaked"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -341,16 +345,16 @@ func TestLimits(t *testing.T) {
 			states, trace := tt.model.check()
 			t.Logf("%d states\n%s", states, strings.Join(trace, "\n"))
 			if trace == nil || !strings.Contains(trace[len(trace)-1], tt.wrong) {
-				t.Errorf("no counterexample with %q: no limit any more", tt.wrong)
+				t.Errorf("no counterexample with %q: this limit no longer exists", tt.wrong)
 			}
 		})
 	}
 }
 
-// TestProtocolAtLength checks models that are too large for a normal run.
+// TestProtocolAtLength explores worlds that are too large for a normal run.
 func TestProtocolAtLength(t *testing.T) {
 	if !sandbox.Long() {
-		t.Skip("only at full length: make proof")
+		t.Skip("these worlds take long: make proof")
 	}
 	for _, model := range []protocol{
 		{addresses: 2, power: 1, faults: 1},
@@ -385,7 +389,7 @@ func TestProtocolAtLength(t *testing.T) {
 		states, trace := model.check()
 		t.Logf("%+v: %d states", model, states)
 		if trace != nil {
-			t.Errorf("wrong:\n%s", strings.Join(trace, "\n"))
+			t.Errorf("broken invariant:\n%s", strings.Join(trace, "\n"))
 		}
 	}
 }

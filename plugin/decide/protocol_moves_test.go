@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// move is a next state, and who does what to reach it.
+// move is a transition: the process that acts, what it does, and the next state.
 type move struct {
-	who int // as name takes it
+	who int // an argument of name
 	how string
 	to  state
 }
@@ -45,7 +45,7 @@ func (m *protocol) moves(s state) (all []move) {
 		}
 	}
 	if s.left.power > 0 {
-		by(none)("a loss of power", s.reboot())
+		by(none)("a power loss", s.reboot())
 	}
 	if next := s; s.left.losses > 0 && m.loses(&next) {
 		by(none)("the journal is lost", next)
@@ -53,8 +53,8 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls to with what happens to a container without its runtime: delegates that outlived their
-// unwind or its kill, and sweeps.
+// node calls to with each event that happens to a container without the runtime: a delegate that
+// outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
 	if o := s.orphan[i]; o.there {
@@ -64,7 +64,7 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 		if next.lock[i] == lockOrphan {
 			next.lock[i] = none
 		}
-		to(what("the delegate of %s that outlived its unwind ends"), next)
+		to(what("the delegate of %s that outlived its unwind process ends"), next)
 	}
 	recorded := slices.ContainsFunc(s.c[i].r[:], func(r record) bool { return r.pending() && !r.memory })
 	if a := s.has(i); m.collects && a != none && (!recorded || m.without == handsOn) {
@@ -87,8 +87,8 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 	}
 }
 
-// reconstruct lets the sweep begin with a record of a dead container of which the journal knows nothing
-// and host-local has an address. It reports whether there is one.
+// reconstruct makes the sweep begin with a reconstructed record of a dead container that has an
+// address of host-local and no record in the journal. It returns false if there is no such address.
 func (m *protocol) reconstruct(s *state, i int8) bool {
 	c, a := &s.c[i], s.has(i)
 	if !m.lists || m.unnamed || a == none || !c.unlisted() {
@@ -105,7 +105,7 @@ func (m *protocol) reconstruct(s *state, i int8) bool {
 	return true
 }
 
-// sweep lets the sweep begin with a record.
+// sweep makes the sweep begin with a record.
 func (m *protocol) sweep(s *state, i, n int8) {
 	m.take(s, i, nSelf)
 	s.p[nSelf] = process{pc: pMark, on: i, n: n, back: none}
@@ -147,7 +147,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 				c.adds++
 				n.p[i] = process{pc: pLock, add: true, on: i, back: none, claim: none}
 			})
-		case a != none && !s.atWork(): // an ADD of the plain chain does not wait for DELs of unwind
+		case a != none && !s.atWork(): // this ADD waits for no DEL (cmd/unwind/LIMITS.md)
 			do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
 		}
 	}
@@ -169,24 +169,24 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 		do("the sandbox is forgotten, and ends", func(_ *state, c *sandboxed) {
 			c.netns, c.inside, c.device = false, false, false
 			if c.phase != up {
-				c.phase = over // no DEL comes any more
+				c.phase = over // the runtime sends no more DEL
 			}
 		})
 	}
-	// A late DEL harms others, as the plain chain always has.
+	// Only while the namespace exists: a late DEL of the plain chain can harm others, unwind or not.
 	if m.plainDEL && c.phase == up && c.netns {
 		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
 	}
 	if m.hides && c.phase == up && c.netns {
-		do("the path of the namespace goes", func(_ *state, c *sandboxed) { c.netns = false })
+		do("the path of the namespace disappears", func(_ *state, c *sandboxed) { c.netns = false })
 	}
 	if m.hides && c.phase == up && !c.netns && c.inside {
 		do("the last process of the namespace ends", func(_ *state, c *sandboxed) { c.inside, c.device = false, false })
 	}
 }
 
-// mayAdd reports whether the runtime may send an ADD of a container. The next sandbox of a pod comes
-// after the one before is over.
+// mayAdd reports whether the runtime may send an ADD of a container. It adds a pod's next sandbox
+// only when the previous one is over.
 func (m *protocol) mayAdd(s *state, i int8) bool {
 	c := &s.c[i]
 	switch {
@@ -226,9 +226,9 @@ func (m *protocol) plainDELs(s *state, i int8) {
 	c.phase, c.cached, c.cachedN, c.plain = over, none, 0, false
 }
 
-// unseen calls do with the plain chain's actions on A while unwind is switched off and no process
-// works: an ADD of the plain chain does not wait for DELs that unwind is running. Nothing shows such an
-// ADD before its result is cached.
+// unseen calls do with the plain chain's actions on A while unwind is switched off. It requires
+// that no process runs, because an ADD of the plain chain does not wait for unwind's DELs. Until
+// its result is in libcni's cache, nothing shows that such an ADD ran.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {
@@ -245,13 +245,13 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 		return
 	}
 	do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
-	do("ADD of the plain chain is cut off", func(n *state, c *sandboxed) {
+	do("ADD of the plain chain is interrupted", func(n *state, c *sandboxed) {
 		m.plainBridge(n, i, a)
 		c.phase, c.given, c.bare = failed, none, true
 	})
 }
 
-// kill ends a process. A delegate that it runs goes on and keeps the lock.
+// kill ends a process. Its delegate keeps running and keeps the lock.
 func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--
@@ -277,7 +277,7 @@ func (m *protocol) kill(s state, p int) state {
 	return s
 }
 
-// end ends a process, with its locks and what only it knows.
+// end ends a process, releases its locks, and drops the record that is only in its memory.
 func (m *protocol) end(s *state, p int) {
 	for i := range m.containers() {
 		s.drop(i, p)
@@ -288,16 +288,17 @@ func (m *protocol) end(s *state, p int) {
 	s.p[p] = process{}
 }
 
-// forgets drops what only an ADD knows.
+// forgets drops the newest record, which only an ADD has in memory.
 func (c *sandboxed) forgets() { c.r[0], c.r[1], c.bare = c.r[1], record{}, true }
 
-// delegate returns the call that a process runs.
+// delegate returns the delegate call that a process is running.
 func (pr *process) delegate() lostDelegate {
 	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
 }
 
-// loses empties the journal, and reports whether that can be. Only ADDs run, each on its own record, which
-// stays in the memory of its ADD. No other DEL is pending: it would be lost for good.
+// loses empties the journal, and reports whether the model allows that here. It does if only ADDs
+// run, each on its own record, which the ADD keeps in memory, and no other DEL is pending: that one
+// would be lost for good.
 func (m *protocol) loses(s *state) bool {
 	s.left.losses--
 	for i := range s.c {
@@ -320,7 +321,8 @@ func (m *protocol) loses(s *state) bool {
 	})
 }
 
-// reboot ends all that the kernel has. The journal and the IPAM plugin's files stay.
+// reboot drops all state of the kernel: processes, locks, namespaces and rules. The journal and the
+// IPAM plugin's files stay.
 func (s state) reboot() state {
 	s.left.power--
 	for i := range s.c {

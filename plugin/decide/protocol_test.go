@@ -7,108 +7,115 @@ import (
 	"cni-unwind/journal"
 )
 
-// This file is a model of the protocol: every interleaving of the verbs on two or three containers
-// that share a pool of one or two addresses, with crashes, delegates that outlive their unwind,
-// DELs that fail or lie, commits of unknown outcome, and sandboxes that the runtime forgets. The
-// chain is bridge, which gets an address by the container's ID, and firewall, which keys its rule by
-// the address alone; some worlds add portmap, whose rule goes by the ID and forwards to the address.
-// One step of the model is a transaction, a call of a delegate, or an action of the runtime.
+// This file is a model of the protocol. It explores every interleaving of the verbs on two or three
+// containers that share a pool of one or two addresses. Processes crash, delegates outlive the
+// unwind process that started them, DELs fail or lie (exit 0 and free nothing), commits have an
+// unknown outcome, and the runtime forgets sandboxes.
 //
-// The decisions are the code's own: Decide, Gets, Due, Reserved, Show, After and journal.CheckEdge. The model proves that these decisions, in this order, keep
-// the invariants (see wrong). It does not prove that the code has this order: TestModel and TestSoak
-// run the code.
+// The chain is bridge, which allocates an address by the container's ID, and firewall, which
+// identifies its rule by the address alone. Some worlds add portmap, which identifies its rule by
+// the ID; the rule forwards to the address. The "plain chain" is the same chain as a runtime runs
+// it while unwind is switched off. One step of the model is a transaction, a call of a delegate, or
+// an action of the runtime.
 //
-// In a trace, A, B and C are containers 0 to 2, and the verb that the runtime runs for each; "sweep"
-// is the process that undoes any dead attachment, and "A's old ADD" one that the runtime gave up.
+// The model calls the product's own decisions: Decide, Gets, Due, Reserved, Show, After and
+// journal.CheckEdge. It proves that these decisions, in the model's order, keep the invariants (see
+// wrong). It does not prove that the product has that order: TestModel and TestSoak run the
+// product.
+//
+// In a trace, A, B and C are containers 0 to 2, and also the verb that the runtime runs for each.
+// "sweep" is the process that undoes dead attachments. "A's old ADD" is an ADD that the runtime
+// gave up.
 
 const (
 	maxC       = 3        // number of containers, at most
 	maxA       = 2        // number of addresses, at most
 	none       = -1       // no address, no process, no place to return to
-	nSelf      = maxC     // the sweep; processes below it are the runtime's verbs, by container
-	nOld       = maxC + 1 // A's ADD that the runtime has given up
-	unnumbered = 3        // the number of a DEL's record while an ADD of its attachment may still write its own
+	nSelf      = maxC     // the sweep's process; lower ones are the runtime's verbs, by container
+	nOld       = maxC + 1 // the process of A's ADD that the runtime has given up
+	unnumbered = 3        // the number of a DEL's record while an ADD may still write its own record
 )
 
-// protocol is one run of the model: the world with its budgets, and the guard that it leaves out.
+// protocol is one world of the model: how many faults may happen in it, what its runtime and
+// plugins may do, and which guard of the protocol it leaves out.
 type protocol struct {
 	three     bool // three containers, else two
 	addresses int8 // the size of the pool
 	crashes   int8 // how many processes may be killed
 	faults    int8 // how many delegates may fail
 	lies      int8 // how many DELs may pass without effect
-	power     int8 // how many losses of power there may be
-	commits   int8 // how many commits may fail; the transaction is there or not
+	power     int8 // how many power losses there may be
+	commits   int8 // how many commits may fail, after which the transaction is in the journal or not
 	losses    int8 // how often the journal may be lost while ADDs run
 
 	ports     bool // the chain has portmap
 	partial   bool // portmap's ADD may fail and leave its rule
 	reuse     bool // the runtime adds A's container ID once more
-	again     bool // the runtime adds A again and again, without a DEL before
+	again     bool // the runtime repeats A's ADD several times without a DEL in between
 	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
-	plain     bool // the plain chain adds the last container: unwind was switched off
-	plainDEL  bool // the plain chain may delete a container that the journal has: unwind was switched off
-	off       bool // the plain chain may delete and add A, while unwind is switched off
-	nameless  bool // the runtime's DELs have no path, but that in the result which the runtime has
-	hides     bool // the path of a namespace may go while a process is in it
-	lists     bool // sweeps have a list of the runtime, and reconstruct what the journal does not know
+	plain     bool // the plain chain adds the last container
+	plainDEL  bool // the plain chain may delete a container that is in the journal
+	off       bool // the plain chain may delete A and add it again
+	nameless  bool // the runtime's DELs have no path except the one in the cached result
+	hides     bool // the path of a namespace may disappear while a process is in the namespace
+	lists     bool // sweeps have the runtime's list, and reconstruct records that the journal lacks
 	path      bool // B's namespace may be at A's old path, and the runtime may send a second DEL of A
-	byName    bool // bridge is a plugin that is shown the path, since it does not open the namespace itself
-	prompt    bool // it opens the path as soon as it is shown
+	byName    bool // bridge is a plugin that gets the namespace's path instead of a pinned namespace
+	prompt    bool // that plugin opens the path as soon as it gets it
 	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
-	strict    bool // firewall's rule may not stay
+	strict    bool // firewall's rule must be removed together with the address
 	once      bool // the runtime sends no second DEL
 	pod       bool // A and B are sandboxes of one pod, and bridge's IPAM plugin frees by pod
-	collects  bool // the IPAM plugin may release what is not on a GC's list, which no container is on
+	collects  bool // the IPAM plugin's own GC may release an address without a record
 
 	without guard
 }
 
-// guard is a rule of the protocol. TestGuards has a counterexample for each.
+// guard is a rule of the protocol. TestGuards finds a counterexample for each if it is left out.
 type guard string
 
 const (
 	locks      guard = "work on an attachment needs its lock"
-	inherited  guard = "a delegate that outlives its unwind has the lock"
-	witness    guard = "a missing path proves nothing while a process or the host's end is there"
+	inherited  guard = "a delegate that outlives its unwind process holds the lock"
+	witness    guard = "a missing path proves nothing while a process or the host end of the interface exists"
 	ahead      guard = "the intent is written before bridge's ADD runs"
-	looksAgain guard = "an ADD whose intent's commit failed looks whether its record is there"
-	noLate     guard = "an ADD fails if a later commit of it fails"
-	rewrites   guard = "a record that the journal lost is written again as it is"
-	inFile     guard = "firewall's DEL is shown an address only while host-local's file names its container"
-	freed      guard = "with another IPAM plugin, only until bridge's DEL is started"
-	noted      guard = "which is written before"
-	rivals     guard = "and only if no other record that lives claims the address"
-	rules      guard = "bridge's DEL waits for two tries of firewall's"
+	looksAgain guard = "an ADD checks whether its record exists if the commit of its intent failed"
+	noLate     guard = "an ADD fails if a later commit fails"
+	rewrites   guard = "an ADD writes its record again, unchanged, if the journal lost it"
+	inFile     guard = "firewall's DEL gets an address only while host-local's file names the container"
+	freed      guard = "with another IPAM plugin, firewall's DEL gets an address only until bridge's DEL starts"
+	noted      guard = "the start of bridge's DEL is written before it runs"
+	rivals     guard = "firewall's DEL gets no address that another live record claims"
+	rules      guard = "bridge's DEL waits for two tries of firewall's DEL"
 	port       guard = "no address is freed while the DEL of a host port is pending"
-	leftover   guard = "what host-local's file still has after a DEL that passed is released"
+	leftover   guard = "after a successful DEL, host-local's file for the address is removed if it is left"
 	records    guard = "a new ADD keeps the record of an earlier one"
-	older      guard = "no step of the older record runs while the newer one lives"
+	older      guard = "no step of an older record runs while a newer one is live"
 	uncached   guard = "a sweep removes the ADD that it has undone from libcni's cache"
-	otherCache guard = "a record is kept if libcni's cache names a namespace that exists and is no record's"
-	anyState   guard = "so is one that is being undone"
-	both       guard = "a DEL whose path is no record's undoes an ADD that the journal does not have, too"
-	pinned     guard = "a sweep's DEL is shown the namespace that was opened when the facts were gathered"
-	anothers   guard = "the runtime's DEL is shown no namespace of another attachment in the journal"
+	otherCache guard = "a record is kept if libcni's cache names an existing namespace that is no record's"
+	anyState   guard = "a record that is being undone is kept for the same reason"
+	both       guard = "a DEL whose path is no record's also undoes an ADD that is not in the journal"
+	pinned     guard = "a sweep's DEL gets the namespace that was opened when the facts were gathered"
+	anothers   guard = "the runtime's DEL gets no namespace of another attachment in the journal"
 	ends       guard = "the runtime's DEL ends the ADD of its attachment"
-	alone      guard = "no second verb runs delegates beside a living ADD"
+	alone      guard = "no second verb runs delegates while an ADD of the attachment is alive"
 	otherOfPod guard = "a plugin that frees by pod gets no DEL while another sandbox of the pod is known"
-	deadOfPod  guard = "a sandbox of the pod that is dead does not count"
-	handsOn    guard = "the list of a GC has each record with a pending DEL"
+	deadOfPod  guard = "a dead sandbox of the pod does not count"
+	handsOn    guard = "a GC's list contains each record with a pending DEL"
 )
 
 // The phases of a container, as the runtime sees it.
 const (
 	idle   = int8(iota)
 	adds   // ADD runs
-	failed // ADD failed, or was cut off
+	failed // ADD failed, or was interrupted
 	up     // ADD succeeded
 	dels   // DEL runs
-	owed   // DEL failed, or was cut off
-	over   // the runtime asks for nothing more
+	owed   // DEL failed, or was interrupted
+	over   // the runtime sends nothing more
 )
 
-// The states of a record. The zero record is none.
+// The states of a record. A zero record does not exist.
 const (
 	gone = int8(iota)
 	adding
@@ -125,33 +132,33 @@ var states = [...]journal.State{
 type record struct {
 	n      int8 // the number of the ADD
 	state  int8
-	steps  uint8 // pending DELs, a bit each
+	steps  uint8 // pending DELs, one bit for each step
 	claim  int8  // the address, or none
-	told   bool  // it comes from the runtime: its namespace is not on record
-	booted bool  // it is of an earlier boot
+	told   bool  // a DEL created it from the runtime's arguments, so it has no namespace
+	booted bool  // it is from an earlier boot
 	clean  bool  // portmap's ADD failed
 	freed  bool  // bridge's DEL may have been started
 	tries  int8  // how often firewall's DEL has failed
 	barred bool  // firewall's ADD failed
-	cut    bool  // the ADD was cut off, so it is unknown whether firewall's passed
-	memory bool  // only a process knows it: it is not written, it is lost, or a sweep reconstructed it
+	cut    bool  // the ADD was interrupted, so the outcome of firewall's ADD is unknown
+	memory bool  // it is not in the journal: not written, lost, or reconstructed by a sweep
 }
 
 func (r *record) pending() bool { return r.state != gone }
 
-// sandboxed is a container with its records, newest first. An ADD's number stands for its
+// sandboxed is a container with its records, newest first. The number of an ADD also identifies its
 // namespace.
 type sandboxed struct {
 	phase, adds   int8
 	given         int8 // the address that the runtime knows, or none
 	cached        int8 // the address in libcni's cache, or none
-	cachedN       int8 // the ADD of which the cache has the namespace
-	netns, inside bool // the path of the newest ADD's namespace exists; a process is in it
+	cachedN       int8 // the ADD whose namespace is in the cache
+	netns, inside bool // the path of the newest ADD's namespace exists; a process is in the namespace
 	device        bool // the interface of the newest ADD exists
-	took          bool // its namespace is at the path that A's was
-	twice         bool // the runtime's second DEL has come
+	took          bool // its namespace is at the path at which A's was
+	twice         bool // the runtime has sent the second DEL
 	plain         bool // the newest ADD is the plain chain's
-	bare          bool // an ADD without a record has ended, and no DEL has passed since
+	bare          bool // an ADD without a record has ended, and no DEL has succeeded since
 	r             [2]record
 }
 
@@ -159,49 +166,49 @@ type sandboxed struct {
 type process struct {
 	pc     int8
 	add    bool
-	on     int8 // the container whose record it undoes, and that record
-	n      int8
-	back   int8  // the step after the undoing; none: the process ends
-	seen   uint8 // records of its own container that it has been over, by number
-	step   int8  // the delegate that runs: 0 is bridge, 1 firewall, 2 portmap; so are the bits of steps, tried
+	on     int8  // the container that it works on
+	n      int8  // the number of the record that it undoes
+	back   int8  // the pc after the undoing; none: the process ends
+	seen   uint8 // records of its own container that it has handled, one bit for each number
+	step   int8  // the running delegate, and its bit in the masks: 0 bridge, 1 firewall, 2 portmap
 	tried  uint8 // DELs tried in this pass
-	done   uint8 // those that are undone, which the journal does not know before the pass ends
-	shows  int8  // the address that the delegate is shown
-	place  int8  // the namespace that it is shown
-	pin    bool  // the namespace was there when the facts were gathered
+	done   uint8 // DELs done in this pass; the journal gets them at the end of the pass
+	shows  int8  // the address that the delegate gets
+	place  int8  // the namespace that the delegate gets
+	pin    bool  // the namespace existed when the facts were gathered
 	failed bool
-	bare   bool // this ADD goes on without the journal
-	claim  int8 // this ADD's address; the journal may not have it
-	stop   bool // it was asked to end
+	bare   bool // this ADD continues without the journal
+	claim  int8 // this ADD's address, even if the journal lacks it
+	stop   bool // a DEL asked it to end
 	hangs  bool // its delegate never ends
 	freed  bool // this pass has started bridge's DEL
 	tries  int8 // how often firewall's DEL has failed in this pass
 }
 
-// The steps of a process; each is what happens next.
+// The values of pc: what a process does next.
 const (
-	pEnded  = int8(iota) // nothing: the process is free
+	pEnded  = int8(iota) // nothing: the process has ended
 	pLock                // take the attachment's lock
 	pFind                // look for the next record
 	pIntent              // write the intent
 	pAdd                 // run a delegate's ADD
-	pCommit              // write its address and "live"
+	pCommit              // write its address and the state live
 	pPrint               // print success; nothing is written
-	pMark                // gather, and write that the undoing begins, where it goes by more than the record
-	pNext                // choose the next DEL, and what it is shown
+	pMark                // gather facts, and write that the undoing begins
+	pNext                // choose the next DEL, its address and its namespace
 	pDel                 // run a delegate's DEL
-	pFinish              // write what is left
+	pFinish              // write the DELs that are still pending
 )
 
-// The namespaces that a delegate is shown.
+// The namespaces that a delegate may get.
 const (
-	nowhere = int8(iota)
-	itsOwn  // that of its ADD
-	byPath  // whatever is at its path when it opens it
-	noPath  // a path at which nothing ever is
+	nowhere = int8(iota) // none
+	itsOwn               // the namespace of its ADD
+	byPath               // the namespace that is at the path when the delegate opens it
+	noPath               // a path that never exists
 )
 
-// lostDelegate is a delegate whose unwind was killed.
+// lostDelegate is a delegate whose unwind process was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8
@@ -214,13 +221,13 @@ type state struct {
 	p        [maxC + 2]process
 	lock     [maxC]int8 // the process that holds it, none, or lockOrphan
 	orphan   [maxC]lostDelegate
-	owner    [maxA]int8 // the owner in the IPAM's file, by address
-	made     [maxA]int8 // the ADD that made that file
+	owner    [maxA]int8 // the owner in the IPAM plugin's file, by address
+	made     [maxA]int8 // the ADD that created that file
 	rules    [maxA]uint8
 	forwards [maxA]uint8
 	left     budgets
-	stays    [maxA]uint8 // rules of firewall whose address was freed, as LIMITS has it
-	illegal  bool        // two have worked on one record
+	stays    [maxA]uint8 // rules that may stay when their address is freed (cmd/unwind/LIMITS.md)
+	illegal  bool        // two processes have worked on one record
 }
 
 type budgets struct{ crashes, faults, lies, power, commits, losses int8 }
@@ -255,7 +262,7 @@ func (m *protocol) first() state {
 	return s
 }
 
-// of returns the container whose verb a process is, or none.
+// of returns the container whose verb a process runs, or none.
 func of(p int) int8 {
 	switch p {
 	case nSelf:
@@ -266,7 +273,8 @@ func of(p int) int8 {
 	return int8(p)
 }
 
-// record returns a record by its number. It is illegal to work on one that is gone.
+// record returns a record by its number. A process that works on a record that is gone makes the
+// state illegal.
 func (s *state) record(i, n int8) *record {
 	for at := range s.c[i].r {
 		if r := &s.c[i].r[at]; r.n == n && r.state != gone {
@@ -277,7 +285,7 @@ func (s *state) record(i, n int8) *record {
 	return &record{n: n, claim: none}
 }
 
-// push adds the newest record.
+// push adds a record as the newest.
 func (c *sandboxed) push(r record) {
 	before := c.r[0]
 	switch {
@@ -295,7 +303,8 @@ func (s *state) set(r *record, to int8) {
 	r.state = to
 }
 
-// write changes the state of an ADD's record in the journal, which may have lost the record.
+// write changes the state of an ADD's record in the journal. If the journal lost the record, write
+// adds it again.
 func (m *protocol) write(s *state, p int, r *record, to int8) {
 	if r.memory && !s.p[p].bare && m.without != rewrites {
 		r.memory, r.state = false, gone
@@ -303,8 +312,8 @@ func (m *protocol) write(s *state, p int, r *record, to int8) {
 	s.set(r, to)
 }
 
-// free returns the address that the next ADD gets, or none: that which the pod has, or the lowest
-// that is free.
+// free returns the address that the next ADD gets: the pod's address if it has one, else the lowest
+// free address, or none.
 func (s *state) free(m *protocol) int8 {
 	if has := slices.IndexFunc(s.owner[:], ofPod); m.pod && has != none {
 		return int8(has)
@@ -314,10 +323,10 @@ func (s *state) free(m *protocol) int8 {
 
 func ofPod(owner int8) bool { return owner == 0 || owner == 1 }
 
-// has returns the address that a container has in the IPAM's file, or none.
+// has returns the address that a container has in the IPAM plugin's files, or none.
 func (s *state) has(i int8) int8 { return int8(slices.Index(s.owner[:], i)) }
 
-// atWork says whether a process, or a delegate that outlived its unwind, is at work.
+// atWork reports whether a process, or a delegate that outlived its unwind process, is running.
 func (s *state) atWork() bool {
 	return slices.ContainsFunc(s.p[:], func(p process) bool { return p.pc != pEnded }) ||
 		slices.ContainsFunc(s.orphan[:], func(o lostDelegate) bool { return o.there })
@@ -337,14 +346,14 @@ func (m *protocol) effect(s *state, d lostDelegate) {
 		s.rules[d.shows] |= 1 << d.on
 	case d.add:
 		s.forwards[d.shows] |= 1 << d.on
-	case d.step == 0: // by the container's ID
+	case d.step == 0: // bridge's DEL frees by the container's ID
 		for a := range s.owner {
 			if o := s.owner[a]; o == d.on || m.pod && ofPod(o) {
 				s.owner[a], s.made[a] = none, 0
 			}
 		}
 		m.enter(s, d)
-	case d.step == 1: // whoever owns the rule
+	case d.step == 1: // firewall's DEL removes the address's rules, whoever owns them
 		s.rules[d.shows] = 0
 	default:
 		for a := range s.forwards {
@@ -353,7 +362,7 @@ func (m *protocol) effect(s *state, d lostDelegate) {
 	}
 }
 
-// enter removes the interface in the namespace that bridge's DEL is shown.
+// enter removes the interface in the namespace that bridge's DEL gets.
 func (m *protocol) enter(s *state, d lostDelegate) {
 	c := &s.c[d.on]
 	switch {
@@ -376,11 +385,11 @@ func (s *state) drop(i int8, p int) {
 	}
 }
 
-// judge calls Decide with the evidence that the state has on a record.
+// judge calls Decide with the evidence on a record.
 func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	c := &s.c[i]
 	answer := func(b bool) Truth { return TruthOf(b, nil) }
-	its := r.n == c.adds // its namespace is that of the newest ADD
+	its := r.n == c.adds // the record is of the newest ADD
 	there, inside := its && c.netns, its && c.inside
 	ev := Evidence{
 		State: states[r.state], Locked: answer(s.lock[i] != none),
@@ -394,8 +403,8 @@ func (m *protocol) judge(s *state, i int8, r *record) Verdict {
 	return Decide(ev)
 }
 
-// addedAgain reports whether libcni's cache names a namespace that exists, has the interface, and is no
-// record's. The path of an earlier ADD's namespace leads nowhere.
+// addedAgain reports whether libcni's cache names a namespace that exists, has the interface, and
+// belongs to no record. The namespace of an earlier ADD has no path any more.
 func (m *protocol) addedAgain(s *state, i int8, r *record) bool {
 	c := &s.c[i]
 	if r.state != live_ && m.without == anyState || m.without == otherCache {
@@ -409,12 +418,13 @@ func (c *sandboxed) knows(n int8) bool {
 	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n })
 }
 
-// unlisted reports whether a list of the runtime shows that a container is dead, whichever ADD it is of.
+// unlisted reports whether the runtime's list shows that a container is dead, whichever ADD a
+// record is of.
 func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
 
-// pass returns what the code's decisions know of a record.
+// pass returns the facts about a record that the product's decisions get.
 func (m *protocol) pass(s *state, p int, r *record) Pass {
 	pr := &s.p[p]
 	newer := &s.c[pr.on].r[0]
@@ -442,7 +452,7 @@ var (
 	spiderpool = json.RawMessage(`{"ipam": {"type": "spiderpool"}}`)
 )
 
-// journalled returns the step of a delegate as the code has it.
+// journalled returns the journal's step for a delegate.
 func (m *protocol) journalled(s *state, p int, r *record, step int8) journal.Step {
 	j := journal.Step{Index: int(step), Type: delegates[step]}
 	switch {
@@ -470,13 +480,13 @@ func (m *protocol) journalled(s *state, p int, r *record, step int8) journal.Ste
 	return j
 }
 
-// due asks Due whether a step of a record runs now.
+// due calls Due. It reports whether a step of a record runs now.
 func (m *protocol) due(s *state, p int, r *record, step int8) bool {
 	j := m.journalled(s, p, r, step)
 	return Due(&j, m.pass(s, p, r)) == journal.Next{}
 }
 
-// gets asks Gets whether a delegate's DEL is shown the address of its record.
+// gets calls Gets. It reports whether a delegate's DEL gets the address of its record.
 func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
 	if r.claim == none {
 		return false
@@ -500,17 +510,17 @@ func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
 	return Gets(&j, claim, o)
 }
 
-// lives reports whether the journal has a record of a container that is not dead. One that is being
-// undone does not count: two sandboxes of a pod would wait for each other.
+// lives reports whether the journal has a record of a container that is not dead. A record that is
+// being undone does not count; otherwise two sandboxes of a pod would wait for each other.
 func (m *protocol) lives(s *state, i int8) bool {
 	r := &s.c[i].r[0]
 	return r.pending() && !r.memory && (m.without == deadOfPod || !m.judge(s, i, r).Releasable())
 }
 
-// show asks Show which namespace bridge's DEL gets.
+// show calls Show, and returns the namespace that bridge's DEL gets.
 func (m *protocol) show(s *state, p int, r *record) int8 {
 	c, pr := &s.c[s.p[p].on], &s.p[p]
-	there := c.netns && r.n == c.adds // identified again, before each delegate
+	there := c.netns && r.n == c.adds // unwind identifies the namespace again before each delegate
 	runtimes := of(p) == pr.on
 	found := pr.pin
 	if r.told || runtimes {
@@ -542,7 +552,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// after asks After whether a DEL that passed is done.
+// after calls After. It reports whether a DEL that succeeded is done.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
 	_, done = After(m.journalled(s, p, r, pr.step), Outcome{}, 1)

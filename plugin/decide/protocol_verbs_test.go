@@ -44,8 +44,8 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 	}
 }
 
-// takeLock takes the lock of a verb's attachment. A DEL that finds an ADD of the attachment asks it to
-// stop, and ends it if that takes too long.
+// takeLock takes the lock of a verb's attachment. If an ADD of the attachment holds it, a DEL asks
+// the ADD to stop, and kills it if that takes too long.
 func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if holder := s.lock[pr.on]; holder != none {
@@ -80,7 +80,8 @@ func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 	to("takes its lock", s)
 }
 
-// stops lets an ADD that was asked to stop roll back. It reports whether that is its next step.
+// stops makes an ADD that was asked to stop end or roll back. It returns false if the ADD has
+// passed the point at which it can stop.
 func (m *protocol) stops(s state, p int, to func(string, state)) bool {
 	pr := &s.p[p]
 	switch pr.pc {
@@ -106,7 +107,8 @@ func (m *protocol) stops(s state, p int, to func(string, state)) bool {
 	return false
 }
 
-// rollBack lets an ADD undo its own record. Delegates that were not started have nothing.
+// rollBack makes an ADD undo its own record. It skips the delegates that were not started: they
+// created nothing.
 func (m *protocol) rollBack(s *state, p int) {
 	pr := &s.p[p]
 	unstarted := m.chain() &^ (1<<(pr.step+1) - 1)
@@ -117,7 +119,7 @@ func (m *protocol) rollBack(s *state, p int) {
 	}
 }
 
-// findADD looks for what an ADD settles first: earlier records of its key.
+// findADD finds the next earlier record of an ADD's key, which the ADD undoes before it starts.
 func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[of(p)]
 	for at := range c.r {
@@ -125,21 +127,21 @@ func (m *protocol) findADD(s state, p int, to func(string, state)) {
 		if r.pending() && pr.seen&(1<<r.n) == 0 && m.without != records && !m.addedAgain(&s, pr.on, r) {
 			pr.seen |= 1 << r.n
 			pr.pc, pr.n, pr.back = pMark, r.n, pFind
-			to("settles what was before", s)
+			to("undoes an earlier record", s)
 			return
 		}
 	}
-	if m.pod { // as if no time passed between its look at the pod's other sandboxes and its intent
+	if m.pod { // checking the pod's other sandboxes and writing the intent are one step
 		if s.lock[1-pr.on] == none {
 			m.intends(s, p, to)
 		}
 		return
 	}
 	pr.pc = pIntent
-	to("finds no more of before", s)
+	to("finds no more earlier records", s)
 }
 
-// findDEL looks for the next record of a DEL, newest first.
+// findDEL finds the next record that a DEL undoes, newest first.
 func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[p]
 	if n, untold := m.untold(&s, int8(p)); pr.seen == 0 && untold {
@@ -147,7 +149,7 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 		c.push(told)
 		s.set(&c.r[0], deleting)
 		pr.pc, pr.n, pr.back, pr.seen = pMark, n, pFind, 1<<n
-		to("goes by what the runtime says", s)
+		to("creates a record from the runtime's arguments", s)
 		return
 	}
 	for at := range c.r {
@@ -166,7 +168,7 @@ func (m *protocol) findDEL(s state, p int, to func(string, state)) {
 	to("answers the runtime", s)
 }
 
-// answer ends a DEL. libcni's cache forgets the result after one that passed.
+// answer ends a DEL. After a successful DEL, libcni removes the result from its cache.
 func (m *protocol) answer(s *state, p int) {
 	c := &s.c[p]
 	c.phase = owed
@@ -179,8 +181,8 @@ func (m *protocol) answer(s *state, p int) {
 	m.end(s, p)
 }
 
-// named returns the number of the ADD whose namespace the runtime's DEL names. Without a path, it is
-// the one in the result that the runtime has; without that, there is none.
+// named returns the number of the ADD whose namespace the runtime's DEL names. A DEL without a path
+// names the namespace in the cached result. Without that, named returns 0.
 func (m *protocol) named(c *sandboxed) int8 {
 	switch {
 	case !m.nameless:
@@ -191,8 +193,8 @@ func (m *protocol) named(c *sandboxed) int8 {
 	return 0
 }
 
-// untold returns the number of the ADD that the runtime's DEL is for, and whether no record of the
-// container is of it.
+// untold returns the number of the ADD that the runtime's DEL is for, and whether the journal lacks
+// a record of that ADD.
 func (m *protocol) untold(s *state, i int8) (n int8, is bool) {
 	c := &s.c[i]
 	n = m.named(c)
@@ -214,10 +216,10 @@ func (m *protocol) intends(s state, p int, to func(string, state)) {
 		next.left.commits--
 		m.intent(&next, pr.on)
 		next.p[p].bare = m.without == looksAgain
-		to("its intent fails, and is there", next)
+		to("the commit of its intent fails, and the journal has the intent", next)
 		next.p[p].bare = true
 		next.c[pr.on].r[0].memory = true
-		to("its intent fails, and is not there", next)
+		to("the commit of its intent fails, and the journal lacks the intent", next)
 	}
 	if m.without != ahead {
 		m.intent(&s, pr.on)
@@ -278,7 +280,8 @@ func (m *protocol) add(s state, p int, to func(string, state)) {
 	to(delegates[pr.step]+"'s ADD", s)
 }
 
-// commit writes a delegate's address and makes the attachment live, or goes on to the next delegate.
+// commit continues after a delegate's ADD. After bridge's, it writes the address and the state
+// live. After any other, it goes on to the next delegate, or to printing the result.
 func (m *protocol) commit(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if pr.step > 0 {
@@ -287,7 +290,7 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 		} else {
 			pr.pc = pAdd
 		}
-		to(delegates[pr.step-1]+"'s answer is there", s)
+		to(delegates[pr.step-1]+"'s ADD has ended", s)
 		return
 	}
 	if m.without == ahead {
@@ -298,17 +301,18 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 	if s.left.commits > 0 && !pr.bare {
 		next := s
 		next.left.commits--
-		m.commitFails(next, p, what+", but the commit fails, and is not there", to)
+		m.commitFails(next, p, what+", but the commit fails, and the journal lacks it", to)
 		m.goLive(&next, p)
-		m.commitFails(next, p, what+", but the commit fails, and is there", to)
+		m.commitFails(next, p, what+", but the commit fails, and the journal has it", to)
 	}
-	if !pr.bare || s.record(pr.on, pr.n).memory { // otherwise the ADD does not know that its intent is there
+	// Otherwise the journal has the intent, and the ADD does not know that.
+	if !pr.bare || s.record(pr.on, pr.n).memory {
 		m.goLive(&s, p)
 	}
 	to(what, s)
 }
 
-// commitFails ends an ADD's commit that failed.
+// commitFails rolls an ADD back after a failed commit.
 func (m *protocol) commitFails(s state, p int, how string, to func(string, state)) {
 	if m.without == noLate {
 		s.p[p].bare = true
@@ -325,7 +329,7 @@ func (m *protocol) goLive(s *state, p int) {
 	m.write(s, p, r, live_)
 }
 
-// begin starts a pass over a record: facts are gathered.
+// begin gathers the facts for a pass over a record.
 func (m *protocol) begin(s *state, p int) {
 	pr := &s.p[p]
 	c := &s.c[pr.on]
@@ -334,7 +338,7 @@ func (m *protocol) begin(s *state, p int) {
 	pr.freed, pr.tries = false, 0
 }
 
-// mark begins a pass, and writes that the undoing begins.
+// mark begins a pass, and writes that the record is being undone.
 func (m *protocol) mark(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
@@ -352,7 +356,8 @@ func (m *protocol) mark(s state, p int, to func(string, state)) {
 	to("writes that it undoes "+name(int(pr.on)), s)
 }
 
-// next chooses the next DEL of a pass, in reverse order of the chain, and what it is shown.
+// next chooses the next DEL of a pass, in reverse order of the chain, and the namespace that it
+// gets.
 func (m *protocol) next(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
@@ -371,10 +376,10 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 	}
 	pr.pc = pFinish
 	m.releaseLeftover(&s, p, r)
-	to("has tried all that is due", s)
+	to("has tried all DELs that may run now", s)
 }
 
-// releaseLeftover removes host-local's file of an address that bridge's DEL has left.
+// releaseLeftover removes host-local's file for an address if bridge's DEL succeeded and left it.
 func (m *protocol) releaseLeftover(s *state, p int, r *record) {
 	pr := &s.p[p]
 	freed := (r.steps&^pr.done)&1 == 0
@@ -386,7 +391,7 @@ func (m *protocol) releaseLeftover(s *state, p int, r *record) {
 	}
 }
 
-// start starts a DEL.
+// start starts a DEL and chooses the address that it gets.
 func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
@@ -401,7 +406,7 @@ func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	if step == 0 {
 		pr.freed = true
 	}
-	if step == 0 && m.unnamed && m.without != noted { // what is done by then is written with it
+	if step == 0 && m.unnamed && m.without != noted { // the same commit writes the DELs done so far
 		r.freed, r.steps, r.tries = true, r.steps&^pr.done, min(2, r.tries+pr.tries)
 		pr.tries = 0
 	}
@@ -412,7 +417,7 @@ func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	to(fmt.Sprintf("begins the DEL of %s for %s", delegates[step], name(int(pr.on))), s)
 }
 
-// del runs a DEL, which passes or fails.
+// del runs a DEL, which succeeds or fails.
 func (m *protocol) del(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	what := fmt.Sprintf("DEL of %s for %s", delegates[pr.step], name(int(pr.on)))
@@ -423,20 +428,20 @@ func (m *protocol) del(s state, p int, to func(string, state)) {
 		to(what+" fails", failing)
 		if pr.step == 0 {
 			m.effect(&failing, pr.delegate())
-			to(what+" frees, and fails", failing)
+			to(what+" frees everything, and fails", failing)
 		}
 	}
 	if s.left.lies > 0 && pr.step != 1 {
 		lying := s
 		lying.left.lies--
 		m.passes(&lying, p, false)
-		to(what+" passes, and frees nothing", lying)
+		to(what+" succeeds, and frees nothing", lying)
 	}
 	m.passes(&s, p, true)
 	to(what, s)
 }
 
-// passes applies a DEL that passed.
+// passes applies a DEL that exited 0. works says whether it freed anything.
 func (m *protocol) passes(s *state, p int, works bool) {
 	pr := &s.p[p]
 	r := s.record(pr.on, pr.n)
@@ -446,7 +451,7 @@ func (m *protocol) passes(s *state, p int, works bool) {
 	m.ended(s, p, m.after(s, p, r), false)
 }
 
-// ended takes the outcome of a DEL.
+// ended records the outcome of a DEL in the process.
 func (m *protocol) ended(s *state, p int, done, fails bool) {
 	pr := &s.p[p]
 	if done {
@@ -459,20 +464,20 @@ func (m *protocol) ended(s *state, p int, done, fails bool) {
 	pr.step, pr.shows, pr.place = 0, none, nowhere
 }
 
-// finish writes what a pass left.
+// finish writes which DELs are still pending after a pass, and removes a record that has none.
 func (m *protocol) finish(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	i, back := pr.on, pr.back
 	if next := s; s.left.commits > 0 {
 		next.left.commits--
 		m.goOn(&next, p, back)
-		to("what is left cannot be written", next)
+		to("cannot write the outcome of its pass", next)
 	}
 	r := s.record(i, pr.n)
 	c := &s.c[i]
 	r.freed, r.tries = r.freed || pr.freed, min(2, r.tries+pr.tries)
 	switch r.steps &^= pr.done; {
-	case r.memory && p == nSelf: // whatever the DELs said
+	case r.memory && p == nSelf: // a reconstructed record is dropped even if its DELs failed
 		if a := r.claim; s.owner[a] == i && !PortPending(0, m.pass(&s, p, r)) {
 			s.owner[a], s.made[a] = none, 0
 		}
@@ -495,7 +500,7 @@ func (m *protocol) finish(s state, p int, to func(string, state)) {
 		c.r[0], c.r[1] = c.r[1], record{}
 	}
 	m.goOn(&s, p, back)
-	to("writes what is left", s)
+	to("writes the outcome of its pass", s)
 }
 
 // goOn continues after a pass.

@@ -11,12 +11,13 @@ import (
 	"testing"
 )
 
-// TestPure: a decision looks at nothing. The model of the protocol runs the decisions as they are.
+// TestPure: decisions do no I/O and read no clock, so the model of the protocol can run them
+// unchanged. The test checks what the package imports and which names of other packages it uses.
 func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",
 		"cni-unwind/journal", "cni-unwind/plugin/known"}
-	// used has the only names of a package that a decision may use, and denied those that it may not.
+	// Of a package in used, decisions may use only these names; of one in denied, all except these.
 	used := map[string][]string{"time": {"Duration", "Nanosecond", "Millisecond", "Second", "Minute", "Hour"},
 		"fmt": {"Sprintf", "Errorf"}}
 	denied := map[string][]string{"journal": {"Store", "Tx", "Lock", "BootNanos", "Now"}}

@@ -5,32 +5,32 @@ import (
 	"testing"
 )
 
-// recordable are the reasons that the journal may have in an entry.
+// recordable are the reasons that an entry of the journal may contain.
 var recordable = []Reason{Requested, Superseded, FailedADD, EarlierBoot, Interrupted, NetNSGone, Unlisted, OtherMachine}
 
-// TestReasonsHaveLabels: each reason for which something is undone has a code of its own, which is
-// its label but for one that a verb of the runtime brings about.
+// TestReasonsHaveLabels: each recordable reason has a code of its own, which is also its label.
+// Superseded is the exception: its label is "requested".
 func TestReasonsHaveLabels(t *testing.T) {
 	t.Parallel()
 	var codes []string
 	for _, r := range recordable {
 		if r.Code == "" || r.Text == "" || slices.Contains(codes, r.Code) {
-			t.Errorf("%+v: a code of its own and a text are needed", r)
+			t.Errorf("%+v: it needs a unique code and a text", r)
 		}
 		codes = append(codes, r.Code)
 		if want := r.Code; r.Label() != want && r != Superseded || r == Superseded && r.Label() != "requested" {
 			t.Errorf("%+v has the label %q", r, r.Label())
 		}
 		if got := Recorded(r.Code, "other words"); !got.Is(r) {
-			t.Errorf("%q in other words is read as %+v", r.Code, got)
+			t.Errorf("code %q with another text is read as %+v", r.Code, got)
 		}
 	}
 	if got := Recorded("", ""); got != Requested {
-		t.Errorf("no reason is read as %+v", got)
+		t.Errorf("an empty reason is read as %+v", got)
 	}
 }
 
-// TestIs: two reasons are the same if their code is, or, without one, their text.
+// TestIs: two reasons are the same if their codes are equal, or, without codes, their texts.
 func TestIs(t *testing.T) {
 	for _, tt := range []struct {
 		a, b Reason

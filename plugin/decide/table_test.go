@@ -8,8 +8,8 @@ import (
 	"cni-unwind/plugin/plugintest"
 )
 
-// TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and
-// DecideStray. Each row changes what the row before it left undecided, so each has another reason.
+// TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and DecideStray.
+// Each row changes the evidence that decided the row before it, so each row has another reason.
 func TestVerdictTables(t *testing.T) {
 	const readme = "README.md"
 	table := &verdictTable{T: t, reasons: map[string]bool{}}
@@ -78,7 +78,7 @@ func TestVerdictTables(t *testing.T) {
 	plugintest.Table(t, readme, "strays", table.text)
 }
 
-// verdictTable collects rows; no two rows may have the same reason.
+// verdictTable collects the rows of a table. No two rows may have the same reason.
 type verdictTable struct {
 	*testing.T
 	text    string
@@ -90,7 +90,7 @@ func (table *verdictTable) add(words string, v Verdict) {
 		table.text = "| evidence | verdict |\n|---|---|\n"
 	}
 	if table.reasons[v.Reason.Text] {
-		table.Errorf("%s: no row of its own: %q", words, v.Reason)
+		table.Errorf("%s: an earlier row has the same reason, %q", words, v.Reason)
 	}
 	table.reasons[v.Reason.Text] = true
 	verdict := string(v.Fate)

@@ -22,7 +22,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// script returns a call of a delegate that is a shell script, in a directory of its own.
+// script returns a call of a delegate that is a shell script in a directory of its own. The script
+// runs in that directory.
 func script(t *testing.T, text string) *Call {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +35,7 @@ func script(t *testing.T, text string) *Call {
 
 func (c *Call) file(name string) string { return filepath.Join(c.Path, name) }
 
-// awaitFile waits until a file is there.
+// awaitFile waits until a file exists.
 func awaitFile(t *testing.T, path string) {
 	t.Helper()
 	for end := time.Now().Add(sandbox.Patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
@@ -42,11 +43,11 @@ func awaitFile(t *testing.T, path string) {
 			return
 		}
 	}
-	t.Errorf("not in time: %s", path)
+	t.Errorf("%s was not created in time", path)
 }
 
-// TestGroupEndsAtDeadline: when its time is over a delegate is ended with all that it started, and
-// when run returns none of them is left.
+// TestGroupEndsAtDeadline: when the context ends, Run kills the delegate and all processes that the
+// delegate started. When Run returns, none of them is running.
 func TestGroupEndsAtDeadline(t *testing.T) {
 	t.Parallel()
 	text := `trap "" TERM HUP INT; sleep 600 & echo $! >child; sh -c 'trap "" TERM; sleep 600 & echo $! >grandchild.new; ` +
@@ -58,7 +59,7 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var d *Call
-			for limit := time.Second; ; limit *= 2 { // until there is time to start them all
+			for limit := time.Second; ; limit *= 2 { // until the deadline leaves time to start them all
 				d = script(t, text)
 				ctx, cancel := context.WithTimeout(context.Background(), limit)
 				if c.name == "cancelled" {
@@ -88,15 +89,15 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 					t.Fatal(err)
 				}
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-				if err == nil && !strings.Contains(string(stat), ") Z ") { // a zombie is init's to reap
-					t.Errorf("the %s is still there: %s", name, stat)
+				if err == nil && !strings.Contains(string(stat), ") Z ") { // init reaps zombies
+					t.Errorf("the %s is still running: %s", name, stat)
 				}
 			}
 		})
 	}
 }
 
-// TestLockIsInherited: a delegate and what it starts hold the attachment's lock.
+// TestLockIsInherited: a delegate and its children inherit the attachment's lock.
 func TestLockIsInherited(t *testing.T) {
 	t.Parallel()
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
@@ -115,15 +116,15 @@ func TestLockIsInherited(t *testing.T) {
 	}
 }
 
-// TestTextFileBusy: a binary that is being written is tried again for a while. A DEL that could not
-// run is never a success; libcni's own RawExec says it is.
+// TestTextFileBusy: while another process writes a plugin's binary, Run retries to start it for
+// some time. If a DEL could not run, Run returns a failure; libcni's RawExec returns success.
 func TestTextFileBusy(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"ADD", "DEL"} {
 		for _, held := range []time.Duration{busyDelay / 8, sandbox.Patience} {
 			t.Run(fmt.Sprintf("%s, held for %s", command, held), func(t *testing.T) {
 				t.Parallel()
-				for late := true; late; { // a timer may fire late
+				for late := true; late; { // the timer may fire too late on a loaded machine
 					late = textFileBusy(t, command, held)
 				}
 			})
@@ -131,8 +132,8 @@ func TestTextFileBusy(t *testing.T) {
 	}
 }
 
-// textFileBusy runs a script that is being written for a time. It reports that this took longer, so
-// that the outcome says nothing.
+// textFileBusy runs a script whose file stays open for writing during held. It returns true if the
+// file was closed too late, so that the outcome proves nothing.
 func textFileBusy(t *testing.T, command string, held time.Duration) (late bool) {
 	t.Helper()
 	d := script(t, `echo ran >ran`)
@@ -163,8 +164,8 @@ func textFileBusy(t *testing.T, command string, held time.Duration) (late bool) 
 	return false
 }
 
-// TestOutputIsBounded: what a delegate prints beyond the bounds is dropped, and on stdout it is an
-// error: half a result is none.
+// TestOutputIsBounded: Run drops the output of a delegate beyond the bounds. On stdout that is an
+// error, because half a result cannot be used.
 func TestOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -191,8 +192,8 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestHugeOutput: 100 MB on stdout do not go into memory. It runs by itself, for others would be
-// counted too.
+// TestHugeOutput: Run does not keep 100 MB of stdout in memory. The test is not parallel, because
+// it measures the allocations of the whole process.
 func TestHugeOutput(t *testing.T) {
 	c := script(t, `head -c 100000000 /dev/zero`)
 	var before, after runtime.MemStats
@@ -200,15 +201,15 @@ func TestHugeOutput(t *testing.T) {
 	_, f := new(Processes).Run(context.Background(), c, os.Stderr)
 	runtime.ReadMemStats(&after)
 	if f == nil || f.Code != types.ErrDecodingFailure || f.Killed {
-		t.Errorf("%+v, want a result that cannot be used", f)
+		t.Errorf("%+v, want an error for a result that cannot be decoded", f)
 	}
 	if used := after.TotalAlloc - before.TotalAlloc; used > 8*maxStdout {
-		t.Errorf("it took %d MB of memory", used>>20)
+		t.Errorf("Run allocated %d MB", used>>20)
 	}
 }
 
-// TestDaemonHoldsOutput: a daemon that a delegate left with its stdout and stderr does not hold the
-// result up.
+// TestDaemonHoldsOutput: a delegate leaves a daemon that keeps stdout and stderr open. Run does not
+// wait for the daemon, and does not kill it.
 func TestDaemonHoldsOutput(t *testing.T) {
 	t.Parallel()
 	d := script(t, `sleep 600 & echo $! >daemon; echo '{"some": "result"}'`)
@@ -221,12 +222,12 @@ func TestDaemonHoldsOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("kill", strings.TrimSpace(string(pid))).CombinedOutput(); err != nil {
-		t.Errorf("the daemon is gone: %s", out)
+		t.Errorf("the daemon was killed: %s", out)
 	}
 }
 
-// TestWordsOfFailure: a delegate's own error passes unchanged; for one that says nothing useful the
-// words are libcni's, for which there are alerts in the field.
+// TestWordsOfFailure: Run returns a delegate's CNI error unchanged. If the delegate prints none,
+// Run returns the same message as libcni, because existing alerts match it.
 func TestWordsOfFailure(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -262,7 +263,7 @@ func TestWordsOfFailure(t *testing.T) {
 	}
 }
 
-// TestNoBinary: a plugin that is not there gives libcni's words, too.
+// TestNoBinary: if a plugin's binary is missing, Run returns the same message as libcni.
 func TestNoBinary(t *testing.T) {
 	t.Parallel()
 	d := script(t, "")

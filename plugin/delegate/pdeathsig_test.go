@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// TestDelegateDiesWithUnwind: a delegate of a killed unwind is killed, and its children are not. This
-// program is run again as the unwind.
+// TestDelegateDiesWithUnwind: if unwind is killed, the kernel kills its delegate, but not the
+// delegate's children. The test starts its own binary again in unwind's role.
 func TestDelegateDiesWithUnwind(t *testing.T) {
 	t.Parallel()
 	const dirEnv = "UNWIND_TEST_DELEGATE"
@@ -39,7 +39,7 @@ func TestDelegateDiesWithUnwind(t *testing.T) {
 	_ = cmd.Wait()
 	gone := func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return err != nil || bytes.Contains(stat, []byte(") Z ")) // a zombie is init's to reap
+		return err != nil || bytes.Contains(stat, []byte(") Z ")) // init reaps zombies
 	}
 	for end := time.Now().Add(10 * time.Second); !gone(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -52,13 +52,14 @@ func TestDelegateDiesWithUnwind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("kill", strings.TrimSpace(string(child))).CombinedOutput(); err != nil {
-		t.Errorf("its child is gone: %s", out)
+		t.Errorf("the delegate's child was killed: %s", out)
 	}
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
 }
 
-// TestHealthyDelegatesLive: a delegate is not killed while unwind lives, whatever becomes of unwind's
-// threads. Eight workers start 60 delegates, as a sweep does, among goroutines that end their thread.
+// TestHealthyDelegatesLive: the kernel kills a delegate only when unwind dies, not when one of
+// unwind's threads ends. Eight workers start 60 delegates, as a sweep does, while other goroutines
+// keep ending their threads.
 func TestHealthyDelegatesLive(t *testing.T) {
 	ended := make(chan struct{})
 	var churn, workers sync.WaitGroup
@@ -72,7 +73,7 @@ func TestHealthyDelegatesLive(t *testing.T) {
 				}
 				var thread sync.WaitGroup
 				thread.Go(func() {
-					runtime.LockOSThread() // and never unlocks
+					runtime.LockOSThread() // never unlocked, so Go ends the thread with the goroutine
 					time.Sleep(time.Millisecond)
 				})
 				thread.Wait()

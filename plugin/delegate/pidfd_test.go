@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noPidfd is the environment variable with the error that pidfd_open returns: see TestWithoutPidfd.
+// noPidfd is the environment variable with the errno that pidfd_open returns (see
+// TestWithoutPidfd).
 const noPidfd = "UNWIND_TEST_NO_PIDFD"
 
 func TestMain(m *testing.M) {
@@ -30,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestReapedElsewhere: a delegate whose exit code is lost has failed, and is not said to have been
-// killed.
+// TestReapedElsewhere: other code in the process reaps the delegate first, so its exit code is
+// lost. Run reports a failure, but not that the delegate was killed.
 func TestReapedElsewhere(t *testing.T) {
 	t.Parallel()
 	d := script(t, `until [ -e fed ]; do sleep 0.01; done; echo bye >&2`)
@@ -51,11 +52,11 @@ func TestReapedElsewhere(t *testing.T) {
 	}
 }
 
-// TestTraced: a debugger gets a delegate's exit code first. The pidfd is ready before unwind gets it.
-// This program is run again as the debugger.
+// TestTraced: a debugger traces the delegate and gets its exit code first. The pidfd is readable
+// before Run can get the exit code. The test starts its own binary again as the debugger.
 func TestTraced(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("it traces a process, as root")
+		t.Skip("tracing a process needs root")
 	}
 	t.Parallel()
 	const traceEnv = "UNWIND_TEST_TRACE"
@@ -86,7 +87,7 @@ func TestTraced(t *testing.T) {
 	}
 }
 
-// trace traces a process, and lets its parent have its exit code only after a while.
+// trace traces a process. Its parent gets the exit code only 300 ms after the process has ended.
 func trace(t *testing.T, pid int) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -107,7 +108,7 @@ func trace(t *testing.T, pid int) {
 	}
 }
 
-// childOf returns the ID of the process that runs a script.
+// childOf returns the ID of the process that runs the script at path.
 func childOf(t *testing.T, path string) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -127,11 +128,12 @@ func childOf(t *testing.T, path string) int {
 	return 0
 }
 
-// TestWithoutPidfd: on a kernel without pidfds, and where seccomp forbids them, delegates run alike.
+// TestWithoutPidfd: delegates run the same on a kernel without pidfds, and where seccomp forbids
+// them.
 func TestWithoutPidfd(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(noPidfd) != "" {
-		t.Skip("it has none")
+		t.Skip("this is the process without pidfds")
 	}
 	for _, errno := range []syscall.Errno{syscall.ENOSYS, syscall.EPERM} {
 		t.Run(errno.Error(), func(t *testing.T) {

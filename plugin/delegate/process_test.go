@@ -19,10 +19,11 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// large is more than a pipe takes.
+// large is a number of bytes that no pipe can hold.
 const large = 4 << 20
 
-// TestPipes: neither side waits for the other, whatever the delegate reads and prints, in any order.
+// TestPipes: Run and the delegate never wait for each other, whatever the delegate reads and
+// prints, in any order.
 func TestPipes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -56,7 +57,8 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// TestDaemonPrintsOn: a daemon that prints for ever does not hold the result up.
+// TestDaemonPrintsOn: a delegate leaves a daemon that never stops printing. Run does not wait for
+// it.
 func TestDaemonPrintsOn(t *testing.T) {
 	t.Parallel()
 	d := script(t, `(while :; do echo more; sleep 0.01; done) & echo result; sleep 0.1`)
@@ -66,15 +68,16 @@ func TestDaemonPrintsOn(t *testing.T) {
 	}
 }
 
-// TestKilledWhilePipesAreFull: a delegate that waits for its pipes is killed at the deadline.
+// TestKilledWhilePipesAreFull: Run kills a delegate at the deadline, even while its pipes are full
+// or a child keeps them open.
 func TestKilledWhilePipesAreFull(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
-		"it prints for ever":               `yes`,
-		"it prints on both":                `yes >&2 & yes`,
-		"its child reads nothing":          `(sleep 600) & yes`,
-		"it is stopped":                    `kill -STOP $$`,
-		"a child elsewhere prints on both": `setsid yes & yes`,
+		"it never stops printing":           `yes`,
+		"it prints on both":                 `yes >&2 & yes`,
+		"its child reads nothing":           `(sleep 600) & yes`,
+		"it is stopped":                     `kill -STOP $$`,
+		"a child in another session prints": `setsid yes & yes`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -94,7 +97,7 @@ func TestKilledWhilePipesAreFull(t *testing.T) {
 	}
 }
 
-// TestInterrupted: signals interrupt every poll, and nothing is lost.
+// TestInterrupted: signals interrupt every poll(2), and no input or output is lost.
 func TestInterrupted(t *testing.T) {
 	d := script(t, `for i in 1 2 3 4 5 6 7 8; do echo $i; head -c 100000 /dev/zero >&2; sleep 0.03; done; cat | wc -c`)
 	d.Stdin = bytes.Repeat([]byte("x"), large)
@@ -112,7 +115,7 @@ func TestInterrupted(t *testing.T) {
 			threads, _ := os.ReadDir("/proc/self/task")
 			for _, thread := range threads {
 				tid, _ := strconv.Atoi(thread.Name())
-				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG) // Go's own; more of them do no harm
+				_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG) // the Go runtime ignores extra SIGURGs
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -125,8 +128,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestNoSpin: unwind sleeps while a delegate runs whose pipes are closed or kept open. It runs by
-// itself, for the processor time of others would be counted too.
+// TestNoSpin: Run sleeps while a delegate runs, even if pipes are closed early or kept open. The
+// test is not parallel, because it measures the CPU time of the whole process.
 func TestNoSpin(t *testing.T) {
 	processorTime := func() time.Duration {
 		var used unix.Rusage
@@ -154,8 +157,8 @@ func TestNoSpin(t *testing.T) {
 	}
 }
 
-// TestFed: the crash point "fed" is passed once, when the delegate runs and its pipe contains the
-// last byte of its configuration.
+// TestFed: Run reaches the crash point "fed" once, when the delegate runs and the last byte of the
+// configuration is in its stdin pipe.
 func TestFed(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -185,7 +188,7 @@ func TestFed(t *testing.T) {
 	}
 }
 
-// TestSlow: Slow is called once, while a delegate runs that takes long.
+// TestSlow: Run calls Slow once while a slow delegate runs.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	d := script(t, `for i in 1 2 3 4 5 6 7 8; do echo; sleep 0.1; done; until [ -e slow ]; do sleep 0.01; done; sleep 0.7`)
@@ -203,8 +206,8 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: however a call ends, it leaves neither a descriptor nor a goroutine. It runs by
-// itself, for the calls of others would be counted too.
+// TestNothingIsLeft: however a call ends, it leaves no descriptor and no goroutine. The test is not
+// parallel, because it counts those of the whole process.
 func TestNothingIsLeft(t *testing.T) {
 	call := func(text string) *Call {
 		d := script(t, text)
@@ -227,13 +230,13 @@ func TestNothingIsLeft(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
 			}
 			if _, f := new(Processes).Run(ctx, c, io.Discard); f == nil && name == "the deadline" {
-				t.Error("it was not killed")
+				t.Error("the delegate was not killed at the deadline")
 			}
 			cancel()
 			_, _ = new(Processes).Run(ctx, c, io.Discard)
 		}
 	}
-	run() // Go's own descriptors are opened at the first use
+	run() // the Go runtime opens its own descriptors at the first call
 	files, goroutines := descriptors(t), runtime.NumGoroutine()
 	for range 2 {
 		run()
@@ -248,7 +251,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// descriptors returns the number of this process's descriptors.
+// descriptors returns the number of file descriptors that this process has open.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
@@ -258,8 +261,8 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// TestDescriptorsOfADelegate: a delegate inherits its pipes and its lock only, also if others are
-// started at the same time.
+// TestDescriptorsOfADelegate: a delegate inherits only its pipes and the lock, even if other
+// delegates are started at the same time.
 func TestDescriptorsOfADelegate(t *testing.T) {
 	t.Parallel()
 	lock, err := os.CreateTemp(t.TempDir(), "")
@@ -268,12 +271,12 @@ func TestDescriptorsOfADelegate(t *testing.T) {
 	}
 	defer lock.Close()
 	want := map[string]bool{"0": true, "1": true, "2": true, "20": true}
-	for fd := LockFD + 1; fd < 1024; fd++ { // of what started the tests
+	for fd := LockFD + 1; fd < 1024; fd++ { // descriptors that the tests inherited themselves
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			want[strconv.Itoa(fd)] = true
 		}
 	}
-	d := script(t, `cd /proc/self/fd && for fd in *; do [ -e /proc/$$/fd/$fd ] && [ $fd != 10 ] && echo $fd; done; :`) // 10 is the script
+	d := script(t, `cd /proc/self/fd && for fd in *; do [ -e /proc/$$/fd/$fd ] && [ $fd != 10 ] && echo $fd; done; :`) // fd 10 is the shell's script
 	d.Lock = lock
 	var all sync.WaitGroup
 	for range 8 {
@@ -290,7 +293,8 @@ func TestDescriptorsOfADelegate(t *testing.T) {
 	all.Wait()
 }
 
-// TestEnvironment: a variable of the call replaces unwind's own, and occurs once.
+// TestEnvironment: a variable of the call replaces the one that unwind inherited. No variable
+// occurs twice.
 func TestEnvironment(t *testing.T) {
 	t.Setenv("CNI_IFNAME", "old")
 	t.Setenv("REPLACED", "old")
@@ -304,8 +308,9 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestWatch: Watch is called every 100 ms while a delegate runs, whether it prints or not, and not after its
-// exit. It can end the delegate, and says why.
+// TestWatch: Run calls Watch every 100 ms while a delegate runs, whether it prints or not, and
+// never after its exit. Watch can end the context with a cause: Run then kills the delegate, and
+// its error contains the cause.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	d := script(t, `for i in 1 2 3 4 5 6 7 8 9 10; do echo; sleep 0.06; done`)

@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestLargeInAndOut: a configuration and an answer that no pipe holds, at once, cannot block each
-// other.
+// TestLargeInAndOut: a delegate prints more than a pipe holds before it reads its configuration,
+// which is also larger than a pipe. Neither blocks the other.
 func TestLargeInAndOut(t *testing.T) {
 	t.Parallel()
 	c := script(t, `head -c 1000000 /dev/zero; cat`)
@@ -24,8 +24,8 @@ func TestLargeInAndOut(t *testing.T) {
 	}
 }
 
-// TestDeadlineWhileItIsFed: a delegate that does not read a large configuration is killed at the end of its time,
-// also if a child in a session of its own holds the pipe.
+// TestDeadlineWhileItIsFed: Run kills a delegate that does not read its large configuration at the
+// deadline, even if a child in a session of its own keeps the pipe open.
 func TestDeadlineWhileItIsFed(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{"alone": `sleep 600`, "with a child": `setsid sleep 600 & sleep 600`} {
@@ -52,11 +52,12 @@ func deadlineWhileItIsFed(t *testing.T, text string) {
 			t.Errorf("%+v, want killed", f)
 		}
 	case <-time.After(sandbox.Patience):
-		t.Fatal("it still runs")
+		t.Fatal("Run did not return after the deadline")
 	}
 }
 
-// TestNotStarted: a delegate whose time is over before it starts has not run, and so has taken nothing.
+// TestNotStarted: if the context has ended before the delegate starts, Run does not start it, and
+// says so in the failure: a delegate that never ran has created nothing.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())

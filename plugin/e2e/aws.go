@@ -26,8 +26,8 @@ const awsDir = "/run/aws-node"
 const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS gives the node the network of the AWS VPC CNI: its conflist, with the real aws-cni
-// and egress-cni, portmap, and more plugins. The grace period is short, because unwind runs
-// aws-cni's second DEL after it.
+// and egress-cni, portmap, and more plugins. The grace period is short, so that tests need not
+// wait.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
@@ -148,7 +148,7 @@ func (n *Node) AWSAllocations() []AWSAllocation {
 	return stored.Allocations
 }
 
-// AWSLog returns what aws-cni has logged.
+// AWSLog returns aws-cni's log.
 func (n *Node) AWSLog() string {
 	data, err := os.ReadFile(n.File("/var/log/aws-routed-eni/plugin.log"))
 	if err != nil {
@@ -157,8 +157,9 @@ func (n *Node) AWSLog() string {
 	return string(data)
 }
 
-// isAmong reports whether an interface on the host has the name that aws-cni gives to this pod's
-// (networkutils.GeneratePodHostVethNameSuffix). It assumes so if the pod's name is not known.
+// isAmong reports whether one of the links has the name that aws-cni gives the host end of this
+// pod's interface (networkutils.GeneratePodHostVethNameSuffix). If the pod's name is not known,
+// isAmong returns true.
 func (p AWSPod) isAmong(links []netlink.Link) bool {
 	if p.Namespace == "" || p.Name == "" {
 		return true
@@ -263,7 +264,7 @@ func (l AWSLeft) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.Veths, l.Routing, l.Rules)
 }
 
-// AWSSettled counts them once the numbers no longer change.
+// AWSSettled counts these resources once their numbers no longer change.
 func (n *Node) AWSSettled() AWSLeft {
 	n.Helper()
 	left := n.Settled()

@@ -9,7 +9,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// aws is a node with the plugins of the AWS VPC CNI and their daemon, which has two addresses.
+// aws is a node with the plugins of the AWS VPC CNI and a stand-in of their daemon, which has two
+// addresses.
 type aws struct {
 	e2e.Chained
 	*e2e.IPAMD
@@ -17,13 +18,14 @@ type aws struct {
 
 func (n *aws) start() { n.IPAMD = n.StartIPAMD("10.0.12.34", "10.0.12.35") }
 
-// ports maps host port 8080 to a port of the container. With port 0 portmap fails, in ADD and DEL.
+// ports returns a port mapping of host port 8080 to a port of the container. With port 0, portmap
+// fails ADD and DEL.
 func ports(port int) string {
 	const mapping = `CAP_ARGS={"portMappings": [{"hostPort": 8080, "containerPort": %d, "protocol": "tcp"}]}`
 	return fmt.Sprintf(mapping, port)
 }
 
-// add adds a sandbox of a pod, and returns its address.
+// add starts a sandbox of a pod, and returns its address.
 func (n *aws) add(t *testing.T, sandbox, pod string) string {
 	t.Helper()
 	n.AddNetNS(sandbox)
@@ -32,12 +34,12 @@ func (n *aws) add(t *testing.T, sandbox, pod string) string {
 	}
 	all := n.AWSAllocations()
 	if len(all) == 0 {
-		t.Fatal("the daemon has given no address")
+		t.Fatal("the daemon has allocated no address")
 	}
 	return all[len(all)-1].IPv4
 }
 
-// del deletes a sandbox, and then its network namespace, as a runtime does if the DEL passes.
+// del deletes a sandbox and then its network namespace, as a runtime does after a successful DEL.
 func (n *aws) del(t *testing.T, sandbox, pod string) {
 	t.Helper()
 	if err := n.call(t, "del", sandbox, pod, 80); err != nil {
@@ -51,9 +53,10 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 	return n.Chained.Call(t, verb, sandbox, pod, ports(port))
 }
 
-// TestE2EAWS: the real aws-cni, egress-cni and portmap, with a daemon that is away, refuses, or has
-// given the address to another pod by the time of a DEL. aws-cni's DEL passes in each case, so unwind
-// runs it twice, but for an address that another pod has got.
+// TestE2EAWS runs the real aws-cni, egress-cni and portmap. At the time of a DEL, the stand-in of
+// the AWS daemon is stopped, refuses the call, or has already allocated the address to another pod.
+// aws-cni's DEL exits 0 in each case, so unwind counts it as done. A late DEL must not take
+// anything from the other pod.
 func TestE2EAWS(t *testing.T) {
 	table := e2e.NewTable(t, "a pod of the AWS VPC CNI is deleted; left are addresses/veths/"+
 		"routing rules/iptables rules, and pending DELs",
@@ -62,12 +65,12 @@ func TestE2EAWS(t *testing.T) {
 		name string
 		run  func(t *testing.T, n *aws) (left e2e.AWSLeft, pending int)
 	}{
-		{"there", awsThere},
-		{"away, and started again", awsAway},
+		{"running", awsThere},
+		{"stopped, then started again", awsAway},
 		{"refuses, and the pod comes back under its name", awsRefuses},
-		{"away, and the address has another owner", awsReused},
+		{"stopped, and the address gets another owner", awsReused},
 		{"refuses while the address gets another owner", awsRefusesNext},
-		{"there, and portmap fails ADD and DEL", awsFailingADD},
+		{"running, and portmap fails ADD and DEL", awsFailingADD},
 	} {
 		for _, chain := range []string{"plain", "unwind"} {
 			t.Run(c.name+"/"+chain, func(t *testing.T) {
@@ -82,12 +85,12 @@ func TestE2EAWS(t *testing.T) {
 	}
 }
 
-// awsThere: nothing is wrong.
+// awsThere: the daemon is running and all plugins work.
 func awsThere(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	left := n.AWSSettled()
 	if left.Addresses != 1 || left.Veths != 1 || left.Routing != 2 || left.Rules == 0 {
-		t.Errorf("a pod has %s, so that the test shows nothing", left)
+		t.Errorf("a pod has %s, so the test proves nothing", left)
 	}
 	n.del(t, "a", "web-0")
 	left = n.AWSSettled()
@@ -99,8 +102,8 @@ func awsThere(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsAway: a DEL without the daemon leaves the address taken. A new start of the daemon gives it
-// back, as the pod has no interface.
+// awsAway: a DEL without the daemon leaves the address allocated. The daemon releases it at its
+// next start, because the pod has no interface any more.
 func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Stop()
@@ -109,18 +112,18 @@ func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.start()
 	n.Settle()
 	if after := n.AWSSettled(); after != (e2e.AWSLeft{}) || n.Pending() != 0 {
-		t.Errorf("the daemon is back, left %s, %d pending", after, n.Pending())
+		t.Errorf("after the daemon's start: left %s, %d pending", after, n.Pending())
 	}
 	return left, pending
 }
 
-// awsKept asserts what a DEL that passed without the daemon has left: the address alone, which the
-// journal knows of.
+// awsKept checks that a DEL that exited 0 without the daemon left only the address, and nothing
+// pending in the journal. It returns both.
 func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 	t.Helper()
 	left, pending := n.AWSSettled(), n.Pending()
 	if left != (e2e.AWSLeft{Addresses: 1}) {
-		t.Errorf("left %s; want the address alone", left)
+		t.Errorf("left %s; want only the address", left)
 	}
 	if pending != 0 {
 		t.Errorf("%d pending after a DEL that exited 0", pending)
@@ -128,8 +131,8 @@ func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsRefuses: a daemon that goes on running takes nothing back by itself. One that starts again
-// keeps what is left of an earlier sandbox, since the pod has an interface.
+// awsRefuses: the daemon refuses the DEL. While it runs, it releases nothing by itself. When it
+// restarts, it keeps the old sandbox's address, because a new sandbox of the pod has an interface.
 func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Refuse("open /var/run/aws-node/ipam.json.tmp1: no space left on device")
@@ -143,12 +146,12 @@ func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.del(t, "b", "web-0")
 	n.Settle()
 	if after := n.AWSSettled(); after != (e2e.AWSLeft{Addresses: 1}) || n.Pending() != 0 {
-		t.Errorf("left %s, %d pending; want the address, also on the plain chain", after, n.Pending())
+		t.Errorf("left %s, %d pending; want the address, with unwind and without", after, n.Pending())
 	}
 	return left, pending
 }
 
-// awsReused: a late DEL of a sandbox takes nothing of the pod that has its address now.
+// awsReused: a late DEL of a sandbox takes nothing from the pod that has its address now.
 func awsReused(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return n.reuse(t, func(address string) {
 		n.addNext(t, address)
@@ -156,7 +159,8 @@ func awsReused(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	})
 }
 
-// awsRefusesNext: the same, with a daemon that refuses while the other pod gets the address.
+// awsRefusesNext is awsReused with a daemon that refuses DELs before the other pod gets the
+// address.
 func awsRefusesNext(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return n.reuse(t, func(address string) {
 		n.Refuse(uidMismatch)
@@ -172,7 +176,7 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	n.start()
 	next(address)
 	if n.Pending() != 0 {
-		t.Errorf("%d pending, though another pod has the address", n.Pending())
+		t.Errorf("%d pending although another pod has the address", n.Pending())
 	}
 	n.Sweep()
 	n.next(t, address)
@@ -184,54 +188,54 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	return left, pending
 }
 
-// uidMismatch is what ipamd says with security groups for pods about a sandbox that it does not
-// know, if the pod has come back. aws-cni's DEL then removes the rules of the address that it was
-// told of, whoever has it.
+// uidMismatch is ipamd's error, with security groups for pods, for a sandbox that it does not know
+// while another sandbox of the pod exists. aws-cni's DEL then removes the rules of the address in
+// its prevResult, whoever has the address.
 const uidMismatch = "pod UID mismatch: got , expected 7f3c1b6e-5a0e-4b2c-9d1f-3f0f8a7c2e11"
 
-// addNext adds another pod, which gets the address.
+// addNext starts another pod, which must get the address.
 func (n *aws) addNext(t *testing.T, address string) {
 	t.Helper()
 	if got := n.add(t, "b", "api-0"); got != address {
-		t.Fatalf("the other pod has %s, not %s, so that the test shows nothing", got, address)
+		t.Fatalf("the other pod has %s, not %s, so the test proves nothing", got, address)
 	}
 	n.next(t, address)
 }
 
-// next asserts that the other pod has all that an ADD gives it.
+// next checks that the other pod still has all its resources.
 func (n *aws) next(t *testing.T, address string) {
 	t.Helper()
 	all, routing := n.AWSAllocations(), n.RoutingRules(address)
 	own := len(all) == 1 && all[0].IPv4 == address && all[0].Metadata.Name == "api-0"
 	if !own || len(routing) != 2 {
-		t.Errorf("the other pod has %+v, and the rules %v; want its address and two rules", all, routing)
+		t.Errorf("the other pod has %+v and the rules %v; want its address and two rules", all, routing)
 	}
 	if left := n.AWSSettled(); left.Veths != 1 || left.Rules == 0 {
 		t.Errorf("the other pod has %s", left)
 	}
 }
 
-// awsFailingADD: portmap fails after aws-cni has given an address. The plain chain keeps the
-// address, also after the runtime's DEL: portmap comes first in that, and fails it.
+// awsFailingADD: portmap fails ADD after aws-cni has allocated an address. Without unwind, the
+// address leaks: portmap comes first in the runtime's DEL, and fails that, too.
 func awsFailingADD(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.AddNetNS("a")
 	if n.call(t, "add", "a", "web-0", 0) == nil {
-		t.Fatal("ADD passed")
+		t.Fatal("ADD succeeded")
 	}
 	left, pending := n.AWSSettled(), n.Pending()
 	if n.Unwind == (left.Addresses == 1) || n.Unwind == (left.Routing == 2) {
 		t.Errorf("left after the ADD: %s", left)
 	}
 	if n.call(t, "del", "a", "web-0", 0) == nil && !n.Unwind {
-		t.Error("the plain chain's DEL passes, so that the test shows nothing")
+		t.Error("the DEL without unwind succeeds, so the test proves nothing")
 	}
 	n.RemoveNetNS("a")
 	n.Sweep()
 	after := n.AWSSettled()
 	if want := (e2e.AWSLeft{Addresses: 1, Routing: 2}); !n.Unwind && after != want {
-		t.Errorf("the plain chain leaves %s; want %s", after, want)
+		t.Errorf("without unwind, left %s; want %s", after, want)
 	}
-	// portmap's own DEL stays pending as long as it fails
+	// With unwind, only portmap's own DEL stays pending, as long as it fails.
 	if n.Unwind && (after != (e2e.AWSLeft{}) || n.Pending() != 1) {
 		t.Errorf("left %s, %d pending; want nothing, and 1", after, n.Pending())
 	}

@@ -29,7 +29,7 @@ func (n *Chained) Sweep() {
 	}
 }
 
-// Settle sweeps until nothing is pending: second DELs wait for the grace period.
+// Settle sweeps until nothing is pending, for at most a minute.
 func (n *Chained) Settle() {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		n.Sweep()

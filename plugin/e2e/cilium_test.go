@@ -8,41 +8,42 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// cilium is a node with cilium-cni and the stand-in of its agent.
+// cilium is a node with cilium-cni and a stand-in of its agent.
 type cilium struct {
 	e2e.Chained
 	*e2e.CiliumAgent
 }
 
-// call has the runtime add or delete a sandbox.
+// call makes the runtime add or delete a sandbox.
 func (n *cilium) call(t *testing.T, verb string) (passed bool) {
 	t.Helper()
 	return n.Chained.Call(t, verb, "a", "web-0") == nil
 }
 
-// TestE2ECilium: the real cilium-cni, whose agent is killed, or answers 503. Its ADD fails after
-// half a minute. Its DEL goes into a queue on the disk, for the agent's next start, or fails where
-// it cannot. unwind counts a DEL that is queued as done, and runs one that failed again.
+// TestE2ECilium runs the real cilium-cni while its agent is down or returns 503. cilium-cni's ADD
+// then fails after half a minute. Its DEL writes a deletion into a queue on disk, which the agent
+// processes at its next start; if it cannot, the DEL fails. unwind counts a queued DEL as done, and
+// retries a failed one.
 func TestE2ECilium(t *testing.T) {
-	table := e2e.NewTable(t, "a pod of Cilium whose agent is away; DELs in the agent's queue, "+
-		"pending ones, and endpoints; the agent starts, and unwind sweeps",
-		"CALL", "CHAIN", "PASSES", "QUEUED", "PENDING", "ENDPOINTS", "THEN PENDING", "ENDPOINTS")
+	table := e2e.NewTable(t, "a pod of Cilium while its agent is down: DELs in the agent's queue, "+
+		"pending DELs and endpoints; then the agent starts, and unwind sweeps",
+		"CALL", "CHAIN", "SUCCEEDS", "QUEUED", "PENDING", "ENDPOINTS", "THEN PENDING", "ENDPOINTS")
 	for _, c := range []struct {
 		name, verb string
-		refuses    bool            // the agent is there, and answers 503
-		before     func(*e2e.Node) // makes the queue refuse
-		queued     map[bool]int    // by the call, plain and with unwind: its rollback queues one
-		again      bool            // the runtime calls once more, before the sweep
+		refuses    bool            // the agent is running and returns 503
+		before     func(*e2e.Node) // makes the queue unusable
+		queued     map[bool]int    // deletions that the call queues, without and with unwind
+		again      bool            // the runtime repeats its DEL before the sweep
 	}{
 		{"ADD", "add", false, nil, map[bool]int{true: 1}, false},
 		{"ADD, the queue is full", "add", false, (*e2e.Node).FillCiliumQueue, nil, false},
 		{"DEL", "del", false, nil, map[bool]int{false: 1, true: 1}, false},
-		{"DEL, the agent answers 503", "del", true, nil, map[bool]int{false: 1, true: 1}, true},
+		{"DEL, the agent returns 503", "del", true, nil, map[bool]int{false: 1, true: 1}, true},
 		{"DEL, the queue is full", "del", false, (*e2e.Node).FillCiliumQueue, nil, false},
-		{"DEL, the queue cannot be made, DEL", "del", false, (*e2e.Node).BlockCiliumQueue, nil, true},
+		{"DEL, the queue cannot be created, DEL", "del", false, (*e2e.Node).BlockCiliumQueue, nil, true},
 	} {
 		if e2e.Short() && c.name == "ADD" {
-			continue // half a minute, and the next one shows the same
+			continue // it takes half a minute, and the next row covers the same
 		}
 		for _, chain := range []string{"plain", "unwind"} {
 			t.Run(c.name+"/"+chain, func(t *testing.T) {
@@ -53,7 +54,7 @@ func TestE2ECilium(t *testing.T) {
 				n.AddNetNS("a")
 				n.CiliumAgent.Start()
 				if c.verb == "del" && (!n.call(t, "add") || n.Endpoints() != 1) {
-					t.Fatal("no endpoint, so that the test shows nothing")
+					t.Fatal("no endpoint, so the test proves nothing")
 				}
 				n.Refuse(c.refuses)
 				if !c.refuses {
@@ -77,11 +78,11 @@ func TestE2ECilium(t *testing.T) {
 				n.Stop()
 				n.CiliumAgent.Start()
 				if c.again && !n.call(t, "del") {
-					t.Error("the runtime's DEL fails, though the agent is there")
+					t.Error("the runtime's DEL fails although the agent is running")
 				}
 				n.Sweep()
 				if owed := n.CiliumQueued(); owed != 0 || n.Pending() != 0 || n.Unwind && n.Endpoints() != 0 {
-					t.Errorf("then %d queued, %d pending, %d endpoints", owed, n.Pending(), n.Endpoints())
+					t.Errorf("after the agent's start: %d queued, %d pending, %d endpoints", owed, n.Pending(), n.Endpoints())
 				}
 				table.Row(c.name, chain, passed, queued, pending, endpoints, n.Pending(), n.Endpoints())
 			})

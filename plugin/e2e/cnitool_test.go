@@ -11,8 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ECnitool: libcni's own tool carries out every verb of CNI 1.1. Its GC sends the plugin no list, which is not an empty one;
-// before that, libcni has a DEL for each attachment in its cache (GCNetworkList).
+// TestE2ECnitool runs every verb of CNI 1.1 with libcni's own tool. Its GC sends plugins no list of
+// valid attachments, which must not be taken for an empty list. Before that, libcni itself sends a
+// DEL for each attachment in its cache (GCNetworkList).
 func TestE2ECnitool(t *testing.T) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap, n.Faulty()}, Unwind: true,
@@ -41,14 +42,14 @@ func TestE2ECnitool(t *testing.T) {
 	check(t, errors.Join(os.RemoveAll(cache), os.Rename(cache+".away", cache)))
 	must("check")
 	if left := n.Left(); left != attached {
-		t.Errorf("GC without a list took from %s, and left %s", attached, left)
+		t.Errorf("GC without a list removed resources: %s before, %s after", attached, left)
 	}
 	must("del")
-	must("del") // is no error (SPEC 1.1 §2 DEL)
+	must("del") // a repeated DEL is no error (SPEC 1.1 §2 DEL)
 	must("add")
 	must("gc")
 	if _, stderr, err := n.Cnitool("pod", "check", ""); err == nil {
-		t.Errorf("CHECK passes after GC: %s", stderr)
+		t.Errorf("CHECK succeeds after GC: %s", stderr)
 	}
 	if left := n.Settled(); !left.HasNothing() || len(n.Journal()) != 0 {
 		t.Errorf("left: %s, %+v", left, n.Journal())

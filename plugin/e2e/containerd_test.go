@@ -11,8 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ELeak: pods that cannot start, or not end, leave nothing with unwind once the trouble is over, and no address meanwhile.
-// The plain chain, on the same runtime, is the control: there it must leak.
+// TestE2ELeak: a plugin is broken for a while, so that pods cannot start or stop. With unwind, they
+// leak no address meanwhile, and leave nothing once the plugin works. Without unwind, on the same
+// runtime, they must leak: otherwise the test proves nothing.
 func TestE2ELeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("%d sandboxes of a pod on a /28; addresses/netns/veths/rules left", e2e.Tries),
 		"RUNTIME", "TROUBLE", "PLAIN DURING", "AFTER", "NEXT POD", "UNWIND DURING", "OWED", "AFTER", "JOURNAL", "NEXT POD", "HEALED IN")
@@ -25,7 +26,7 @@ func TestE2ELeak(t *testing.T) {
 					len(unwind.Entries), word(unwind.Starts), unwind.Healed.Round(100*time.Millisecond))
 				t.Logf("plain: %+v\nunwind: %+v", plain, unwind)
 				if plain.During.Addresses == 0 {
-					t.Errorf("the plain chain leaks nothing, so this shows nothing: %+v", plain)
+					t.Errorf("without unwind nothing leaks, so the test proves nothing: %+v", plain)
 				}
 				if !unwind.During.HasNothing() {
 					t.Errorf("during the trouble unwind leaves %s", unwind.During)

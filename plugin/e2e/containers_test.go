@@ -13,7 +13,7 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// engine starts containers in networks of the operator's own.
+// engine starts containers in networks that the operator configures.
 type engine interface {
 	Start(name, network string) (id string, err error)
 	Run(args ...string) string
@@ -27,8 +27,9 @@ func nerdctl(n *e2e.Node) engine {
 	return n.StartContainerd(e2e.Newest(n)).NewNerdctl()
 }
 
-// TestE2EContainers: containers of podman with its CNI backend, and of nerdctl, come up, are restarted with the ID that they have,
-// are killed, and go. Those that cannot start leave nothing, while the plain chain leaks.
+// TestE2EContainers starts a container with podman (with its CNI backend) or nerdctl, restarts it
+// under the same ID, kills it and removes it. Containers that then fail to start leave nothing with
+// unwind. Without unwind, they leak.
 func TestE2EContainers(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("a container is started, restarted, killed and removed; then %d cannot start on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"ENGINE", "CHAIN", "UP", "RESTARTED", "KILLED, REMOVED", "NOT STARTED LEAVE", "SWEPT", "RECORDS")
@@ -57,7 +58,7 @@ func containers(t *testing.T, n *e2e.Node, e engine, unwind bool, row func(...an
 			t.Errorf("after the restart %s is reserved for %s, not for %s", address, owner, id)
 		}
 		if _, _, err := n.Try("ping", "-c1", "-W2", address); err != nil {
-			t.Errorf("the container does not answer at %s", address)
+			t.Errorf("the container does not answer a ping at %s", address)
 		}
 	}
 	e.Run("kill", "--signal=KILL", "one")
@@ -88,12 +89,13 @@ func containers(t *testing.T, n *e2e.Node, e engine, unwind bool, row func(...an
 		t.Errorf("left: removed %s, not started %s, swept %s, %d records", removed, during, after, records)
 	}
 	if !unwind && during.Addresses == 0 {
-		t.Error("the plain chain leaks nothing, so this shows nothing")
+		t.Error("without unwind nothing leaks, so the test proves nothing")
 	}
 }
 
-// TestE2ENerdctlNetworks: unwind leaves the networks alone that nerdctl makes itself. It reads such a file's first plugin: with unwind there, its
-// next network would have the same subnet. What unwindctl shows of a node has these networks.
+// TestE2ENerdctlNetworks: unwindctl refuses to wrap the conflist of a network that nerdctl created.
+// nerdctl reads the first plugin of such a file: if that were unwind, nerdctl would assign the same
+// subnet to its next network. unwindctl ipam lists these networks.
 func TestE2ENerdctlNetworks(t *testing.T) {
 	t.Parallel()
 	n := e2e.NewNode(t)
@@ -103,9 +105,9 @@ func TestE2ENerdctlNetworks(t *testing.T) {
 	file := e2e.ConfDir + "/default/nerdctl-net1.conflist"
 	_, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "wrap", n.File(file))
 	if err == nil || !strings.Contains(stderr, "nerdctl") {
-		t.Errorf("wrap of a network of nerdctl's: %v, %s", err, stderr)
+		t.Errorf("wrap of a network that nerdctl created: %v, %s", err, stderr)
 	}
-	// what would happen to a network that somebody has wrapped in place
+	// Wrap the file by hand, to show what would happen if unwindctl wrapped it.
 	list := parsed(n, file)
 	subnet, original := subnetOf(list), list["plugins"]
 	list["plugins"] = []any{map[string]any{"type": "unwind", "chain": original}}
@@ -117,7 +119,7 @@ func TestE2ENerdctlNetworks(t *testing.T) {
 	n.Write(file, string(wrapped))
 	e.Run("network", "create", "net2")
 	if second := subnetOf(parsed(n, e2e.ConfDir+"/default/nerdctl-net2.conflist")); second != subnet || subnet == "" {
-		t.Errorf("beside a wrapped network with %s, nerdctl gives the next one %s: wrap need not refuse such a file", subnet, second)
+		t.Errorf("nerdctl does not reuse the subnet %s of a wrapped network, but assigns %s: wrap need not refuse such a file", subnet, second)
 	}
 	e.Run("network", "rm", "net2")
 
@@ -142,7 +144,7 @@ func parsed(n *e2e.Node, file string) (list map[string]any) {
 	return list
 }
 
-// subnetOf returns the subnet of a network of nerdctl's.
+// subnetOf returns the subnet of a network that nerdctl created.
 func subnetOf(list map[string]any) string {
 	var net struct {
 		Plugins []struct {
@@ -156,7 +158,7 @@ func subnetOf(list map[string]any) string {
 	return net.Plugins[0].IPAM.Ranges[0][0].Subnet
 }
 
-// bridgeOf returns the bridge of a network of nerdctl's.
+// bridgeOf returns the bridge of a network that nerdctl created.
 func bridgeOf(list map[string]any) string {
 	var net struct{ Plugins []struct{ Bridge string } }
 	data, _ := json.Marshal(list)

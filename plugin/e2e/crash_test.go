@@ -11,11 +11,12 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// atOnce is how many pods are being started, or stopped, when containerd is killed.
+// atOnce is the number of pods that are starting or stopping when containerd is killed.
 const atOnce = 4
 
-// TestE2EKill: containerd is killed while plugins are at work. systemd leaves them alone (containerd's unit has
-// KillMode=process), a cgroup that is out of memory does not.
+// TestE2EKill: containerd is killed while plugins are running. The plugins survive if systemd kills
+// it, because containerd's unit has KillMode=process. They are killed, too, if their cgroup runs
+// out of memory.
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
 		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
@@ -27,7 +28,7 @@ func TestE2EKill(t *testing.T) {
 					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
 					table.Row(v.Name, command, plugins, plain.During, plain.After, unwind.During, unwind.After, len(unwind.Entries))
 					if plain.During.Addresses != atOnce || unwind.During.Addresses != atOnce {
-						t.Errorf("so many have addresses when containerd is killed: plain %d, unwind %d, want %d",
+						t.Errorf("addresses when containerd is killed: plain %d, unwind %d, want %d",
 							plain.During.Addresses, unwind.During.Addresses, atOnce)
 					}
 					if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
@@ -39,7 +40,7 @@ func TestE2EKill(t *testing.T) {
 	}
 }
 
-// kill kills containerd while faulty holds a command for some pods.
+// kill kills containerd while faulty holds the ADD or DEL of atOnce pods.
 func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o e2e.Outcome) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
@@ -82,21 +83,23 @@ func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o 
 	return o
 }
 
-// The pool of the nodes that are booted again has room for the pods of one boot and some, not for those of two.
+// In TestE2EReboot, the pool has enough addresses for the pods of one boot, but not for those of
+// two.
 const (
 	rebootPods = 30
 	rebootPool = "10.22.0.41" // the last of 40 addresses
 )
 
-// booted is what became of a node that was booted again.
+// booted is the outcome of a reboot.
 type booted struct {
 	before, after, end e2e.Left
-	first, all         time.Duration    // from the start of containerd until the first, and the last, pod has started
+	first, all         time.Duration    // from containerd's start until the first pod and all pods run
 	failed             int              // pods that did not start
-	entries            []e2e.Attachment // of the journal, when all pods are gone
+	entries            []e2e.Attachment // the journal's entries when all pods are gone
 }
 
-// TestE2EReboot: what the pods of the last boot had is free for those of the next.
+// TestE2EReboot: after a reboot, the addresses and other resources of the previous boot's pods are
+// free for the new ones.
 func TestE2EReboot(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("the machine is booted again while %d pods run; the pool has 40 addresses; then the same pods are started; "+
 		"addresses/netns/veths/rules when they run, and when they are gone", rebootPods),
@@ -112,13 +115,13 @@ func TestE2EReboot(t *testing.T) {
 				table.Row(v.Name, disk, plain.after, plain.end, plain.failed, short(plain.first), short(plain.all),
 					unwind.after, unwind.end, unwind.failed, short(unwind.first), short(unwind.all), len(unwind.entries))
 				if disk == "emptied" && (plain.failed == 0 || plain.end.Addresses != rebootPods) {
-					t.Errorf("the plain chain leaks nothing, so this shows nothing: %+v", plain)
+					t.Errorf("without unwind nothing leaks, so the test proves nothing: %+v", plain)
 				}
 				if unwind.failed > 0 {
 					t.Errorf("%d pods did not start", unwind.failed)
 				}
 				if unwind.after != unwind.before {
-					t.Errorf("the pods have %s after the boot, and had %s before", unwind.after, unwind.before)
+					t.Errorf("the pods have %s after the reboot, and had %s before", unwind.after, unwind.before)
 				}
 				if unwind.end != (e2e.Left{}) || len(unwind.entries) > 0 {
 					t.Errorf("unwind leaves %s, and %+v", unwind.end, unwind.entries)
@@ -130,8 +133,8 @@ func TestE2EReboot(t *testing.T) {
 
 func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
-// reboot boots a node again on which pods run, and starts them as kubelet does: each pod's old sandbox, if the runtime knows
-// it, is stopped first.
+// reboot reboots a node with running pods, and starts the pods again as kubelet does: it first
+// stops each pod's old sandbox, if the runtime knows it.
 func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})
@@ -157,7 +160,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	if unwind {
 		rt.Heal()
 		if left := n.Owed(rt.CRI); len(left) > 0 {
-			t.Errorf("of the last boot the journal still has %+v", left)
+			t.Errorf("the journal still has entries of the previous boot: %+v", left)
 		}
 	}
 	b.after = n.Settled()

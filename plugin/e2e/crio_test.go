@@ -12,8 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ECrioLeak: pods that cannot start, or not end, leave nothing with unwind, and what is pending goes by each of the ways in
-// which somebody comes back.
+// TestE2ECrioLeak: pods cannot start or stop for a while. With unwind, they leak no address
+// meanwhile. Once the plugin works, each of these retries the pending DELs: a STATUS, a restart of
+// CRI-O, the next ADD, the agent.
 func TestE2ECrioLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("CRI-O: %d sandboxes of a pod on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "TROUBLE", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "STOPS THAT FAIL", "AFTER", "PENDING", "NEXT POD")
@@ -64,7 +65,7 @@ func TestE2ECrioLeak(t *testing.T) {
 			one.trouble.End(c.Node)
 			check(t, one.then(c))
 			if one.unwind {
-				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // the pauses after failed tries
+				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses after failed tries
 					if c.Pending() > 0 && one.how == "the next ADD" {
 						check(t, next(c))
 					}
@@ -75,9 +76,10 @@ func TestE2ECrioLeak(t *testing.T) {
 			_, starts := c.RT.RunPod(e2e.Pod{Name: "next"})
 			table.Row(chain, one.trouble.Name, one.how, during, pending, without, stops, after, c.Pending(), word(starts))
 			if !one.unwind {
-				missing := one.trouble.Name == e2e.Troubles[1].Name // CRI-O watches the directory, so it may start no plugin
+				// CRI-O watches the plugin directory, so it may run no plugin while a binary is missing.
+				missing := one.trouble.Name == e2e.Troubles[1].Name
 				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
-					t.Errorf("the plain chain leaks %s, later %s, so this shows nothing", during, after)
+					t.Errorf("without unwind %s leaks, later %s, so the test proves nothing", during, after)
 				}
 				return
 			}
@@ -91,10 +93,11 @@ func TestE2ECrioLeak(t *testing.T) {
 	}
 }
 
-// TestE2ECrioKill: CRI-O and its plugins are killed in an ADD, beside three live pods. CRI-O forgets that sandbox, and its one GC comes
-// within the grace period, so an agent or the timer's sweep has to free what it had. The live pods keep all.
+// TestE2ECrioKill: CRI-O and its plugins are killed during an ADD, while three other pods run.
+// CRI-O forgets that sandbox, and sends its only GC within the grace period. So the agent, or a
+// sweep by the timer, must free the sandbox's resources. The other pods keep theirs.
 func TestE2ECrioKill(t *testing.T) {
-	table := e2e.NewTable(t, "CRI-O and its plugins are killed in an ADD beside three live pods; addresses/netns/veths/rules",
+	table := e2e.NewTable(t, "CRI-O and its plugins are killed during an ADD while three pods run; addresses/netns/veths/rules",
 		"CHAIN", "THEN", "LIVE", "KILLED", "RESTARTED", "AFTER", "RECORDS")
 	for _, how := range []string{"plain", "the agent", "unwindctl sweep --cri auto"} {
 		t.Run(how, func(t *testing.T) {
@@ -138,7 +141,7 @@ func TestE2ECrioKill(t *testing.T) {
 				c.CheckPod(c.RT.CRI, id)
 			}
 			if killed.Addresses != len(live)+1 {
-				t.Errorf("%d addresses when CRI-O is killed, want %d, so this shows nothing", killed.Addresses, len(live)+1)
+				t.Errorf("%d addresses when CRI-O is killed, want %d, so the test proves nothing", killed.Addresses, len(live)+1)
 			}
 			if c.Unwind && (after.Addresses != before.Addresses || after.Veths != before.Veths || after.Rules != before.Rules || records != len(live)) {
 				t.Errorf("left: %s, %d records; the live pods had %s", after, records, before)
@@ -147,8 +150,8 @@ func TestE2ECrioKill(t *testing.T) {
 	}
 }
 
-// TestE2ECrioReboot: the machine is booted again, with CRI-O's storage or without it, or /run is emptied in the same boot. What the
-// pods had is free for the next ones.
+// TestE2ECrioReboot: the machine reboots, with CRI-O's storage or without it, or /run is emptied
+// without a reboot. The resources of the old pods are free for the new ones.
 func TestE2ECrioReboot(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O: 10 pods on a /28; then the same pods are started; addresses/netns/veths/rules when they run, and when they are gone",
 		"CHAIN", "EVENT", "BEFORE", "RUNNING", "NOT STARTED", "GONE", "PENDING")
@@ -193,8 +196,8 @@ func TestE2ECrioReboot(t *testing.T) {
 	}
 }
 
-// TestE2ECrioHostPort: CRI-O makes a pod's host ports itself, in a table of its own, and sends no port mappings to plugins. They go with
-// the pod.
+// TestE2ECrioHostPort: CRI-O sets up a pod's host ports itself, in an nftables table of its own,
+// and sends plugins no port mappings. It removes the host ports with the pod.
 func TestE2ECrioHostPort(t *testing.T) {
 	const port = 8080
 	for _, unwind := range []bool{false, true} {
@@ -205,7 +208,7 @@ func TestE2ECrioHostPort(t *testing.T) {
 			address := c.RT.IP(id)
 			rules, forwards := c.Run("nft", "list", "ruleset"), fmt.Sprintf(": %s . %d", address, port)
 			if !strings.Contains(rules, forwards) {
-				t.Fatalf("CRI-O has no %q:\n%s", forwards, rules)
+				t.Fatalf("CRI-O's rules don't contain %q:\n%s", forwards, rules)
 			}
 			if unwind && strings.Contains(c.Unwindctl("show", id, "-o", "json"), "portMappings") {
 				t.Error("CRI-O sends port mappings to plugins")
@@ -223,8 +226,9 @@ func TestE2ECrioHostPort(t *testing.T) {
 	}
 }
 
-// TestE2ECrioInstall: install, doctor, off, on and uninstall with the directories of CRI-O, and with those of OpenShift. Pods start all the
-// while, and those from before an install end after it.
+// TestE2ECrioInstall runs install, doctor, off, on and uninstall with CRI-O's default directories,
+// and with OpenShift's. Pods can start at any time, and a pod from before the install can end after
+// it.
 func TestE2ECrioInstall(t *testing.T) {
 	for _, dirs := range []e2e.CrioNetwork{
 		{ConfDir: e2e.ConfDir, PluginDir: e2e.PluginDir},
@@ -256,7 +260,7 @@ func TestE2ECrioInstall(t *testing.T) {
 				t.Errorf("doctor: %v\n%s%s", err, out, stderr)
 			}
 			t.Log(n.Unwindctl("check"), n.Unwindctl("check", "--plain"))
-			e2e.Eventually(t, 20*time.Second, "pods go through unwind", func() bool {
+			e2e.Eventually(t, 20*time.Second, "unwind starts the pods", func() bool {
 				id, err := rt.RunPod(e2e.Pod{Name: "through"})
 				if err != nil {
 					return false
@@ -269,10 +273,10 @@ func TestE2ECrioInstall(t *testing.T) {
 			})
 			check(t, errors.Join(rt.StopPod(before), rt.RemovePod(before)))
 			rt.Stop()
-			rt.Start() // CRI-O keeps a STATUS that failed, and its GC comes once
+			rt.Start() // CRI-O remembers a failed STATUS, and sends GC only at its start
 			rt.AwaitNetwork()
 			t.Log(n.Unwindctl("off"))
-			e2e.Eventually(t, 20*time.Second, "pods do not go through unwind", func() bool {
+			e2e.Eventually(t, 20*time.Second, "pods start without unwind", func() bool {
 				was := len(n.Journal())
 				id, err := rt.RunPod(e2e.Pod{Name: "off"})
 				if err != nil {
@@ -292,7 +296,7 @@ func TestE2ECrioInstall(t *testing.T) {
 				t.Errorf("left %s", left)
 			}
 			if _, _, err := n.Try("test", "-e", dirs.PluginDir+"/unwind"); err == nil {
-				t.Error("uninstall leaves the plugin")
+				t.Error("uninstall does not remove the plugin")
 			}
 			if _, err := rt.RunPod(e2e.Pod{Name: "after"}); err != nil {
 				t.Errorf("after uninstall: %v", err)

@@ -8,7 +8,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EDelFailure: what a runtime does with a pod whose DEL fails, with the plain chain and with each onDelFailure.
+// TestE2EDelFailure stops and removes a pod while a plugin fails DEL, without unwind and with each
+// value of onDelFailure. With "report" the runtime gets the error and keeps the sandbox. With
+// "defer" it gets none, and unwind retries the DEL.
 func TestE2EDelFailure(t *testing.T) {
 	table := e2e.NewTable(t, "a pod is stopped and removed while a plugin fails DEL, and again when it does not; addresses/netns/veths/rules left",
 		"RUNTIME", "CHAIN", "STOP", "REMOVE", "SANDBOX", "LEFT", "OWED", "STOP LATER", "AFTER", "JOURNAL")
@@ -61,16 +63,16 @@ func delFailure(t *testing.T, v e2e.Version, mode string, table *e2e.Table) {
 	switch mode {
 	case "plain":
 		if stop == nil || left.Addresses == 0 {
-			t.Errorf("the plain chain has no trouble, so this shows nothing: stop: %v, left %s", stop, left)
+			t.Errorf("without unwind the DEL succeeds or nothing leaks, so the test proves nothing: stop: %v, left %s", stop, left)
 		}
 		return
 	case "report":
 		if stop == nil || !known {
-			t.Errorf("the DEL that failed was not reported: stop: %v, the sandbox is known: %t", stop, known)
+			t.Errorf("the failed DEL was not reported: stop: %v, the runtime knows the sandbox: %t", stop, known)
 		}
 	case "defer":
 		if stop != nil || remove != nil || known {
-			t.Errorf("the DEL was to be deferred: stop: %v, remove: %v, the sandbox is known: %t", stop, remove, known)
+			t.Errorf("the DEL was not deferred: stop: %v, remove: %v, the runtime knows the sandbox: %t", stop, remove, known)
 		}
 	}
 	if !left.HasNothing() || pending != 1 {

@@ -11,8 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EDirectories: install takes the directories that containerd itself tells, which an imported
-// file has changed. While it is down, install refuses to guess.
+// TestE2EDirectories: install uses the CNI directories that containerd itself reports, even if a
+// file that containerd's configuration imports has changed them. While containerd is down, install
+// refuses to guess.
 func TestE2EDirectories(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := e2e.NewNode(t)
@@ -39,13 +40,13 @@ func TestE2EDirectories(t *testing.T) {
 		}
 		rt.Start()
 		if out := plan(); !strings.Contains(out, "unchanged: /opt/cni/moved/unwind (") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json (") {
-			t.Errorf("after an import has moved them:\n%s", out)
+			t.Errorf("after an imported file changed the directories:\n%s", out)
 		}
 	})
 }
 
-// TestE2ERenamed: the provider renames its file while no agent runs. containerd starts pods as it
-// does without unwind, through unwind, and ends those from before.
+// TestE2ERenamed: the provider renames its conflist while no agent runs. containerd keeps starting
+// pods through unwind, as it does without unwind, and stops the pods from before.
 func TestE2ERenamed(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		for _, unwind := range []bool{false, true} {
@@ -65,7 +66,7 @@ func TestE2ERenamed(t *testing.T) {
 			e2e.Eventually(t, 20*time.Second, "the network is ready", func() bool { return rt.NetworkReady() == "" })
 			n.CheckPod(rt.CRI, rt.MustRunPod(e2e.Pod{Name: "after"}))
 			if pods := len(n.Journal()); unwind != (pods == 2) {
-				t.Errorf("unwind %t: the journal has %d pods", unwind, pods)
+				t.Errorf("unwind %t: the journal contains %d pods", unwind, pods)
 			}
 			if errs := rt.RemovePods(); len(errs) > 0 {
 				t.Errorf("unwind %t: %v", unwind, errs)

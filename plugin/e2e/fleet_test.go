@@ -26,14 +26,14 @@ import (
 
 type object = map[string]any
 
-// nodes is the number of the fleet's nodes. Each tenth of the first hundred hangs.
+// nodes is the number of nodes in the fleet. Every tenth of the first hundred hangs.
 const nodes = 500
 
 func hangs(i int) bool { return i < 100 && i%10 == 0 }
 
-// TestKubernetesFleet: kubectl unwind exec with a real kubectl runs a command on 500 nodes. Ten hang,
-// half of them as a kubelet does that takes no connections, and half as an unwindctl does that prints
-// nothing: these are named, and the others are not held up.
+// TestKubernetesFleet: kubectl unwind, with a real kubectl, runs doctor on 500 nodes. Ten of them
+// hang: five kubelets accept no connection, and on five nodes unwindctl prints nothing. kubectl
+// unwind names these ten, and does not make the other nodes wait.
 func TestKubernetesFleet(t *testing.T) {
 	var execs atomic.Int32
 	server := httptest.NewTLSServer(fleet(&execs))
@@ -49,10 +49,10 @@ func TestKubernetesFleet(t *testing.T) {
 		spent.Seconds())
 	var exited *exec.ExitError
 	if !errors.As(err, &exited) || exited.ExitCode() != 1 {
-		t.Errorf("%v, not exit code 1", err)
+		t.Errorf("%v, want exit code 1", err)
 	}
 	if n := execs.Load(); n != nodes {
-		t.Errorf("%d execs, not %d", n, nodes)
+		t.Errorf("%d execs, want %d", n, nodes)
 	}
 	var names, want []string
 	for i := range nodes {
@@ -67,14 +67,14 @@ func TestKubernetesFleet(t *testing.T) {
 	}
 	if want := fmt.Sprintf("error: no answer within 30s (--timeout) on 10 of %d nodes: %s\n", nodes,
 		strings.Join(names, ", ")); errs.String() != want {
-		t.Errorf("%s, not %s", errs.String(), want)
+		t.Errorf("stderr %s, want %s", errs.String(), want)
 	}
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// fleet is an API server with a pod of the agent on each of its nodes, as far as kubectl asks for
-// them: discovery, lists, a pod, and exec.
+// fleet is a fake API server with an agent pod on each node. It serves only what kubectl requests
+// here: discovery, lists of nodes and pods, a pod, and exec.
 func fleet(execs *atomic.Int32) http.Handler {
 	mux := http.NewServeMux()
 	give := func(path string, answer object) {
@@ -112,13 +112,14 @@ func fleet(execs *atomic.Int32) http.Handler {
 	return mux
 }
 
-// serveExec is what unwindctl doctor does on a node, by WebSocket: the first byte of a message names
-// the stream, and the last message is a status on stream 3.
+// serveExec serves exec by WebSocket, with the output of unwindctl doctor on a healthy node. The
+// first byte of a message is the number of its stream, and the last message is a status on stream
+// 3.
 func serveExec(i int) http.Handler {
 	return websocket.Server{
 		Handshake: func(config *websocket.Config, _ *http.Request) error {
 			if !slices.Contains(config.Protocol, "v5.channel.k8s.io") {
-				return fmt.Errorf("not a protocol of exec: %q", config.Protocol)
+				return fmt.Errorf("no supported exec protocol in %q", config.Protocol)
 			}
 			config.Protocol = []string{"v5.channel.k8s.io"}
 			return nil
@@ -136,7 +137,7 @@ func serveExec(i int) http.Handler {
 	}
 }
 
-// environment has a kubectl, and a kubeconfig for the server.
+// environment returns an environment with kubectl in PATH and a kubeconfig for the server.
 func environment(t *testing.T, server *httptest.Server) []string {
 	t.Helper()
 	dir := t.TempDir()

@@ -12,9 +12,10 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestKubernetesOrdinaryDays: the provider's chain changes while pods run. A mesh comes and goes, a kubeconfig gets
-// another path, and the conflist another cniVersion. The same is done to a worker without unwind and to one with it. On
-// both, all pods start and terminate. With unwind that takes at most three times as long, and ten seconds.
+// TestKubernetesOrdinaryDays changes the provider's chain while pods run, in the same way on a
+// worker without unwind and on one with it: a mesh is installed and uninstalled, a kubeconfig gets
+// another path, and the conflist another cniVersion. On both workers, all pods start and terminate.
+// With unwind that takes at most three times as long plus ten seconds.
 func TestKubernetesOrdinaryDays(t *testing.T) {
 	c := e2e.NewCluster(t)
 	d := &days{
@@ -59,7 +60,7 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 	// The plugin's DEL calls a daemon or the API server, as those of kube-ovn and Calico do.
 	d.pass(day{
 		name: "daemon",
-		what: "a plugin with a daemon is installed, and removed from the conflist; its daemon is gone",
+		what: "a plugin with a daemon is installed, then removed from the conflist; its daemon is gone",
 		gone: mesh,
 		add:  add(mesh, old),
 		change: func(w *e2e.Worker) {
@@ -94,10 +95,10 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 	})
 }
 
-// correct is the cniVersion of a conflist that was corrected.
+// correct is the cniVersion in the corrected conflist.
 const correct = "0.4.0"
 
-// days is the two workers.
+// days is the test with its two workers.
 type days struct {
 	*testing.T
 	table         *e2e.Table
@@ -106,29 +107,30 @@ type days struct {
 
 // day is a change of the provider's chain.
 type day struct {
-	name     string // the names of its pods begin with it
+	name     string // a prefix of its pods' names
 	what     string
-	gone     string              // the plugin that is no longer there, whose DELs may stay pending
-	old, new int                 // the first host ports of the first and the third pods; 0 for none
-	add      func(w *e2e.Worker) // before the second pods start; nil for nothing
-	change   func(w *e2e.Worker) // before the third ones start
+	gone     string              // the plugin that was removed, whose DELs may stay pending
+	old, new int                 // the first host ports of the old and the new pods; 0 for none
+	add      func(w *e2e.Worker) // a change after the old pods have started; nil for none
+	change   func(w *e2e.Worker) // the change before the new pods start
 	mend     func(w *e2e.Worker) // makes the DELs of all pods succeed again
 }
 
-// daily is the provider's network on a worker, with more plugins.
+// daily returns the provider's network on a worker, with additional plugins.
 func daily(worker string, more ...string) e2e.Network {
 	subnet := map[string]string{"plain": "10.22.1.0/24", "unwind": "10.22.2.0/24"}[worker]
 	return e2e.Network{Subnet: subnet, Plugins: append([]string{e2e.Portmap}, more...)}
 }
 
-// needs is the entry of a plugin that fails without its kubeconfig.
+// needs returns the conflist entry of a plugin that fails if its kubeconfig is missing.
 func (d *days) needs(w *e2e.Worker, plugin, kubeconfig string) string {
 	entry := strings.TrimSuffix(strings.Replace(w.Faulty(), `"faulty"`, fmt.Sprintf("%q", plugin), 1), "}")
 	return entry + fmt.Sprintf(`, "needs": %q}`, kubeconfig)
 }
 
-// use writes the provider's conflist, as an installer does. unwind reads it in each verb. A runtime without unwind reads
-// it some time later, until when use waits.
+// use writes the provider's conflist, as an installer does. unwind reads the file in each verb. On
+// the worker without unwind, use waits until the runtime has read it: until its network contains
+// text, or no longer does.
 func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	d.Helper()
 	w.Configure(network)
@@ -137,7 +139,7 @@ func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	}
 }
 
-// each does something on both workers.
+// each calls do for both workers.
 func (d *days) each(do func(w *e2e.Worker)) {
 	d.Helper()
 	for _, w := range []*e2e.Worker{d.plain, d.unwind} {
@@ -145,7 +147,7 @@ func (d *days) each(do func(w *e2e.Worker)) {
 	}
 }
 
-// pass lets a day pass.
+// pass runs the steps of a day.
 func (d *days) pass(day day) {
 	d.Helper()
 	began := time.Now()
@@ -168,7 +170,7 @@ func (d *days) pass(day day) {
 	d.Logf("%s: %s", day.what, since(began))
 }
 
-// pods starts pods on each worker, with host ports from the first one on unless that is 0.
+// pods starts pods on each worker. Unless first is 0, they get the host ports from first on.
 func (d *days) pods(app string, first int) {
 	d.Helper()
 	count := 3
@@ -179,11 +181,12 @@ func (d *days) pods(app string, first int) {
 	d.each(func(w *e2e.Worker) { mustBeReady(d.T, w, app, count) })
 }
 
-// allowed is the time in which all pods terminate with unwind.
+// allowed returns the time within which all pods must terminate with unwind, given the time without
+// it.
 func allowed(plain time.Duration) time.Duration { return 3*plain + 10*time.Second }
 
-// terminate deletes all pods of both workers at the same time, and returns how long they took to be gone. It fails the
-// test if those with unwind are not gone in time, and returns 0 for them.
+// terminate deletes all pods of both workers at the same time, and returns how long they took to
+// disappear. If those with unwind are not gone in time, it fails the test and returns 0 for them.
 func (d *days) terminate(day day) (plain, unwind time.Duration) {
 	d.Helper()
 	began := time.Now()
@@ -197,7 +200,7 @@ func (d *days) terminate(day day) (plain, unwind time.Duration) {
 		}
 		switch passed := time.Since(began); {
 		case plain == 0 && passed > podTime:
-			d.Fatalf("%s: without unwind, %s, so this shows nothing\n%s", day.what, stuck(d.plain), d.plain.Events(day.name))
+			d.Fatalf("%s: without unwind, %s, so the test proves nothing\n%s", day.what, stuck(d.plain), d.plain.Events(day.name))
 		case plain > 0 && unwind == 0 && passed > allowed(plain):
 			d.Errorf("%s: after %s, %s; without unwind, all terminate in %s\n%s", day.what, passed.Round(time.Second),
 				stuck(d.unwind), plain.Round(100*time.Millisecond), d.unwind.Events(day.name))
@@ -207,7 +210,7 @@ func (d *days) terminate(day day) (plain, unwind time.Duration) {
 	return plain, unwind
 }
 
-// stuck says which pods of a worker are still there.
+// stuck describes which pods of a worker still exist.
 func stuck(w *e2e.Worker) string {
 	var names []string
 	for _, pod := range w.Pods("") {
@@ -216,8 +219,8 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing fails the test unless nothing of the pods is left, after sweeps, but DELs of the plugin that is gone. It
-// returns how many these are. A second DEL of a pod may be under way, so it waits.
+// nothing sweeps until nothing of the pods is left except pending DELs of the removed plugin, and
+// returns the number of these. It fails the test if that takes too long.
 func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }
@@ -236,7 +239,7 @@ func (d *days) nothing(day day) (pending int) {
 // sweep makes unwind retry its DELs, which may fail again.
 func (d *days) sweep() { _, _, _ = d.unwind.Try(e2e.Path(d, "bin/unwindctl"), "sweep") }
 
-// pending returns the plugins whose DELs unwind retries, once for each.
+// pending returns the plugin of each DEL that unwind still has to retry.
 func (d *days) pending() (plugins []string) {
 	d.Helper()
 	for _, a := range d.unwind.Journal() {
@@ -247,12 +250,13 @@ func (d *days) pending() (plugins []string) {
 	return plugins
 }
 
-// mended makes all DELs succeed. Then the pods that are left terminate, and nothing is pending.
+// mended makes all DELs succeed again, and waits until the remaining pods have terminated and
+// nothing is pending.
 func (d *days) mended(day day) {
 	d.Helper()
 	d.each(day.mend)
 	if err := ready(d.unwind, "", 0, podTime); err != nil {
-		d.Fatalf("%s: also when the plugin is back: %s\n%s", day.what, stuck(d.unwind), d.unwind.Events(day.name))
+		d.Fatalf("%s: even after the plugin was repaired, %s\n%s", day.what, stuck(d.unwind), d.unwind.Events(day.name))
 	}
 	e2e.Eventually(d, podTime, "unwind: a sweep empties the journal", func() bool {
 		d.sweep()

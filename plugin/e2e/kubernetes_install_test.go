@@ -21,10 +21,15 @@ const (
 	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
 )
 
-// TestKubernetesInstall is what a release manager does: the chart brings unwind to a cluster beside networks with pods: a bridge's,
-// and one of kindnet's shape. Helm replaces an untagged build by the next one, and back. Unwind is switched off, which agents and
-// nodes that start anew leave so, nodes are drained, unwind is switched on, and uninstalled. All the while pods start and stop, and
-// none fails. In the end nothing is left.
+// TestKubernetesInstall follows the life of an installation on a cluster with running pods. One
+// worker has a bridge network, the other a network like kindnet's. The steps are:
+//
+//  1. Helm installs the chart, upgrades it to the next build and rolls it back.
+//  2. Unwind is switched off. It stays off when agents and nodes restart.
+//  3. Nodes are drained.
+//  4. Unwind is switched on again, and uninstalled.
+//
+// Pods start and stop all the time, and none fails. In the end nothing is left.
 func TestKubernetesInstall(t *testing.T) {
 	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "BRIDGE", "KINDNET'S SHAPE", "TOOK")
 	c := e2e.NewCluster(t)
@@ -55,12 +60,12 @@ func TestKubernetesInstall(t *testing.T) {
 	i.whilePodsComeAndGo("bridge: kubectl unwind exec -- off; kindnet: rm 00-unwind.json", i.switchOff)
 	i.restart()
 	i.pods("off")
-	i.each("a pod of unwind's is deleted meanwhile", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
+	i.each("a pod that unwind started is deleted while unwind is off", func(w *e2e.Worker) string { return i.deleted(w, "through-0") })
 	i.each("kubectl drain, uncordon", i.drain)
 	i.each("reboot", i.reboot)
 	i.whilePodsComeAndGo("kubectl unwind exec -- on", i.switchOn)
 	i.pods("again")
-	i.each("a pod from meanwhile is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
+	i.each("a pod that started while unwind was off is deleted", func(w *e2e.Worker) string { return i.deleted(w, "off-0") })
 	i.each("kubectl drain, uncordon", i.drain)
 	i.whilePodsComeAndGo("kubectl unwind exec -- uninstall", i.uninstall)
 	i.pods("after")
@@ -74,7 +79,7 @@ func TestKubernetesInstall(t *testing.T) {
 	}
 }
 
-// installed is the workers of the test, and what is done to them.
+// installed is the test with its cluster. Its methods are the steps.
 type installed struct {
 	*testing.T
 	cluster *e2e.Cluster
@@ -82,7 +87,7 @@ type installed struct {
 	table   *e2e.Table
 }
 
-// each does a step on each worker.
+// each runs a step on each worker, and adds a row with the results to the table.
 func (i *installed) each(step string, do func(w *e2e.Worker) string) {
 	i.Helper()
 	began := time.Now()
@@ -93,12 +98,13 @@ func (i *installed) each(step string, do func(w *e2e.Worker) string) {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// whilePodsComeAndGo does a step on each worker while pods start and stop on all of them. None fails.
+// whilePodsComeAndGo runs a step on each worker while pods start and stop on all workers. It fails
+// the test if a pod fails.
 func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) string) {
 	i.Helper()
 	began, cells, ended := time.Now(), []any{step}, make(chan struct{})
 	go func() {
-		defer close(ended) // also if the step fails the test
+		defer close(ended) // even if the step ends this goroutine with FailNow
 		for _, w := range i.workers {
 			cells = append(cells, do(w))
 		}
@@ -120,7 +126,8 @@ func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) strin
 	i.table.Row(append(cells, since(began))...)
 }
 
-// rounds starts and stops three pods on each worker, at least so often, until done.
+// rounds repeatedly starts and stops three pods on each worker, until done returns true, but at
+// least least times.
 func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	i.Helper()
 	for over := false; !over; rounds++ {
@@ -140,13 +147,14 @@ func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	return rounds
 }
 
-// drain takes the pods of a set from a worker, which has freed what they had before it takes pods again.
+// drain drains a worker of the pods of a StatefulSet, and uncordons it once their resources are
+// free.
 func (i *installed) drain(w *e2e.Worker) string {
 	i.Helper()
 	w.RunStatefulSet("drained", 3)
 	mustBeReady(i.T, w, "drained", 3)
 	i.cluster.Kubectl("drain", w.NodeName, "--ignore-daemonsets", "--force", "--pod-selector=app=drained", "--timeout=90s")
-	e2e.Eventually(i, podTime, "what the drained pods had is free", func() bool {
+	e2e.Eventually(i, podTime, "the drained pods' addresses are free", func() bool {
 		return len(w.Reserved()) == len(w.Pods(""))-len(w.Pods("drained"))
 	})
 	i.cluster.Kubectl("uncordon", w.NodeName)
@@ -156,10 +164,11 @@ func (i *installed) drain(w *e2e.Worker) string {
 	e2e.Eventually(i, podTime, "the set's pods are gone", func() bool {
 		return len(w.Pods("drained")) == 0 && len(w.Reserved()) == len(w.Pods(""))
 	})
-	return "3 pods drained, and back"
+	return "3 pods drained and started again"
 }
 
-// pods starts two pods on each worker, and sees that all pods are well, also from the other one.
+// pods starts two pods on each worker. All pods must be ready, and answer pings from their own
+// worker and from the pods of the other one.
 func (i *installed) pods(app string) {
 	i.Helper()
 	for _, w := range i.workers {
@@ -169,12 +178,12 @@ func (i *installed) pods(app string) {
 		mustBeReady(i.T, w, app, 2)
 		checkAddresses(i.T, w)
 		if silent := i.workers[1-n].SilentToPods(w.Pods(app)); len(silent) > 0 {
-			i.Errorf("%s: these do not answer the other node's pods: %s", w.NodeName, strings.Join(silent, ", "))
+			i.Errorf("%s: these pods do not answer the other node's pods: %s", w.NodeName, strings.Join(silent, ", "))
 		}
 	}
 }
 
-// inUse waits until the runtime has read, or read no more, unwind's conflist.
+// inUse waits until the runtime uses unwind's conflist, or no longer uses it.
 func (i *installed) inUse(w *e2e.Worker, want bool) string {
 	i.Helper()
 	w.Runtime.AwaitConfig(`"type":"unwind"`, want)
@@ -184,7 +193,7 @@ func (i *installed) inUse(w *e2e.Worker, want bool) string {
 	return "not in use"
 }
 
-// agent runs unwindctl in a worker's agent, on the worker.
+// agent runs unwindctl --host in a worker's agent.
 func (i *installed) agent(w *e2e.Worker, args ...string) (string, error) {
 	i.Helper()
 	return i.cluster.TryKubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
@@ -204,8 +213,8 @@ func (i *installed) install() {
 	})
 }
 
-// awaitDoctor waits until doctor has nothing to say against a node, and returns its last line. While
-// pods come and go, a warning may be true for a moment.
+// awaitDoctor waits until doctor finds no problem on a node, and returns its last line. It retries,
+// because a warning may be right for a moment while pods start and stop.
 func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	i.Helper()
 	var lines []string
@@ -222,7 +231,8 @@ func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	return lines[len(lines)-1]
 }
 
-// allNodes runs unwindctl on all nodes, has an output of each, and sees the pods.
+// allNodes runs unwindctl on all nodes with kubectl unwind. The output must contain each node, and
+// the list each pod.
 func (i *installed) allNodes() {
 	i.Helper()
 	began, cells := time.Now(), []any{"kubectl unwind exec: doctor, list, ipam, sweep --dry-run"}
@@ -235,7 +245,7 @@ func (i *installed) allNodes() {
 		}
 		for _, w := range i.workers {
 			if !strings.Contains("\n"+out, "\n"+w.NodeName+":") {
-				i.Errorf("kubectl unwind exec -- %s: nothing of %s", args, w.NodeName)
+				i.Errorf("kubectl unwind exec -- %s: no output of %s", args, w.NodeName)
 			}
 			n := strings.Count(out, w.Namespace()+"/through-")
 			switch {
@@ -253,7 +263,7 @@ func (i *installed) allNodes() {
 func (i *installed) deleted(w *e2e.Worker, pod string) string {
 	i.Helper()
 	w.DeletePods("pod", pod)
-	e2e.Eventually(i, podTime, "what it had is free", func() bool {
+	e2e.Eventually(i, podTime, "the pod's address and veth are gone", func() bool {
 		pods := len(w.Pods(""))
 		return len(w.Reserved()) == pods && w.Left().Veths == pods
 	})
@@ -261,7 +271,8 @@ func (i *installed) deleted(w *e2e.Worker, pod string) string {
 	return "its address is free"
 }
 
-// switchOff switches unwind off on one worker, and on the other removes its conflist by hand. The agents run, and leave it so.
+// switchOff switches unwind off on the first worker. On the second it removes unwind's conflist by
+// hand. The running agents must not switch it on again.
 func (i *installed) switchOff(w *e2e.Worker) string {
 	i.Helper()
 	if w == i.workers[0] {
@@ -272,16 +283,17 @@ func (i *installed) switchOff(w *e2e.Worker) string {
 	return i.inUse(w, false)
 }
 
-// restart starts all agents anew.
+// restart restarts all agents. Unwind must stay off.
 func (i *installed) restart() {
 	i.Helper()
 	began := time.Now()
 	i.cluster.Kubectl("-n", "kube-system", "rollout", "restart", "ds/unwind")
 	i.awaitRollout()
-	i.table.Row("the agents are started anew", i.staysOff(i.workers[0]), i.staysOff(i.workers[1]), since(began))
+	i.table.Row("the agents restart", i.staysOff(i.workers[0]), i.staysOff(i.workers[1]), since(began))
 }
 
-// reboot takes a worker's power, and starts it again. All its pods come back, and its agent leaves unwind off.
+// reboot reboots a worker. All its pods must become ready again, and its agent must leave unwind
+// off.
 func (i *installed) reboot(w *e2e.Worker) string {
 	i.Helper()
 	w.Restart()
@@ -289,7 +301,7 @@ func (i *installed) reboot(w *e2e.Worker) string {
 		_, err := i.ask(w, "readyz")
 		return err == nil
 	})
-	e2e.Eventually(i, podTime, w.NodeName+": the pods are back", func() bool {
+	e2e.Eventually(i, podTime, w.NodeName+": the pods are ready again", func() bool {
 		pods, reserved := w.Pods(""), w.Reserved()
 		return len(reserved) == len(pods) && w.Left().Veths == len(pods) &&
 			!slices.ContainsFunc(pods, func(pod e2e.KubePod) bool { return !pod.Ready || reserved[pod.IP] == "" })
@@ -298,7 +310,8 @@ func (i *installed) reboot(w *e2e.Worker) string {
 	return i.staysOff(w)
 }
 
-// staysOff fails the test unless unwind is off on a worker, and who has switched it off is on record.
+// staysOff fails the test unless unwind is off on a worker, and the marker file, doctor and /readyz
+// all say who switched it off.
 func (i *installed) staysOff(w *e2e.Worker) string {
 	i.Helper()
 	by := "kubectl unwind as "
@@ -319,11 +332,12 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 	return "off, on record"
 }
 
-// unwind runs kubectl unwind exec on one node, which has to say a text.
+// unwind runs kubectl unwind exec on one node. The output must contain want.
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6" // the pods' attachments
+	// uninstall exits 6 if it keeps the journal, which it does while pods that unwind started still run.
+	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6"
 	if err != nil && !kept || !strings.Contains(out, want) {
 		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
 	}
@@ -344,7 +358,7 @@ func (i *installed) uninstall(w *e2e.Worker) string {
 	return said + "; " + i.inUse(w, false)
 }
 
-// remove uninstalls the chart, in whose time nobody has switched unwind on again.
+// remove uninstalls the chart. Until then, no agent may have switched unwind on again.
 func (i *installed) remove() {
 	i.Helper()
 	for _, w := range i.workers {
@@ -358,7 +372,7 @@ func (i *installed) remove() {
 	i.cluster.Helm("uninstall", "unwind", "--wait", "--timeout=2m")
 }
 
-// empty deletes all pods, which the provider's chain alone then releases.
+// empty deletes all pods. After the uninstall, the provider's chain alone releases their resources.
 func (i *installed) empty(w *e2e.Worker) string {
 	i.Helper()
 	w.DeletePods("pod", "--all")
@@ -366,7 +380,7 @@ func (i *installed) empty(w *e2e.Worker) string {
 	return w.Settled().String()
 }
 
-// rest takes the last of unwind away.
+// rest sweeps until the journal is empty, and then uninstalls what is left of unwind.
 func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())
@@ -377,7 +391,7 @@ func (i *installed) rest(w *e2e.Worker) string {
 	})
 	w.Unwindctl("uninstall", "--install-dir=")
 	if _, err := os.Lstat(w.File(e2e.PluginDir, "unwind")); err == nil {
-		i.Errorf("%s: the plugin is still there", w.NodeName)
+		i.Errorf("%s: the plugin was not removed", w.NodeName)
 	}
 	return fmt.Sprintf("%d entries swept, no plugin", owed)
 }

@@ -12,9 +12,10 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// hangingStatus: a plugin's STATUS does not end. With unwind the node says so, and is itself again once it does.
+// hangingStatus: a plugin's STATUS hangs. With unwind, the node becomes not ready and its message
+// names the plugin. Once the plugin works, the node is ready again.
 func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
-	// statusTime is more than STATUS may take with unwind, whatever hangs: 20 seconds, and a busy machine.
+	// statusTime bounds STATUS with unwind, whatever hangs: 20 s, plus 5 s for a busy machine.
 	const statusTime, patience = 25 * time.Second, 30 * time.Second
 	began := time.Now()
 	well := map[*e2e.Worker]time.Duration{}
@@ -33,12 +34,12 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 		return status == "False"
 	})
 	if !strings.Contains(message, `plugin type="faulty" failed (status): timed out and was killed`) {
-		t.Errorf("the node is not ready for another reason: %s", message)
+		t.Errorf("the node's message does not name the plugin: %s", message)
 	}
 	plain, plainErr := p.plain.Runtime.TimeStatus(patience)
 	unwind, unwindErr := p.unwind.Runtime.TimeStatus(patience)
 	if plainErr == nil {
-		t.Error("the status of the plain worker's runtime does not hang, so this shows nothing")
+		t.Error("the runtime's status does not hang without unwind, so the test proves nothing")
 	}
 	if unwindErr != nil || unwind > statusTime {
 		t.Errorf("the status of the runtime took %s: %v", unwind, unwindErr)
@@ -52,16 +53,17 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	p.unwind.AwaitReady()
 	ready := since(healed)
 	e2e.Eventually(t, podTime, "the plain worker's runtime answers", func() bool {
-		p.plain.LetGo() // also those that had read the old plan
+		p.plain.LetGo() // also lets go of calls that started with the old plan
 		_, err := p.plain.Runtime.TimeStatus(time.Second)
 		return err == nil
 	})
 	p.plain.AwaitReady()
-	table.Row("… it is mended: the node is ready after", since(healed), ready)
+	table.Row("… the plugin works again: the node is ready after", since(healed), ready)
 	t.Logf("hanging STATUS: %s", since(began))
 }
 
-// brief returns the last of what a runtime and a kubelet put before each other's messages.
+// brief returns the innermost message of an error that a runtime and a kubelet have wrapped,
+// shortened.
 func brief(message string) string {
 	const most = 100
 	if i := strings.LastIndex(message, "returns error: "); i >= 0 {
@@ -73,7 +75,8 @@ func brief(message string) string {
 	return message
 }
 
-// manyPods: one ADD and one DEL in twenty fail, in a short run more of them. No pod is lost, none has the address of another, and nothing is left.
+// manyPods starts and deletes many pods while 5 % of all ADDs and DELs fail (15 % in a short run).
+// With unwind, every pod becomes ready, no two pods share an address, and nothing is left.
 func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	const count = 60
 	rounds, percent := 5, 5
@@ -115,7 +118,7 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 		adds, dels := refused(w)
 		failed[w] = fmt.Sprintf("%d ADDs, %d DELs", adds, dels)
 		if adds == 0 || dels == 0 {
-			t.Errorf("%s: %s failed, so this shows nothing", w.NodeName, failed[w])
+			t.Errorf("%s: %s failed, so the test proves nothing", w.NodeName, failed[w])
 		}
 	})
 	table.Row(fmt.Sprintf("%d × %d pods, %d %% of ADDs and DELs fail: failed", rounds, count, percent), failed[p.plain], failed[p.unwind])
@@ -125,7 +128,7 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	table.Row("… pods that answer a ping", outOf(silent, p.plain), outOf(silent, p.unwind))
 	table.Row("… one of them, each of the other node's pods", outOf(across, p.plain), outOf(across, p.unwind))
 	if across[p.plain]+across[p.unwind] > 0 {
-		t.Errorf("across the nodes pods do not answer: %d on the plain one, %d on unwind's", across[p.plain], across[p.unwind])
+		t.Errorf("pods that do not answer the other node's pods: %d without unwind, %d with unwind", across[p.plain], across[p.unwind])
 	}
 	p.each(func(w *e2e.Worker) { w.Plan(nil) })
 	leaves(t, p.unwind)
@@ -133,7 +136,7 @@ func (p pair) manyPods(t *testing.T, table *e2e.Table) {
 	t.Logf("many pods: %s, of which %s up and %s down", since(began), up, down)
 }
 
-// move gives the workers other ranges.
+// move gives the workers' networks other subnets.
 func (p pair) move(plain, unwind string) {
 	p.plain.Use(chain(p.plain.Node, plain, false))
 	p.unwind.Use(chain(p.unwind.Node, unwind, true))
@@ -141,7 +144,8 @@ func (p pair) move(plain, unwind string) {
 	p.unwind.Runtime.AwaitConfig(unwind, true)
 }
 
-// restart: a node loses its power with pods on it, after others have crash-looped. The pods come back, with nothing of before.
+// restart: some pods crash-loop and are deleted; then the node reboots while others run. With
+// unwind, those come back with new addresses, and no address of the previous boot stays reserved.
 func (p pair) restart(t *testing.T, table *e2e.Table) {
 	const count = 8
 	began := time.Now()
@@ -153,7 +157,7 @@ func (p pair) restart(t *testing.T, table *e2e.Table) {
 		w.PlanPods("crash", map[string]string{"ADD": "fail", "DEL": "fail"})
 		w.RunPods("crash", 2)
 	})
-	e2e.Eventually(t, podTime, "the plain chain leaks, or this shows nothing", func() bool { return len(p.plain.Reserved()) >= count+2 })
+	e2e.Eventually(t, podTime, "addresses leak without unwind (otherwise the test proves nothing)", func() bool { return len(p.plain.Reserved()) >= count+2 })
 	p.each(func(w *e2e.Worker) {
 		w.DeletePods("pod", "--selector=app=crash")
 		w.PlanPods("crash", nil)
@@ -165,8 +169,8 @@ func (p pair) restart(t *testing.T, table *e2e.Table) {
 		w.Restart()
 		e2e.Eventually(t, podTime, w.NodeName+": the pods are back", func() bool {
 			pods := w.Pods("stays")
-			return !slices.ContainsFunc(pods, func(pod e2e.KubePod) bool { // host-local gives none out again so soon
-				return before[pod.IP] != "" || !pod.Ready
+			return !slices.ContainsFunc(pods, func(pod e2e.KubePod) bool {
+				return before[pod.IP] != "" || !pod.Ready // host-local does not reuse an address so soon
 			}) && len(w.Silent(pods)) == 0
 		})
 		took[w] = since(start)
@@ -174,7 +178,7 @@ func (p pair) restart(t *testing.T, table *e2e.Table) {
 	e2e.Eventually(t, podTime, "unwind has no more addresses than pods", func() bool { return len(p.unwind.Reserved()) == count })
 	checkPods(t, p.unwind)
 	if n := len(p.plain.Reserved()); n <= count {
-		t.Errorf("%d addresses are taken on the plain worker, so this shows nothing", n)
+		t.Errorf("only %d addresses are taken without unwind, so the test proves nothing", n)
 	}
 	table.Row(fmt.Sprintf("reboot with %d pods, when 2 others have crash-looped: addresses after", count), len(p.plain.Reserved()), len(p.unwind.Reserved()))
 	table.Row("… the pods are back after", took[p.plain], took[p.unwind])

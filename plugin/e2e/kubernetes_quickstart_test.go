@@ -12,7 +12,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestKubernetesQuickstart runs scripts/quickstart.sh on a worker, which then is as it was before.
+// TestKubernetesQuickstart runs scripts/quickstart.sh on a worker. Afterwards the worker has the
+// same CNI files as before.
 func TestKubernetesQuickstart(t *testing.T) {
 	c := e2e.NewCluster(t)
 	w := c.Join("quick", func(*e2e.Node) e2e.Network {
@@ -33,7 +34,7 @@ func TestKubernetesQuickstart(t *testing.T) {
 	check(t, err)
 	for _, want := range []string{"5 of 5 addresses are taken", "no IP addresses available", "5 recent", "5 free", "Completed"} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("it does not show %q", want)
+			t.Errorf("the output does not contain %q", want)
 		}
 	}
 	if after := files(t, w, e2e.ConfDir) + files(t, w, e2e.PluginDir); after != before {
@@ -46,7 +47,7 @@ func TestKubernetesQuickstart(t *testing.T) {
 	}
 }
 
-// files returns the names of the files in a directory of a worker, a line each.
+// files returns the names of the files in a directory of a worker, one per line.
 func files(t *testing.T, w *e2e.Worker, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(w.File(dir))

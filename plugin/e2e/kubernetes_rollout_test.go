@@ -12,8 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// now and next are untagged builds, as the Makefile's e2e-now and e2e-next make them: the chart of the repository runs the first, and
-// the chart of the release, by its digest, the second.
+// now and next are the versions of two untagged builds, which the targets e2e-now and e2e-next
+// make. The chart in the repository runs the first. nextChart, built like a release's chart, runs
+// the second by its digest.
 const (
 	now  = "v0.0.0-20260101000000-000000000001"
 	next = "v0.0.0-20260102000000-000000000002"
@@ -24,7 +25,8 @@ func nextChart(t *testing.T) string {
 	return e2e.Path(t, ".tools/e2e/chart-next.tgz")
 }
 
-// roll has Helm replace the agents while pods come and go. Then each node has the agent and the plugin of a version.
+// roll runs a helm command that replaces the agents while pods start and stop. Afterwards each node
+// must have the agent and the plugin of the version.
 func (i *installed) roll(step, version string, helm ...string) {
 	i.Helper()
 	began, before := time.Now(), i.agents()
@@ -47,7 +49,8 @@ func (i *installed) roll(step, version string, helm ...string) {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// runs fails the test unless a node has the agent and the plugin of a version, and says so wherever an operator looks.
+// runs fails the test unless a node has the agent and the plugin of a version, and /metrics, the
+// plugin itself and doctor all report that version.
 func (i *installed) runs(w *e2e.Worker, version string) {
 	i.Helper()
 	readyz, err := i.ask(w, "readyz")
@@ -64,11 +67,11 @@ func (i *installed) runs(w *e2e.Worker, version string) {
 	}
 	_, about, _ := w.Try(e2e.PluginDir + "/unwind")
 	if !strings.HasPrefix(about, "CNI plugin unwind "+version+":") {
-		i.Errorf("%s: the plugin of the runtime says %q, want %s", w.NodeName, about, version)
+		i.Errorf("%s: the plugin reports %q, want %s", w.NodeName, about, version)
 	}
 	doctor, _, _ := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", "doctor", "-o", "json")
 	if !strings.Contains(doctor, fmt.Sprintf("\"plugin\": %q", version)) {
-		i.Errorf("%s: doctor does not say that the plugin has version %s:\n%s", w.NodeName, version, doctor)
+		i.Errorf("%s: doctor does not report version %s of the plugin:\n%s", w.NodeName, version, doctor)
 	}
 }
 
@@ -78,7 +81,7 @@ type agentPod struct {
 	created, ready time.Time
 }
 
-// agents returns the agents' pods by node, without those that end.
+// agents returns the agents' pods by node, without those that are being deleted.
 func (i *installed) agents() map[string]agentPod {
 	i.Helper()
 	var list struct {
@@ -115,8 +118,9 @@ func (i *installed) agents() map[string]agentPod {
 	return agents
 }
 
-// replaced fails the test unless all agents were replaced. It returns those that are there now. It does not compare times: a pod's
-// condition has the time of its last change, and a kubelet under load makes a ready pod unready for a moment.
+// replaced fails the test unless all agents were replaced, and returns the new ones. It compares
+// names, not the times of conditions: a kubelet under load may make a ready pod unready for a
+// moment, which changes that time.
 func (i *installed) replaced(before map[string]agentPod) (after map[string]agentPod) {
 	i.Helper()
 	after = i.agents()
@@ -134,13 +138,13 @@ func (i *installed) awaitRollout() {
 	i.cluster.Kubectl("-n", "kube-system", "rollout", "status", "ds/unwind", "--timeout=2m")
 }
 
-// ask returns what the agent of a worker answers.
+// ask sends an HTTP request to a worker's agent, and returns the response.
 func (i *installed) ask(w *e2e.Worker, path string) (string, error) {
 	i.Helper()
 	return i.cluster.TryKubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods/"+i.agents()[w.NodeName].name+":9469/proxy/"+path)
 }
 
-// logAgents logs what the agents said, if the test has failed.
+// logAgents logs the agents' own logs if the test has failed.
 func (i *installed) logAgents() {
 	if !i.Failed() {
 		return

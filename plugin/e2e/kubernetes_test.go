@@ -12,8 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestKubernetes: on a cluster of two workers, one with the plain chain and one with unwind, the same is done to both at once.
-// The plain worker is the control: where it is said, it must fail.
+// TestKubernetes runs the same steps on two workers of a cluster, one without unwind and one with
+// it. The worker without unwind is the control: some steps require it to fail, because otherwise
+// they prove nothing.
 func TestKubernetes(t *testing.T) {
 	table := e2e.NewSteps(t, "Kubernetes; left: addresses/netns/veths/rules", "WHAT", "PLAIN", "UNWIND")
 	began := time.Now()
@@ -31,7 +32,7 @@ func TestKubernetes(t *testing.T) {
 	both.restart(t, table)
 }
 
-// pair is the two workers.
+// pair contains the two workers.
 type pair struct{ plain, unwind *e2e.Worker }
 
 func (p pair) each(f func(w *e2e.Worker)) {
@@ -39,18 +40,18 @@ func (p pair) each(f func(w *e2e.Worker)) {
 	f(p.unwind)
 }
 
-// chain is a network of bridge, firewall, and faulty last.
+// chain returns a network with the chain bridge, firewall, faulty.
 func chain(n *e2e.Node, subnet string, unwind bool) e2e.Network {
 	return e2e.Network{Subnet: subnet, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind}
 }
 
 func since(begin time.Time) time.Duration { return time.Since(begin).Round(100 * time.Millisecond) }
 
-// poolSize is how many pods a /28 has addresses for.
+// poolSize is the number of addresses for pods in a /28.
 const poolSize = 13
 
-// crashLoop: pods whose ADD and DEL fail are tried again and again beside a StatefulSet, on a /28. That takes the plain worker's
-// addresses until no pod starts there.
+// crashLoop: kubelet retries pods whose ADD and DEL fail, while a StatefulSet runs, on a /28.
+// Without unwind, each try leaks an address, until no pod can start.
 func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	const others = 5
 	crashing, lasts := 2, 2*time.Minute
@@ -69,11 +70,11 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 			t.Fatalf("%d addresses are taken on the worker with unwind: %v", n, p.unwind.Reserved())
 		}
 	}
-	e2e.Eventually(t, 2*lasts, "the plain chain has no address left, so this shows nothing", func() bool {
+	e2e.Eventually(t, 2*lasts, "the pool is empty without unwind (otherwise the test proves nothing)", func() bool {
 		return len(p.plain.Reserved()) == poolSize
 	})
 	tries := func(w *e2e.Worker) int { return w.Calls()["ADD"] - others }
-	table.Row(fmt.Sprintf("%d pods crash-loop on a /28 for %s beside %d: addresses taken (tries)", crashing, lasts, others),
+	table.Row(fmt.Sprintf("%d pods crash-loop on a /28 for %s while %d others run: addresses taken (tries)", crashing, lasts, others),
 		fmt.Sprintf("%d (%d)", len(p.plain.Reserved()), tries(p.plain)), fmt.Sprintf("%d (%d)", len(p.unwind.Reserved()), tries(p.unwind)))
 	if n := tries(p.unwind); n <= poolSize-others {
 		t.Errorf("only %d tries, which would not have used up the pool", n)
@@ -82,17 +83,17 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	p.each(func(w *e2e.Worker) { w.RunPods("late", 1) })
 	mustBeReady(t, p.unwind, "late", 1)
 	const noAddress = "no IP addresses available"
-	e2e.Eventually(t, time.Minute, "the plain worker's pod says "+noAddress, func() bool {
+	e2e.Eventually(t, time.Minute, "the pod without unwind has the event "+noAddress, func() bool {
 		return strings.Contains(p.plain.Events("late"), noAddress)
 	})
 	if err := ready(p.plain, "late", 1, 0); err == nil {
-		t.Error("a pod starts on the plain worker, so this shows nothing")
+		t.Error("a pod starts without unwind, so the test proves nothing")
 	}
 	table.Row("… one more pod", noAddress, "starts")
 
 	p.each(func(w *e2e.Worker) { w.PlanPods("crash", nil) })
 	mustBeReady(t, p.unwind, "crash", crashing)
-	table.Row("… the plugin is mended: pods that start", len(p.plain.Reserved())-poolSize, crashing)
+	table.Row("… the plugin works again: pods that start", len(p.plain.Reserved())-poolSize, crashing)
 	checkPods(t, p.unwind)
 
 	p.each(func(w *e2e.Worker) { w.DeletePods("statefulset,pod", "--all") })
@@ -101,10 +102,10 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	t.Logf("crash loop: %s", since(began))
 }
 
-// sameNames: pods of a StatefulSet are deleted by force while a plugin fails their DEL, so that the next ones of these names start
-// while the runtime still has the last.
+// sameNames: pods of a StatefulSet are force-deleted while a plugin fails their DEL. So new pods of
+// the same names start while the runtime still has the old sandboxes.
 func (p pair) sameNames(t *testing.T, table *e2e.Table) {
-	const count, rounds = 5, 3 // more than a /28 has addresses for
+	const count, rounds = 5, 3 // together more pods than a /28 has addresses
 	began := time.Now()
 	p.plain.ForgetAddresses()
 	p.each(func(w *e2e.Worker) {
@@ -123,18 +124,19 @@ func (p pair) sameNames(t *testing.T, table *e2e.Table) {
 	what := fmt.Sprintf("%d pods deleted by force %d times, a plugin fails DEL: ", count, rounds)
 	table.Row(what+"addresses taken", len(p.plain.Reserved()), len(p.unwind.Reserved()))
 	if n := len(p.plain.Reserved()); n <= count {
-		t.Errorf("only %d addresses are taken on the plain worker, so this shows nothing", n)
+		t.Errorf("only %d addresses are taken without unwind, so the test proves nothing", n)
 	}
 	p.each(func(w *e2e.Worker) {
 		w.PlanPods("same", nil)
 		w.DeletePods("statefulset,pod", "--all")
 	})
 	leaves(t, p.unwind)
-	table.Row("… mended, and all pods deleted: left", p.plain.Settled(), p.unwind.Settled())
+	table.Row("… the plugin works again, and all pods are deleted: left", p.plain.Settled(), p.unwind.Settled())
 	t.Logf("same names: %s", since(began))
 }
 
-// podTime bounds the time until a pod is ready: the kubelet waits for some ten seconds before it tries again.
+// podTime bounds the time until a pod is ready. It allows several tries: kubelet waits for about
+// ten seconds between them.
 const podTime = 90 * time.Second
 
 func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
@@ -149,20 +151,22 @@ func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	}
 }
 
-// checkPods fails the test unless the pods' addresses are well, and the journal has as many.
+// checkPods is checkAddresses. It also fails the test unless the worker has as many live
+// attachments and veths as pods.
 func checkPods(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	checkAddresses(t, w)
 	ended := func(a e2e.Attachment) bool { return a.State != "live" }
-	// a DEL that still runs may have freed its address already
+	// Wait, because a DEL that is still running may have freed its address already.
 	e2e.Eventually(t, podTime, "as many live attachments and veths as pods", func() bool {
 		pods := len(w.Pods(""))
 		return len(slices.DeleteFunc(w.Journal(), ended)) == pods && w.Left().Veths == pods
 	})
 }
 
-// checkAddresses fails the test unless each pod has an address of its own, which answers and is reserved. A late DEL of another
-// pod may hold an address while it runs.
+// checkAddresses fails the test unless each pod has an address of its own, which is reserved and
+// answers a ping, and no other address is reserved. It waits for a late DEL of another pod, which
+// holds its address while it runs.
 func checkAddresses(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	pods, reserved, owners := w.Pods(""), w.Reserved(), map[string]string{}
@@ -182,11 +186,12 @@ func checkAddresses(t *testing.T, w *e2e.Worker) {
 		t.Errorf("%s: %d addresses are reserved for %d pods", w.NodeName, len(reserved), len(pods))
 	}
 	if silent := w.Silent(pods); len(silent) > 0 {
-		t.Errorf("%s: these do not answer: %s", w.NodeName, strings.Join(silent, ", "))
+		t.Errorf("%s: these pods do not answer a ping: %s", w.NodeName, strings.Join(silent, ", "))
 	}
 }
 
-// leaves fails the test if pods that are gone have left something on a worker.
+// leaves waits until deleted pods have left nothing on a worker, and fails the test if that takes
+// too long.
 func leaves(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	e2e.Eventually(t, podTime, w.NodeName+": nothing is left of the pods", func() bool { return w.Left() == e2e.Left{} && len(w.Journal()) == 0 })

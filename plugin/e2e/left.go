@@ -24,8 +24,8 @@ func (l Left) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.NetNS, l.Veths, l.Rules)
 }
 
-// HasNothing reports whether nothing is left but network namespaces, which the runtime keeps for a
-// sandbox that it knows.
+// HasNothing reports whether nothing is left except network namespaces, which the runtime keeps for
+// sandboxes that it knows.
 func (l Left) HasNothing() bool { return l.Addresses+l.Veths+l.Rules == 0 }
 
 // Left counts the resources that are on the node now.

@@ -13,8 +13,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EOcicniLeak: sandboxes of a pod that cannot start leave nothing with unwind; what is pending goes by each of the ways
-// in which CRI-O comes back. CRI-O sends one DEL, and drops libcni's record after it.
+// TestE2EOcicniLeak: sandboxes of a pod fail ADD and DEL. CRI-O sends only one DEL, and then
+// removes libcni's cache entry. With unwind, nothing leaks meanwhile. Once the plugin works, each
+// of these retries the pending DELs: CRI-O's next STATUS, GC or ADD, or a sweep.
 func TestE2EOcicniLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("ocicni: %d sandboxes of a pod fail ADD and DEL on a /28 with a live pod; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "CNI", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "AFTER THE REPAIR", "PENDING")
@@ -51,7 +52,7 @@ func TestE2EOcicniLeak(t *testing.T) {
 			during, pending := o.Beside()
 			o.Plan(nil)
 			after, left := e2e.Left{}, 0
-			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // the pauses after failed tries
+			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses after failed tries
 				check(t, c.then(o))
 				after, left = o.Beside()
 				return !c.unwind || left == 0
@@ -59,7 +60,7 @@ func TestE2EOcicniLeak(t *testing.T) {
 			table.Row(chain, c.version, c.how, during, pending, noAddress, after, left)
 			if !c.unwind {
 				if during.Addresses == 0 || noAddress == 0 || after.Addresses == 0 {
-					t.Errorf("the plain chain leaks %s, later %s, so this shows nothing", during, after)
+					t.Errorf("without unwind %s leaks, later %s, so the test proves nothing", during, after)
 				}
 				return
 			}
@@ -73,8 +74,9 @@ func TestE2EOcicniLeak(t *testing.T) {
 	}
 }
 
-// TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O drops libcni's record; its second DEL frees all that the pod had.
-// (The address waits for two tries of the plugin that fails, which may have rules for it.)
+// TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O removes libcni's cache entry. With unwind,
+// the second DEL frees everything. (unwind keeps the address until the failing plugin's DEL was
+// tried twice, because that plugin may have rules for the address.)
 func TestE2EOcicniDEL(t *testing.T) {
 	table := e2e.NewTable(t, "ocicni: a pod's first DEL fails; addresses/netns/veths/rules", "CHAIN", "AFTER DEL 1", "AFTER DEL 2")
 	for _, unwind := range []bool{false, true} {
@@ -82,7 +84,7 @@ func TestE2EOcicniDEL(t *testing.T) {
 		check(t, o.Add("pod", "one"))
 		o.Plan(map[string]string{"DEL": "fail"})
 		if err := o.Del("pod", "one"); err == nil {
-			t.Error("the first DEL passes")
+			t.Error("the first DEL succeeds")
 		}
 		first, _ := o.Beside()
 		o.Plan(nil)
@@ -92,22 +94,22 @@ func TestE2EOcicniDEL(t *testing.T) {
 		table.Row(e2e.ChainOf(unwind), first, second)
 		switch {
 		case !unwind && second.Rules == 0:
-			t.Errorf("the plain chain leaves %s, so this shows nothing", second)
+			t.Errorf("without unwind %s is left, so the test proves nothing", second)
 		case unwind && (second != (e2e.Left{}) || pending != 0):
 			t.Errorf("unwind leaves %s after the first DEL, %s after the second, %d pending", first, second, pending)
 		}
 	}
 }
 
-// TestE2EOcicniGC: CRI-O's GC has null for a network that none of its pods uses; a live pod that is not in libcni's cache keeps
-// what it has.
+// TestE2EOcicniGC: for a network that none of its pods uses, CRI-O's GC sends null instead of a
+// list. A live pod that is not in libcni's cache must keep its resources.
 func TestE2EOcicniGC(t *testing.T) {
 	o := e2e.NewOcicniNode(t, true, "")
 	results := o.File("/var/lib/cni/results")
 	check(t, os.Rename(results, results+".away"))
 	check(t, o.GC())
 	if left, pending := o.Beside(); left != (e2e.Left{}) || pending != 0 {
-		t.Errorf("GC changes what there is by %s, and the journal by %d", left, pending)
+		t.Errorf("GC changes the resources by %s, and the journal by %d entries", left, pending)
 	}
 	check(t, errors.Join(os.RemoveAll(results), os.Rename(results+".away", results)))
 	check(t, errors.Join(o.GC("live"), o.Del("live", "live")))

@@ -148,7 +148,7 @@ func (n *PlainNode) FailPods(prefix string, count int) {
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})
 	for i := range count {
 		if _, err := n.RT.RunPod(Pod{Name: fmt.Sprintf("%s-%d", prefix, i)}); err == nil {
-			n.Fatalf("pod %d has started, and faulty fails", i)
+			n.Fatalf("pod %d started although faulty fails", i)
 		}
 	}
 	n.RemovePods(nil)

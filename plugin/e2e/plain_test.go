@@ -18,15 +18,15 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// plainE2E adds what a test wants of such a node.
+// plainE2E adds checks to a PlainNode.
 type plainE2E struct{ *e2e.PlainNode }
 
 func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
 	return &plainE2E{e2e.NewPlainNode(t, v, last, live)}
 }
 
-// wantLeaked: unwindctl shows which addresses are leaked, and why each is kept or lost. It changes
-// nothing.
+// wantLeaked checks that unwindctl ipam and sweep --dry-run show which addresses are leaked or
+// live, with the reason for each, and change nothing.
 func (n *plainE2E) wantLeaked(leaked int, list string) {
 	n.Helper()
 	all := n.Look()
@@ -48,7 +48,7 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 		row := []string{e2e.NetworkName, address, state, owner, "eth0", why}
 		if !slices.ContainsFunc(wide, func(line string) bool {
 			cells := strings.Fields(line)
-			return len(cells) > 3 && (cells[3] != "-" || state != "live") && // the pod
+			return len(cells) > 3 && (cells[3] != "-" || state != "live") && // cells[3] is the pod
 				slices.Equal(slices.Delete(cells, 3, 4), strings.Fields(strings.Join(row, " ")))
 		}) {
 			n.Errorf("ipam -o wide has no row %v:\n%s", row, strings.Join(wide, "\n"))
@@ -58,11 +58,12 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	if dry["to be released"] != leaked || dry["live"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
 		n.Errorf("sweep --dry-run: %v, want %d to be released and %d live", dry, leaked, len(n.Live))
 	}
-	n.Unchanged("a look", all)
+	n.Unchanged("ipam and sweep --dry-run", all)
 }
 
-// TestE2EPlainNode: the plain chain has leaked all addresses but those of three pods that run.
-// unwindctl alone shows each with a reason and frees it.
+// TestE2EPlainNode: on a node without unwind, all addresses are leaked except those of three
+// running pods. unwindctl alone, copied to the node, shows each leaked address with a reason and
+// frees it.
 func TestE2EPlainNode(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := newPlainE2E(t, v, "10.22.0.17", 3)
@@ -72,17 +73,17 @@ func TestE2EPlainNode(t *testing.T) {
 		n.Live = append(n.Live, n.RT.MustRunPod(e2e.Pod{Name: "next"}))
 		n.CheckLive()
 		if _, err := os.Lstat(n.File("/var/lib/cni/unwind/journal.db")); !os.IsNotExist(err) {
-			n.Errorf("a journal is there: %v", err)
+			n.Errorf("unwindctl created a journal: %v", err)
 		}
 	})
 }
 
-// dead is how many addresses there are beside three, and perPod how many rules bridge and firewall make
-// for a pod.
+// dead is the number of addresses in the pool that are not the three live pods'. perPod is the
+// number of rules that bridge and firewall create for a pod.
 const dead, perPod = 13, 6
 
-// freeForgotten leaks what pods have of which the runtime lost its record. libcni's cache has all, and
-// the sweep runs their DELs.
+// freeForgotten leaks the resources of pods whose records the runtime lost. They are all in
+// libcni's cache, so a sweep runs their DELs from it.
 func (n *plainE2E) freeForgotten() {
 	n.Helper()
 	before := n.Look()
@@ -95,8 +96,9 @@ func (n *plainE2E) freeForgotten() {
 	n.CheckLive()
 }
 
-// freeFailing leaks what pods have whose ADD and DEL fail. libcni caches an attachment only once its ADD
-// has passed, so of them only host-local knows. The sweep runs the DELs of the conflist.
+// freeFailing leaks the resources of pods whose ADD and DEL fail. libcni caches an attachment only
+// after a successful ADD, so only host-local's files show these pods. A sweep runs their DELs from
+// the conflist.
 func (n *plainE2E) freeFailing() {
 	n.Helper()
 	before := n.Look()
@@ -111,8 +113,8 @@ func (n *plainE2E) freeFailing() {
 	n.Unchanged("a sweep within the grace period", leaked)
 	n.Age()
 	if listed > 0 {
-		// containerd 1.6 keeps the sandboxes until their DEL passes. Then it frees the addresses itself,
-		// and leaves firewall's rules, of which nobody knows.
+		// containerd 1.6 keeps the sandboxes until their DEL succeeds. Then it frees the addresses
+		// itself, but leaves firewall's rules, which nothing records.
 		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.Live) + listed})
 		n.Unchanged("a sweep while the runtime lists them", leaked)
 		n.RemovePods(nil)
@@ -130,12 +132,13 @@ func (n *plainE2E) freeFailing() {
 	n.CheckLive()
 }
 
-// wantLeak: the plain chain has left all addresses and rules of the dead, and so many in libcni's cache.
+// wantLeak checks that all addresses and rules of the dead pods are leaked, and the given number of
+// libcni's cache files.
 func (n *plainE2E) wantLeak(of string, before, after e2e.Has, cached int) {
 	n.Helper()
 	addresses, rules := len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules)
 	if got := len(after.Cached) - len(before.Cached); addresses != dead || rules != dead*perPod || got != cached {
-		n.Fatalf("%s: the plain chain left %d addresses, %d rules and %d in libcni's cache", of, addresses, rules, got)
+		n.Fatalf("%s: leaked %d addresses, %d rules and %d files in libcni's cache", of, addresses, rules, got)
 	}
 }
 
@@ -146,8 +149,9 @@ func (n *plainE2E) wantSweep(what string, want map[string]int) {
 	}
 }
 
-// TestE2EPlainNodeOthers: a container of the namespace "default", which is that of nerdctl, is no pod, and
-// CRI does not list it. It is live as long as it runs. Once it is dead, nothing can be told of it.
+// TestE2EPlainNodeOthers: a container in containerd's namespace "default", as nerdctl uses it, is
+// not a pod, and CRI does not list it. While it runs, it is live. Once it is dead, its verdict is
+// unknown, so a sweep keeps its address.
 func TestE2EPlainNodeOthers(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := newPlainE2E(t, v, "10.22.0.17", 1)
@@ -161,13 +165,13 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 			}
 		}
 		if len(all.Reserved) != 2 || its == "" || len(n.Cached(other)) != 1 {
-			t.Fatalf("it has not what a container has: %+v", all)
+			t.Fatalf("the container lacks an address or a cache file: %+v", all)
 		}
 		n.Run("ping", "-c1", "-W5", its)
 		found := n.Sweep(0)
 		if got, want := e2e.Results(found), (map[string]int{"live": 2}); !cmp.Equal(got, want) ||
 			found[its].Why != "no runtime's list covers its owner, but an interface has the address" {
-			t.Errorf("while it runs: %v, %+v", got, found[its])
+			t.Errorf("while the container runs: %v, %+v", got, found[its])
 		}
 		n.Unchanged("a sweep while it runs", all)
 		n.Run("ping", "-c1", "-W5", its)
@@ -177,16 +181,17 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 		found = n.Sweep(1)
 		if got, want := e2e.Results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
 			found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
-			t.Errorf("once it is dead: %v, %+v", got, found[its])
+			t.Errorf("once the container is dead: %v, %+v", got, found[its])
 		}
 		n.Unchanged("a sweep once it is dead", all)
 		n.CheckLive()
 	})
 }
 
-// TestE2EPlainNodeWhileADDs: pods start while two sweeps free what is dead. The pool has one address
-// for the two of them, so one gets what a sweep has just freed. Each has all that its ADD made, as have
-// the three that run. UNWIND_TEST_LONG=1 does it 200 times.
+// TestE2EPlainNodeWhileADDs: two pods start while two sweeps free leaked addresses. The pool has
+// only one free address for the two pods, so one of them gets an address that a sweep has just
+// freed. Both, and the three pods that already run, must keep all their resources.
+// UNWIND_TEST_LONG=1 runs 200 rounds.
 func TestE2EPlainNodeWhileADDs(t *testing.T) {
 	rounds := 4
 	if sandbox.Long() {
@@ -201,7 +206,7 @@ func TestE2EPlainNodeWhileADDs(t *testing.T) {
 			n.RemovePods(nil)
 			after := n.Look()
 			if diff := cmp.Diff(before.Reserved, after.Reserved) + cmp.Diff(before.Cached, after.Cached); diff != "" {
-				t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
+				t.Fatalf("round %d: (-live pods' resources +found):\n%s", round, diff)
 			}
 			for _, rule := range before.Rules {
 				if !slices.Contains(after.Rules, rule) {
@@ -213,12 +218,12 @@ func TestE2EPlainNodeWhileADDs(t *testing.T) {
 	})
 }
 
-// sweepWhileADDs leaks two addresses, and sweeps twice at once while two pods start, which stay. It
-// returns how many addresses were leaked.
+// sweepWhileADDs leaks two addresses, and runs two sweeps at the same time while two pods start. It
+// returns the number of leaked addresses. The two pods stay.
 func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
 	n.Helper()
-	n.FailPods(fmt.Sprintf("failing%d", round), 1) // nothing of it is in libcni's cache
-	forgotten := fmt.Sprintf("forgotten%d", round) // all of it is
+	n.FailPods(fmt.Sprintf("failing%d", round), 1) // leaks an address that is not in libcni's cache
+	forgotten := fmt.Sprintf("forgotten%d", round) // leaks an address that is in libcni's cache
 	n.AddByHand(forgotten)
 	n.RemoveNetNS(forgotten)
 	n.Settled()
@@ -254,12 +259,12 @@ func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
 		n.FailNow()
 	}
 	n.Ctl(0, "sweep", "--cri", e2e.Socket)
-	n.RemovePods(young) // sandboxes of tries that found no address
+	n.RemovePods(young) // removes the sandboxes of tries that got no address
 	pods := slices.Sorted(slices.Values(slices.Concat(young, n.Live)))
 	if got, want := slices.Sorted(maps.Values(n.Reserved())), pods; !slices.Equal(got, want) {
 		n.Errorf("round %d: -pods +owners of addresses:\n%s", round, cmp.Diff(want, got))
 	}
-	n.Run("ip", "neigh", "flush", "dev", "cni0") // it may still have the last owner's MAC address
+	n.Run("ip", "neigh", "flush", "dev", "cni0") // entries may have a previous owner's MAC address
 	for _, id := range pods {
 		n.CheckPod(n.RT.CRI, id)
 	}

@@ -10,7 +10,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EPluginsBefore: with the release of the reference plugins before this one, pods that cannot start leave nothing either.
+// TestE2EPluginsBefore: with the previous release of the reference plugins, pods that cannot start
+// leave nothing either.
 func TestE2EPluginsBefore(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {
@@ -21,7 +22,8 @@ func TestE2EPluginsBefore(t *testing.T) {
 	}
 }
 
-// TestE2EPluginsUpgrade: pods that were added with the release before end with this one, and their host ports with them.
+// TestE2EPluginsUpgrade: the DELs of the current reference plugins remove pods, with their host
+// ports, that the previous release added.
 func TestE2EPluginsUpgrade(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {
@@ -43,8 +45,9 @@ func TestE2EPluginsUpgrade(t *testing.T) {
 	}
 }
 
-// TestE2EGatewayOutside: host-local 1.9.1 accepts a gateway outside of the subnet, and 1.10.0 rejects it, also in a DEL. Once the
-// conflist is corrected, the DEL passes, as it does without unwind, and so does a sweep.
+// TestE2EGatewayOutside: host-local 1.9.1 accepts a gateway outside of the subnet, and 1.10.0
+// rejects it in ADD and DEL. Once the conflist is corrected, the DEL of a pod that 1.9.1 added
+// succeeds, with unwind and without. So does a sweep.
 func TestE2EGatewayOutside(t *testing.T) {
 	t.Parallel()
 	wrong := e2e.Network{Subnet: e2e.Small, Gateway: "192.0.2.1", Plugins: []string{e2e.Firewall}}
@@ -69,7 +72,7 @@ func TestE2EGatewayOutside(t *testing.T) {
 		n.AddByHand("pod")
 		n.UpgradePlugins()
 		if err := del(n); err == nil {
-			t.Errorf("unwind %t: the new plugins accept the gateway, so this shows nothing", c.unwind)
+			t.Errorf("unwind %t: the new plugins accept the gateway, so the test proves nothing", c.unwind)
 		}
 		n.Configure(right)
 		if err := c.then(n); err != nil {
@@ -78,7 +81,7 @@ func TestE2EGatewayOutside(t *testing.T) {
 		if _, err := os.Stat(n.File("/run/netns/pod")); err == nil {
 			n.RemoveNetNS("pod")
 		}
-		if left := n.Settled(); left.Addresses > 0 || c.unwind && left != (e2e.Left{}) { // without unwind, 4 rules stay
+		if left := n.Settled(); left.Addresses > 0 || c.unwind && left != (e2e.Left{}) { // 4 rules stay without unwind
 			t.Errorf("unwind %t, %s: left %s:\n%q", c.unwind, c.how, left, n.Rules())
 		}
 	}

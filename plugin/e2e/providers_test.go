@@ -11,7 +11,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// situations are what goes wrong. leaks says that the plain chain never gives back what is held.
+// situations lists what goes wrong on a node. leaks says that resources stay held forever without
+// unwind.
 var situations = []struct {
 	name  string
 	leaks bool
@@ -28,29 +29,29 @@ var situations = []struct {
 		n.CrashLoop(t)
 		check(t, os.Symlink(to, binary))
 	}},
-	{"the last plugin fails DEL, the runtime forgets", true, func(t *testing.T, n *e2e.Trial) {
+	{"the last plugin fails DEL, the runtime forgets the sandbox", true, func(t *testing.T, n *e2e.Trial) {
 		n.AddAll(t)
 		n.Plan(map[string]string{"DEL": "fail"})
 		n.DelAll(t, "pod")
 	}},
-	{"ADD is killed, the runtime forgets", true, func(t *testing.T, n *e2e.Trial) {
+	{"ADD is killed, the runtime forgets the sandbox", true, func(t *testing.T, n *e2e.Trial) {
 		n.Plan(map[string]string{"ADD": "hold"})
 		ended := make(chan error)
 		for i, pod := range e2e.PodsNamed("pod") {
 			go func() { ended <- n.Add(t, pod) }()
-			// One after the other: cilium-cni's temporary interface has the beginning of the ID as its
-			// name, and cnitool's IDs all begin with the same.
+			// One after the other, because cilium-cni names its temporary interface after the first
+			// characters of the container ID, which are the same in all of cnitool's IDs.
 			n.AwaitHeld("ADD", i+1)
 		}
 		n.KillPlugins()
 		for _, pod := range e2e.PodsNamed("pod") {
 			if <-ended == nil {
-				t.Error("ADD passed")
+				t.Error("ADD succeeded")
 			}
 			n.RemoveNetNS(pod)
 		}
 	}},
-	{"the daemon is away at the DEL", false, func(t *testing.T, n *e2e.Trial) {
+	{"the daemon is down during the DEL", false, func(t *testing.T, n *e2e.Trial) {
 		n.AddAll(t)
 		n.Stop()
 		n.Away = true
@@ -67,8 +68,9 @@ var situations = []struct {
 	}},
 }
 
-// TestE2EProviders: the real plugins of providers, plain and through unwind, in what goes wrong on
-// a node. unwind is never worse than the plain chain, refuses no pod, and holds nothing at the end.
+// TestE2EProviders runs the real plugins of providers in each situation, without unwind and with
+// it. With unwind, at most as much is held as without it, no pod is refused, and nothing is held in
+// the end.
 func TestE2EProviders(t *testing.T) {
 	const title = "%d pods, or %d sandboxes in a crash loop; %d addresses; then %d pods start"
 	table := e2e.NewTable(t, fmt.Sprintf(title, e2e.TrialPods, e2e.Sandboxes, len(e2e.ProviderPool), e2e.TrialPods),
@@ -92,10 +94,10 @@ func TestE2EProviders(t *testing.T) {
 				}
 				plain, unwind := outcomes[false], outcomes[true]
 				if s.leaks && plain.End == 0 {
-					t.Errorf("the plain chain holds nothing, so that the test shows nothing: %+v", plain)
+					t.Errorf("without unwind nothing is held, so the test proves nothing: %+v", plain)
 				}
 				if unwind.Held > plain.Held || unwind.End > plain.End {
-					t.Errorf("worse than plain: %+v, plain %+v", unwind, plain)
+					t.Errorf("more is held with unwind, %+v, than without, %+v", unwind, plain)
 				}
 				if unwind.Refused > 0 || unwind.End > 0 || unwind.Pending > 0 {
 					t.Errorf("%+v; want nothing refused, held or pending", unwind)

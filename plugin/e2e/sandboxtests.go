@@ -70,7 +70,7 @@ const (
 // tests check every second whether it has ended.
 const restartDelay = "4"
 
-// grace is the time after which a killed plugin gets its second DEL.
+// grace is the grace period of the network that fails on demand: a sweep keeps younger attachments.
 const grace = 5 * time.Second
 
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.

@@ -11,13 +11,14 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// soon is the time by which a test of containerd may take longer than twice its time with the plain chain: the tests look
-// each second whether something has happened.
+// soon is added to the time that a test of containerd may take with unwind, because these tests
+// poll once a second.
 const soon = 2 * time.Second
 
-// TestE2ESandboxTests: containerd's own tests of sandboxes pass with unwind in front of their chains as they do without it,
-// none in more than twice the time, and nothing is pending or reserved in the end. A test that is slower runs once more, both
-// ways, since the machine may have been busy.
+// TestE2ESandboxTests runs containerd's own sandbox tests without unwind and with unwind in their
+// chains. With unwind, they all pass in at most twice the time plus soon, and nothing is pending or
+// reserved in the end. A slower test runs once more, both ways, because the machine may have been
+// busy.
 func TestE2ESandboxTests(t *testing.T) {
 	v := e2e.Newest(t)
 	tests := e2e.SandboxTests()
@@ -25,7 +26,7 @@ func TestE2ESandboxTests(t *testing.T) {
 	slower := func(test string) bool { return unwind[test].Took > 2*plain[test].Took+soon }
 	again := slices.DeleteFunc(slices.Clone(tests), func(test string) bool { return !slower(test) })
 	if len(again) > 0 {
-		t.Logf("once more, since they were slower through unwind: %v", again)
+		t.Logf("running again, because they were slower with unwind: %v", again)
 		maps.Copy(plain, sandboxTests(t, v, again, false))
 		maps.Copy(unwind, sandboxTests(t, v, again, true))
 	}
@@ -34,13 +35,13 @@ func TestE2ESandboxTests(t *testing.T) {
 		p, u := plain[test], unwind[test]
 		table.Row(test, p.State+" "+p.Took.String(), u.State+" "+u.Took.String())
 		if p.State != "PASS" {
-			t.Errorf("%s: %q with the plain chain, so this shows nothing", test, p.State)
+			t.Errorf("%s: %q without unwind, so the test proves nothing", test, p.State)
 		}
 		if u.State != p.State {
-			t.Errorf("%s: %q through unwind, %q with the plain chain", test, u.State, p.State)
+			t.Errorf("%s: %q with unwind, %q without", test, u.State, p.State)
 		}
 		if slower(test) {
-			t.Errorf("%s: %s through unwind, %s with the plain chain", test, u.Took, p.Took)
+			t.Errorf("%s: %s with unwind, %s without", test, u.Took, p.Took)
 		}
 	}
 }
@@ -52,7 +53,7 @@ func sandboxTests(t *testing.T, v e2e.Version, tests []string, unwind bool) map[
 	rt := n.StartForSandboxTests(v, unwind)
 	results, out := rt.RunSandboxTests(tests)
 	if errs := rt.RemovePods(); len(errs) > 0 {
-		t.Errorf("unwind %t: pods stay: %v", unwind, errs)
+		t.Errorf("unwind %t: some pods were not removed: %v", unwind, errs)
 	}
 	if unwind {
 		rt.Heal()

@@ -17,7 +17,7 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// sweptNode is a node with a pool of 250 addresses whose chain has faulty last.
+// sweptNode returns a node with a /24 pool and the chain bridge, firewall, faulty.
 func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2e.Containerd) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: true, Keys: keys})
@@ -26,8 +26,9 @@ func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2
 	return n, rt
 }
 
-// TestE2ESweepStates: a sweep with the runtime's list keeps what the pods have in whatever state
-// they are, and takes what a pod has that the runtime does not know.
+// TestE2ESweepStates: a sweep with the runtime's list keeps the resources of every pod that the
+// runtime knows or is creating, whatever its state. It releases those of a pod that the runtime
+// does not know.
 func TestE2ESweepStates(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		const grace = time.Second
@@ -44,7 +45,7 @@ func TestE2ESweepStates(t *testing.T) {
 		time.Sleep(2 * grace)
 		before, rules := n.Reserved(), len(n.Rules())
 		if len(before) != 4 {
-			t.Fatalf("four have addresses: %v", before)
+			t.Fatalf("want four addresses: %v", before)
 		}
 
 		out := n.Unwindctl("sweep", "--cri", e2e.Socket)
@@ -53,7 +54,7 @@ func TestE2ESweepStates(t *testing.T) {
 		}
 		for address, owner := range n.Reserved() {
 			if before[address] != owner || strings.HasPrefix(owner, "cnitool") {
-				t.Errorf("after the sweep %s has %s", owner, address)
+				t.Errorf("after the sweep, %s is reserved for %s", address, owner)
 			}
 		}
 		if got, want := len(n.Reserved()), 3; got != want {
@@ -81,8 +82,8 @@ func TestE2ESweepStates(t *testing.T) {
 	})
 }
 
-// TestE2ESweepStaleList: the runtime's list is read before a pod's ADD, and used after it
-// (whereabouts#207).
+// TestE2ESweepStaleList: a sweep requests the runtime's list before a pod's ADD and uses it
+// afterwards, so the list lacks the pod. The pod must keep its resources (whereabouts#207).
 func TestE2ESweepStaleList(t *testing.T) {
 	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
@@ -99,7 +100,7 @@ func TestE2ESweepStaleList(t *testing.T) {
 	done := make(chan string)
 	go func() { done <- n.Unwindctl("sweep", "--cri", slow) }()
 	<-read
-	n.Plan(map[string]string{"ADD": "hold-effect"}) // ADD is done, and nothing is in the namespace yet
+	n.Plan(map[string]string{"ADD": "hold-effect"}) // faulty's ADD has its effect, and then hangs
 	var creating sync.WaitGroup
 	var created string
 	creating.Go(func() { created, _ = rt.RunPod(e2e.Pod{Name: "created"}) })
@@ -109,14 +110,14 @@ func TestE2ESweepStaleList(t *testing.T) {
 	creating.Wait()
 	close(answer)
 	if out := <-done; !strings.Contains(out, "2 attachments: 2 live.") {
-		t.Errorf("the list was older than a pod:\n%s", out)
+		t.Errorf("a sweep with a list older than a pod, want two live:\n%s", out)
 	}
 	for _, id := range []string{old, created} {
 		n.CheckPod(rt.CRI, id)
 	}
 }
 
-// TestE2ESweepRace: sweeps run one after the other while pods come and go. None that runs ever
+// TestE2ESweepRace: sweeps run one after the other while pods start and stop. No running pod ever
 // loses its address or its rules.
 func TestE2ESweepRace(t *testing.T) {
 	const workers, rounds = 4, 6
@@ -134,8 +135,7 @@ func TestE2ESweepRace(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					// It fails while a pod's DEL is under way, which is no concern of this
-					// test.
+					// A sweep may fail while a pod's DEL is running. This test ignores that.
 					_, _, _ = n.Try(e2e.Path(t, "bin/unwindctl"), "sweep", "--cri", e2e.Socket)
 					sweeps.Add(1)
 				}
@@ -151,7 +151,7 @@ func TestE2ESweepRace(t *testing.T) {
 						t.Errorf("pod %s: %v", pod.Name, err)
 						return
 					}
-					for seen := sweeps.Load(); sweeps.Load() < seen+2; { // one has begun and ended since
+					for seen := sweeps.Load(); sweeps.Load() < seen+2; { // wait for one whole sweep
 						time.Sleep(10 * time.Millisecond)
 					}
 					n.CheckPod(rt.CRI, id)
@@ -170,7 +170,7 @@ func TestE2ESweepRace(t *testing.T) {
 		t.Logf("%d pods, %d sweeps", workers*rounds, sweeps.Load())
 		n.CheckPod(rt.CRI, steady)
 		if got := len(n.Rules()); got != perPod {
-			t.Errorf("%d rules are left, want the %d of the pod that runs", got, perPod)
+			t.Errorf("%d rules are left, want the %d of the running pod", got, perPod)
 		}
 		if left, journal := n.Settled(), n.Journal(); left.Addresses != 1 || left.NetNS != 1 || len(journal) != 1 {
 			t.Errorf("left: %s, %+v", left, journal)

@@ -1,5 +1,6 @@
-# What the end-to-end tests run: container runtimes, Kubernetes, providers' plugins and their tests, built from their modules below
-# .tools/e2e. Their versions are in the Makefile, which includes this file.
+# Builds the programs that the end-to-end tests run, from their modules, below .tools/e2e: container
+# runtimes, Kubernetes, providers' plugins, and tests of other projects. Their versions are in the
+# Makefile, which includes this file.
 
 E2E           := $(TOOLS)/e2e
 AWS_CNI_STAMP := $(E2E)/aws/.built-$(AWS_CNI_VERSION)
@@ -17,12 +18,13 @@ E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/
                  $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
                  $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP))
 
-# All programs of a cluster in one, of the version that its go.mod has: six minutes of two cores, the first time.
+# One binary with all programs of a cluster, of the version in its go.mod. The first build takes six
+# minutes on two cores.
 HYPERKUBE          := plugin/e2e/hyperkube
 KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
 KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
 
-# The helm command, of the version that tests the chart.
+# The helm command, of the same version as in the chart's tests.
 HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
@@ -35,14 +37,15 @@ e2e-tools: $(E2E_STAMPS) faulty
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./plugin/e2e
 
-# The reference plugins before those: a node has them when its pods are added, and newer ones when they go.
+# The previous release of the reference plugins. Some tests add pods with it, and delete them with
+# the current one.
 $(BEFORE_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install \
 		$(PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(PLUGINS_BEFORE))
 	touch $@
 
-# A portmap that rejects a cniVersion above 0.4.0, as those before the plugins' release 1.0 do.
+# A portmap from before the plugins' release 1.0. It rejects a cniVersion above 0.4.0.
 $(CNI04_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/containernetworking/plugins/plugins/meta/portmap@$(PLUGINS_CNI04)
@@ -54,21 +57,22 @@ $(KUBERNETES_STAMP): $(wildcard $(HYPERKUBE)/*) | go
 		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)" .
 	touch $@
 
-# Two minutes of two cores, the first time.
+# The first build takes two minutes on two cores.
 $(HELM_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install -buildvcs=false -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 	touch $@
 
-# Two untagged builds, for an upgrade: the image that the chart and daemonset.yaml name, and the next one with its chart, as a
-# release has them.
+# Two untagged builds, for the test of an upgrade: the image that the chart in the repository and
+# daemonset.yaml name, and a newer image with its own chart, as in a release.
 e2e-now: go
 	$(MAKE) image VERSION=v0.0.0-20260101000000-000000000001 IMAGE=docker.io/library/unwind:dev IMAGE_ARCHIVE=$(E2E)/image-now.tar
 e2e-next: go
 	$(MAKE) image chart-archive VERSION=v0.0.0-20260102000000-000000000002 IMAGE=docker.io/library/unwind:next \
 		IMAGE_ARCHIVE=$(E2E)/image-next.tar CHART_ARCHIVE=$(E2E)/chart-next.tgz
 
-# A module of its own: go install refuses a version whose go.mod has exclude or replace lines.
+# Built in a module of its own, because go install refuses a module whose go.mod has exclude or
+# replace lines.
 $(E2E)/containerd-%/.built: MODULE = github.com/containerd/containerd$(if $(filter v1.%,$*),,/v2)
 $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -79,8 +83,9 @@ $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D)/module
 	touch $@
 
-# containerd's own integration tests, with the shim and the plugin that fail on demand. They are built where the module is, which
-# has all that it needs: three minutes of two cores, the first time.
+# containerd's own integration tests, with the shim and the plugin that fail on demand. They are
+# built in containerd's module in the module cache. The first build takes three minutes on two
+# cores.
 $(SANDBOX_TESTS)/.built: MODULE = github.com/containerd/containerd/v2@$(firstword $(CONTAINERD_VERSIONS))
 $(SANDBOX_TESTS)/.built: FAILING = integration/failpoint/cmd
 $(SANDBOX_TESTS)/.built: | go
@@ -90,8 +95,8 @@ $(SANDBOX_TESTS)/.built: | go
 		CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o $(@D)/integration.test ./integration
 	touch $@
 
-# A module of its own, for the same reason. The proxy does not serve the module of nerdctl's tests, of which nerdctl itself only compiles an
-# interface.
+# Built in a module of its own, for the same reason. The module proxy does not serve the module of
+# nerdctl's tests (tigron). nerdctl itself uses only one interface of it, which a stub replaces.
 $(NERDCTL_STAMP): MODULE = github.com/containerd/nerdctl
 $(NERDCTL_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module/tigron
@@ -103,7 +108,8 @@ $(NERDCTL_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# A module of its own, for the same reason: two minutes of two cores, the first time. CRIO= and PINNS= name binaries to take instead.
+# Built in a module of its own, for the same reason. The first build takes two minutes on two cores.
+# CRIO= and PINNS= name existing binaries to use instead.
 $(CRIO_STAMP): MODULE = github.com/cri-o/cri-o
 $(CRIO_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -117,7 +123,7 @@ $(CRIO_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# A module of its own, for the same reason. Two minutes of two cores, the first time.
+# Built in a module of its own, for the same reason. The first build takes two minutes on two cores.
 $(AWS_CNI_STAMP): MODULE = github.com/aws/amazon-vpc-cni-k8s
 $(AWS_CNI_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -130,7 +136,8 @@ $(AWS_CNI_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# A module of its own, without cilium's replace lines, which the plugin does not need. Three minutes of two cores, the first time.
+# Built in a module of its own, without cilium's replace lines, which the plugin does not need. The
+# first build takes three minutes on two cores.
 $(CILIUM_STAMP): PLUGIN = github.com/cilium/cilium/plugins/cilium-cni
 $(CILIUM_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -139,7 +146,8 @@ $(CILIUM_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# A module of its own, as above. Thin multus alone: one minute of two cores, the first time.
+# Built in a module of its own, for the same reason: only thin multus. The first build takes one
+# minute on two cores.
 $(MULTUS_STAMP): PLUGIN = gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
 $(MULTUS_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -148,13 +156,13 @@ $(MULTUS_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# CRI-O's CNI library, with a program that calls it as CRI-O does.
+# A program that calls CRI-O's CNI library as CRI-O does.
 $(OCICNI_STAMP): $(wildcard $(OCICNI)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	cd $(OCICNI) && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(@D)/ .
 	touch $@
 
-# The reference plugins' own integration suite, with what its module needs to build the rest of it.
+# The reference plugins' own integration suite, with the sources that it builds when it runs.
 $(UPSTREAM)/.built: | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	mkdir $(@D)/src

@@ -92,7 +92,7 @@ func (n *Trial) CrashLoop(t *testing.T) {
 	for i := range Sandboxes {
 		sandbox := fmt.Sprint("crash.", i)
 		if n.Add(t, sandbox) == nil {
-			t.Error("ADD passed")
+			t.Error("ADD succeeded")
 		}
 		n.Del(t, sandbox)
 	}
@@ -103,7 +103,7 @@ func (n *Trial) AddAll(t *testing.T) {
 		check(t, n.Add(t, pod))
 	}
 	if held := n.Held(); held < TrialPods {
-		t.Errorf("%d pods hold %d, so that the test shows nothing", TrialPods, held)
+		t.Errorf("%d pods hold %d, so the test proves nothing", TrialPods, held)
 	}
 }
 

@@ -51,9 +51,9 @@ type Outcome struct {
 	After   Left         // after the trouble, once all pods are removed and, with unwind, Heal has run
 	Known   int          // sandboxes that the runtime knows at the end of the trouble
 	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
-	Begun   int          // pods that started during it
+	Begun   int          // pods that started during the trouble
 	Owed    int          // entries of the journal at the end of the trouble
-	Entries []Attachment // … after the healing
+	Entries []Attachment // entries of the journal after Heal
 	Healed  time.Duration
 	Starts  error // the error of one more pod's start, at the very end
 }
@@ -77,7 +77,7 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 			err = rt.StopPod(id)
 		}
 		if err == nil {
-			t.Fatalf("try %d passed, and %s", attempt, trouble.Name)
+			t.Fatalf("try %d succeeded although %s", attempt, trouble.Name)
 		}
 	}
 	o.Stops = len(rt.RemovePods())

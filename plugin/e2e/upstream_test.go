@@ -11,8 +11,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestE2EUpstream: the integration suite of the reference plugins passes with their own configurations, and with the same ones
-// wrapped by unwindctl wrap.
+// TestE2EUpstream: the integration suite of the reference plugins passes with its own
+// configurations, and with the same configurations after unwindctl wrap.
 func TestE2EUpstream(t *testing.T) {
 	sandbox.Need(t)
 	built, err := filepath.Glob("../../.tools/e2e/upstream-*/.built")
@@ -26,10 +26,10 @@ func TestE2EUpstream(t *testing.T) {
 	for spec, state := range plain {
 		table.Row(spec, state, unwind[spec])
 		if state != "passed" {
-			t.Errorf("%s: %s with the plain chain, so this shows nothing", spec, state)
+			t.Errorf("%s: %s without unwind, so the test proves nothing", spec, state)
 		}
 	}
 	if len(plain) < 2 || !maps.Equal(plain, unwind) {
-		t.Errorf("plain: %v; through unwind: %v", plain, unwind)
+		t.Errorf("without unwind: %v; with unwind: %v", plain, unwind)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 var attachment = journal.Key{Network: "podnet", ContainerID: "a", IfName: "lo"}
 
-// nodeAt returns a node with a journal of its own and an empty cache.
+// nodeAt returns a node with a journal of its own and an empty libcni cache.
 func nodeAt(t *testing.T) *Node {
 	t.Helper()
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
@@ -25,9 +25,9 @@ func nodeAt(t *testing.T) *Node {
 	}
 }
 
-// TestLater: an ADD that the journal does not have shows by libcni's cache alone, and only if the
-// cache names a namespace that exists, has the interface, and is no record's. A file that is no
-// record of the attachment's ADD proves nothing.
+// TestLater: only libcni's cache shows an ADD that is not in the journal. Its entry counts only if
+// it names a namespace that exists, has the interface, and belongs to no record of the journal. A
+// file that is not a cache entry of the attachment proves nothing.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	const own = "/proc/self/ns/net"
@@ -44,20 +44,20 @@ func TestLater(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		cache string
-		netns journal.NetNS // of the record
-		boot  string        // of the record
+		netns journal.NetNS // the record's namespace
+		boot  string        // the record's boot
 		want  decide.Truth
 	}{
 		{"no namespace in common", cached(own, its), another, "this", decide.True},
 		{"no address cached", cached(own, ""), another, "this", decide.True},
 		{"the record's namespace", cached(own, its), seen.Netns, "this", decide.False},
-		{"its number, in another boot", cached(own, its), seen.Netns, "another", decide.True},
+		{"the record's inode, in another boot", cached(own, its), seen.Netns, "another", decide.True},
 		{"another address", cached(own, anothers), another, "this", decide.False},
 		{"the namespace is gone", cached("/nonexistent", its), another, "this", decide.False},
 		{"no namespace is cached", cached("", its), another, "this", decide.False},
 		{"nothing is cached", "-", another, "this", decide.False},
 		{"an empty file", "", another, "this", decide.False},
-		{"cut off", cached(own, its)[:50], another, "this", decide.False},
+		{"a truncated file", cached(own, its)[:50], another, "this", decide.False},
 		{"another attachment's", `{"networkName": "podnet", "containerId": "b", "ifName": "lo", "netns": "/proc/self/ns/net"}`, another, "this", decide.False},
 		{"a directory", "/", another, "this", decide.Unclear},
 	} {
@@ -80,8 +80,9 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterBesideRecords: a namespace that another record of the attachment has, or a record of
-// another attachment, or the runtime, shows no ADD that the journal does not have.
+// TestLaterBesideRecords: the cache names a namespace that belongs to another record of the
+// attachment, to another attachment, or to the runtime itself. That shows no ADD outside the
+// journal.
 func TestLaterBesideRecords(t *testing.T) {
 	t.Parallel()
 	seen, err := Look("/proc/self/ns/net", "lo")
@@ -93,7 +94,7 @@ func TestLaterBesideRecords(t *testing.T) {
 		change func(n *Node, other *journal.Entry)
 		want   decide.Truth
 	}{
-		{"nobody's", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, decide.True},
+		{"a namespace of no record", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, decide.True},
 		{"an earlier record's", func(*Node, *journal.Entry) {}, decide.False},
 		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, decide.False},
 		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, decide.True},
@@ -128,8 +129,8 @@ func TestLaterBesideRecords(t *testing.T) {
 	}
 }
 
-// TestLoopback: a runtime's attachments of lo, of which a node may have thousands, are skipped before
-// they are read (issue 51).
+// TestLoopback: a runtime may have thousands of attachments of lo in the cache. Cache skips their
+// files without reading them (issue 51).
 func TestLoopback(t *testing.T) {
 	t.Parallel()
 	n := nodeAt(t)
@@ -143,8 +144,8 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestLongNames: no file of the cache can have a name of more than 255 bytes, so there is none, and
-// no error (issue 51).
+// TestLongNames: the cache file of a long container ID would need a name of more than 255 bytes,
+// which no file can have. Later returns false without an error (issue 51).
 func TestLongNames(t *testing.T) {
 	t.Parallel()
 	n, key := nodeAt(t), attachment

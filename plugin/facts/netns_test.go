@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// netnsAt makes a network namespace with an interface at a path.
+// netnsAt creates a network namespace with one veth interface, and mounts it at a path.
 func netnsAt(t *testing.T, path, ifname string) {
 	t.Helper()
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -35,7 +35,8 @@ func netnsAt(t *testing.T, path, ifname string) {
 	}
 }
 
-// TestOpenPins: the place of a namespace leads there after another namespace has come to its path.
+// TestOpenPins: Open keeps a namespace open. Its pinned path still leads to that namespace after
+// another namespace is mounted at the original path.
 func TestOpenPins(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -47,7 +48,7 @@ func TestOpenPins(t *testing.T) {
 		t.Fatalf("%+v (%v)", seen, err)
 	}
 	if !place.IsAt(path) {
-		t.Error("it is not at its path")
+		t.Error("IsAt is false for the path that was opened")
 	}
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
@@ -55,22 +56,22 @@ func TestOpenPins(t *testing.T) {
 	netnsAt(t, path, "eth1")
 	pinned := place.Pinned()
 	if place.IsAt(path) || place.IsAt(path+"x") {
-		t.Error("another one is taken for it")
+		t.Error("IsAt takes another namespace for the one that was opened")
 	}
 	if now, err := Look(path, "eth0"); err != nil || now.There() || now.Netns.Same(seen.Netns) {
-		t.Errorf("at the path: %+v (%v)", now, err)
+		t.Errorf("at the original path: %+v (%v)", now, err)
 	}
 	if now, err := Look(pinned, "eth0"); err != nil || !now.There() || !now.Netns.Same(seen.Netns) {
-		t.Errorf("at the place: %+v (%v)", now, err)
+		t.Errorf("at the pinned path: %+v (%v)", now, err)
 	}
 	place.Close()
 	if now, err := Look(pinned, "eth0"); err == nil {
-		t.Errorf("after it was closed: %+v", now)
+		t.Errorf("at the pinned path, after Close: %+v", now)
 	}
 }
 
-// TestIn: visits at the same time are each in their own namespace, and afterwards no thread of the process
-// is in one of these.
+// TestIn: eight goroutines call In at the same time, each for its own namespace, and each runs in
+// that namespace. Afterwards no thread of the process is in any of these namespaces.
 func TestIn(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -103,7 +104,7 @@ func TestIn(t *testing.T) {
 					return io.EOF
 				})
 				if !errors.Is(err, io.EOF) {
-					t.Errorf("the visit returned %v", err)
+					t.Errorf("In returned %v, want the function's error", err)
 				}
 			}
 		})
@@ -115,12 +116,13 @@ func TestIn(t *testing.T) {
 	}
 	for _, thread := range threads {
 		if link, err := os.Readlink(thread); err == nil && inodes[link] {
-			t.Errorf("%s is still %s", thread, link)
+			t.Errorf("thread %s is still in %s", thread, link)
 		}
 	}
 }
 
-// TestIs has what an interface shows of a result.
+// TestIs: an interface is the one of a result if it exists and has one of the result's addresses,
+// or if the result has no address.
 func TestIs(t *testing.T) {
 	t.Parallel()
 	a, b := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
@@ -140,7 +142,7 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestOccupant: a loopback occupies no name, since every namespace has one.
+// TestOccupant: an interface of the name occupies it, except lo, which every namespace has.
 func TestOccupant(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -154,7 +156,7 @@ func TestOccupant(t *testing.T) {
 	}
 }
 
-// TestHostLinks: of the interfaces of a result, only a veth on the host is a host's end.
+// TestHostLinks: of a result's interfaces, only a veth on the host counts as a host end.
 func TestHostLinks(t *testing.T) {
 	sandbox.Need(t)
 	for _, link := range []netlink.Link{

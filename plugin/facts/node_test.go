@@ -22,20 +22,21 @@ func TestOtherHost(t *testing.T) {
 	} {
 		o := &Node{Host: journal.Host{Machine: c.ours}}
 		if got := o.otherHost(&journal.Entry{Added: journal.Added{Host: journal.Host{Machine: c.theirs}}}); got != c.want {
-			t.Errorf("here %q, there %q: %d, want %d", c.ours, c.theirs, got, c.want)
+			t.Errorf("this machine %q, the entry's %q: %d, want %d", c.ours, c.theirs, got, c.want)
 		}
 	}
 }
 
-// TestGraceLeft: an attachment's age goes by CLOCK_BOOTTIME, whatever the wall clock was at its ADD. The
-// grace period is its network's present one, or for another network that of its ADD.
+// TestGraceLeft: an attachment's age is measured with CLOCK_BOOTTIME, whatever the wall clock was
+// at its ADD. The grace period is the configured one if the attachment is in the configured
+// network, else the one recorded by its ADD.
 func TestGraceLeft(t *testing.T) {
 	t.Parallel()
 	const year = 365 * 24 * time.Hour
 	n := &Node{Network: "podnet", GracePeriod: 10 * time.Minute}
 	for _, c := range []struct {
 		network   string
-		boot, age time.Duration // the age by CLOCK_BOOTTIME, and by the wall clock
+		boot, age time.Duration // the age by CLOCK_BOOTTIME and by the wall clock
 		young     bool
 	}{
 		{"podnet", 0, year, true}, {"podnet", 9 * time.Minute, -year, true}, {"podnet", 11 * time.Minute, 0, false},
@@ -49,8 +50,8 @@ func TestGraceLeft(t *testing.T) {
 	}
 }
 
-// TestMachineOf: a machine is known by its DMI UUID, whatever its machine-id is. Without a valid UUID
-// it is known by its machine-id.
+// TestMachineOf: the DMI UUID identifies a machine, whatever its machine-id is. Without a valid
+// UUID, the machine-id does.
 func TestMachineOf(t *testing.T) {
 	for _, c := range []struct{ uuid, id, want string }{
 		{"4C4C4544-0042-3510-8052-B4C04F4E3232", "abc", "dmi:4c4c4544-0042-3510-8052-b4c04f4e3232"},
@@ -66,6 +67,6 @@ func TestMachineOf(t *testing.T) {
 	uuid, _ := os.ReadFile("/sys/class/dmi/id/product_uuid")
 	id, _ := os.ReadFile("/etc/machine-id")
 	if got, want := This().Machine, machineOf(strings.TrimSpace(string(uuid)), strings.TrimSpace(string(id))); got != want {
-		t.Errorf("here: %q, want %q", got, want)
+		t.Errorf("this machine: %q, want %q", got, want)
 	}
 }

@@ -19,8 +19,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// TestOneLookAtProcesses: one look at the processes serves all attachments of a sweep for a while.
-// Then a process that has entered a network namespace is seen.
+// TestOneLookAtProcesses: a View reads /proc once, and uses the result for all attachments of a
+// sweep for viewAge. After that it reads /proc again, and finds a process that has entered a
+// network namespace since.
 func TestOneLookAtProcesses(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -52,7 +53,7 @@ func TestOneLookAtProcesses(t *testing.T) {
 		t.Errorf("a process is in an empty network namespace: %t (%v)", is, err)
 	}
 	if again := looked(); again != first && time.Since(first) < viewAge {
-		t.Error("it looked again at once")
+		t.Error("the View read /proc again within viewAge")
 	}
 	inside := exec.Command("nsenter", "--net="+path, "cat")
 	stdin, err := inside.StdinPipe()
@@ -69,27 +70,28 @@ func TestOneLookAtProcesses(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("no process has entered")
+			t.Fatal("nsenter did not enter the network namespace in time")
 		}
 	}
 	v.members.looked = v.members.looked.Add(-viewAge)
 	if is, err := v.ProcessIn(empty.Netns, false); !is || err != nil {
-		t.Errorf("process %d is not seen in the network namespace (%v)", inside.Process.Pid, err)
+		t.Errorf("process %d was not found in the network namespace (%v)", inside.Process.Pid, err)
 	}
 }
 
-// TestUnseenProcess: while a process may not be inspected, no namespace is known to be without one.
+// TestUnseenProcess: if one process cannot be inspected, ProcessIn returns an error for every
+// namespace: that process may be in any of them.
 func TestUnseenProcess(t *testing.T) {
 	t.Parallel()
 	v := &View{members: seen[map[string][]string]{looked: time.Now().Add(time.Hour), err: errors.New("process 7")}}
 	if is, err := v.ProcessIn(journal.NetNS{Ino: 9}, false); is || err == nil {
-		t.Errorf("a process inside: %t (%v)", is, err)
+		t.Errorf("ProcessIn: %t (%v), want an error", is, err)
 	}
 }
 
 const sandboxID = "d66c0f41dfc8d0199ad675f1f60e319bc48e53c28e496e1fc9eb2ce29ec4182e"
 
-// TestNamesContainer has the cgroups that runtimes make, and others.
+// TestNamesContainer covers the cgroup paths of runtimes, and paths that only resemble them.
 func TestNamesContainer(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -118,7 +120,8 @@ func TestNamesContainer(t *testing.T) {
 	}
 }
 
-// TestContainerRuns: a process in a cgroup that names its container shows that the container runs.
+// TestContainerRuns: a container runs while a process is in a cgroup whose path contains the
+// container ID.
 func TestContainerRuns(t *testing.T) {
 	sandbox.Need(t)
 	process := exec.Command("sleep", "600")
@@ -134,7 +137,7 @@ func TestContainerRuns(t *testing.T) {
 		return is
 	}
 	if runs() {
-		t.Error("it runs before its process is in its cgroup")
+		t.Error("the container runs before a process is in its cgroup")
 	}
 	found := false
 	for _, name := range []string{"cri-containerd-" + sandboxID + ".scope", sandboxID} {
@@ -153,21 +156,22 @@ func TestContainerRuns(t *testing.T) {
 			t.Cleanup(func() { _ = os.Remove(dir) })
 			move(dir)
 			if !runs() {
-				t.Errorf("a process in %s is not seen", dir)
+				t.Errorf("a process in %s was not found", dir)
 			}
 			move(root)
 			if runs() {
-				t.Errorf("a process that has left %s is seen", dir)
+				t.Errorf("a process was found in %s after it left", dir)
 			}
 		}
 	}
 	if !found {
-		t.Skip("no cgroup can be made")
+		t.Skip("cannot create a cgroup")
 	}
 }
 
-// TestMemberOfReaped: a process that is reaped while its network namespace is read has ended. The
-// kernel answers EACCES in that moment, which is not the answer of a process that hides.
+// TestMemberOfReaped: a process is reaped while memberOf reads its network namespace. The kernel
+// may then return EACCES, as for a process that may not be inspected. memberOf must not return an
+// error: the process has ended.
 func TestMemberOfReaped(t *testing.T) {
 	t.Parallel()
 	rounds := 300

@@ -10,10 +10,11 @@ import (
 	"testing"
 )
 
-// source is a repository with the versions that were read; a row may have several.
+// source matches a repository with the versions whose source was read, one or several.
 var source = regexp.MustCompile(`^[\w-]+/[\w-]+( [\w./-]*\d[\w./-]*)(, [\w./-]*\d[\w./-]*)*$`)
 
-// TestRows: each plugin has one row, a source and a fact, and no facts that contradict each other.
+// TestRows: each plugin has exactly one row, with a source and at least one fact. Its facts don't
+// contradict each other.
 func TestRows(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range table {
@@ -34,7 +35,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// TestUnknown: of a plugin without a row nothing holds.
+// TestUnknown: a plugin without a row has no facts.
 func TestUnknown(t *testing.T) {
 	for _, name := range []string{"", "own", "Bridge"} {
 		if got := Of(name); !reflect.DeepEqual(got, &Plugin{Name: name}) {
@@ -53,7 +54,7 @@ func names(holds func(*Plugin) bool) (all []string) {
 	return all
 }
 
-// TestColumns: the plugins for which a fact holds.
+// TestColumns lists, for each fact, the plugins for which it holds.
 func TestColumns(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -73,12 +74,13 @@ func TestColumns(t *testing.T) {
 			"bridge ptp macvlan ipvlan vlan host-device dummy tap egress-cni azure-vnet calico flannel ovs sriov"},
 	} {
 		if got := strings.Join(names(tt.holds), " "); got != tt.want {
-			t.Errorf("the rows with %s are of %s; this test wants %s", tt.column, got, tt.want)
+			t.Errorf("%s holds for %s, want %s", tt.column, got, tt.want)
 		}
 	}
 }
 
-// TestExecutesIPAM: some plugins execute the binary of ipam.type only with some configurations.
+// TestExecutesIPAM: some plugins execute the binary that ipam.type names only with certain
+// configurations.
 func TestExecutesIPAM(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -125,8 +127,8 @@ func TestIPAMOf(t *testing.T) {
 	}
 }
 
-// TestDocument: the table in plugin/README.md, "DELs that prove nothing", has each plugin whose DEL
-// may free nothing, in the version that was read.
+// TestDocument: the table in plugin/README.md, "DELs that prove nothing", lists each plugin that
+// frees by pod, with the version whose source was read.
 func TestDocument(t *testing.T) {
 	text, err := os.ReadFile("../README.md")
 	if err != nil {

@@ -36,7 +36,7 @@ func TestLoadChain(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"in the configuration", `"chain": {"plugins": [{"type": "a"}, {"type": "b", "ipam": {"type": "i"}}]}`, "1.0.0: a b/i"},
 		{"one plugin", `"chain": {"type": "a", "cniVersion": "0.4.0"}`, "0.4.0: a"},
-		{"its version", `"chain": {"cniVersion": "0.3.1", "cniVersions": ["0.4.0"], "plugins": [{"type": "a"}]}`, "0.4.0: a"},
+		{"the highest of cniVersions", `"chain": {"cniVersion": "0.3.1", "cniVersions": ["0.4.0"], "plugins": [{"type": "a"}]}`, "0.4.0: a"},
 		{"no CHECK", `"chain": {"disableCheck": "TRUE", "plugins": [{"type": "a"}]}`, "1.0.0: a, no CHECK"},
 
 		{"a file without a version", `"chainFile": "DIR/list"`, ": a b/i"},
@@ -63,23 +63,23 @@ func TestLoadChainErrors(t *testing.T) {
 
 		{"a string", `"chain": "{\"password\": \"s3cret\"}"`, `key "chain": a string, not an object`},
 		{"empty", `"chain": {}`, `key "chain": key "plugins" is empty; put the plugins to run there`},
-		{"plugins an object", `"chain": {"plugins": {"a": "s3cret"}}`, `key "chain": key "plugins" is an object, not a list`},
-		{"a flag that is none", `"chain": {"disableCheck": "yes", "plugins": []}`,
+		{"plugins is an object", `"chain": {"plugins": {"a": "s3cret"}}`, `key "chain": key "plugins" is an object, not a list`},
+		{"an invalid flag", `"chain": {"disableCheck": "yes", "plugins": []}`,
 			`key "chain": key "disableCheck" is "yes", not true or false`},
 		{"another name", `"chain": {"name": "other", "plugins": [{"type": "a"}]}`, `key "chain": key "name" is "other", but the ` +
 			`network is "podnet"; they must be the same, because plugins keep addresses and rules under that name`},
-		{"a version that is none", `"chain": {"cniVersion": "one", "plugins": [{"type": "a"}]}`,
+		{"an invalid version", `"chain": {"cniVersion": "one", "plugins": [{"type": "a"}]}`,
 			`key "chain": cniVersion "one": failed to convert major version part "one": strconv.Atoi: parsing "one": invalid syntax`},
-		{"a version of the future", `"chain": {"cniVersion": "9.0.0", "plugins": [{"type": "a"}]}`,
+		{"an unsupported version", `"chain": {"cniVersion": "9.0.0", "plugins": [{"type": "a"}]}`,
 			`key "chain": cniVersion "9.0.0" is not supported (supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0)`},
 
 		{"a plugin is null", `"chain": {"plugins": [{"type": "a"}, null]}`, `key "chain": plugins[1]: key "type" is missing`},
-		{"a path", `"chain": {"plugins": [{"type": "../bin/sh"}]}`, `key "chain": plugins[0]: key "type": "../bin/sh" is not a plugin name`},
-		{"a parent", `"chain": {"plugins": [{"type": ".."}]}`, `key "chain": plugins[0]: key "type": ".." is not a plugin name`},
-		{"NUL", `"chain": {"plugins": [{"type": "a\u0000b"}]}`, `key "chain": plugins[0]: key "type": "a\x00b" is not a plugin name`},
-		{"IPAM a path", `"chain": {"plugins": [{"type": "a", "ipam": {"type": "/bin/sh"}}]}`,
+		{"type is a path", `"chain": {"plugins": [{"type": "../bin/sh"}]}`, `key "chain": plugins[0]: key "type": "../bin/sh" is not a plugin name`},
+		{"type is ..", `"chain": {"plugins": [{"type": ".."}]}`, `key "chain": plugins[0]: key "type": ".." is not a plugin name`},
+		{"type with a NUL byte", `"chain": {"plugins": [{"type": "a\u0000b"}]}`, `key "chain": plugins[0]: key "type": "a\x00b" is not a plugin name`},
+		{"ipam.type is a path", `"chain": {"plugins": [{"type": "a", "ipam": {"type": "/bin/sh"}}]}`,
 			`key "chain": plugins[0]: key "ipam.type": "/bin/sh" is not a plugin name`},
-		{"capabilities in words", `"chain": {"plugins": [{"type": "a", "capabilities": {"ips": "s3cret"}}]}`,
+		{"a capability that is a string", `"chain": {"plugins": [{"type": "a", "capabilities": {"ips": "s3cret"}}]}`,
 			`key "chain": plugins[0]: key "capabilities" is a string, not true or false`},
 		{"unwind in unwind", `"chain": {"plugins": [{"type": "a"}, {"type": "unwind", "chain": {}}]}`,
 			`key "chain": plugins[1]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
@@ -99,7 +99,7 @@ func TestLoadChainErrors(t *testing.T) {
 	}
 }
 
-// chainFiles makes a directory of files that can be read as a chain.
+// chainFiles creates a directory with two files that are valid as chainFile.
 func chainFiles(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -114,8 +114,8 @@ func chainFiles(t *testing.T) string {
 	return dir
 }
 
-// TestHighest compares with libcni, which takes a version that it does not know where there is no
-// other.
+// TestHighest compares highest with libcni. libcni chooses an unknown version if there is no other;
+// highest returns an error then.
 func TestHighest(t *testing.T) {
 	for _, tt := range []struct {
 		one    string
@@ -137,17 +137,17 @@ func TestHighest(t *testing.T) {
 			t.Fatal(tt, err)
 		}
 		got, err := highest(tt.one, tt.listed, "")
-		// a version of no release is an error, because every plugin would refuse it
+		// "1" is no version of a CNI release, so every plugin would refuse it: highest returns an error.
 		if err != nil && list.CNIVersion != "1" || err == nil && got != list.CNIVersion {
-			t.Errorf("%+v: %q, %v; libcni takes %q", tt, got, err, list.CNIVersion)
+			t.Errorf("%+v: %q, %v; libcni chooses %q", tt, got, err, list.CNIVersion)
 		}
 	}
 	if got, err := highest("", nil, "0.4.0"); got != "0.4.0" || err != nil {
-		t.Errorf("without any: %q, %v, want the default", got, err)
+		t.Errorf("without any version: %q, %v, want the default", got, err)
 	}
 }
 
-// recorder is an invoke.Exec that keeps what plugins would get on stdin.
+// recorder is an invoke.Exec that runs no plugin. It records the stdin that each plugin would get.
 type recorder struct {
 	version.PluginDecoder
 	stdin []json.RawMessage
@@ -160,8 +160,8 @@ func (r *recorder) ExecPlugin(_ context.Context, _ string, stdin []byte, _ []str
 
 func (r *recorder) FindInPath(plugin string, _ []string) (string, error) { return plugin, nil }
 
-// TestConfigAsLibcni runs a chain by libcni, and compares what each plugin gets with what unwind
-// gives it.
+// TestConfigAsLibcni runs a chain with libcni, and compares the stdin of each plugin with the stdin
+// that unwind gives it.
 func TestConfigAsLibcni(t *testing.T) {
 	chain := `{"cniVersion": "1.0.0", "cniVersions": ["0.4.0"], "name": "podnet", "plugins": [
 		{"type": "a", "name": "not this", "cniVersion": "0.3.1", "nested": {"a": [1, null, "<&>"]}},
@@ -194,9 +194,10 @@ func TestConfigAsLibcni(t *testing.T) {
 	}
 }
 
-// TestConfigAsPodman: a container has static addresses, and podman adds the capability "ips" to the first
-// plugin of the list if that does not declare it. What the plugin gets of the runtime is the same through
-// unwind, whether its entry declares "ips" as unwindctl writes it, or podman adds the capability there.
+// TestConfigAsPodman: for a container with static addresses, podman adds the capability "ips" to
+// the first plugin of the list if that plugin does not declare it. With unwind as the first plugin,
+// the chain's plugins get the same runtimeConfig as without it, whether unwind's entry declares
+// "ips", as unwindctl writes it, or podman adds it there.
 func TestConfigAsPodman(t *testing.T) {
 	const chain = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
 		{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`
@@ -234,7 +235,7 @@ func TestConfigAsPodman(t *testing.T) {
 		ours.AdoptIPs(c)
 		for i := range ours.Delegates {
 			got, want := string(ObjectOf(ours.Config(i, c))["runtimeConfig"]), string(plain[i]["runtimeConfig"])
-			if i == 1 && !ports { // lost, before unwind
+			if i == 1 && !ports { // libcni drops a capability that unwind's entry does not declare
 				want = ""
 			}
 			if got != want {
@@ -247,7 +248,8 @@ func TestConfigAsPodman(t *testing.T) {
 	}
 }
 
-// TestAdoptIPs: the first delegate gets the capability only if unwind's entry has it and no delegate has.
+// TestAdoptIPs: the first delegate gets the capability "ips" only if unwind's entry declares it and
+// no delegate does.
 func TestAdoptIPs(t *testing.T) {
 	for _, tt := range []struct{ entry, first, second, want string }{
 		{`{"ips": true}`, `{}`, `{}`, "ips "},
@@ -272,7 +274,7 @@ func TestAdoptIPs(t *testing.T) {
 	}
 }
 
-// Value decodes JSON with numbers as they are written.
+// value decodes JSON. It keeps numbers as they are written.
 func value(t testing.TB, data json.RawMessage) (v any) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -285,11 +287,11 @@ func value(t testing.TB, data json.RawMessage) (v any) {
 
 func TestConfig(t *testing.T) {
 	for _, tt := range []struct{ name, plugin, keys, want string }{
-		{"numbers stay as they are", `{"type": "a", "n": [12345678901234567890, 1e400, 1.10]}`, ``,
+		{"numbers are not changed", `{"type": "a", "n": [12345678901234567890, 1e400, 1.10]}`, ``,
 			`{"cniVersion": "1.0.0", "n": [12345678901234567890, 1e400, 1.10], "name": "podnet", "type": "a"}`},
 		{"a prevResult of its own", `{"type": "a", "prevResult": {"ips": []}}`, ``,
 			`{"cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
-		{"what multus injects", `{"type": "a", "args": {"x": 1, "cni": {"mac": "m", "ips": "i"}}, "deviceID": "own"}`,
+		{"keys that multus injects", `{"type": "a", "args": {"x": 1, "cni": {"mac": "m", "ips": "i"}}, "deviceID": "own"}`,
 			`"args": {"y": 2, "cni": {"ips": "other"}}, "deviceID": "0000:01", "pciBusID": "0000:02"`,
 			`{"args": {"x": 1, "y": 2, "cni": {"mac": "m", "ips": "other"}}, "cniVersion": "1.0.0", "deviceID": "0000:01",
 				"name": "podnet", "pciBusID": "0000:02", "type": "a"}`},
@@ -308,7 +310,7 @@ func TestConfig(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if again := value(t, chain.Config(0, c)); !reflect.DeepEqual(got, again) {
-				t.Errorf("the second time %v", again)
+				t.Errorf("the second call returned %v", again)
 			}
 		})
 	}
@@ -364,9 +366,9 @@ func TestMissing(t *testing.T) {
 		name, path string
 		want       []string
 	}{
-		{"two folders", dir + "/first:" + dir + "/second", []string{"folder", "gone"}},
-		{"one folder", dir + "/first", []string{"bridge", "i", "folder", "gone"}},
-		{"a folder that is not there", dir + "/none:" + dir + "/second", []string{"a", "folder", "gone"}},
+		{"two directories", dir + "/first:" + dir + "/second", []string{"folder", "gone"}},
+		{"one directory", dir + "/first", []string{"bridge", "i", "folder", "gone"}},
+		{"a missing directory", dir + "/none:" + dir + "/second", []string{"a", "folder", "gone"}},
 	} {
 		chain := &Chain{Delegates: []Delegate{
 			{Type: "a", IPAM: "own"}, {Type: "bridge", IPAM: "i"}, {Type: "bridge", IPAM: "i"}, {Type: "folder"},
@@ -378,8 +380,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestMissingOfProviders has each provider's chain need the binaries that its delegates execute, and
-// none for an ipam.type that a delegate serves itself.
+// TestMissingOfProviders: each provider's chain needs the binaries of its delegates and of the IPAM
+// plugins that they execute. It needs no binary for an ipam.type that a delegate implements itself.
 func TestMissingOfProviders(t *testing.T) {
 	want := map[string]string{
 		"antrea.conflist": "antrea portmap bandwidth", "aws-vpc-cni.conflist": "aws-cni egress-cni portmap",
@@ -399,7 +401,7 @@ func TestMissingOfProviders(t *testing.T) {
 	}
 	files, err := filepath.Glob("../../testdata/conflists/*")
 	if err != nil || len(files) != len(want) {
-		t.Fatalf("%d files, %d are known: %v", len(files), len(want), err)
+		t.Fatalf("%d files, this test knows %d: %v", len(files), len(want), err)
 	}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -425,7 +427,7 @@ func TestMissingOfProviders(t *testing.T) {
 	}
 }
 
-// ours are the keys of a delegate that unwind may set.
+// ours lists the keys of a delegate's configuration that unwind may set.
 var ours = []string{"name", "cniVersion", "args", "deviceID", "pciBusID", "runtimeConfig", "prevResult"}
 
 func FuzzChain(f *testing.F) {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// defaults is what a configuration without keys of ours means.
+// defaults returns the Conf of a configuration that sets none of unwind's keys.
 func defaults() *Conf {
 	return &Conf{
 		CNIVersion: "1.0.0", Name: "podnet", StateDir: "/var/lib/cni/unwind", GracePeriod: 10 * time.Minute,
@@ -21,7 +21,7 @@ func defaults() *Conf {
 	}
 }
 
-// parse parses a configuration with the given keys next to the ones that every configuration has.
+// parse parses a configuration with the given keys and the ones that every configuration needs.
 func parse(keys string) (*Conf, error) {
 	if keys != "" {
 		keys = ", " + keys
@@ -61,14 +61,14 @@ func TestParseConf(t *testing.T) {
 				c.Injected["args"] = json.RawMessage(`{"cni": {"ips": "10.0.0.1"}}`)
 				c.Injected["deviceID"] = json.RawMessage(`"0000:01:02.3"`)
 			}},
-		{"what libcni's PluginConf leaves", `"ipam": {}, "dns": {}`, func(*Conf) {}},
+		{"empty keys that libcni's PluginConf adds", `"ipam": {}, "dns": {}`, func(*Conf) {}},
 		{"unknown keys are warnings", `"stateDIR": "/x", "ipam": {"type": "s3cret"}`, func(c *Conf) {
 			for _, key := range []string{"ipam", "stateDIR"} {
 				c.Warnings = append(c.Warnings, fmt.Sprintf("unknown key %q has no effect; "+
 					"keys for a plugin belong in its entry of the chain", key))
 			}
 		}},
-		{"the last of two", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
+		{"a key twice: the last counts", `"gracePeriod": "1s", "gracePeriod": "2s"`, func(c *Conf) { c.GracePeriod = 2 * time.Second }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parse(tt.keys)
@@ -87,14 +87,14 @@ func TestParseConf(t *testing.T) {
 func TestParseConfErrors(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"relative path", `"stateDir": "run/unwind"`, `key "stateDir": "run/unwind" is not an absolute path`},
-		{"below zero", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is not a duration such as "30s" or "10m"`},
-		{"a word", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
-		{"a level", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
-		{"capabilities in words", `"capabilities": {"portMappings": "yes"}`,
+		{"a negative duration", `"delegateTimeout": "-1s"`, `key "delegateTimeout": "-1s" is not a duration such as "30s" or "10m"`},
+		{"a capitalized value", `"onDelFailure": "Report"`, `key "onDelFailure": "Report" is not "report" or "defer"`},
+		{"a log level in upper case", `"logLevel": "INFO"`, `key "logLevel": "INFO" is not "debug", "info", "warn" or "error"`},
+		{"a capability that is a string", `"capabilities": {"portMappings": "yes"}`,
 			`key "capabilities": an object is not an object with true or false for each capability, such as {"portMappings": true}`},
 		{"no name", `"name": null, "NAME": "podnet"`, `key "name" is missing`},
 		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not the name of a network`},
-		{"all that is wrong", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,
+		{"several errors", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,
 			`key "gracePeriod": a list is not a duration such as "30s" or "10m"` + "\n" +
 				`key "logLevel": an object is not "debug", "info", "warn" or "error"` + "\n" +
 				`key "stateDir": 1 is not an absolute path`},
@@ -115,8 +115,9 @@ func TestParseConfErrors(t *testing.T) {
 	}
 }
 
-// Each key of ours with a value of each kind that it cannot have: the error names it, shows none of
-// a value that could be a secret, and the key keeps its default, so that a DEL can go on.
+// TestWrongTypes gives each of unwind's keys a value of each wrong type. The error names the key
+// and does not contain the value, which may be a secret. The key keeps its default, so that a DEL
+// can still run.
 func TestWrongTypes(t *testing.T) {
 	kinds := map[string]string{
 		"an object": `{"password": "s3cret"}`, "a list": `["s3cret"]`, "a number": `12345`, "a bool": `true`,
@@ -124,7 +125,7 @@ func TestWrongTypes(t *testing.T) {
 	}
 	right := map[string][]string{
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
-		"cniVersion": {"a string", "JSON in a string"}, // skel has refused the latter
+		"cniVersion": {"a string", "JSON in a string"}, // skel refuses JSON in a string before unwind
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
 		"logLevel": {}, "logFile": {}, "logFormat": {},
 	}
@@ -139,7 +140,7 @@ func TestWrongTypes(t *testing.T) {
 					t.Errorf("got error %v, want one that names the key", err)
 				}
 				if err != nil && (strings.Contains(err.Error(), "s3cret") || len(err.Error()) > 200) {
-					t.Errorf("the error shows the value: %v", err)
+					t.Errorf("the error contains the value: %v", err)
 				}
 				wantDefault(t, key, got)
 			})
@@ -154,11 +155,11 @@ func TestWrongTypes(t *testing.T) {
 	}
 }
 
-// wantDefault sees that a configuration in which the key was given, wrong or null, has its default.
+// wantDefault checks that a key whose value was wrong or null has its default, and all others too.
 func wantDefault(t *testing.T, key string, got *Conf) {
 	t.Helper()
 	want := defaults()
-	switch key { // parse gives these two as well
+	switch key { // the text that parse writes sets these two keys as well
 	case "name":
 		want.Name = ""
 	case "cniVersion":
@@ -177,7 +178,7 @@ func FuzzParseConf(f *testing.F) {
 		c, err := ParseConf(data)
 		again, errAgain := ParseConf(data)
 		if diff := cmp.Diff(c, again, cmp.AllowUnexported(Conf{})); diff != "" || fmt.Sprint(err) != fmt.Sprint(errAgain) {
-			t.Errorf("not the same twice: %v, %v\n%s", err, errAgain, diff)
+			t.Errorf("parsing twice gave different results: %v, %v\n%s", err, errAgain, diff)
 		}
 		for _, path := range []string{c.StateDir, c.ChainFile, c.LogFile} {
 			if path != "" && (path[0] != '/' || strings.ContainsRune(path, 0)) {

@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// TestChainFileRenamed: if chainFile is gone, or an installer has put a file that it made from unwind's there, the chain is that of the first file that a runtime
-// without unwind would take for the same network.
+// TestChainFileRenamed: chainFile is gone, or contains unwind, because an installer replaced it
+// with a file that it made from unwind's own conflist. LoadChain then uses the first file that a
+// runtime without unwind would use for the same network.
 func TestChainFileRenamed(t *testing.T) {
 	const ours = `{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chainFile": "/x"}`
 	one := func(network, plugin string) string {
@@ -26,28 +27,28 @@ func TestChainFileRenamed(t *testing.T) {
 		files map[string]string
 		want  string // the plugin and its file, or the error
 	}{
-		{"a later name", map[string]string{"20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
-		{"as one plugin", map[string]string{"20-podnet.conf": `{"cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
+		{"a file with a later name", map[string]string{"20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
+		{"a file with a single plugin", map[string]string{"20-podnet.conf": `{"cniVersion": "1.0.0", "name": "podnet", "type": "a"}`},
 			"a of 20-podnet.conf"},
 		{"the first of three", map[string]string{"20.json": one("podnet", "a"), "21.conflist": one("podnet", "b"),
 			"22.conf": one("podnet", "c")}, "a of 20.json"},
-		{"not ours", map[string]string{"00-unwind.json": ours, "01-unwind.conflist": one("podnet", "unwind"),
+		{"files of unwind are skipped", map[string]string{"00-unwind.json": ours, "01-unwind.conflist": one("podnet", "unwind"),
 			"20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
-		{"not another network", map[string]string{"15-other.conflist": one("other", "b"),
+		{"files of other networks are skipped", map[string]string{"15-other.conflist": one("other", "b"),
 			"20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
-		{"not what a runtime does not read", map[string]string{"15-podnet.bak": one("podnet", "b"), "16.conflist.tmp": one("podnet", "b"),
+		{"files that a runtime does not read are skipped", map[string]string{"15-podnet.bak": one("podnet", "b"), "16.conflist.tmp": one("podnet", "b"),
 			"17.conflist": `{"name": "podnet", "plug`, "20-podnet.conflist": one("podnet", "a")}, "a of 20-podnet.conflist"},
-		{"made from unwind's file: of its network", map[string]string{"10-podnet.conflist": made, "20-podnet.conflist": one("podnet", "a")},
+		{"made from unwind's file: another file of the network", map[string]string{"10-podnet.conflist": made, "20-podnet.conflist": one("podnet", "a")},
 			"a of 20-podnet.conflist"},
-		{"made from unwind's file: the copy", map[string]string{"10-podnet.conflist": made, "state/provider-podnet.conflist": one("podnet", "a"),
+		{"made from unwind's file: the copy in stateDir", map[string]string{"10-podnet.conflist": made, "state/provider-podnet.conflist": one("podnet", "a"),
 			"20-other.conflist": one("other", "b")}, "a of provider-podnet.conflist"},
-		{"made from unwind's file, alone", map[string]string{"10-podnet.conflist": made}, `chainFile DIR/10-podnet.conflist: the file contains ` +
+		{"made from unwind's file: no other file", map[string]string{"10-podnet.conflist": made}, `chainFile DIR/10-podnet.conflist: the file contains ` +
 			`unwind, and neither another file of network "podnet" nor DIR/state/provider-podnet.conflist has the plugins to run instead`},
 		{"no file", nil, none},
-		{"another network alone", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
+		{"only files of other networks", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
 			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +
 			`(DIR/20-other.conflist), or unwindctl off to bypass unwind`},
-		{"no chain", map[string]string{"20.conflist": `{"name": "podnet", "plugins": []}`},
+		{"a file without plugins", map[string]string{"20.conflist": `{"name": "podnet", "plugins": []}`},
 			none + `; DIR/20.conflist: key "plugins" is empty; put the plugins to run there`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -78,15 +79,15 @@ func TestChainFileRenamed(t *testing.T) {
 	}
 }
 
-// TestReplaceUnwind: the plugins of a chain take unwind's place in a list, each once; all else is the
-// chain's.
+// TestReplaceUnwind: ReplaceUnwind puts the plugins of a chain in unwind's place in a list, each
+// once. All other keys are the chain's.
 func TestReplaceUnwind(t *testing.T) {
 	const chain = `{"cniVersion":"0.4.0","name":"n","disableGC":true,"plugins":[{"type":"a","mtu":1},{"type":"b"}]}`
 	const single = `{"cniVersion": "0.4.0", "name": "n", "type": "a"}`
 	for _, tt := range []struct{ name, list, chain, want string }{
-		{"added", `{"name": "n", "plugins": [{"type": "unwind", "chainFile": "/x"}, {"type": "c"}]}`, chain,
+		{"a plugin after unwind", `{"name": "n", "plugins": [{"type": "unwind", "chainFile": "/x"}, {"type": "c"}]}`, chain,
 			`{"cniVersion":"0.4.0","disableGC":true,"name":"n","plugins":[{"type":"a","mtu":1},{"type":"b"},{"type":"c"}]}`},
-		{"before it, and twice", `{"name": "n", "plugins": [{"type": "c"}, {"type": "unwind"}, {"type": "c"}, {"type": "a"}, {"type": "unwind"}]}`, chain,
+		{"a plugin before unwind, and unwind twice", `{"name": "n", "plugins": [{"type": "c"}, {"type": "unwind"}, {"type": "c"}, {"type": "a"}, {"type": "unwind"}]}`, chain,
 			`{"cniVersion":"0.4.0","disableGC":true,"name":"n","plugins":[{"type":"c"},{"type":"a","mtu":1},{"type":"b"}]}`},
 		{"from unwindctl's .json file", `{"name": "n", "type": "unwind", "chainFile": "/x", "plugins": [{"type": "unwind", "chainFile": "/x"}, {"type": "c"}]}`,
 			single, `{"cniVersion":"0.4.0","name":"n","plugins":[{"cniVersion":"0.4.0","name":"n","type":"a"},{"type":"c"}]}`},

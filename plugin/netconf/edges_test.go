@@ -13,7 +13,7 @@ import (
 	"testing/iotest"
 )
 
-// file makes a file in a directory of its own, with these permissions.
+// file creates a file in a new directory, which gets the permissions mode.
 func file(t *testing.T, mode os.FileMode, name, content string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,16 +42,16 @@ func TestReadFile(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, path, want, err string }{
 		{"a file", file(t, 0o777, "f", "text"), "text", ""},
-		{"a link of the owner's", link(0o755), "text", ""},
-		{"a link where the group can write", link(0o775), "", "too many levels of symbolic links"},
-		{"a link where all can write", link(0o757), "", "too many levels of symbolic links"},
+		{"a link in a directory that only the owner can write", link(0o755), "text", ""},
+		{"a link in a directory that the group can write", link(0o775), "", "too many levels of symbolic links"},
+		{"a link in a directory that all can write", link(0o757), "", "too many levels of symbolic links"},
 		{"a link to a device", linkTo("/dev/zero", 0o700), "", "not a regular file"},
-		{"a link to what cannot be read", linkTo("/proc/self/mem", 0o700), "", "input/output error"},
+		{"a link to an unreadable file", linkTo("/proc/self/mem", 0o700), "", "input/output error"},
 		{"a directory", t.TempDir(), "", "not a regular file"},
 		{"a pipe", pipe, "", "not a regular file"},
-		{"nothing", "/none/f", "", "has not written it, or has removed it"},
-		{"as long as may be", file(t, 0o700, "f", strings.Repeat("x", MaxConfig)), strings.Repeat("x", MaxConfig), ""},
-		{"longer", file(t, 0o700, "f", strings.Repeat("x", MaxConfig+1)), "", "more than 4194304 bytes"},
+		{"a missing file", "/none/f", "", "has not written it, or has removed it"},
+		{"a file of the maximum size", file(t, 0o700, "f", strings.Repeat("x", MaxConfig)), strings.Repeat("x", MaxConfig), ""},
+		{"a file that is one byte larger", file(t, 0o700, "f", strings.Repeat("x", MaxConfig+1)), "", "more than 4194304 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ReadFile(tt.path)
@@ -61,19 +61,20 @@ func TestReadFile(t *testing.T) {
 		})
 	}
 	if _, err := ReadAll(iotest.ErrReader(syscall.EIO)); !errors.Is(err, syscall.EIO) {
-		t.Errorf("the reader's error: %v", err)
+		t.Errorf("ReadAll lost the reader's error: %v", err)
 	}
 }
 
-// TestPluginsBesideChainFile has libcni's directory of the network's name, beside the file.
+// TestPluginsBesideChainFile: next to chainFile, a directory with the network's name contains more
+// plugins of the list, as in libcni. A list loads them unless loadOnlyInlinedPlugins is true.
 func TestPluginsBesideChainFile(t *testing.T) {
 	const list = `"plugins": [{"type": "a"}]`
 	for _, tt := range []struct{ name, keys, want string }{
-		{"with it", list, "[a b c]"},
-		{"asked for", list + `, "loadOnlyInlinedPlugins": false`, "[a b c]"},
-		{"without it", list + `, "loadOnlyInlinedPlugins": true`, "[a]"},
-		{"without it, as a string", list + `, "loadOnlyInlinedPlugins": "True"`, "[a]"},
-		{"without a list", `"loadOnlyInlinedPlugins": false`, "[b c]"},
+		{"by default", list, "[a b c]"},
+		{"loadOnlyInlinedPlugins is false", list + `, "loadOnlyInlinedPlugins": false`, "[a b c]"},
+		{"loadOnlyInlinedPlugins is true", list + `, "loadOnlyInlinedPlugins": true`, "[a]"},
+		{"loadOnlyInlinedPlugins is a string", list + `, "loadOnlyInlinedPlugins": "True"`, "[a]"},
+		{"no inlined plugins", `"loadOnlyInlinedPlugins": false`, "[b c]"},
 		{"one plugin", `"type": "a"`, "[a]"},
 	} {
 		path := file(t, 0o700, "f", `{"cniVersion": "1.0.0", "name": "podnet", `+tt.keys+`}`)
@@ -113,7 +114,7 @@ func TestPluginsBesideChainFile(t *testing.T) {
 	}
 }
 
-// TestBounds has what is just within a bound, and what is just beyond it.
+// TestBounds covers, for each limit, the largest input within it and the smallest beyond it.
 func TestBounds(t *testing.T) {
 	c := DefaultConf()
 	c.Name = "podnet"
@@ -138,7 +139,7 @@ func TestBounds(t *testing.T) {
 	}
 	for name, err := range map[string]error{"plugins": chain(501), "configuration": conf(MaxConfig + 1), "conflist": list(MaxConfig + 1)} {
 		if err == nil || !strings.Contains(err.Error(), "more than") && !strings.Contains(err.Error(), "at most") {
-			t.Errorf("one more, %s: %v", name, err)
+			t.Errorf("%s, one more than allowed: %v", name, err)
 		}
 	}
 	for n, want := range map[int]string{6: "abcdef", 5: "ab…", 3: "…", 2: "", 0: ""} {
@@ -165,7 +166,7 @@ func TestParseConflist(t *testing.T) {
 		{"unwind twice", `{"name": "n", "cniVersion": "1.0.0", "plugins": [` + entry + `, {"type": "unwind"}]}`, "[unwind unwind]", "1s", ""},
 		{"unwind's own error", `{"name": "n", "cniVersion": "1.0.0", "plugins": [{"type": "unwind", "gracePeriod": 5}]}`, "[unwind]", "10m0s", `key "gracePeriod"`},
 		{"no JSON", `{`, "", "", "not valid JSON"},
-		{"a plugin that is none", `{"plugins": [{"type": "a"}, 5]}`, "", "", "plugins[1]: a number, not an object"},
+		{"a plugin that is a number", `{"plugins": [{"type": "a"}, 5]}`, "", "", "plugins[1]: a number, not an object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := file(t, 0o700, "f", tt.data)
@@ -189,7 +190,7 @@ func TestParseConflist(t *testing.T) {
 		})
 	}
 	if _, err := ReadConflist("/none/f"); err == nil {
-		t.Error("it read a file that is not there")
+		t.Error("ReadConflist returned no error for a missing file")
 	}
 	for name, good := range map[string]bool{"podnet": true, "a/b": false, "": false} {
 		list := &Conflist{Name: name, Data: []byte(`{"cniVersion": "1.0.0", "plugins": [{"type": "a"}]}`), Path: file(t, 0o700, "f", "")}
@@ -217,7 +218,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestConditions has the facts that a configuration says.
+// TestConditions covers the conditions that depend on several keys, and the parser of lists of
+// valid attachments.
 func TestConditions(t *testing.T) {
 	for _, tt := range []struct {
 		keys   string
@@ -248,12 +250,13 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestSandboxOf has what a result says of the container's namespace.
+// TestSandboxOf covers results that name the path of the container's namespace, and results that
+// don't.
 func TestSandboxOf(t *testing.T) {
 	for _, tt := range []struct{ name, result, sandbox string }{
-		{"its own", `{"interfaces": [{"name": "lo", "sandbox": "/m"}, {"name": "eth0", "sandbox": "/n"}]}`, "/n"},
+		{"in a namespace", `{"interfaces": [{"name": "lo", "sandbox": "/m"}, {"name": "eth0", "sandbox": "/n"}]}`, "/n"},
 		{"on the host", `{"interfaces": [{"name": "eth0"}]}`, ""},
-		{"of a machine", `{"interfaces": [{"name": "eth0", "sandbox": "vm"}]}`, ""},
+		{"in a virtual machine", `{"interfaces": [{"name": "eth0", "sandbox": "vm"}]}`, ""},
 		{"no result", `[`, ""},
 	} {
 		if sandbox := SandboxOf(json.RawMessage(tt.result), "eth0"); sandbox != tt.sandbox {
@@ -279,7 +282,8 @@ func TestPodOf(t *testing.T) {
 	}
 }
 
-// TestVersionsOfResults: an absent version is 0.1.0, and results of one version are compared in it.
+// TestVersionsOfResults: SameVersion treats an absent version as 0.1.0. ConvertResult returns a
+// result with an invalid version unchanged, with an error.
 func TestVersionsOfResults(t *testing.T) {
 	for _, tt := range []struct {
 		a, b string

@@ -18,7 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadResult has what libcni makes of a result, see also parity_test.go.
+// TestReadResult: ReadResult decodes a delegate's output as libcni does. ../parity_test.go compares
+// the two for more outputs.
 func TestReadResult(t *testing.T) {
 	for _, tt := range []struct{ name, stdout, cniVersion, want string }{
 		{"the same version", `{"cniVersion": "1.0.0",  "ips": [], "mine": 1e9}`, "1.0.0",
@@ -26,7 +27,7 @@ func TestReadResult(t *testing.T) {
 		{"no version", `{"ips": [{"address": "10.0.0.7/24"}], "mine": {}}`, "1.0.0",
 			`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`},
 		{"null", `null`, "1.1.0", `{"cniVersion":"1.1.0"}`},
-		{"before versions", `{}`, "", `{"cniVersion":"0.1.0","dns":{}}`},
+		{"no version, no version in the configuration", `{}`, "", `{"cniVersion":"0.1.0","dns":{}}`},
 	} {
 		got, err := ReadResult([]byte(tt.stdout), tt.cniVersion)
 		if err != nil || string(got) != tt.want {
@@ -39,7 +40,8 @@ func TestReadResult(t *testing.T) {
 	}
 }
 
-// TestConvertResult converts from each version to each, and back: the addresses stay.
+// TestConvertResult converts a result from each version to each other one and back. The addresses
+// stay the same.
 func TestConvertResult(t *testing.T) {
 	results := map[string]string{
 		"":      `{"ip4": {"ip": "10.0.0.7/24", "gateway": "10.0.0.1"}, "ip6": {"ip": "fd00::7/64"}, "dns": {}}`,
@@ -72,8 +74,8 @@ func TestConvertResult(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ name, raw, to, want string }{
-		{"to a version that is none", `{"cniVersion": "1.0.0"}`, "3.0.0", "3.0.0"},
-		{"of a version that is none", `{"cniVersion": "3.0.0"}`, "1.0.0", "3.0.0"},
+		{"to an unknown version", `{"cniVersion": "1.0.0"}`, "3.0.0", "3.0.0"},
+		{"of an unknown version", `{"cniVersion": "3.0.0"}`, "1.0.0", "3.0.0"},
 		{"no result", `[]`, "1.0.0", "array"},
 		{"an address that is null", `{"cniVersion": "1.0.0", "ips": [null]}`, "0.4.0",
 			`cannot convert the result to CNI version "0.4.0"`},
@@ -88,10 +90,10 @@ func TestAddresses(t *testing.T) {
 	for _, tt := range []struct{ name, result, want string }{
 		{"both families", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}]}`, "[10.0.0.7 fd00::7]"},
 		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::7/64"}}`, "[10.0.0.7 fd00::7]"},
-		{"twice", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}`, "[10.0.0.7]"},
-		{"those that say nothing", `{"ips": [{"address": "127.0.0.1/8"}, {"address": "::1/128"}, {"address": "169.254.1.1/16"},
+		{"an address twice", `{"ips": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}`, "[10.0.0.7]"},
+		{"loopback, link-local and other special addresses", `{"ips": [{"address": "127.0.0.1/8"}, {"address": "::1/128"}, {"address": "169.254.1.1/16"},
 			{"address": "fe80::1/64"}, {"address": "224.0.0.1/4"}, {"address": "0.0.0.0/0"}, {"address": "255.255.255.255/32"}]}`, "[]"},
-		{"no addresses", `{"ips": [{"address": ""}, {"address": "10.0.0.7"}, {"address": "10.0.0/24"}, {}, null]}`, "[]"},
+		{"invalid addresses", `{"ips": [{"address": ""}, {"address": "10.0.0.7"}, {"address": "10.0.0/24"}, {}, null]}`, "[]"},
 		{"nothing", ``, "[]"},
 	} {
 		r, err := ParseResult(json.RawMessage(tt.result))
@@ -108,9 +110,9 @@ func TestWithoutAddresses(t *testing.T) {
 			{"address": "10.0.0.70/24"}], "interfaces": [{"name": "eth0"}]}`,
 			`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.8/24", "mine": 1e400}, {"address": "10.0.0.70/24"}],
 				"interfaces": [{"name": "eth0"}]}`},
-		{"written otherwise", `{"IPs": [{"Address": "::ffff:10.0.0.7/120"}, {"address": "FD00:0::0007/128"}]}`, `{"IPs": []}`},
+		{"other spellings of the same addresses", `{"IPs": [{"Address": "::ffff:10.0.0.7/120"}, {"address": "FD00:0::0007/128"}]}`, `{"IPs": []}`},
 		{"before 0.3.0", `{"ip4": {"ip": "10.0.0.7/24"}, "ip6": {"ip": "fd00::8/64"}}`, `{"ip6": {"ip": "fd00::8/64"}}`},
-		{"what is no address", `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`, `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`},
+		{"values that are no addresses", `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`, `{"ips": [null, {}, {"address": "x"}, 5], "ip4": "x"}`},
 		{"null", `{"ips": null, "ip4": null}`, `{"ips": null, "ip4": null}`},
 	} {
 		got, err := WithoutAddresses(json.RawMessage(tt.result), drop)
@@ -128,7 +130,7 @@ func TestWithoutAddresses(t *testing.T) {
 	}
 }
 
-// FuzzResult reads what a delegate may print, and takes an address out of it.
+// FuzzResult decodes arbitrary output of a delegate, and removes an address from the result.
 func FuzzResult(f *testing.F) {
 	f.Add([]byte(`{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/24"}, {"address": "fd00::7/64"}], "mine": 1e400}`), "0.4.0", []byte{10, 0, 0, 7})
 	f.Add([]byte(`{"ip4": {"ip": "10.0.0.7/24"}, "IP6": {"ip": "fd00::7/64"}}`), "", []byte{10, 0, 0, 7})
@@ -159,13 +161,13 @@ func FuzzResult(f *testing.F) {
 		}
 		want := slices.DeleteFunc(before.Prefixes(), func(p netip.Prefix) bool { return p.Addr() == drop })
 		if got := after.Prefixes(); !reflect.DeepEqual(want, got) && len(want)+len(got) > 0 {
-			t.Errorf("%s less %s: %v, want %v", raw, drop, got, want)
+			t.Errorf("%s without %s: %v, want %v", raw, drop, got, want)
 		}
 	})
 }
 
-// sameAsLibcni sees that readResult makes of what a delegate printed what libcni makes of it,
-// byte for byte.
+// sameAsLibcni checks that ReadResult and libcni decode a delegate's output to the same result,
+// byte for byte, or that both return an error.
 func sameAsLibcni(t *testing.T, printed []byte, cniVersion string) {
 	t.Helper()
 	conf := Marshal(map[string]string{"cniVersion": cniVersion})
@@ -183,7 +185,8 @@ func sameAsLibcni(t *testing.T, printed []byte, cniVersion string) {
 	}
 }
 
-// TestReadEachResult is as TestResultsAreLibcnis, of one delegate's result.
+// TestReadEachResult compares ReadResult with libcni for each output and each version.
+// TestResultsAreLibcnis does so for whole chains.
 func TestReadEachResult(t *testing.T) {
 	for _, tt := range plugintest.Printed {
 		for _, v := range append(version.All.SupportedVersions(), "") {
@@ -192,7 +195,7 @@ func TestReadEachResult(t *testing.T) {
 	}
 }
 
-// ran is libcni's way to run a plugin that has run already: this is what it printed.
+// ran is an invoke.Exec that returns the output of a plugin that has already run.
 type ran []byte
 
 func (r ran) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) { return r, nil }
@@ -201,5 +204,5 @@ func (r ran) FindInPath(string, []string) (string, error) { return "", nil }
 
 func (r ran) Decode([]byte) (version.PluginInfo, error) { return nil, nil }
 
-// AsEnv is of no use to a plugin that has run already.
+// AsEnv makes ran an invoke.CNIArgs, which ExecPluginWithResult needs, too.
 func (r ran) AsEnv() []string { return nil }

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// updateEnv makes Table write the table instead of comparing it. make docs sets it.
+// updateEnv is the environment variable that makes Table write the table instead of comparing it.
+// make docs sets it.
 const updateEnv = "UNWIND_UPDATE"
 
 // Table compares a document's table with want. In the document, the table stands between

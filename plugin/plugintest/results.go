@@ -1,6 +1,6 @@
-// Package plugintest contains what tests of several packages share: the outputs that a delegate may
-// print on ADD, good and bad, for tests that compare unwind with libcni, and the comparison of a
-// document's table with the code.
+// Package plugintest contains two things that tests of several packages share. Printed lists
+// outputs that a delegate may print on ADD, valid and invalid, for tests that compare unwind with
+// libcni. Table compares a document's table with the code.
 package plugintest
 
 import (
@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Printed are the outputs. V stands for the version of the chain.
+// Printed lists outputs of a delegate's ADD. V stands for the key cniVersion with the chain's
+// version (see InVersion).
 var Printed = []struct{ Name, Text string }{
 	{"all fields of 0.2.0", `{V, "ip4": {"ip": "10.9.0.5/24", "gateway": "10.9.0.1",
 		"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}, "ip6": {"ip": "fd00::5/64"},
@@ -30,19 +31,19 @@ var Printed = []struct{ Name, Text string }{
 		"dns": {}}`},
 	{"fields that are null",
 		`{V, "interfaces": null, "ips": [null], "routes": null, "dns": null, "ip4": null}`},
-	{"fields that nobody knows", `{V, "mine": {"a": 1}, "dns": {"mine": ""},
+	{"unknown fields", `{V, "mine": {"a": 1}, "dns": {"mine": ""},
 		"ips": [{"address": "10.9.0.5/24", "version": "4", "mine": 1}],
 		"interfaces": [{"name": "eth0", "mine": true}], "routes": [{"dst": "10.8.0.0/16", "mine": []}]}`},
-	{"names of another case", `{"CNIVersion": "0.4.0", "IP4": {"IP": "10.9.0.5/24"},
+	{"field names in another case", `{"CNIVersion": "0.4.0", "IP4": {"IP": "10.9.0.5/24"},
 		"IPs": [{"Address": "10.9.0.5/24", "Version": "4"}]}`},
-	{"names twice", `{V, "ips": [{"address": "10.9.0.4/24"}], "ips": [{"address": "10.9.0.5/24"}]}`},
+	{"a field twice", `{V, "ips": [{"address": "10.9.0.4/24"}], "ips": [{"address": "10.9.0.5/24"}]}`},
 	{"host bits, IPv4 in IPv6", `{V, "routes": [{"dst": "10.8.0.9/16"}],
 		"ips": [{"address": "::ffff:10.9.0.5/120", "version": "4"}]}`},
-	{"signs of HTML", `{V, "interfaces": [{"name": "<&>\u2028"}]}`},
-	{"bytes that are no text", `{V, "interfaces": [{"name": "` + "\xff" + `"}]}`},
+	{"characters that are special in HTML", `{V, "interfaces": [{"name": "<&>\u2028"}]}`},
+	{"bytes that are not UTF-8", `{V, "interfaces": [{"name": "` + "\xff" + `"}]}`},
 	{"large numbers",
 		`{V, "routes": [{"dst": "10.8.0.0/16", "table": 4294967295, "priority": 4294967295}]}`},
-	{"a MAC address that is none", `{V, "interfaces": [{"name": "eth0", "mac": "none"}]}`},
+	{"an invalid MAC address", `{V, "interfaces": [{"name": "eth0", "mac": "none"}]}`},
 	{"no version", `{"mine": 1.10, "ip4": {"ip": "10.9.0.5/24"},
 		"ips": [{"address": "10.9.0.5/24", "version": "4"}]}`},
 	{"an empty version", `{"cniVersion": "", "ips": [{"address": "10.9.0.5/24", "version": "4"}]}`},
@@ -55,12 +56,12 @@ var Printed = []struct{ Name, Text string }{
 		"ips": [{"version": "4", "address": "10.9.0.5/24"}]}`},
 	{"version 1.1.0", `{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "mtu": 1400}],
 		"ips": [{"address": "10.9.0.5/24"}]}`},
-	{"a version that nobody knows", `{"cniVersion": "9.9.9"}`},
+	{"an unknown version", `{"cniVersion": "9.9.9"}`},
 	{"no fields", `{}`},
 	{"null", `null`},
-	{"blanks around it", " \n{V}\n\n"},
-	{"nothing", ``},
-	{"text", `not json`},
+	{"white space around the result", " \n{V}\n\n"},
+	{"no output", ``},
+	{"output that is not JSON", `not json`},
 	{"half a result", `{V, "ips": [`},
 	{"two results", `{V}{}`},
 	{"a list", `[]`},
@@ -68,18 +69,18 @@ var Printed = []struct{ Name, Text string }{
 		`{V, "ips": [{"address": "10.9.0.5"}], "ip4": {"ip": "10.9.0.5"}}`},
 	{"an empty address", `{V, "ips": [{"address": ""}], "ip4": {"ip": ""}}`},
 	{"an address that is a number", `{V, "ips": [{"address": 10}], "ip4": {"ip": 10}}`},
-	{"a gateway that is none", `{V, "ips": [{"address": "10.9.0.5/24", "gateway": "x"}],
+	{"an invalid gateway", `{V, "ips": [{"address": "10.9.0.5/24", "gateway": "x"}],
 		"ip4": {"ip": "10.9.0.5/24", "gateway": "x"}}`},
-	{"a route that is none", `{V, "routes": [{"dst": "x"}],
+	{"an invalid route", `{V, "routes": [{"dst": "x"}],
 		"ip4": {"ip": "10.9.0.5/24", "routes": [{"dst": "x"}]}}`},
-	{"a number that is none", `{V, "interfaces": [{"name": "eth0", "mtu": 1.5}]}`},
+	{"a fraction where an integer belongs", `{V, "interfaces": [{"name": "eth0", "mtu": 1.5}]}`},
 	{"a number that is too large",
 		`{V, "mine": 1e400, "routes": [{"dst": "10.8.0.0/16", "table": 1e30}]}`},
-	{"ips that are an object", `{V, "ips": {}, "ip4": []}`},
-	{"dns that is text", `{V, "dns": "10.9.0.2"}`},
+	{"ips is an object", `{V, "ips": {}, "ip4": []}`},
+	{"dns is a string", `{V, "dns": "10.9.0.2"}`},
 }
 
-// InVersion returns the text of one of Printed for a chain of this version.
+// InVersion returns the Text of one of Printed with the version of the chain.
 func InVersion(text, cniVersion string) string {
 	return strings.ReplaceAll(text, "{V", fmt.Sprintf(`{"cniVersion": %q`, cniVersion))
 }

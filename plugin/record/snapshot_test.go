@@ -14,8 +14,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestSnapshot: a recorder reads the journal once, until it is told to read again. If the journal cannot be
-// read, there are no other attachments, but any address may be claimed.
+// TestSnapshot: a recorder reads the journal once, and again only after Forget or Renew. If the
+// journal cannot be read, the snapshot contains no attachments, but treats every address as
+// claimed.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
@@ -41,17 +42,17 @@ func TestSnapshot(t *testing.T) {
 	}
 	want("without a journal", false, false)
 	put("a")
-	want("before it reads again", false, false)
+	want("before Forget", false, false)
 	r.Invalidate()
-	want("after it read again", true, false)
+	want("after Forget", true, false)
 	first := put("b")
 	if r.Fork().Snapshot(t.Context()).Claims("b", address) != true || r.Snapshot(t.Context()).Claims("b", address) {
-		t.Error("a fork shares the reading")
+		t.Error("a fork shares the snapshot of its recorder")
 	}
 	if err := r.Renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want("after it was told to", true, true)
+	want("after Renew", true, true)
 	put("b")
 	r.Invalidate()
 	if again, err := r.Snapshot(t.Context()).AddedAgain(first); len(again) != 1 || again[0].Number <= first.Number || err != nil {
@@ -69,7 +70,7 @@ func TestSnapshot(t *testing.T) {
 	want("a journal that cannot be read", false, false)
 }
 
-// TestTrouble covers the causes that no test can produce.
+// TestTrouble covers causes of journal failures that no other test can produce.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{

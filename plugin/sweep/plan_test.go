@@ -10,8 +10,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// TestSortByAge: a sweep begins with the record that was longest untouched, by the boot clock. The wall
-// clock may have been set in between, and a time that is yet to come is of an earlier boot.
+// TestSortByAge: a sweep begins with the record whose last change is longest ago by the boot clock,
+// because the wall clock may have been set. A boot time in the future is from an earlier boot, so
+// that record comes first.
 func TestSortByAge(t *testing.T) {
 	t.Parallel()
 	var entries [][]*journal.Entry
@@ -33,8 +34,8 @@ func TestSortByAge(t *testing.T) {
 	}
 }
 
-// TestChainOf: a network has one chain, however many files or directories name it. If they differ,
-// nobody knows which one a runtime uses.
+// TestChainOf: several files or directories may configure a network, with the same chain. If their
+// chains differ, chainOf returns none, because it cannot know which one the runtime uses.
 func TestChainOf(t *testing.T) {
 	network := func(name, plugin string) Network {
 		conf, err := netconf.ParseConf([]byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "type": "unwind",
@@ -55,9 +56,9 @@ func TestChainOf(t *testing.T) {
 	}{
 		{"none", []Network{network("other", "p0")}, ""},
 		{"one", []Network{network("net", "p0"), network("other", "p1")}, "p0"},
-		{"one, named twice", []Network{network("net", "p0"), network("net", "p0")}, "p0"},
+		{"one, configured twice", []Network{network("net", "p0"), network("net", "p0")}, "p0"},
 		{"two", []Network{network("net", "p0"), network("net", "p1")}, ""},
-		{"two, and one of them again", []Network{network("net", "p0"), network("net", "p1"), network("net", "p0")}, ""},
+		{"two, one of them configured twice", []Network{network("net", "p0"), network("net", "p1"), network("net", "p0")}, ""},
 	} {
 		got := ""
 		if chain, _ := (Job{Networks: tt.networks}).chainOf("net"); chain != nil {
@@ -73,7 +74,8 @@ func TestChainOf(t *testing.T) {
 // them, and more than 30 %, seem dead.
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
-	// live counts those that are not dead.
+	// The guard counts dead, live and unknown attachments. It does not count those that are being
+	// deleted or are from an earlier boot.
 	type counts struct{ dead, live, deleting, earlier, unknown int }
 	for _, c := range []struct {
 		name   string
@@ -82,19 +84,19 @@ func TestMassReleaseGuard(t *testing.T) {
 		kept   bool
 	}{
 		{"none", counts{}, false, false},
-		{"ten, all there are", counts{dead: 10}, false, false},
-		{"eleven, all there are", counts{dead: 11}, false, true},
+		{"ten of ten", counts{dead: 10}, false, false},
+		{"eleven of eleven", counts{dead: 11}, false, true},
 		{"eleven, forced", counts{dead: 11}, true, false},
 		{"eleven of 36", counts{dead: 11, live: 25}, false, true},
 		{"eleven of 37", counts{dead: 11, live: 26}, false, false},
 		{"thirty of a hundred", counts{dead: 30, live: 70}, false, false},
 		{"thirty of 99", counts{dead: 30, live: 69}, false, true},
-		{"eleven of 37, some of them not to be told", counts{dead: 11, live: 20, unknown: 6}, false,
+		{"eleven of 37, some of them unknown", counts{dead: 11, live: 20, unknown: 6}, false,
 			false},
-		{"ten, and what has to go anyway", counts{dead: 10, deleting: 50, earlier: 50}, false, false},
+		{"ten, and many that don't count", counts{dead: 10, deleting: 50, earlier: 50}, false, false},
 		{"eleven of 36, and many of an earlier boot", counts{dead: 11, live: 25, earlier: 50}, false,
 			true},
-		{"eleven of 36, and many that are being removed", counts{dead: 11, live: 25, deleting: 50}, false,
+		{"eleven of 36, and many that are being deleted", counts{dead: 11, live: 25, deleting: 50}, false,
 			true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -110,7 +112,7 @@ func TestMassReleaseGuard(t *testing.T) {
 			s := &Sweep{Job: Job{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
-				t.Errorf("the guard says %v", err)
+				t.Errorf("the guard returned %v", err)
 			}
 			for i, f := range findings {
 				live := f.counts && f.Fate == decide.Dead

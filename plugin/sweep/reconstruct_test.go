@@ -15,7 +15,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// TestReconstruct: what the DELs of an owner get, from libcni's cache and from a conflist.
+// TestReconstruct: reconstruct builds the record of an owner that is not in the journal from
+// libcni's cache, or from a conflist. The record determines what the owner's DELs get.
 func TestReconstruct(t *testing.T) {
 	t.Parallel()
 	const (
@@ -54,7 +55,7 @@ func TestReconstruct(t *testing.T) {
 			RuntimeConfig: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8555}]`)}}, want{
 			Ports: `{"portMappings":[{"hostPort":8555}]}`, Result: []string{"10.1.0.9/24"}, Args: "K8S_POD_NAME=p",
 			Claims: []journal.Claim{{Address: netip.MustParseAddr("10.1.0.9"), Pool: pool}}}},
-		{"the cache, and another address", bridge, "1.0.0", held[:1], &facts.Cached{Result: json.RawMessage(result)}, want{Result: []string{"10.1.0.9/24"},
+		{"the cache, and an address that it lacks", bridge, "1.0.0", held[:1], &facts.Cached{Result: json.RawMessage(result)}, want{Result: []string{"10.1.0.9/24"},
 			Claims: []journal.Claim{{Address: address, Pool: pool}, {Address: netip.MustParseAddr("10.1.0.9"), Pool: pool}}}},
 		{"no host-local", firewall, "1.0.0", nil, &facts.Cached{Result: json.RawMessage(result)}, want{Result: []string{"10.1.0.9/24"},
 			Claims: []journal.Claim{{Address: netip.MustParseAddr("10.1.0.9"), Step: -1}}}},
@@ -79,7 +80,7 @@ func TestReconstruct(t *testing.T) {
 			}
 			p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps}
 			if decide.PortPending(-1, p) != (c.cached != nil && c.want.Ports != "") {
-				t.Errorf("only a mapping of the cache forwards to an address: %+v", p.Steps)
+				t.Errorf("only a port mapping from the cache is a real one: %+v", p.Steps)
 			}
 			g := e
 			got := want{Claims: g.Got.Claims, Args: g.Added.Args}
@@ -118,8 +119,8 @@ func TestReconstruct(t *testing.T) {
 	}
 }
 
-// TestUndatedGetsDELs: if the clock does not show whether an ADD was in this boot, its DELs run only if
-// none of them may release an address of a cluster.
+// TestUndatedGetsDELs: if the clock was set, so that an ADD may be from an earlier boot, its DELs
+// run only if none of them can release an address of a cluster-wide IPAM.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()
 	for plugins, want := range map[string]bool{

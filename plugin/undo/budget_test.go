@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestSlowDELs: the DELs of a chain each take seconds, as portmap's where there are 20,000 rules. In
-// any verb, each has the time that it takes, or does not start: none is killed as one that hangs.
+// TestSlowDELs: each DEL of a chain takes 4 seconds, as portmap's DEL does on a node with 20,000
+// rules. In every verb, a DEL either gets enough time or does not start. None is killed as if it
+// hung.
 func TestSlowDELs(t *testing.T) {
 	b := DefaultBudgets
 	const slow = 4 * time.Second

@@ -153,8 +153,8 @@ func goneAll(pods []*pod) error {
 	return errors.Join(errs...)
 }
 
-// timed contains the duration of each operation and of all together, and the processor time per
-// operation. This process counts, because it is the runtime, which starts and reaps plugins.
+// timed contains the duration of each operation and of all together, and the CPU time per
+// operation. That includes this process, because it is the runtime, which starts and reaps plugins.
 type timed struct {
 	each      []time.Duration
 	wall      time.Duration
@@ -179,12 +179,12 @@ func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	return t, errors.Join(errs...)
 }
 
-// processorTime returns the processor time of this process and all of its descendants.
+// processorTime returns the CPU time of this process and all of its descendants.
 func processorTime() (used time.Duration) {
 	for _, whose := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
 		if err := unix.Getrusage(whose, &u); err != nil {
-			panic(err) // EINVAL or EFAULT
+			panic(err) // impossible: getrusage(2) fails only for wrong arguments
 		}
 		used += time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}

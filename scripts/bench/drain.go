@@ -12,11 +12,11 @@ import (
 // runtimeTimeout is the default timeout of containerd and CRI-O for one ADD or DEL.
 const runtimeTimeout = time.Minute
 
-// benchDrain starts pods of bridge + firewall + portmap + tuning on a node, all at the same time,
-// and then ends all, alternately with and without unwind. It prints how many ADDs and DELs failed
+// benchDrain starts pods of bridge + firewall + portmap + tuning, all at the same time, and then
+// deletes all of them, alternately with and without unwind. It prints how many ADDs and DELs failed
 // within the runtime's minute, and the time until the last one ended. Then it repeats the failed
-// DELs until none fails. For a busy machine, run two shell loops next to nice -n 19 make bench
-// ARGS="-drain 120".
+// DELs until none fails. To measure a busy machine, run two busy shell loops next to nice -n 19
+// make bench ARGS="-drain 120".
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network
 	for i, kind := range []string{plain, unwound} {
@@ -77,12 +77,12 @@ func (n *network) warmUp(ctx context.Context) error {
 // drained is the outcome of a verb for all pods.
 type drained struct {
 	failed int
-	errs   []error // the first one
+	errs   []error // only the first error
 	wall   time.Duration
 }
 
-// drain adds all pods at the same time, and then deletes all. It repeats the failed DELs until none
-// fails. again is the number of these passes.
+// drain adds all pods at the same time, and then deletes all of them. It repeats the failed DELs
+// until none fails. again is the number of repetitions.
 func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err error) {
 	add, _ = together(ctx, pods, (*pod).add)
 	del, left := together(ctx, pods, (*pod).del)

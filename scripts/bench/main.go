@@ -2,9 +2,9 @@
 // and, if MULTUS names a multus binary, as delegates of multus (see compare). It also times the
 // release of dead pods (see benchSweep), and STATUS and GC (see benchStatus).
 //
-// libcni is the runtime for all of them. unwind's stateDir is on the disk of the working directory,
-// because disk syncs take most of the time. Everything runs in network, mount and PID namespaces of
-// its own, and is gone at the end.
+// libcni is the runtime in all benchmarks. unwind's stateDir is on the disk of the working
+// directory, because disk syncs take most of the time. Everything runs in network, mount and PID
+// namespaces of its own, and disappears at the end.
 //
 // make bench runs it as root in the project's directory. The durations go to the file in -out, in
 // the format of go test -bench, for benchstat; bench prints the rest.
@@ -30,7 +30,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workEnv is the environment variable with the work directory. It is set in the namespaces only.
+// workEnv is the environment variable with the work directory. It is set only in the process that
+// runs in the namespaces.
 const workEnv = "UNWIND_BENCH_DIR"
 
 // init keeps the main thread out of other network namespaces: see netns.
@@ -39,13 +40,13 @@ func init() { runtime.LockOSThread() }
 type options struct {
 	out      string
 	chains   names   // see chains
-	parallel numbers // pods at the same time
-	pods     int     // of each kind, chain and number at the same time
+	parallel numbers // numbers of pods at the same time
+	pods     int     // pods for each kind, chain and number in parallel
 	warmUp   int
 	dead     int
 	live     int
-	drain    numbers // pods at the same time
-	rounds   int     // of each kind
+	drain    numbers // numbers of pods at the same time, for benchDrain
+	rounds   int     // rounds of benchDrain for each kind
 }
 
 // names is a list of names of chains on the command line.
@@ -112,7 +113,7 @@ func main() {
 		return
 	}
 	var exit *exec.ExitError
-	// This program has printed the error in the namespaces.
+	// If the process in the namespaces failed, it has already printed its error.
 	if told := work == "" && errors.As(err, &exit); !told {
 		fmt.Fprintln(os.Stderr, "error:", err)
 	}
@@ -136,7 +137,7 @@ func enterNamespaces(ctx context.Context) error {
 	cmd.Env = append(os.Environ(), workEnv+"="+work)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
 	if err = cmd.Run(); errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("making namespaces, which takes root: %w", err)
+		return fmt.Errorf("cannot create namespaces; run as root: %w", err)
 	}
 	return err
 }
@@ -159,7 +160,7 @@ func bench(ctx context.Context, work string, o options) error {
 		}
 		return nil
 	}
-	if o.dead > 0 { // before any pod is live, because benchSweep waits until no veth is left
+	if o.dead > 0 { // first, because benchSweep waits until no pod has a veth
 		if err := benchSweep(ctx, work, o.dead); err != nil {
 			return err
 		}
@@ -207,14 +208,14 @@ func prepare() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// netns makes a network namespace, pinned by a mount.
+// netns creates a network namespace, and keeps it by a mount at path.
 func netns(path string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		runtime.LockOSThread() // never unlocked, so Go ends the thread with the goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND,
@@ -225,7 +226,8 @@ func netns(path string) error {
 	return <-done
 }
 
-// disk names the file system of a directory. A file system in memory would make a sync free.
+// disk returns the name of a directory's file system. A file system in memory is an error, because
+// a sync costs nothing there.
 func disk(dir string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -237,7 +239,7 @@ func disk(dir string) (string, error) {
 	}
 	switch name := known[st.Type]; {
 	case st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC:
-		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a folder on a "+
+		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a directory on a "+
 			"disk", dir)
 	case name != "":
 		return name, nil

@@ -32,9 +32,9 @@ var chains = map[string]struct {
 	"light": {3, false}, "1": {1, true}, "3": {3, true}, "4": {4, true}, "5": {5, true},
 }
 
-// kinds are compared with each other. "plain" is without unwind; the journal of "unwind" has 10
-// entries, and the journal of "unwind-full" -live entries. "noop" is the same chain after a plugin
-// that does nothing.
+// The kinds of networks, which the benchmarks compare. "plain" runs without unwind. The journal of
+// "unwind" has 10 entries, that of "unwind-full" as many as -live says. "noop" runs a plugin that
+// does nothing before the same chain.
 const (
 	plain      = "plain"
 	unwound    = "unwind"
@@ -43,8 +43,8 @@ const (
 	multus     = "multus"
 )
 
-// newNetwork makes a network with its own bridge, subnet and directories. If fails is set, its last
-// plugin fails each ADD.
+// newNetwork creates a network with its own bridge, subnet and directories. If fails is set, its
+// last plugin fails every ADD.
 func newNetwork(work, kind string, number int, chainName string, fails bool) (*network, error) {
 	name := fmt.Sprintf("%s-%s", kind, chainName)
 	if fails {
@@ -123,7 +123,7 @@ type pod struct {
 	rt    *libcni.RuntimeConf
 }
 
-// newPod makes the pod's namespace.
+// newPod creates a pod's namespace.
 func (n *network) newPod(i int) (*pod, error) {
 	id := fmt.Sprintf("%s-%d", n.list.Name, i)
 	path := filepath.Join(n.work, "netns", id)
@@ -154,8 +154,8 @@ func (p *pod) secondDel(ctx context.Context) error {
 	return p.cni.DelNetworkList(ctx, p.list, &rt)
 }
 
-// failedAdd runs an ADD that fails, until nothing of it is left. Without unwind, and with multus,
-// that includes the runtime's DEL; unwind rolls the ADD back by itself.
+// failedAdd runs an ADD that fails, and cleans up after it. Without unwind, and with multus, it
+// sends the runtime's DEL. unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("the ADD succeeded")
@@ -171,8 +171,8 @@ func (p *pod) gone() error {
 	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
 }
 
-// fill adds a pod and copies its entry many times. The copies share its namespace, so all of them
-// live.
+// fill adds a pod, and copies its journal entry so that there are many. The copies share the pod's
+// namespace, so all of them are live.
 func (n *network) fill(ctx context.Context, many int) error {
 	p, err := n.newPod(3999)
 	if err != nil {
@@ -205,7 +205,7 @@ func (n *network) fill(ctx context.Context, many int) error {
 	})
 }
 
-// leaves checks that the timed operations did what they should.
+// leaves checks that the timed operations worked: the given number of addresses is still assigned.
 func (n *network) leaves(nothing int) error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.list.Name))
 	held := 0

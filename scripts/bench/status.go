@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// benchStatus times STATUS and GC with an empty journal and with many live attachments, and for
-// comparison the start of the process, in turns.
+// benchStatus times STATUS and GC, with an empty journal and with many live attachments. For
+// comparison, it also times VERSION, which only starts the process.
 func benchStatus(ctx context.Context, work string, many int) error {
 	work = filepath.Join(work, "status")
 	var networks []*network

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rounds is the number of parts into which the pods of a sweep are divided, so that both kinds take
-// turns.
+// rounds is the number of parts into which benchSweep divides the pods. The two kinds take turns.
 const rounds = 5
 
-// benchSweep times the release of pods whose namespaces are gone: without unwind by a cnitool del
-// for each, with unwind by unwindctl sweep. The chain is bridge with host-local, firewall, portmap.
+// benchSweep times the release of pods whose namespaces are gone: without unwind by one cnitool del
+// for each pod, with unwind by unwindctl sweep. The chain is bridge with host-local, firewall,
+// portmap.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	plain, wrapped, err := sweepNetworks(work)
 	if err != nil {
@@ -64,7 +64,7 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 	return nil
 }
 
-// takenApart waits until the kernel has removed the veths of the namespaces that are gone.
+// takenApart waits until the kernel has removed the veths of the deleted namespaces.
 func takenApart(ctx context.Context) error {
 	for ctx.Err() == nil {
 		out, err := exec.CommandContext(ctx, "ip", "-o", "link", "show", "type", "veth").Output()
@@ -76,7 +76,7 @@ func takenApart(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// cnitool is a network run by cnitool.
+// cnitool is a network whose runtime is cnitool.
 type cnitool struct{ name, work string }
 
 func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
@@ -89,7 +89,7 @@ func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
 	if err := os.MkdirAll("/var/lib/cni", 0o755); err != nil {
 		return nil, nil, err
 	}
-	// This mount namespace is private. cnitool keeps its results there.
+	// cnitool caches its results there. The mount is visible only in this mount namespace.
 	if err := unix.Mount(work+"/cache", "/var/lib/cni", "", unix.MS_BIND, ""); err != nil {
 		return nil, nil, err
 	}
@@ -115,7 +115,7 @@ func sweepNetworks(work string) (plain, wrapped *cnitool, err error) {
 
 func (n *cnitool) netns(i int) string { return fmt.Sprintf("%s/netns/%s-%d", n.work, n.name, i) }
 
-// forgotten adds a pod with one port and removes its namespace.
+// forgotten adds a pod with one host port, and removes its namespace without a DEL.
 func (n *cnitool) forgotten(ctx context.Context, i int) error {
 	path := n.netns(i)
 	if err := netns(path); err != nil {
@@ -144,7 +144,7 @@ func (n *cnitool) run(ctx context.Context, verb string, i int) error {
 	return nil
 }
 
-// nothingLeft checks that the timed operations did what they should.
+// nothingLeft checks that the timed operations worked: no address is still assigned.
 func (n *cnitool) nothingLeft() error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.name))
 	for _, f := range files {

@@ -4,9 +4,9 @@
 //	image NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…
 //
 // SOURCE is the repository's URL and REVISION the commit; each may be empty. The programs and
-// licenses of each ARCH are in DIRECTORY/ARCH. scripts/deploy/Containerfile makes the same image:
+// licenses of each ARCH are in DIRECTORY/ARCH. scripts/deploy/Containerfile builds the same image:
 // change both together. The same programs give the same bytes: all times are SOURCE_DATE_EPOCH, and
-// root owns all files. make image runs it.
+// root owns all files. make image runs this program.
 package main
 
 import (
@@ -152,8 +152,9 @@ func write(archive string, index v1.ImageIndex, ref string, date time.Time) erro
 		return err
 	}
 	defer os.RemoveAll(dir)
-	// The archive has one entry, the index of all architectures: one for each would make several
-	// images with the same name. containerd reads the first annotation, podman and skopeo the second.
+	// The archive has one entry, the index of all architectures. One entry for each architecture would
+	// give several images of the same name. containerd reads the first annotation, podman and skopeo
+	// the second.
 	path, err := layout.Write(dir, empty.Index)
 	if err != nil {
 		return err

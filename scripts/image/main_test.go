@@ -27,7 +27,7 @@ const (
 	testEpoch = "1700000000"
 )
 
-// program is an ELF header, with the program's name behind it.
+// program returns an ELF header, followed by the program's name.
 func program(machine elf.Machine, name string) []byte {
 	var out bytes.Buffer
 	_ = binary.Write(&out, binary.LittleEndian, elf.Header64{
@@ -38,7 +38,8 @@ func program(machine elf.Machine, name string) []byte {
 	return out.Bytes()
 }
 
-// built is a directory as make image fills it, of both architectures.
+// built returns a directory with the programs and licenses of both architectures, as make image
+// fills it.
 func built(t *testing.T, mode os.FileMode) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,7 +62,7 @@ func put(t *testing.T, path string, data []byte, mode os.FileMode) {
 	}
 }
 
-// written is the archive of a directory's programs.
+// written returns the archive that the program writes for a directory.
 func written(t *testing.T, dir string) []byte {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "image.tar")
@@ -76,7 +77,7 @@ func written(t *testing.T, dir string) []byte {
 	return data
 }
 
-// member is a file of a tar file: its header as far as it may differ, and its content.
+// member is a file in a tar archive: the header fields that may differ, and the content.
 type member struct {
 	Name     string
 	Mode     int64
@@ -110,8 +111,8 @@ func equal(t *testing.T, what string, got, want any) {
 	}
 }
 
-// TestImage reads the archive as a registry's client does: one name, an image per architecture, the
-// programs, the licenses and nothing else.
+// TestImage reads the archive as a registry client does. It contains one name with an image for
+// each architecture, and each image contains the programs, the licenses and nothing else.
 func TestImage(t *testing.T) {
 	dir := t.TempDir()
 	for _, m := range members(t, bytes.NewReader(written(t, built(t, 0o700)))) {
@@ -178,8 +179,8 @@ func must[T any](value T, err error) func(*testing.T) T {
 	}
 }
 
-// TestReproducible: neither the directory nor the files' modes and times, nor the umask or the time
-// zone, are in the archive.
+// TestReproducible: the archive's bytes depend neither on the directory, nor on the files' modes
+// and times, nor on the umask or the time zone.
 func TestReproducible(t *testing.T) {
 	one := written(t, built(t, 0o755))
 	defer syscall.Umask(syscall.Umask(0o077))
@@ -192,7 +193,7 @@ func TestReproducible(t *testing.T) {
 	}
 	if another := written(t, dir); !bytes.Equal(one, another) {
 		equal(t, "files", members(t, bytes.NewReader(another)), members(t, bytes.NewReader(one)))
-		t.Error("not the same bytes")
+		t.Error("the two archives differ")
 	}
 }
 
@@ -200,7 +201,7 @@ func TestRefused(t *testing.T) {
 	const args = testName + " v1.2.3 SOURCE REVISION ARCHIVE DIR amd64 arm64"
 	for _, tt := range []struct {
 		name, args, epoch string
-		file, data        string // in place of one of the programs
+		file, data        string // replaces this program by this content, or removes it
 		want              string
 	}{
 		{"a program is missing", args, testEpoch, "arm64/unwindctl", "", "arm64/unwindctl: no such file"},
@@ -227,7 +228,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
 			if _, err := os.Lstat(archive); err == nil {
-				t.Error("there is an archive")
+				t.Error("an archive was written")
 			}
 		})
 	}

@@ -1,12 +1,12 @@
-// Command mutants changes one operator at a time in a package, and runs the package's own tests: a
-// mutant that survives them is a decision that no test covers. It prints the survivors, and fails
-// if fewer than 95 % of a package's mutants are killed, not counting those in accepted.txt, each of
-// which has a reason.
+// Command mutants changes one operator at a time in a package, and runs the package's own tests. If
+// the tests still pass, no test covers that operator: the mutant survives. Command mutants prints
+// the survivors. It fails if fewer than 95 % of a package's mutants are killed, not counting the
+// mutants in accepted.txt, where each has a reason.
 //
 //	go run ./scripts/mutants plugin/netconf plugin/known
 //
-// gremlins and similar tools only change code in the blocks of a coverage profile, and the
-// conditions of a switch are in no block.
+// Gremlins and similar tools don't suffice: they change only code in the blocks of a coverage
+// profile, which leave out the conditions of switch statements.
 package main
 
 import (
@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	wanted = 95 // of 100
-	// slow are tests that take too long to run for each mutant.
+	wanted = 95 // percent
+	// slow matches tests that take too long to run for each mutant.
 	slow = "^Test(Protocol|Guards|DecideAll|Doubt)"
 )
 
@@ -52,7 +52,7 @@ type mutant struct {
 	viable   bool
 }
 
-// id is the beginning of the mutant's line in accepted.txt.
+// id returns the beginning of the mutant's line in accepted.txt.
 func (m *mutant) id() string { return fmt.Sprintf("%s | %s %s | %s", m.file, m.from, m.to, m.line) }
 
 func main() {
@@ -128,7 +128,7 @@ func mutantsOf(dir string) (all []*mutant, err error) {
 	return all, err
 }
 
-// try runs the package's tests on each mutant, some at a time.
+// try runs the package's tests on each mutant, one mutant per CPU at a time.
 func try(dir string, mutants []*mutant) {
 	slots := make(chan bool, runtime.NumCPU())
 	var all sync.WaitGroup
@@ -145,7 +145,7 @@ func try(dir string, mutants []*mutant) {
 	all.Wait()
 }
 
-// test runs the package's tests with the mutant in place of its file.
+// test runs the package's tests with the mutant instead of the original file.
 func (m *mutant) test(dir string) error {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
@@ -180,7 +180,7 @@ func (m *mutant) test(dir string) error {
 	return nil
 }
 
-// report prints the survivors of a package, and returns whether enough mutants were killed.
+// report prints the survivors of a package, and reports whether enough mutants were killed.
 func report(dir string, mutants []*mutant, accepted map[string]bool) (enough bool) {
 	killed, lived, may := 0, 0, 0
 	for _, m := range mutants {

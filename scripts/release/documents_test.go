@@ -13,33 +13,33 @@ import (
 )
 
 var (
-	// software is what documents name with versions, as they write it.
+	// software matches the names of software that documents mention with versions.
 	software = `containerd|CRI-O|Kubernetes|podman|nerdctl|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
 
-	// named finds such a name with the versions that follow it: "containerd 2.4, 1.7 and 1.6",
+	// named matches such a name and the versions that follow it: "containerd 2.4, 1.7 and 1.6",
 	// "`cilium-cni` 1.19.6", "reference plugins of containernetworking (1.9.1".
 	named = regexp.MustCompile(`\b(` + software + ")`?(?: of containernetworking)?" +
 		` \(?v?(\d+\.\d+(?:\.\d+)?(?:(?:, | and | to )v?\d+\.\d+(?:\.\d+)?)*)`)
 	number = regexp.MustCompile(`\d+\.\d+(?:\.\d+)?`)
 
-	// wasRun finds a sentence about software that tests have run, and wasRead one about other
-	// software.
+	// wasRun matches a sentence that claims that software was tested, and wasRead one that says that
+	// it was not.
 	wasRun = regexp.MustCompile(`\*\*Tested\*\*|\b[Rr]uns? the (?:real|12 tests)\b|` +
 		`\b(?:was|were|have) (?:\w+ )?(?:run|tested|measured)\b`)
 	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b|\b[Ss]ource code read\b`)
 	split   = regexp.MustCompile(`[.;] |\n\n|\n- |\|`)
 )
 
-// versions are those of each software that were run.
+// versions maps software to the versions that were tested.
 type versions map[string][]string
 
-// add notes the versions in text.
+// add adds the versions in text.
 func (v versions) add(name, text string) {
 	name = strings.ToLower(name)
 	v[name] = append(v[name], number.FindAllString(text, -1)...)
 }
 
-// unknown returns the versions in text that were not run. 1.36 stands for 1.36.3.
+// unknown returns the versions in text that were not tested. 1.36 in text stands for any 1.36.x.
 func (v versions) unknown(name, text string) (bad []string) {
 	for _, version := range number.FindAllString(text, -1) {
 		if !slices.ContainsFunc(v[strings.ToLower(name)], func(run string) bool {
@@ -51,8 +51,8 @@ func (v versions) unknown(name, text string) (bad []string) {
 	return bad
 }
 
-// claims returns what a document says was run, as pairs of a name and its versions: the sentences
-// that say so, and a table with a column "run" or "run in tests".
+// claims returns the software that a document claims was tested, as pairs of a name and its
+// versions. A claim is a sentence, or a row of a table with a column "run" or "run in tests".
 func claims(document string) (all [][2]string) {
 	for _, sentence := range split.Split(document, -1) {
 		if wasRun.MatchString(sentence) && !wasRead.MatchString(sentence) {
@@ -77,8 +77,8 @@ func claims(document string) (all [][2]string) {
 	return all
 }
 
-// TestVersions: the documents name the same versions of what was run. The table "Versions" of
-// testdata/README.md has them; those that the Makefile and go.mod have, too, are the same.
+// TestVersions: all documents name the same tested versions as the table "Versions" in
+// testdata/README.md. The table also agrees with the versions in the Makefile and in go.mod.
 func TestVersions(t *testing.T) {
 	const table = "testdata/README.md"
 	t.Chdir("../..")
@@ -108,18 +108,18 @@ func TestVersions(t *testing.T) {
 	} {
 		lines := regexp.MustCompile(find[1]).FindAllStringSubmatch(read(find[0]), -1)
 		if lines == nil {
-			t.Fatalf("%s has no version of %s", find[0], name)
+			t.Fatalf("%s names no version of %s", find[0], name)
 		}
 		for _, m := range lines {
 			built.add(name, m[1])
 			if bad := run.unknown(name, m[1]); bad != nil {
-				t.Errorf("%s has %s %q, which the table of %s lacks", find[0], name, bad, table)
+				t.Errorf("%s names %s %q, which the table in %s lacks", find[0], name, bad, table)
 			}
 		}
 		for _, version := range run[name] {
 			const debian = "1.6.20"
 			if !slices.Contains(built[name], version) && (name != "containerd" || version != debian) {
-				t.Errorf("the table of %s has %s %s; %s has %q", table, name, version, find[0],
+				t.Errorf("the table in %s names %s %s; %s names %q", table, name, version, find[0],
 					built[name])
 			}
 		}
@@ -134,7 +134,7 @@ func TestVersions(t *testing.T) {
 		for _, c := range claims(read(path)) {
 			found[path]++
 			if bad := run.unknown(c[0], c[1]); bad != nil {
-				t.Errorf("%s says that %s %q was run; the table of %s has %q", path, c[0], bad, table,
+				t.Errorf("%s claims that %s %q was tested; the table in %s has %q", path, c[0], bad, table,
 					run[strings.ToLower(c[0])])
 			}
 		}
@@ -142,12 +142,12 @@ func TestVersions(t *testing.T) {
 	for _, path := range []string{"README.md", "cmd/unwindctl/OPERATIONS.md", table, "scripts/providers/aws.md",
 		"scripts/providers/cilium.md", "scripts/providers/multus.md", "scripts/bench/README.md"} {
 		if found[path] == 0 {
-			t.Errorf("%s: no version of what was run was found", path)
+			t.Errorf("%s: found no claim about tested versions", path)
 		}
 	}
 }
 
-// TestClaims: a version that was not run is found in each form of a claim.
+// TestClaims: claims finds a version that was not tested in each form of a claim.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	run := versions{}
@@ -167,13 +167,13 @@ func TestClaims(t *testing.T) {
 			bad = append(bad, run.unknown(c[0], c[1])...)
 		}
 		if got := strings.Join(bad, " "); got != want {
-			t.Errorf("%q: found %q, not %q", text, got, want)
+			t.Errorf("%q: found %q, want %q", text, got, want)
 		}
 	}
 }
 
-// TestFirstCommands: the section "Try it" of README.md has exactly the commands that continuous integration
-// runs under these names.
+// TestFirstCommands: the section "Try it" of README.md lists exactly make demo and make test, and
+// continuous integration runs both.
 func TestFirstCommands(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {
@@ -198,8 +198,8 @@ func TestFirstCommands(t *testing.T) {
 	}
 }
 
-// TestHelp: make alone lists first the commands of README.md's section "Try it", then each other target that has
-// a description, in lines that fit a terminal.
+// TestHelp: make without arguments lists the commands of README.md's section "Try it" first, and
+// then every other target that has a description. Each line fits into 80 columns.
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command("make", "--no-print-directory", "-C", "../..")

@@ -1,36 +1,42 @@
-# A release: archives, the image, the chart, and the check that both builds of it have the same bytes. The Makefile includes this
-# file, and has the version.
+# Builds a release (archives, the image and the chart), and checks that two builds of it have the
+# same bytes. The Makefile includes this file, and sets VERSION.
 
-# What a release is written with, on the machine that builds: compiled as the programs are, so that both share packages.
+# Runs a tool for the release on the building machine. It is compiled with the same flags as the
+# programs, so that both share compiled packages.
 GO_RUN = GOOS= GOARCH= CGO_ENABLED=0 go run -C $(1) -buildvcs=false -trimpath .
 
-# The machines that a release is for.
+# The architectures of nodes that a release supports.
 ARCHES := amd64 arm64
 
-# Those that kubectl-unwind is for, as system/architecture.
+# The platforms of kubectl-unwind, as system/architecture.
 LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 
-# What else is in an archive. Its documents link nothing else (TestArchiveLinks).
+# The other files in an archive. Their links lead only to each other (TestArchiveLinks).
 RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard cmd/unwindctl/internal/install/systemd/unwind-*) scripts/demo.svg \
 	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
 	plugin/README.md plugin/decide/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md cmd/unwind/ALTERNATIVES.md \
 	cmd/unwindctl/OPERATIONS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
-# The full name of the agent's image, of which unwind:$(VERSION) is short. Not from the environment, where IMAGE may be another's.
+# The full name of the agent's image, for which unwind:$(VERSION) is short. It ignores an
+# environment variable IMAGE, which may belong to another program.
 IMAGE = docker.io/library/unwind:$(VERSION)
 
-# Where make image puts it, and make chart-archive the chart.
+# The output of make image and of make chart-archive.
 IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
 CHART_ARCHIVE = dist/unwind-$(VERSION:v%=%).tgz
 
-# The address of the repository, below which krew finds a release. None is known here: .invalid is nobody's (RFC 2606).
+# The URL of the repository, where krew downloads releases. The workflow sets it. Nobody owns the
+# default (.invalid, RFC 2606).
 SITE = https://unwind.invalid
 
-# The date of all files in a release (https://reproducible-builds.org/specs/source-date-epoch): that of the commit.
+# The date of all files in a release is that of the commit
+# (https://reproducible-builds.org/specs/source-date-epoch).
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-# The Go that builds is that of go.mod, or newer, and is named in the archive's sbom.cdx.json; GOTOOLCHAIN=go1.N.P takes that one.
-# These settings, which a machine may have, make other bytes. Empty is not enough: go env -w would rule then.
+# A release is built by the Go version in go.mod or a newer one, which the archive's sbom.cdx.json
+# names. GOTOOLCHAIN=go1.N.P selects that version again. A machine may have other values of the
+# following settings, which would change the bytes. Empty values would not help: then those of go
+# env -w apply.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
 release: go ## put a release into dist/
@@ -46,11 +52,12 @@ release: go ## put a release into dist/
 	cd dist && ../scripts/release/krew.sh $(VERSION) $(SITE) >unwind.yaml
 	cd dist && sha256sum *-* unwind.yaml >SHA256SUMS
 
-# A directory as an archive, the same bytes wherever it is made: tar sorts it, and is told of what it would ask the file system.
+# Packs a directory into an archive that has the same bytes on every machine: tar sorts the files,
+# and takes no times, owners or modes from the file system.
 PACK = tar -C dist -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
 	--mode=u=rwX,go=rX $(NAME) | gzip -n >dist/$(NAME).tar.gz && rm -rf dist/$(NAME)
 
-# One archive, with all that a node needs.
+# The archive with everything that a node needs, for one architecture.
 archive: NAME = unwind-$(VERSION)-linux-$(ARCH)
 archive: go
 	mkdir -p dist/$(NAME)
@@ -62,7 +69,7 @@ archive: go
 	cd dist/$(NAME) && find . -type f | LC_ALL=C sort | xargs sha256sum >../SHA256SUMS && mv ../SHA256SUMS .
 	$(PACK)
 
-# The plugin of kubectl, for an operator's machine.
+# The archive of the kubectl plugin, for an operator's machine.
 kubectl-archive: NAME = kubectl-unwind-$(VERSION)-$(OS)-$(ARCH)
 kubectl-archive: go
 	mkdir -p dist/$(NAME)
@@ -72,7 +79,8 @@ kubectl-archive: go
 	cp LICENSE dist/$(NAME)
 	$(PACK)
 
-# Each architecture has a bill of materials beside the archive, such as unwind-v1.2.3-image-amd64.cdx.json.
+# For each architecture, a bill of materials is written next to the image, such as
+# unwind-v1.2.3-image-amd64.cdx.json.
 image: PROGRAMS = $(abspath $(IMAGE_ARCHIVE)).programs
 image: go ## put the agent's image into dist/ (OCI archive); IMAGE names it
 	set -e; for arch in $(ARCHES); do dir=$(PROGRAMS)/$$arch; \
@@ -84,7 +92,7 @@ image: go ## put the agent's image into dist/ (OCI archive); IMAGE names it
 		"$(shell git rev-parse HEAD 2>/dev/null)" $(abspath $(IMAGE_ARCHIVE)) $(PROGRAMS) $(ARCHES)
 	rm -rf $(PROGRAMS)
 
-# The chart of this version, with the image of IMAGE_ARCHIVE by its name and digest.
+# The chart of this version. It names the image in IMAGE_ARCHIVE by its digest.
 chart-archive: NAME = unwind
 chart-archive: go
 	mkdir -p dist && cp -r scripts/deploy/helm/unwind dist
@@ -95,8 +103,9 @@ chart-archive: go
 	$(PACK)
 	mv dist/$(NAME).tar.gz $(CHART_ARCHIVE)
 
-# -trimpath keeps the directory out of the bytes and of the keys of what is cached: without it, the two releases differ although one
-# cache serves both. So the compiler runs once more, without a cache, for the plugin alone.
+# The two releases are built in different directories, but -trimpath makes them share Go's build
+# cache. So the recipe builds the plugin once more with an empty cache, to prove that the compiler
+# itself gives the same bytes.
 release-check: go ## build the release twice, and compare and test it
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \

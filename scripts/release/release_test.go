@@ -15,8 +15,9 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestNotes: the notes of a version are its lines alone, each item in one line; without lines a
-// release has none, and what is no release has those under "Unreleased".
+// TestNotes: the notes of a version are the lines under it in CHANGELOG.md, each item on one line.
+// A release without such lines is an error. A build that is not a release gets the lines under
+// "Unreleased".
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -45,9 +46,12 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestWorkflows: what a workflow uses is named by a commit, which cannot change; a job has no rights
-// but to read, unless it says so, and then it builds nothing; no step finds a token in .git; and no
-// registry is named.
+// TestWorkflows checks the security of the workflows:
+//
+//   - They name each action by a commit, which cannot change.
+//   - A job has only the permission to read. A job with other permissions builds nothing.
+//   - checkout leaves no token in .git.
+//   - They name no registry.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	files, _ := filepath.Glob("../../.github/workflows/*.yml")
@@ -85,18 +89,18 @@ func TestWorkflows(t *testing.T) {
 		for name, job := range workflow.Jobs {
 			for _, step := range job.Steps {
 				if job.Permissions != nil && strings.Contains(step.Run, "make ") {
-					t.Errorf("%s: %s may write, and runs\n%s", file, name, step.Run)
+					t.Errorf("%s: %s has permissions of its own, and builds\n%s", file, name, step.Run)
 				}
 				if strings.HasPrefix(step.Uses, "actions/checkout@") && step.With["persist-credentials"] != false {
-					t.Errorf("%s: %s leaves its token in .git", file, name)
+					t.Errorf("%s: checkout in %s leaves its token in .git", file, name)
 				}
 			}
 		}
 	}
 }
 
-// TestTag: the release workflow's first step takes the tags that are semantic versions, which have
-// nothing that a shell or make would run, and refuses others.
+// TestTag: the first step of the release workflow accepts only tags that are semantic versions.
+// Such a tag contains nothing that a shell or make would run.
 func TestTag(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../.github/workflows/release.yml")
@@ -124,8 +128,8 @@ func TestTag(t *testing.T) {
 	}
 }
 
-// TestArchiveLinks: each link of a document in a release's archive leads to something in the
-// archive.
+// TestArchiveLinks: each link in a document of a release's archive leads to a file or directory in
+// the archive.
 func TestArchiveLinks(t *testing.T) {
 	t.Parallel()
 	const root = "../.."
@@ -140,7 +144,7 @@ func TestArchiveLinks(t *testing.T) {
 			switch {
 			case err != nil:
 				return err
-			case d.IsDir() && d.Name() == "check": // the Makefile's CHECK
+			case d.IsDir() && d.Name() == "check": // CHECK in the Makefile, which is not in the archive
 				return fs.SkipDir
 			case d.IsDir():
 				return nil
@@ -161,7 +165,7 @@ func TestArchiveLinks(t *testing.T) {
 		nodetest.Check(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
 			if to := path.Join(path.Dir(name), m[1]); !has[to] {
-				t.Errorf("%s links %s, which is not in an archive", name, to)
+				t.Errorf("%s links to %s, which is not in the archive", name, to)
 			}
 		}
 	}

@@ -1,4 +1,5 @@
-// Package release has the tests of the scripts beside it, which make release runs.
+// Package release contains the tests of the scripts in its directory, which make release runs, and
+// of versions and commands in the documents.
 package release
 
 import (
@@ -15,7 +16,7 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// project is a Go module in a git repository of its own.
+// project is a small Go module in a directory of its own.
 type project struct {
 	*testing.T
 	dir string
@@ -42,7 +43,7 @@ func (p project) write(name, text string) {
 	nodetest.Check(p, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
 }
 
-// run returns what a command prints, on either stream.
+// run returns the output of a command, stdout and stderr.
 func (p project) run(name string, args ...string) string {
 	p.Helper()
 	cmd := exec.Command(name, args...)
@@ -64,7 +65,7 @@ func (p project) version() string {
 	return p.run(script)
 }
 
-// commit makes the nth commit, an hour after the one before it, with the tags.
+// commit creates the n-th commit, an hour after the previous one, and tags it.
 func (p project) commit(n int, tags ...string) {
 	p.Helper()
 	p.write("text", strconv.Itoa(n))
@@ -76,8 +77,8 @@ func (p project) commit(n int, tags ...string) {
 	}
 }
 
-// TestVersion: the versions of commits are those that go build stamps, and each version sorts after
-// the one before it, that of uncommitted changes included.
+// TestVersion: version.sh prints the same version of a commit that go build stamps into a binary.
+// Each version sorts after the previous one, and so does that of uncommitted changes.
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)
@@ -91,7 +92,7 @@ func TestVersion(t *testing.T) {
 	last := ""
 	for n, step := range []struct {
 		tag    string
-		prefix string // of the version; the rest has the time and the commit
+		prefix string // the beginning of the version, up to the commit's hash
 	}{
 		{"", "v0.0.0-20260101224500-"},
 		{"other", "v0.0.0-20260101234500-"},
@@ -112,7 +113,7 @@ func TestVersion(t *testing.T) {
 		p.commit(n, strings.Fields(step.tag)...)
 		got, gos := p.version(), p.run("go", "run", "-buildvcs=true", ".")
 		if got != gos || !strings.HasPrefix(got, step.prefix) {
-			t.Errorf("got %s, want %s as go build has it: %s", got, step.prefix, gos)
+			t.Errorf("got %s, want %s…; go build stamps %s", got, step.prefix, gos)
 		}
 		if last != "" && semver.Compare(last, got) >= 0 {
 			t.Errorf("%s does not sort after %s", got, last)

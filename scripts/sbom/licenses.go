@@ -18,8 +18,8 @@ import (
 // directory.
 const repository = "../.."
 
-// legal matches the files that must be distributed with a module's binaries, license the licenses
-// among them.
+// legal matches the files that must be distributed with a module's binaries. license matches the
+// licenses among them.
 var (
 	legal   = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents)([-.].*)?$`)
 	license = regexp.MustCompile(`(?i)^(licen[cs]e|copying)`)
@@ -83,7 +83,7 @@ func copyTexts(to, from, name string) (ids []string, err error) {
 		case err != nil:
 			return err
 		case d.IsDir() && path != from && (base == "testdata" || base == "vendor" ||
-			strings.HasPrefix(name, stdlib+"@")): // the standard library's texts are above its source
+			strings.HasPrefix(name, stdlib+"@")): // the standard library's texts are all in GOROOT itself
 			return fs.SkipDir
 		case d.IsDir() || !legal.MatchString(base) || filepath.Ext(base) == ".go":
 			return nil

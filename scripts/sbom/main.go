@@ -3,8 +3,8 @@
 //
 //	sbom VERSION DIRECTORY BINARY…
 //
-// It puts the texts of their licenses into the DIRECTORY. The same binaries give the same bytes:
-// the bill has no time and no serial number. make release runs it.
+// It copies the texts of their licenses into DIRECTORY. The same binaries give the same bytes: the
+// bill contains no time and no serial number. make release runs this program.
 package main
 
 import (

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// must is a command of go, in the repository.
+// must runs a go command in the repository, and returns its output.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := goCommand(args...)
@@ -22,7 +22,7 @@ func must(t *testing.T, args ...string) string {
 	return out
 }
 
-// sbom returns what the program prints, and that read again.
+// sbom returns the output of the program, as text and decoded.
 func sbom(t *testing.T, args ...string) (string, *cdx.BOM) {
 	t.Helper()
 	var out bytes.Buffer
@@ -36,7 +36,7 @@ func sbom(t *testing.T, args ...string) (string, *cdx.BOM) {
 	return out.String(), &bom
 }
 
-// TestModules compares what is in the bill with what go list says that each program is made of.
+// TestModules compares the bill of each program with the modules that go list reports for it.
 func TestModules(t *testing.T) {
 	t.Setenv("CGO_ENABLED", "0")
 	dir, texts := t.TempDir(), t.TempDir()
@@ -57,7 +57,7 @@ func TestModules(t *testing.T) {
 			t.Errorf("%s: %s", got.Ref, diff)
 		}
 		if (*(*bom.Metadata.Component.Components)[i].Properties)[0].Value != runtime.Version() {
-			t.Errorf("%s: no version of Go", name)
+			t.Errorf("%s: the bill lacks the version of Go", name)
 		}
 	}
 	var libraries []string
@@ -76,7 +76,7 @@ func TestModules(t *testing.T) {
 		t.Error(diff)
 	}
 	if again, _ := sbom(t, args...); again != text {
-		t.Error("it is another one the second time")
+		t.Error("the second run prints another bill")
 	}
 	if bom.SpecVersion != cdx.SpecVersion1_6 || bom.SerialNumber != "" || bom.Metadata.Timestamp != "" || strings.Contains(text, dir) {
 		t.Errorf("%s", text)

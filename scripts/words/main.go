@@ -1,6 +1,6 @@
 // Words prints all texts of unwind's programs that a user may read (errors, log lines, help texts,
-// reasons and messages), one on each line with its place, for a reviewer. The test next to it
-// rejects phrases that no native speaker uses.
+// reasons and messages) for a reviewer, one per line, each with its file and line. The test in this
+// directory rejects phrases that no native speaker uses.
 package main
 
 import (

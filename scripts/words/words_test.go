@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// phrases are unidiomatic phrases that were found in this repository, with better ones.
+// phrases lists unidiomatic phrases that texts and documents must not contain, with better ones.
 var phrases = []struct{ not, but string }{
 	{`in order again|\banew\b`, "recovered, again, restart"},
 	{`as soon as it can be`, "retries until it succeeds"},
@@ -56,7 +56,7 @@ var phrases = []struct{ not, but string }{
 	{`what (the runtime sends|unwind needs)`, "the runtime's configuration"},
 }
 
-// inDocuments are words that documents must not use, although the code may.
+// inDocuments lists words that documents must not use. The code may use them.
 var inDocuments = []struct{ not, but string }{
 	{`\bcrash.?loop`, "failed sandbox starts: CrashLoopBackOff makes no ADD"},
 	{`\bplain chain\b`, "without unwind"},
@@ -64,7 +64,7 @@ var inDocuments = []struct{ not, but string }{
 	{`\b(ownerless|parked|unproven)\b`, "empty, waiting, unverified"},
 }
 
-// TestPhrases checks all texts of the programs and all documents.
+// TestPhrases checks that no text of the programs and no document contains such a phrase.
 func TestPhrases(t *testing.T) {
 	t.Chdir("../..")
 	var texts []text

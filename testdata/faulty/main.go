@@ -48,15 +48,15 @@
 //	kill-parent-effect  take effect, send the parent SIGKILL, then print the result
 //	orphan              leave a child in the process group, send the parent SIGKILL, and exit; the
 //	                    child takes effect after delayMS
-//	daemon              leave a child in a session of its own that holds every inherited
-//	                    descriptor, stdout and stderr too, for ten minutes; then ok
+//	daemon              leave a child in a session of its own, which keeps all inherited
+//	                    descriptors open for ten minutes, stdout and stderr too; then ok
 //	empty, garbage      take effect, print nothing or "not json", and exit 0
 //
-// "Never" is ten minutes, so that a test that dies leaves nothing behind.
+// "Never" means ten minutes, so that a test that dies leaves no process for longer.
 //
-// ADD prints result as it is. Without result, it prints prevResult, or else an empty result, with
-// address added to the ips. GC and STATUS have no effect; they and CHECK follow the plan like ADD
-// and DEL. VERSION reads no configuration and is not logged.
+// ADD prints result unchanged. Without result, it prints prevResult, or an empty result if there is
+// none, and adds address to the ips. GC and STATUS have no effect. They and CHECK follow the plan
+// like ADD and DEL. VERSION reads no configuration and is not logged.
 package main
 
 import (
@@ -89,8 +89,8 @@ const (
 	forever    = 10 * time.Minute
 	daemonLife = forever
 
-	// hangsEnv names a directory in which a call that hangs creates a file: testdata/unwind's
-	// env.Hangs.
+	// hangsEnv is the environment variable with a directory in which a call that hangs creates a file.
+	// testdata/unwind reads it, too (env.Hangs).
 	hangsEnv = "UNWIND_TEST_HANGS"
 
 	// roleEnv is the environment variable with the role of a child of this program.
@@ -99,7 +99,7 @@ const (
 	roleOrphan = "orphan"
 )
 
-// errHandedOver ends a process and leaves its call to a child.
+// errHandedOver makes a process exit without finishing its call, because a child finishes it.
 var errHandedOver = errors.New("the child finishes the call")
 
 // conf is the part of the network configuration that this plugin reads.
@@ -156,13 +156,13 @@ func main() {
 	err := skel.PluginMainFuncsWithError(
 		skel.CNIFuncs{Add: do, Del: do, Check: do, GC: do, Status: do}, version.All, "faulty, which fails on demand")
 	if err != nil {
-		_ = err.Print() // the reader may be gone
+		_ = err.Print() // fails if the parent was killed
 		os.Exit(1)
 	}
 }
 
-// serve carries out a call, and logs its start and its end. The child of mode orphan only does the
-// second half.
+// serve carries out a call, and logs its start and its end. In the child of mode orphan, it only
+// takes effect and logs the end.
 func serve(args *skel.CmdArgs, role string, parent int) error {
 	c := &call{parent: parent, record: record{
 		Command:     os.Getenv("CNI_COMMAND"),
@@ -178,7 +178,7 @@ func serve(args *skel.CmdArgs, role string, parent int) error {
 	if err != nil {
 		return err
 	}
-	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // as pkg/version's ConfigDecoder
+	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0") // like ConfigDecoder in CNI's pkg/version
 	c.Instance = c.conf.Instance
 	if !filepath.IsAbs(c.conf.Dir) {
 		return types.NewError(types.ErrInvalidNetworkConfig, "faulty: \"dir\" must be an absolute path", "")
@@ -509,8 +509,9 @@ func (c *call) delay() time.Duration {
 	return time.Duration(cmp.Or(c.conf.DelayMS, 1000)) * time.Millisecond
 }
 
-// killParent kills the unwind that started this process. If that is gone, the parent is the process
-// that adopted this one (init, or the tests' first process), which killParent spares.
+// killParent kills the unwind process that started this one. If that has ended, the parent is the
+// process that adopted this one (init, or the sandbox's first process). killParent does not kill
+// that one, but returns an error.
 func (c *call) killParent() error {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.parent))
 	if err != nil || strings.TrimSpace(string(name)) != "unwind" {
@@ -519,8 +520,8 @@ func (c *call) killParent() error {
 	return syscall.Kill(c.parent, syscall.SIGKILL)
 }
 
-// handOver starts the child that takes effect late, and kills the parent. The child stays in this
-// process group and keeps the inherited descriptors from 3 on.
+// handOver starts the child that takes effect later, and kills the parent. The child stays in this
+// process group, and inherits all descriptors from 3 on.
 func (c *call) handOver() error {
 	child := child(roleOrphan)
 	stdin, err := child.StdinPipe()
@@ -546,7 +547,7 @@ func (c *call) leaveDaemon() error {
 // the child unless they are close-on-exec, because os/exec does not close them.
 func child(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{os.Args[0], role} // for people who read ps
+	cmd.Args = []string{os.Args[0], role} // ps then shows the role
 	cmd.Env = append(os.Environ(), roleEnv+"="+role)
 	return cmd
 }

@@ -1,11 +1,12 @@
-// Runtime is a stand-in for containerd's CRI, for the session in README.md. Its pods are the network
-// namespaces in /run/netns, as cnitool names their containers. Its conflists are in a directory, and its
-// plugins in CNI_PATH:
+// Runtime is a stand-in for containerd's CRI, for the session in README.md:
 //
 //	runtime DIR
 //
-// It listens on containerd's usual socket. The command returns as soon as it does, and leaves the
-// server running until the PID namespace ends.
+// It lists a pod for each network namespace in /run/netns, with the container ID that cnitool uses.
+// It reports DIR as its directory of conflists, and CNI_PATH as its directories of plugins.
+//
+// The command starts a server on containerd's usual socket, returns once the server listens, and
+// leaves it running until the PID namespace ends.
 package main
 
 import (
@@ -28,7 +29,7 @@ const (
 	socket   = "/run/containerd/containerd.sock"
 	netnsDir = "/run/netns"
 
-	// serverEnv is set in the server's process.
+	// serverEnv is an environment variable that is set only in the server's process.
 	serverEnv = "UNWIND_RUNTIME_SERVER"
 )
 
@@ -47,8 +48,7 @@ func main() {
 	}
 }
 
-// start starts the server, and returns when that listens. The server is the process that clients
-// find at the other end of the socket.
+// start starts the server as another process, and returns once it listens.
 func start() error {
 	server := exec.Command("/proc/self/exe", os.Args[1:]...)
 	server.Env = append(os.Environ(), serverEnv+"=1")
@@ -92,7 +92,7 @@ func (r *runtime) Version(context.Context, *cri.VersionRequest) (*cri.VersionRes
 	return &cri.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.0.0"}, nil
 }
 
-// Status reports the directories as containerd does.
+// Status reports the CNI directories in the same format as containerd.
 func (r *runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
 	info, err := json.Marshal(map[string]any{
 		"PluginDirs": filepath.SplitList(os.Getenv("CNI_PATH")), "PluginConfDir": r.confDir,
@@ -113,7 +113,7 @@ func (r *runtime) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (
 	return &cri.ListPodSandboxResponse{Items: all}, err
 }
 
-// containerID returns the ID that cnitool gives to the container of a namespace.
+// containerID returns the container ID that cnitool uses for a namespace.
 func containerID(netns string) string {
 	return fmt.Sprintf("cnitool-%x", sha512.Sum512([]byte(netns)))[:len("cnitool-")+20]
 }

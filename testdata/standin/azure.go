@@ -14,8 +14,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// addAzure is the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure its
-// DEL. The directory stands in for Azure CNS.
+// addAzure follows the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure
+// its DEL. The directory stands in for Azure CNS, the daemon that assigns addresses.
 //
 //   - With multiTenancy, ADD takes the pod's network container, and DEL releases nothing
 //     (cni/network/network.go Add, Delete).
@@ -48,7 +48,7 @@ func addAzure(c conf, args *skel.CmdArgs) error {
 
 // request requests an address from CNS.
 func (c conf) request(args *skel.CmdArgs) (*current.Result, error) {
-	if err := c.free(args); err != nil { // CNS would return the same address
+	if err := c.free(args); err != nil { // so that a repeated ADD gets the same address, as from CNS
 		return nil, err
 	}
 	held, err := os.ReadDir(c.Dir)

@@ -1,6 +1,7 @@
-// Standin is a CNI plugin whose DEL follows the rule of a provider's plugin that cannot run without
-// its cluster. A test puts it into CNI_PATH under the name of that plugin, which selects the rule.
-// Each rule has its own file, which cites the provider's source.
+// Standin is a CNI plugin that stands in for providers' plugins that cannot run without their
+// cluster. A test puts it into CNI_PATH under the name of such a plugin. Its ADD and DEL then
+// follow the rules of that plugin, which are in a file of their own that cites the provider's
+// source.
 //
 // Its network configuration:
 //
@@ -26,7 +27,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// rule is what a plugin does on ADD or DEL.
+// rule carries out a plugin's ADD or DEL.
 type rule func(c conf, args *skel.CmdArgs) error
 
 // rules maps the name of the provider's plugin to the rules for ADD and DEL.
@@ -67,7 +68,7 @@ func (do rule) parsed(args *skel.CmdArgs) error {
 		return err
 	}
 	if !filepath.IsAbs(c.Dir) {
-		return fmt.Errorf("dir %q is no absolute path", c.Dir)
+		return fmt.Errorf("dir %q is not an absolute path", c.Dir)
 	}
 	return do(c, args)
 }
@@ -77,7 +78,7 @@ func (c conf) file(args *skel.CmdArgs) string {
 	return filepath.Join(c.Dir, filepath.Base(args.ContainerID)+"."+filepath.Base(args.IfName))
 }
 
-// add is an ADD that reserves an address and creates no interface.
+// add carries out an ADD that reserves an address and creates no interface.
 func (c conf) add(args *skel.CmdArgs) error {
 	result, err := c.hold(args)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// addSpiderpool is the ADD of the IPAM plugin spiderpool 1.2.2, pkg/ipam/allocate.go, Allocate: the
-// agent returns the address that a pod's interface already has, whichever sandbox asks.
+// addSpiderpool follows the ADD of the IPAM plugin spiderpool 1.2.2, pkg/ipam/allocate.go,
+// Allocate: if the pod's interface already has an address, the agent returns that one, whichever
+// sandbox the ADD is for.
 func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {
@@ -21,8 +22,9 @@ func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.add(ofPod)
 }
 
-// delSpiderpool is its DEL, pkg/ipam/release.go, Release: the agent releases the pod's addresses,
-// whichever sandbox asks, unless the pod is alive. Here every pod is terminating.
+// delSpiderpool follows its DEL, pkg/ipam/release.go, Release: the agent releases the pod's
+// addresses, whichever sandbox the DEL is for, unless the pod is alive. This stand-in treats every
+// pod as terminating.
 func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {
@@ -31,7 +33,7 @@ func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.free(ofPod)
 }
 
-// podFor returns a copy of a call with the pod's name in place of the container's ID.
+// podFor returns a copy of a call's arguments with the pod's name instead of the container's ID.
 func podFor(args *skel.CmdArgs) (*skel.CmdArgs, error) {
 	k8s := struct {
 		types.CommonArgs

@@ -8,9 +8,9 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 )
 
-// addSRIOV is the ADD of sriov-cni 2.10.0, pkg/cnicommands/cni.go, CmdAdd, for a VF in DPDK mode,
-// which has no interface in the container. The address stands in for the VF. sriov-cni caches its
-// configuration for the DEL.
+// addSRIOV follows the ADD of sriov-cni 2.10.0, pkg/cnicommands/cni.go, CmdAdd, for a VF in DPDK
+// mode, which has no interface in the container. The address stands in for the VF. sriov-cni caches
+// its configuration for the DEL.
 func addSRIOV(c conf, args *skel.CmdArgs) error {
 	err := os.MkdirAll(filepath.Dir(c.cache(args)), 0o700)
 	if err := errors.Join(err, os.WriteFile(c.cache(args), args.StdinData, 0o600)); err != nil {
@@ -19,11 +19,11 @@ func addSRIOV(c conf, args *skel.CmdArgs) error {
 	return c.add(args)
 }
 
-// delSRIOV is CmdDel in the same file: without the cached configuration it does nothing. Without
-// CNI_NETNS it removes the cached configuration, and doesn't reset the VF.
+// delSRIOV follows CmdDel in the same file: without the cached configuration it does nothing.
+// Without CNI_NETNS it removes the cached configuration, but doesn't reset the VF.
 func delSRIOV(c conf, args *skel.CmdArgs) error {
 	if _, err := os.Stat(c.cache(args)); err != nil {
-		return nil // as sriov-cni does
+		return nil // sriov-cni exits 0, too
 	}
 	if args.Netns != "" {
 		if err := c.free(args); err != nil {

@@ -6,10 +6,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// delTerway is the DEL of terway 1.17.5:
+// delTerway follows the DEL of terway 1.17.5:
 //
 //   - plugin/terway/cni.go, cmdDel: without CNI_NETNS it exits 0 and does nothing.
-//   - plugin/terway/cni_linux.go, getCmdArgs: a path that is no network namespace is an error.
+//   - plugin/terway/cni_linux.go, getCmdArgs: a path without a network namespace is an error.
 //   - plugin/driver/utils/utils_linux.go, GenericTearDown: it deletes the links in the namespace. If
 //     that fails, doCmdDel exits 0 and releases nothing.
 //   - daemon/daemon.go, ReleaseIP: it finds the address by the pod and the container's ID.
@@ -23,7 +23,7 @@ func delTerway(c conf, args *skel.CmdArgs) error {
 	}
 	defer netns.Close()
 	if err := netns.Do(tearDown); err != nil {
-		return nil // as terway does
+		return nil // terway exits 0, too
 	}
 	return c.free(args)
 }

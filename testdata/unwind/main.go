@@ -1,7 +1,7 @@
-// Command unwind is the plugin under test: cmd/unwind with crash points, the test's budgets,
-// delegates that report that they hang, and its own libcni cache for each node. It is a program of
-// its own because tests start it thousands of times, and a test binary takes twice as long to
-// start.
+// Command unwind is the plugin under test. It is cmd/unwind with additions that environment
+// variables control (see package env): crash points, time budgets, delegates that report that they
+// hang, and the path of libcni's cache. It is a separate program, because tests start it thousands
+// of times, and a test binary takes twice as long to start.
 package main
 
 import (
@@ -55,8 +55,8 @@ func main() {
 	os.Exit(p.Main(ctx, "CNI plugin unwind dev: under test"))
 }
 
-// impatient runs delegates as processes. If a delegate's time is limited, it ends as soon as the
-// delegate reports that it hangs.
+// impatient runs delegates as processes. If a delegate has a deadline and reports that it hangs,
+// impatient behaves as if the deadline had passed.
 type impatient struct {
 	delegate.Processes
 	hangs string // see env.Hangs
@@ -67,10 +67,10 @@ func (r *impatient) Run(ctx context.Context, c *delegate.Call, stderr io.Writer)
 		return r.Processes.Run(ctx, c, stderr)
 	}
 	var conf struct{ Instance string }
-	_ = json.Unmarshal(c.Stdin, &conf) // a shell script has none
+	_ = json.Unmarshal(c.Stdin, &conf) // only faulty's configuration has an instance
 	name := []string{c.Command, c.ContainerID, c.Ifname, cmp.Or(conf.Instance, c.Plugin)}
 	file := filepath.Join(r.hangs, strings.Join(name, "."))
-	_ = os.Remove(file) // of an earlier call
+	_ = os.Remove(file) // an earlier call may have left it
 	ended, over := make(chan struct{}), make(chan struct{})
 	defer close(ended)
 	go func() {
@@ -123,7 +123,8 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function that calls do at the n-th point of a name ("commit 2"), or of all ("2").
+// at returns a function that calls do at the n-th point of a name ("commit 2"), or at the n-th of
+// all points ("2").
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]
@@ -131,7 +132,7 @@ func at(where string, do func()) func(point string) {
 	if err != nil {
 		return func(string) {}
 	}
-	var passed atomic.Int64 // a sweep's workers pass points at the same time
+	var passed atomic.Int64 // atomic, because a sweep's workers reach points at the same time
 	return func(point string) {
 		if (name == "" || point == name) && passed.Add(1) == int64(n) {
 			do()

@@ -1,5 +1,6 @@
-// Package env names the environment variables that set up the plugin under test. It is a package of
-// its own because the tests of package plugin cannot import a package that imports plugin.
+// Package env names the environment variables that configure a plugin under test. It is separate
+// from the other test helpers because tests of package plugin cannot import a package that imports
+// plugin.
 package env
 
 import (
@@ -11,8 +12,8 @@ import (
 )
 
 const (
-	// KillAt makes the plugin kill itself at the n-th crash point ("2"), or at the n-th one with a
-	// name ("added 2").
+	// KillAt makes the plugin kill itself with SIGKILL at the n-th crash point ("2"), or at the n-th
+	// crash point of a name ("added 2").
 	KillAt = "UNWIND_TEST_KILL_AT"
 	// FailAt makes a commit of the journal fail: at "commit 1" before it has written anything, at
 	// "committed 1" after it has written everything.
@@ -20,8 +21,8 @@ const (
 	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". Long sets the others.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
-	// there, and the plugin then ends the delegate's time, if that is limited. PLUGIN is the
-	// instance of a faulty plugin, or else the plugin's type.
+	// there. unwind then behaves as if the delegate's deadline had passed, if it has one. PLUGIN is
+	// the instance of a faulty plugin, or the type of any other plugin.
 	Hangs = "UNWIND_TEST_HANGS"
 	// Killed is the path of a file that the plugin creates before it kills itself.
 	Killed = "UNWIND_TEST_KILLED"
@@ -33,9 +34,10 @@ const (
 	UID = "UNWIND_TEST_UID"
 )
 
-// Long are the budgets in tests. However slow the machine is, they end no delegate that works; a
-// test sets the budgets that it is about. Orphans and Exchange are the defaults, because in most
-// tests a delegate that outlives its unwind hangs, and a missing file stays missing.
+// Long contains the time budgets in tests. They are so long that no working delegate is killed,
+// even on a slow machine. A test shortens the budgets that it is about. Orphans and Exchange keep
+// their defaults, because most tests that wait for them wait in full: the delegate that outlived
+// its unwind process hangs, or the missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Orphans: undo.DefaultBudgets.Orphans,
@@ -44,7 +46,7 @@ var Long = undo.Budgets{
 
 const long = 3 * time.Minute
 
-// BudgetsOf returns Long, changed by a text in the format of Budgets.
+// BudgetsOf returns Long with the changes in a text in the format of Budgets.
 func BudgetsOf(text string) undo.Budgets {
 	b := Long
 	for field := range strings.FieldsSeq(text) {

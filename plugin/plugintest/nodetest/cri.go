@@ -1,4 +1,5 @@
-// Package nodetest provides a fake runtime and its directories to the tests of several packages.
+// Package nodetest provides a fake container runtime, CNI directories and journals to the tests of
+// several packages.
 package nodetest
 
 import (
@@ -16,14 +17,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// FakeCRI is a container runtime that returns these values, and implements no other calls.
+// FakeCRI is a CRI server that returns these values. It implements no other calls.
 type FakeCRI struct {
 	cri.UnimplementedRuntimeServiceServer
 	List    func(context.Context) ([]*cri.PodSandbox, error)
 	Release string            // the runtime's version
 	Info    map[string]string // in the reply to a verbose Status
-	Asked   atomic.Int64      // number of Status calls
-	Slow    atomic.Bool       // it is overloaded: it answers Version and ListPodSandbox after 3 s
+	Asked   atomic.Int64      // the number of Status calls so far
+	Slow    atomic.Bool       // replies to Version and ListPodSandbox take 3 s, as on a busy node
 }
 
 func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
@@ -58,7 +59,7 @@ func (f *FakeCRI) Status(_ context.Context, r *cri.StatusRequest) (*cri.StatusRe
 	return &cri.StatusResponse{Info: f.Info}, nil
 }
 
-// Serve runs the runtime until the test ends.
+// Serve runs the server until the test ends.
 func (f *FakeCRI) Serve(t testing.TB) (socket string) {
 	t.Helper()
 	socket, l := Listen(t)
@@ -69,7 +70,7 @@ func (f *FakeCRI) Serve(t testing.TB) (socket string) {
 	return socket
 }
 
-// Listen creates a socket with a short path, because a socket's path has at most 107 bytes.
+// Listen creates a socket with a short path, because Linux limits a socket's path to 107 bytes.
 func Listen(t testing.TB) (path string, l net.Listener) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cri")
@@ -85,18 +86,18 @@ func Listen(t testing.TB) (path string, l net.Listener) {
 	return path, l
 }
 
-// ServeCRI runs a runtime whose sandboxes come from list, which may return an error or hang.
+// ServeCRI runs a FakeCRI that calls list for its sandboxes. list may return an error or hang.
 func ServeCRI(t testing.TB, list func(context.Context) ([]*cri.PodSandbox, error)) (socket string) {
 	t.Helper()
 	return (&FakeCRI{List: list}).Serve(t)
 }
 
-// ServeSandboxes runs a runtime that lists these sandboxes.
+// ServeSandboxes runs a FakeCRI that lists the given sandboxes.
 func ServeSandboxes(t testing.TB, sandboxes ...*cri.PodSandbox) (socket string) {
 	return ServeCRI(t, func(context.Context) ([]*cri.PodSandbox, error) { return sandboxes, nil })
 }
 
-// Sandbox returns a pod's sandbox.
+// Sandbox returns the sandbox of pod default/ID.
 func Sandbox(id string, state cri.PodSandboxState) *cri.PodSandbox {
 	return &cri.PodSandbox{Id: id, State: state,
 		Metadata: &cri.PodSandboxMetadata{Namespace: "default", Name: id}}

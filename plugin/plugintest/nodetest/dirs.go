@@ -16,10 +16,10 @@ import (
 // OwnFile is the name of unwind's conflist.
 const OwnFile = "00-unwind.conflist"
 
-// Secret is in every provider's conflist. No output or log may contain it.
+// Secret is part of every conflist that Conflist returns. No output or log may contain it.
 const Secret = "s3cret"
 
-// FakePlugin is a script to install that claims to be unwind.
+// FakePlugin is a script that behaves like the unwind binary for unwindctl install.
 const FakePlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
@@ -28,13 +28,14 @@ esac
 exit 0
 `
 
-// Dirs contains a runtime's CNI directories, with a provider's conflist, and a plugin to install.
+// Dirs is a directory with a runtime's CNI directories, a provider's conflist, and a plugin to
+// install.
 type Dirs struct {
 	testing.TB
 	Dir string
 }
 
-// NewDirs creates these directories below dir.
+// NewDirs creates them below dir.
 func NewDirs(t testing.TB, dir string) *Dirs {
 	t.Helper()
 	n := &Dirs{t, dir}
@@ -60,7 +61,7 @@ func (n *Dirs) Own() string { return n.InConf(OwnFile) }
 // InConf is the path of a file in ConfDir.
 func (n *Dirs) InConf(file string) string { return filepath.Join(n.ConfDir(), file) }
 
-// Write writes a file, in place.
+// Write overwrites a file in place.
 func (n *Dirs) Write(path, content string) {
 	n.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
@@ -89,7 +90,7 @@ func raw(v any) string {
 	return string(data)
 }
 
-// Conflist returns a provider's conflist, whose chain declares these capabilities.
+// Conflist returns a provider's conflist whose second plugin declares the given capabilities.
 func Conflist(name string, capabilities ...string) string {
 	has := map[string]bool{}
 	for _, c := range capabilities {
@@ -143,12 +144,12 @@ func (n *Dirs) AlwaysThere() (stop func()) {
 			}
 			paths, err := netconf.Conflists(n.ConfDir())
 			if err != nil || len(paths) == 0 || paths[0] != n.Own() {
-				n.Errorf("the first of %v is not ours (%v)", paths, err)
+				n.Errorf("unwind's conflist is not the first of %v (%v)", paths, err)
 				return
 			}
 			if c, err := netconf.ReadConflist(n.Own()); err != nil || c.Unwind == nil ||
 				c.Unwind.ChainFile == "" {
-				n.Errorf("ours is not whole: %v", err)
+				n.Errorf("unwind's conflist is incomplete: %v", err)
 				return
 			}
 			time.Sleep(time.Millisecond)

@@ -24,7 +24,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// writer writes a journal as the plugin would have written it.
+// writer writes a journal that looks as if the plugin had written it.
 type writer struct {
 	*testscript.TestScript
 	*journal.Store
@@ -34,11 +34,11 @@ type writer struct {
 //
 //	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
 //	put FILE…      puts entries, each a JSON file
-//	bury KEY…      turns entries into tombstones
+//	bury KEY…      replaces entries by tombstones
 //	years N        adds N years to the wall times (of the ADD, state, last change) of all entries
 //	damage KEY…    replaces the bytes of entries
 //	newer          marks the journal as readable by newer releases only
-//	record FILE…   records events, each a JSON file, whose "ago" is the time since the event
+//	record FILE…   records events, each a JSON file, in which "ago" is the event's age
 //	count N NAME LABEL…   adds N to a counter
 func WriteJournal(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(journalVerbs[args[0]](writer{ts, &journal.Store{Dir: ts.MkAbs(args[1])}}, args[2:]))
@@ -50,8 +50,8 @@ var journalVerbs = map[string]func(writer, []string) error{
 	"record": writer.recordEvents, "count": writer.count,
 }
 
-// put puts the entry of each file. In a file, $NAME is a variable of the script, and $MACHINE the
-// kind of this machine's ID.
+// put puts the entry in each file. A file may contain variables of the script as $NAME, and
+// $MACHINE for the kind of this machine's ID.
 func (w writer) put(files []string) error {
 	for _, file := range files {
 		e := &journal.Entry{}
@@ -76,10 +76,10 @@ func putEntry(s *journal.Store, e *journal.Entry) error {
 	return s.Update(context.Background(), func(tx *journal.Tx) error { return journaltest.PutIn(tx, e) })
 }
 
-// entry puts an entry: KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. netns is a path, or "gone" if the
-// namespace is gone. copies is the number of entries to put, with container IDs ID-1, ID-2, ….
-// Names without a case below are keys of the next plugin's configuration. STEP is a JSON object
-// with fields of the preceding plugin's step.
+// entry puts an entry. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of netns
+// is a path, or "gone" for a namespace that no longer exists. The value of copies is the number of
+// entries to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key of the
+// next plugin's configuration. STEP is a JSON object with fields of the preceding plugin's step.
 func (w writer) entry(args []string) error {
 	e := &journal.Entry{Key: journaltest.KeyOf(args[0]), Undo: journal.Undo{State: journal.State(args[1])}, Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
@@ -181,7 +181,7 @@ func (w writer) years(args []string) error {
 		}))
 	}))
 	if err == nil && (entries == 0 || moved != 3*entries) {
-		err = fmt.Errorf("%d times of %d entries moved", moved, entries)
+		err = fmt.Errorf("moved %d times of %d entries, want 3 of each", moved, entries)
 	}
 	return err
 }
@@ -215,8 +215,8 @@ func (w writer) count(args []string) error {
 	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
 }
 
-// Here completes an entry: by default, its ADD ran on this host, and its network namespace is the
-// one at its path.
+// Here fills the empty fields of an entry as if its ADD had run on this host, and its network
+// namespace were the one at its path.
 func Here(e *journal.Entry) *journal.Entry {
 	g, host := e, facts.This()
 	given := g.Added.Host
@@ -230,7 +230,7 @@ func Here(e *journal.Entry) *journal.Entry {
 		g.Added.NetNS.Dev, g.Added.NetNS.Ino = there.Dev, there.Ino
 	}
 	soon := journal.BootNanos() + int64(4*time.Minute)
-	for i := range e.Undo.Steps { // a time that is further away was set in another boot
+	for i := range e.Undo.Steps { // a later time would count as one of another boot
 		e.Undo.Steps[i].Next.At = min(e.Undo.Steps[i].Next.At, soon)
 	}
 	return e

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Root creates files in a new directory. A name that ends in / makes a directory, and the content
-// "-> TARGET" a symbolic link.
+// Root creates files in a new directory and returns its path. A name that ends in / creates a
+// directory. The content "-> TARGET" creates a symbolic link.
 func Root(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

@@ -23,7 +23,7 @@ func (term *Terminal) String() string {
 	return term.text.String()
 }
 
-// NewTerminal makes a pseudo-terminal of 24 lines. program is the end to which a program writes.
+// NewTerminal creates a pseudo-terminal of 24 lines. A program under test writes to program.
 func NewTerminal(t testing.TB, columns uint16) (term *Terminal, program *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

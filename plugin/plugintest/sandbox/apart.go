@@ -12,13 +12,14 @@ import (
 	"time"
 )
 
-// apartFrom is the environment variable with the name of the test that runs apart.
+// apartFrom is the environment variable with the name of the test that a process runs for Apart.
 const apartFrom = "UNWIND_TEST_APART"
 
-// Apart runs a test or a subtest in namespaces of its own, in parallel with others: it makes what all
-// tests of a package otherwise share, such as a bridge of a fixed name, rules, and files in /run and
-// /var/lib/cni. Apart returns true in a process that Run has started for this test alone. Everywhere
-// else it starts that process, which fails the test if it fails, and returns false: the test returns.
+// Apart runs a test or a subtest in namespaces of its own, so that it can run in parallel with
+// others although it creates a bridge of a fixed name, rules, or files in /run and /var/lib/cni.
+//
+// Apart starts a process of this program that runs only this test. It fails the test if the process
+// fails, and returns false: the caller returns. In that process, Apart returns true.
 func Apart(t *testing.T) bool {
 	t.Helper()
 	Need(t)
@@ -28,13 +29,13 @@ func Apart(t *testing.T) bool {
 	t.Parallel()
 	log := filepath.Join(t.TempDir(), "opened")
 	args := []string{"-test.run=" + Only(t), "-test.count=1", "-test.testlogfile=" + log}
-	if end, ok := t.Deadline(); ok { // it ends first, and prints what it does
+	if end, ok := t.Deadline(); ok { // the process times out first, and prints its goroutines
 		args = append(args, "-test.timeout="+(time.Until(end)*9/10).String())
 	}
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), marker+"=", apartFrom+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // Pdeathsig is bound to the thread
+	runtime.LockOSThread() // the kernel sends Pdeathsig when this thread ends
 	defer runtime.UnlockOSThread()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("in namespaces of its own: %v\n%s", err, out)
@@ -43,10 +44,11 @@ func Apart(t *testing.T) bool {
 	return false
 }
 
-// inspectAgain reads the variables and inspects the files that another process of this program used,
-// by its log for go test. So go test runs the tests again if one of them has changed.
+// inspectAgain reads the environment variables and stats the files that another process of this
+// program used, according to its test log. So go test sees these uses in this process, too, and
+// does not cache the result if one of them changes.
 func inspectAgain(log string) {
-	data, _ := os.ReadFile(log) // without one, the process has failed
+	data, _ := os.ReadFile(log) // if the log is missing, the process has failed anyway
 	for line := range strings.Lines(string(data)) {
 		switch verb, name, _ := strings.Cut(strings.TrimSpace(line), " "); verb {
 		case "getenv":
@@ -57,7 +59,7 @@ func inspectAgain(log string) {
 	}
 }
 
-// Only returns the value of -test.run for which no other test runs.
+// Only returns a value of -test.run that selects only this test or subtest.
 func Only(t *testing.T) string {
 	parts := strings.Split(t.Name(), "/")
 	for i, part := range parts {

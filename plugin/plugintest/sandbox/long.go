@@ -2,14 +2,15 @@ package sandbox
 
 import "os"
 
-// length is the environment variable with the length of a run: nothing for make test, "matrix" for make
-// matrix, and anything else for make proof.
+// length is the environment variable with the length of a run: empty for make test, "matrix" for
+// make matrix, and any other value for make proof.
 const length = "UNWIND_TEST_LONG"
 
-// Long says whether tests run in full, as in make proof.
+// Long reports whether tests run at full length, as in make proof.
 func Long() bool { return Rounds(0, 0, 1) == 1 }
 
-// Rounds returns the number for this run: that of make test, of make matrix, or of make proof.
+// Rounds returns its first argument in make test, its second in make matrix, and its third in make
+// proof.
 func Rounds(test, matrix, proof int) int {
 	switch os.Getenv(length) {
 	case "":
@@ -20,8 +21,9 @@ func Rounds(test, matrix, proof int) int {
 	return proof
 }
 
-// Sampled says whether a case of a matrix is one in so many, so that each value of each dimension meets
-// each of another. The indexes are those of the case in each dimension.
+// Sampled reports whether a run that takes only one case in oneIn of a matrix takes this case,
+// given the case's index in each dimension. The cases taken still combine each value of a dimension
+// with each value of another one.
 func Sampled(oneIn int, indexes ...int) bool {
 	sum := 0
 	for _, i := range indexes {

@@ -2,5 +2,5 @@
 
 package sandbox
 
-// Raced says whether this program has the race detector.
+// Raced reports whether this program was built with the race detector.
 const Raced = false

@@ -2,6 +2,6 @@ package sandbox
 
 import "time"
 
-// Patience is how long a test waits for an event. It only ends a test that hangs: even on a machine
-// that is ten times slower, no result depends on it.
+// Patience is the longest time that a test waits for an event. It only ends tests that hang: no
+// result depends on it, even on a machine that is ten times slower.
 const Patience = 5 * time.Minute

@@ -1,7 +1,7 @@
 // Package sandbox runs the tests of a package in mount, PID and network namespaces of their own.
-// However the tests end, everything that they create on the "host" (bridges, rules, mounts,
-// processes) is gone. They don't see the machine's containers, network namespaces or installed
-// unwind.
+// However the tests end, everything that they created on their host (bridges, rules, mounts,
+// processes) disappears with the namespaces. The tests don't see the machine's containers, network
+// namespaces or installed unwind.
 package sandbox
 
 import (
@@ -22,22 +22,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is the environment variable with the role of a process of this program: first "", then
-// "init", then "tests".
+// marker is the environment variable with the role of a process of this program. It is empty in the
+// process that go test starts, "init" in the first process of the namespaces, and "tests" in the
+// process that runs the tests.
 const marker = "UNWIND_TEST_SANDBOX"
 
-// Need skips a test for which Run makes no namespaces: with -short, or if the user is not root.
+// Need skips a test that needs a sandbox if there is none: with -short, or if the user is not root.
 func Need(t testing.TB) {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
 	if _, marked := concurrent.Load(name); !has() || testing.Short() && !marked {
-		t.Skip("it makes network namespaces, as root: make test")
+		t.Skip("this test creates network namespaces, as root: make test")
 	}
 }
 
 // Concurrent is Need for a test in which several goroutines of this process work at the same time.
-// With the race detector, it runs with -short, too: the other tests that need namespaces wait for
-// processes, of which the race detector sees nothing.
+// With the race detector, such a test also runs with -short. The other tests that need a sandbox
+// start processes, in which the race detector finds nothing.
 func Concurrent(t *testing.T) {
 	t.Helper()
 	if Raced {
@@ -46,12 +47,12 @@ func Concurrent(t *testing.T) {
 	Need(t)
 }
 
-// SkipRaced skips a test that computes for long in one goroutine: with the race detector it takes ten
-// times as long, and there is nothing to find.
+// SkipRaced skips a long computation in one goroutine if the race detector is on. It would take ten
+// times as long and find no race.
 func SkipRaced(t *testing.T) {
 	t.Helper()
 	if Raced {
-		t.Skip("it computes in one goroutine: make test")
+		t.Skip("a long computation in one goroutine: make test")
 	}
 }
 
@@ -61,17 +62,16 @@ var concurrent sync.Map
 func has() bool { return (!testing.Short() || Raced) && os.Geteuid() == 0 }
 
 // Run runs the tests in namespaces of their own, and returns their exit code. It starts this
-// program again as the first process there, which starts the tests and reaps their orphans. When
-// that ends, the kernel kills all others.
+// program again as the first process of the PID namespace. That process starts the tests and reaps
+// orphaned processes. When it ends, the kernel kills all other processes of the namespace.
 func Run(m *testing.M) int { return run(m, "") }
 
-// RunInMemory is Run with the tests' files in memory. Hundreds of journals that sync at the same
-// time keep a disk busy for seconds, and tests would run into deadlines. A killed process loses no
-// more in memory than on a disk; the journal's own test covers a power loss. Every Linux has
-// /dev/shm.
+// RunInMemory is Run with the tests' temporary files in memory. On a disk, hundreds of journals
+// that sync at the same time would keep it busy for seconds, and tests would run into deadlines.
+// SIGKILL loses no more in memory than on a disk; the journal's own test covers a power loss.
 func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
-// run is Run. If memory is not "", it is the path of a file system in memory for the tests' files.
+// run is Run. memory is the path of a file system in memory for temporary files, or "" for a disk.
 func run(m *testing.M, memory string) int {
 	flag.Parse()
 	if !has() {
@@ -92,7 +92,7 @@ func run(m *testing.M, memory string) int {
 	return reap(cmd.Process.Pid)
 }
 
-// first runs the tests as the first process.
+// first is the first process of the namespaces: it prepares them and starts the tests.
 func first(memory string) int {
 	if err := prepare(memory); err != nil {
 		return failed(err)
@@ -115,11 +115,11 @@ func startAgain(as string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), marker+"="+as)
 	cmd.SysProcAttr = attr
-	runtime.LockOSThread() // Pdeathsig is bound to the thread
+	runtime.LockOSThread() // the kernel sends Pdeathsig when this thread ends
 	return cmd, cmd.Start()
 }
 
-// reap waits for every child until the given one has ended, and returns its exit code.
+// reap reaps all children until the given one has ended, and returns the exit code of that one.
 func reap(pid int) int {
 	for {
 		var status unix.WaitStatus
@@ -137,7 +137,7 @@ func reap(pid int) int {
 	}
 }
 
-// prepare makes the mounts and brings the loopback up.
+// prepare sets up the mounts and brings the loopback up.
 func prepare(memory string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
@@ -151,7 +151,7 @@ func prepare(memory string) error {
 	if err := dropNamespaces(); err != nil {
 		return err
 	}
-	if err := makeMountPoint("/var/lib/cni"); err != nil { // tests write to the pools there
+	if err := makeMountPoint("/var/lib/cni"); err != nil { // for host-local's pools
 		return err
 	}
 	for _, dir := range []string{memory, "/run", "/var/lib/cni", "/etc/cni", "/opt/cni"} {
@@ -181,8 +181,9 @@ func mountTmpfs(dir string) error {
 	return nil
 }
 
-// makeMountPoint makes a directory that the machine need not have, and leaves none there: if it is
-// missing, the directory above it becomes one in memory, with the same entries.
+// makeMountPoint makes sure that a directory exists in this mount namespace, without creating it on
+// the machine: if it is missing, makeMountPoint mounts a tmpfs over its parent, and bind-mounts the
+// parent's entries there.
 func makeMountPoint(dir string) error {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -209,7 +210,7 @@ func makeMountPoint(dir string) error {
 	return os.Mkdir(dir, 0o755)
 }
 
-// lend makes a directory, a file or a link of the machine available at another path.
+// lend bind-mounts a directory or file of the machine at another path. It copies a symbolic link.
 func lend(from, to string, kind fs.FileMode) error {
 	var err error
 	switch kind {
@@ -224,8 +225,8 @@ func lend(from, to string, kind fs.FileMode) error {
 	return errors.Join(err, unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""))
 }
 
-// dropNamespaces unmounts the namespaces of the machine's containers, except those below another
-// mount: no path leads to them.
+// dropNamespaces unmounts the network namespaces of the machine's containers. It ignores errors: a
+// mount that another mount covers cannot be unmounted, but no path leads to it.
 func dropNamespaces() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

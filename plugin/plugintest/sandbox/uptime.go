@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LongUp puts the processes that the calling thread starts from now on into a time namespace in
-// which the machine has been up for more than an hour: just after a boot, nothing is past its grace
-// period. The thread itself stays in its own time namespace, so lock it.
+// LongUp creates a time namespace for the processes that the calling thread starts from now on.
+// There the machine has been up for more than an hour, so that files and records can be past their
+// grace period even just after a boot. The caller must lock the thread, which stays in its own time
+// namespace.
 func LongUp() error {
 	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
 		return fmt.Errorf("a time namespace: %w", err)

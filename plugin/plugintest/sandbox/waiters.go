@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AwaitWaiters waits until least to most threads of a process (of all, if pid is 0) wait for an
-// flock on a file.
+// AwaitWaiters waits until at least least and at most most threads of a process wait for an flock
+// on a file. If pid is 0, it counts the threads of all processes.
 func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Helper()
 	n := -1
@@ -24,8 +24,8 @@ func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Fatalf("%d threads of process %d wait for %s, want %d to %d", n, pid, path, least, most)
 }
 
-// waiters returns how many threads of a process (of all, if pid is 0) wait for an flock on a file.
-// A line of /proc/locks may come twice if the locks change while it is read.
+// waiters returns the number of threads that wait for an flock on a file, as AwaitWaiters counts
+// them. If the locks change while /proc/locks is read, a line may occur twice.
 func waiters(t testing.TB, pid int, path string) (n int) {
 	t.Helper()
 	var st unix.Stat_t
@@ -35,7 +35,7 @@ func waiters(t testing.TB, pid int, path string) (n int) {
 		t.Fatal(err)
 	}
 	file := fmt.Sprintf(":%d", st.Ino)
-	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // there, stat returns another device
+	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // overlayfs: stat returns another device
 		file = fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	}
 	for line := range strings.Lines(string(locks)) {

@@ -1,5 +1,5 @@
 // Noop is the smallest CNI plugin in Go: it reads its configuration and prints an empty result. No
-// plugin that runs a chain can cost less than the start of this one.
+// plugin that runs a chain can cost less.
 package main
 
 import (

@@ -15,7 +15,8 @@ import (
 	"github.com/prometheus/prometheus/template"
 )
 
-// alerts returns the rules, by their name, after Prometheus' own checks.
+// alerts returns the rules of alerts.yaml by name. It fails the test if Prometheus' own checks
+// reject the file.
 func alerts(t *testing.T) map[string]rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(chartDir+"/alerts.yaml", false, model.UTF8Validation, promQL, slog.Default())
@@ -31,38 +32,39 @@ func alerts(t *testing.T) map[string]rulefmt.Rule {
 	return rules
 }
 
-// node is the metric that each agent serves, for two hours.
+// node is the series of a metric that every agent serves, for two hours.
 const node = `unwind_journal_readable{instance="a"} 1x120`
 
-// TestAlerts has each rule fire, and not fire. The series are for two hours, one value a minute.
+// TestAlerts covers series for which each rule fires, and series for which it must not. The series
+// last two hours, with one value a minute.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, alert string
 		series      []string
-		want        []string // when it fires, and its summary
+		want        []string // the periods in which the rule fires, each with the alert's summary
 	}{
 		{"a DEL is pending", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} _x9 600x20 _x90`},
 			[]string{"26m to 33m: A DEL on a has been pending for 16m 0s"}},
-		{"it is another each time", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 60+60x119`}, nil},
-		{"one waits for an address's owner", "UnwindDeletePending",
+		{"another DEL is pending each time", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 60+60x119`}, nil},
+		{"a DEL waits for other DELs", "UnwindDeletePending",
 			[]string{`unwind_waiting_deletes{instance="a", network="n", plugin="firewall", for="rules"} 1x120`}, nil},
-		{"none is", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 0x120`}, nil},
+		{"no DEL is pending", "UnwindDeletePending", []string{`unwind_oldest_pending_delete_timestamp_seconds{instance="a"} 0x120`}, nil},
 
 		{"a set fills up", "UnwindPoolNearlyFull", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 100 9x119`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 0 1x119`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 0 90x119`,
 		}, []string{"6m to 120m: The pool p of n on a is 91% full, in its range set 0 (IPv4)"}},
-		{"another is nine tenths full", "UnwindPoolNearlyFull", []string{
+		{"a set is exactly 90 % full", "UnwindPoolNearlyFull", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 10x120`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 90x120`,
 		}, nil},
-		{"full for four minutes", "UnwindPoolNearlyFull", []string{
+		{"a set is full for four minutes", "UnwindPoolNearlyFull", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 10x9 0x4 10x104`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 90x120`,
 		}, nil},
-		{"a full set beside one of 2^53 addresses or more, and one with room", "UnwindPoolNearlyFull", []string{
+		{"a full set next to one of 2^53 addresses or more, and one with free addresses", "UnwindPoolNearlyFull", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv6", state="live"} 13x120`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="1", family="IPv4", state="live"} 13x120`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="1", family="IPv4", state="free"} 0x120`,
@@ -73,26 +75,26 @@ func TestAlerts(t *testing.T) {
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 0x120`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="free"} 0x120`,
 		}, []string{"5m to 120m: The pool p of n on a is 100% full, in its range set 0 (IPv4)"}},
-		{"of ranges that the chain does not give", "UnwindPoolNearlyFull", []string{
+		{"addresses outside of the chain's ranges", "UnwindPoolNearlyFull", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="none", family="IPv4", state="live"} 13x120`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="none", family="IPv4", state="leaked"} 0x120`,
 		}, nil},
 
-		{"sweeps pass", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x120`}, nil},
-		{"they cease and pass again", "UnwindSweepStale", []string{node,
+		{"sweeps succeed", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x120`}, nil},
+		{"sweeps stop succeeding for a while", "UnwindSweepStale", []string{node,
 			`unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x20 1200x40 3660+60x59`},
 			[]string{"36m to 61m: No sweep has succeeded on a for more than ten minutes, or ever"}},
-		{"none ever passed", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="b"} 0+60x120`},
+		{"no sweep ever succeeded", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="b"} 0+60x120`},
 			[]string{"5m to 120m: No sweep has succeeded on a for more than ten minutes, or ever"}},
-		{"the first passes after four minutes", "UnwindSweepStale", []string{node,
+		{"the first sweep succeeds after four minutes", "UnwindSweepStale", []string{node,
 			`unwind_sweep_last_success_timestamp_seconds{instance="a"} _x3 240+60x116`}, nil},
 
-		{"an address is given out twice", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x30 1x89`},
+		{"an address is assigned twice", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x30 1x89`},
 			[]string{"31m to 44m: An address was assigned twice on a"}},
-		{"before the first scrape", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} _x30 1x89`},
+		{"an address was assigned twice before the first scrape", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} _x30 1x89`},
 			[]string{"30m to 44m: An address was assigned twice on a"}},
-		{"never", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x120`}, nil},
-		{"long ago; the agent's pod is another", "UnwindDuplicateAddress", []string{
+		{"no address was assigned twice", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 0x120`}, nil},
+		{"long ago, and the agent's pod was replaced since", "UnwindDuplicateAddress", []string{
 			`unwind_duplicate_addresses_total{instance="a", pod="unwind-1"} 1x60 stale`,
 			`unwind_duplicate_addresses_total{instance="a", pod="unwind-2"} _x61 1x58`,
 		}, []string{"0m to 14m: An address was assigned twice on a"}},
@@ -105,7 +107,7 @@ func TestAlerts(t *testing.T) {
 			"31m to 44m: unwind on a ran DEL without its journal (busy)",
 			"60m to 74m: unwind on a ran ADD without its journal (full)",
 		}},
-		{"long ago; the agent's pod is another", "UnwindDegraded", []string{
+		{"long ago, and the agent's pod was replaced since", "UnwindDegraded", []string{
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-1"} 0 1x59 stale`,
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-2"} _x61 1x58`,
 		}, []string{"1m to 14m: unwind on a ran ADD without its journal (full)"}},
@@ -115,57 +117,57 @@ func TestAlerts(t *testing.T) {
 			[]string{"36m to 60m: unwind on a cannot write its journal"}},
 
 		{"on", "UnwindOff", []string{`unwind_status{instance="a", state="on"} 1x120`, `unwind_status{instance="a", state="refused"} 0x120`}, nil},
-		{"off, with a series for each reason", "UnwindOff", []string{
+		{"off, with a series for each state", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 0x50 1x59`,
 			`unwind_status{instance="a", state="no-provider"} 0x9 1x20 0x89`,
 			`unwind_status{instance="a", state="refused"} 0x30 1x29 0x59`,
 			`unwind_status{instance="b", state="on"} 1x120`,
 		}, []string{"25m to 60m: unwind is not in use on a"}},
-		{"off, with the one series that is 1", "UnwindOff", []string{
+		{"off, with a series only for the current state", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 stale`,
 			`unwind_status{instance="a", state="off"} _x10 1x109`,
 		}, []string{"25m to 120m: unwind is not in use on a"}},
-		{"off for a quarter of an hour less a minute", "UnwindOff", []string{
+		{"off for 14 minutes", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 1x9 0x14 1x95`,
 			`unwind_status{instance="a", state="off"} 0x9 1x14 0x95`,
 		}, nil},
-		{"metrics that say nothing of it, and of no agent", "UnwindOff", []string{node, `up{instance="a", job="textfile"} 1x120`}, nil},
-		{"an agent that does not say so before half an hour", "UnwindOff", []string{`up{instance="a", job="unwind"} 1x120`,
+		{"metrics without a state, and not from an agent", "UnwindOff", []string{node, `up{instance="a", job="textfile"} 1x120`}, nil},
+		{"an agent that reports no state for half an hour", "UnwindOff", []string{`up{instance="a", job="unwind"} 1x120`,
 			`unwind_status{instance="a", state="on"} _x30 1x89`}, []string{"15m to 29m: unwind is not in use on a"}},
-		{"without the plugin, which has an alert of its own", "UnwindOff", []string{
+		{"the plugin is missing, which has its own alert", "UnwindOff", []string{
 			`unwind_status{instance="a", state="on"} 0x120`, `unwind_status{instance="a", state="plugin-missing"} 1x120`}, nil},
-		{"for three minutes, and for one", "UnwindPluginMissing", []string{
+		{"missing for three minutes, and for one", "UnwindPluginMissing", []string{
 			`unwind_status{instance="a", state="plugin-missing"} 0x9 1x3 0x20 1x1 0x85`, `unwind_status{instance="a", state="on"} 0x120`},
 			[]string{"12m to 13m: No pod can start on a, because unwind's plugin is missing"}},
-		{"for a quarter of an hour, and for nine minutes", "UnwindRuntimeDown", []string{`unwind_runtime_up{instance="a"} 1x9 0x14 1x20 0x9 1x65`,
+		{"down for 15 minutes, and for nine", "UnwindRuntimeDown", []string{`unwind_runtime_up{instance="a"} 1x9 0x14 1x20 0x9 1x65`,
 			`unwind_runtime_up{instance="b"} 1x120`}, []string{"20m to 24m: The container runtime on a does not return its list of pods"}},
 		{"an agent that is down", "UnwindOff", []string{`up{instance="a", job="unwind"} 0x120`}, nil},
 
-		{"one is down for half an hour", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x9 0x30 1x79`,
+		{"an agent is down for half an hour", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x9 0x30 1x79`,
 			`up{instance="b", job="unwind"} 1x120`, `up{instance="a", job="kubelet"} 0x120`}, []string{"25m to 40m: The agent on a is down"}},
-		{"none is a target", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x60 stale`, `up{instance="a", job="kubelet"} 1x120`},
+		{"Prometheus has no agent as a target", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x60 stale`, `up{instance="a", job="kubelet"} 1x120`},
 			[]string{"76m to 120m: The agent on every node is down"}},
 		{"a node is removed", "UnwindAgentDown", []string{`up{instance="a", job="unwind"} 1x60 stale`, `up{instance="b", job="unwind"} 1x120`}, nil},
 
-		{"the plugin does not follow", "UnwindPluginSkew", []string{
+		{"the plugin is not upgraded with the agent", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
 			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
 		}, []string{"41m to 120m: The plugin on a has version v1, and the agent has another version"}},
-		{"it follows", "UnwindPluginSkew", []string{
+		{"the plugin is upgraded after the agent", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,
 			`unwind_plugin_info{instance="a", version="v1"} 1x30 stale`,
 			`unwind_plugin_info{instance="a", version="v2"} _x30 1x89`,
 		}, nil},
 
-		{"for more than an hour", "UnwindAddressesLeaked", []string{
+		{"leaked for more than an hour", "UnwindAddressesLeaked", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 0x9 2x99 0x10`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="empty"} 1x109 0x10`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
 		}, []string{"60m to 109m: 3 addresses of n on a belong to no pod (pool p)"}},
-		{"each for a while", "UnwindAddressesLeaked", []string{
+		{"leaked twice for less than an hour", "UnwindAddressesLeaked", []string{
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="leaked"} 2x50 0x5 1x50 0x14`,
 			`unwind_ipam_addresses{instance="a", network="n", pool="p", set="0", family="IPv4", state="live"} 9x120`,
 		}, nil},
@@ -182,12 +184,12 @@ func TestAlerts(t *testing.T) {
 			if !ok {
 				t.Fatal("there is no such rule")
 			}
-			equal(t, "when it fires", tt.want, firing(t, rule, scrape(t, tt.series...)))
+			equal(t, "the periods in which it fires", tt.want, firing(t, rule, scrape(t, tt.series...)))
 		})
 	}
 }
 
-// TestAlertsAreTested: no rule is without a test that it fires.
+// TestAlertsAreTested fails if alerts.yaml gets a new rule: add it to TestAlerts and to this list.
 func TestAlertsAreTested(t *testing.T) {
 	t.Parallel()
 	want := []string{"UnwindAddressesLeaked", "UnwindAgentDown", "UnwindDegraded", "UnwindDeletePending", "UnwindDuplicateAddress", "UnwindJournalUnwritable", "UnwindOff",
@@ -195,9 +197,10 @@ func TestAlertsAreTested(t *testing.T) {
 	equal(t, "rules", want, slices.Sorted(maps.Keys(alerts(t))))
 }
 
-// firing returns when a rule fires within two hours, and its summary at the first of it. An alert
-// fires once its expression has been true for the whole of "for"; see AlertingRule.Eval in
-// Prometheus' package rules, whose dependencies are the clouds' clients.
+// firing returns the periods within two hours in which a rule fires, each with the alert's summary
+// at the beginning. An alert fires once its expression has been true for the rule's whole "for".
+// firing reimplements AlertingRule.Eval of Prometheus' package rules, because that package depends
+// on the client libraries of all clouds.
 func firing(t *testing.T, rule rulefmt.Rule, s scraped) []string {
 	t.Helper()
 	hold := int(time.Duration(rule.For) / step)
@@ -221,8 +224,8 @@ func firing(t *testing.T, rule rulefmt.Rule, s scraped) []string {
 
 func minute(p promql.FPoint) int { return int(p.T / step.Milliseconds()) }
 
-// expand returns the annotations as Prometheus would send them. A label that the alert lacks is an
-// error.
+// expand returns the annotations as Prometheus would send them. It fails the test if a template
+// uses a label that the alert lacks.
 func expand(t *testing.T, annotations map[string]string, sample promql.Sample) map[string]string {
 	t.Helper()
 	defs := "{{$labels := .Labels}}{{$value := .Value}}"

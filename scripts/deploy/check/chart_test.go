@@ -25,7 +25,7 @@ import (
 
 const chartDir = "../helm/unwind"
 
-// kinds are those that the files have, with the type that the API server decodes each into.
+// kinds maps the kinds of objects in the files to the types into which the API server decodes them.
 var kinds = map[string]func() any{
 	"v1/ServiceAccount":                       func() any { return new(core.ServiceAccount) },
 	"v1/ConfigMap":                            func() any { return new(core.ConfigMap) },
@@ -34,8 +34,8 @@ var kinds = map[string]func() any{
 	"monitoring.coreos.com/v1/PrometheusRule": func() any { return new(monitoring.PrometheusRule) },
 }
 
-// objects decodes the documents of a YAML file strictly, by their kind: a key that the type does not
-// have, or that is there twice, is an error.
+// objects decodes the documents of a YAML file, and returns them by kind. A key that the type
+// lacks, or that occurs twice, fails the test.
 func objects(t *testing.T, text []byte) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -44,17 +44,18 @@ func objects(t *testing.T, text []byte) map[string]any {
 		must(t, yaml.Unmarshal(doc, &head))
 		name := head.APIVersion + "/" + head.Kind
 		if head.Kind == "" {
-			continue // comments
+			continue // the document has only comments
 		}
 		if kinds[name] == nil || all[name] != nil {
-			t.Fatalf("%s: of another kind, or the second one", name)
+			t.Fatalf("%s: an unexpected kind, or the second object of this kind", name)
 		}
 		object := kinds[name]()
 		data, err := yaml.YAMLToJSONStrict(doc)
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, doc)
 		}
-		// As the API server does it; yaml.UnmarshalStrict would take hostPid for hostPID.
+		// The API server decodes objects the same way. yaml.UnmarshalStrict would accept hostPid for
+		// hostPID.
 		if strict, err := json.UnmarshalStrict(data, object); err != nil || len(strict) > 0 {
 			t.Errorf("%s: %v, %v\n%s", name, err, strict, doc)
 		}
@@ -71,7 +72,7 @@ func load(t *testing.T) *chart.Chart {
 	return chart
 }
 
-// render returns the files that a release has.
+// render returns the rendered files of a release, by name.
 func render(chart *chart.Chart, release, namespace string, values map[string]any) (map[string]string, error) {
 	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true}
 	all, err := chartutil.ToRenderValues(chart, values, options, nil)
@@ -81,7 +82,7 @@ func render(chart *chart.Chart, release, namespace string, values map[string]any
 	return engine.Render(chart, all)
 }
 
-// manifests returns what helm template prints for a release "unwind" in kube-system.
+// manifests returns the output of helm template for a release "unwind" in kube-system.
 func manifests(t *testing.T, chart *chart.Chart, values map[string]any) []byte {
 	t.Helper()
 	return manifestsAs(t, chart, "unwind", "kube-system", values)
@@ -105,7 +106,7 @@ func installed(t *testing.T, values map[string]any) map[string]any {
 	return objects(t, manifests(t, load(t), values))
 }
 
-// the returns the object of a type.
+// the returns the object of type T.
 func the[T any](all map[string]any) (found T) {
 	for _, object := range all {
 		if one, is := object.(T); is {
@@ -120,7 +121,7 @@ func agent(all map[string]any) core.Container {
 	return the[*apps.DaemonSet](all).Spec.Template.Spec.Containers[0]
 }
 
-// must ends a test that has an error.
+// must fails the test at once if err is not nil.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -143,7 +144,7 @@ func readFile(t *testing.T, name string) []byte {
 	return data
 }
 
-// readValues returns those of a file, new each time.
+// readValues reads the values in a file. Each call returns a new map.
 func readValues(t *testing.T, name string) map[string]any {
 	t.Helper()
 	var values map[string]any
@@ -153,14 +154,14 @@ func readValues(t *testing.T, name string) map[string]any {
 
 func everything(t *testing.T) map[string]any { return readValues(t, "testdata/everything.yaml") }
 
-// TestChartDefaults: the chart without values is daemonset.yaml.
+// TestChartDefaults: with its default values, the chart renders the objects of daemonset.yaml.
 func TestChartDefaults(t *testing.T) {
 	t.Parallel()
 	want := objects(t, readFile(t, "../daemonset.yaml"))
 	if len(want) != 2 {
 		t.Fatalf("daemonset.yaml: %v", want)
 	}
-	for _, object := range want { // what only Helm knows
+	for _, object := range want { // add the labels that only Helm sets
 		labels := object.(meta.Object).GetLabels()
 		helms := map[string]string{"app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/version": "dev", "helm.sh/chart": "unwind-0.1.0"}
 		maps.Copy(labels, helms)
@@ -171,8 +172,8 @@ func TestChartDefaults(t *testing.T) {
 	equal(t, "daemonset.yaml", want, installed(t, nil))
 }
 
-// TestChartEverything: with everything on there is one object of each kind, each of them sound, and
-// the rules and the dashboard are those of the files.
+// TestChartEverything: with everything switched on, the chart renders one valid object of each
+// kind. The rules and the dashboard are those of alerts.yaml and dashboard.json.
 func TestChartEverything(t *testing.T) {
 	t.Parallel()
 	values := everything(t)
@@ -213,8 +214,8 @@ func TestChartEverything(t *testing.T) {
 	equal(t, "the PodMonitor's port", container.Ports[0].Name, *monitor.PodMetricsEndpoints[0].Port)
 }
 
-// TestChartNames: two releases share no name, and kubectl unwind finds the agents of each. Nothing is
-// pulled that no registry has.
+// TestChartNames: two releases never share an object's name, and kubectl unwind finds the agents of
+// both by their labels. An image whose name contains no registry is never pulled.
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -230,7 +231,7 @@ func TestChartNames(t *testing.T) {
 			labels := o.GetLabels()
 			unique := strings.Join([]string{kind, o.GetNamespace(), o.GetName()}, " ")
 			if seen[unique] {
-				t.Errorf("%s in %s: another release has %s, too", release, namespace, unique)
+				t.Errorf("%s in %s: another release also has %s", release, namespace, unique)
 			}
 			seen[unique] = true
 			if o.GetName() != name || o.GetNamespace() != namespace || labels["app.kubernetes.io/name"] != "unwind" || labels["app.kubernetes.io/instance"] != release {
@@ -252,7 +253,8 @@ func TestChartNames(t *testing.T) {
 	}
 }
 
-// TestChartAccount: without an account of its own the agent has the one that is named, or the namespace's.
+// TestChartAccount: if the chart creates no service account, the agent uses the one that is named,
+// or the namespace's default.
 func TestChartAccount(t *testing.T) {
 	t.Parallel()
 	for _, tt := range [][3]string{{"true", "", "unwind"}, {"true", "a", "a"}, {"false", "a", "a"}, {"false", "", "default"}} {
@@ -265,7 +267,8 @@ func TestChartAccount(t *testing.T) {
 	}
 }
 
-// TestChartListen: the agent listens on the node's address, which the kubelet probes by default.
+// TestChartListen: if the agent listens on $(HOST_IP), it gets the node's address from Kubernetes.
+// The kubelet probes that address by default.
 func TestChartListen(t *testing.T) {
 	t.Parallel()
 	for listen, want := range map[string]string{"$(HOST_IP)": "--listen=$(HOST_IP):9469", "[$(HOST_IP)]": "--listen=[$(HOST_IP)]:9469"} {
@@ -277,7 +280,8 @@ func TestChartListen(t *testing.T) {
 	}
 }
 
-// TestChartNotes: they say what stays after helm uninstall, with commands that find the agents.
+// TestChartNotes: the notes explain what stays after helm uninstall, with commands that name the
+// release and its namespace.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()
 	text, err := render(load(t), "prod", "net", map[string]any{"paths": map[string]any{"stateDir": "/state"}, "unwindOff": true})
@@ -285,12 +289,12 @@ func TestChartNotes(t *testing.T) {
 	for _, want := range []string{"rollout status ds/prod-unwind", "kubectl unwind exec -n net -- uninstall  ", "stays in /state",
 		"(unwindOff: true)"} {
 		if !strings.Contains(string(text["unwind/templates/NOTES.txt"]), want) {
-			t.Errorf("no %q in\n%s", want, text["unwind/templates/NOTES.txt"])
+			t.Errorf("the notes lack %q:\n%s", want, text["unwind/templates/NOTES.txt"])
 		}
 	}
 }
 
-// TestChartObserves: an agent that does not sweep has no alert that says so.
+// TestChartObserves: for agents that only observe, the chart omits the alert UnwindSweepStale.
 func TestChartObserves(t *testing.T) {
 	t.Parallel()
 	got := installed(t, everything(t))
@@ -304,7 +308,7 @@ func TestChartObserves(t *testing.T) {
 	}
 }
 
-// TestChartValues: each value of the chart is in the file that sets everything, and has an effect.
+// TestChartValues: everything.yaml sets each value of the chart, and each value has an effect.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	defaults := readValues(t, chartDir+"/values.yaml")
@@ -319,8 +323,8 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// leaves returns the names of the values, such as image.tag. What Kubernetes knows is one value, as
-// is a list.
+// leaves returns the names of the values, such as image.tag. An object that is passed on to
+// Kubernetes, and a list, count as one value.
 func leaves(values map[string]any, prefix string) []string {
 	var names []string
 	for key, value := range values {
@@ -334,7 +338,7 @@ func leaves(values map[string]any, prefix string) []string {
 	return names
 }
 
-// reset gives one value its default.
+// reset sets one value to its default, and reports whether values contains it.
 func reset(values, defaults map[string]any, name []string) bool {
 	if _, ok := values[name[0]]; !ok {
 		return false
@@ -346,7 +350,8 @@ func reset(values, defaults map[string]any, name []string) bool {
 	return reset(values[name[0]].(map[string]any), defaults[name[0]].(map[string]any), name[1:])
 }
 
-// TestChartRefuses what would be ignored, or be no DaemonSet.
+// TestChartRefuses: the chart's schema refuses values that would have no effect or make an invalid
+// DaemonSet.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"observed: true", "observe: 1", "paths: {confdir: /conf}",
@@ -354,12 +359,12 @@ func TestChartRefuses(t *testing.T) {
 		var values map[string]any
 		must(t, yaml.Unmarshal([]byte(text), &values))
 		if _, err := render(load(t), "unwind", "kube-system", values); err == nil {
-			t.Errorf("%s is no error", text)
+			t.Errorf("the chart accepts %s", text)
 		}
 	}
 }
 
-// TestChartLint: helm lint has nothing to say but that there is no icon.
+// TestChartLint: helm lint reports no warning and no error.
 func TestChartLint(t *testing.T) {
 	t.Parallel()
 	for _, values := range []map[string]any{nil, everything(t)} {

@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// panel is what the tests read of one.
+// panel contains the fields of a dashboard's panel that the tests read.
 type panel struct {
 	Title       string
 	GridPos     struct{ X, Y, W, H int }
@@ -28,8 +28,8 @@ type panel struct {
 	Targets []struct{ Expr, LegendFormat string }
 }
 
-// panels returns those of the dashboard, with its variables replaced: all nodes of a cluster, which
-// is "" for a Prometheus whose series name none.
+// panels returns the dashboard's panels with its variables replaced: all nodes of a cluster.
+// cluster is "" for a Prometheus whose series have no label cluster.
 func panels(t *testing.T, cluster string) []panel {
 	t.Helper()
 	variables := strings.NewReplacer("$__rate_interval", "6m", "$__range", "2h", "$node", ".*", "$cluster", cluster)
@@ -39,10 +39,11 @@ func panels(t *testing.T, cluster string) []panel {
 	return dashboard.Panels
 }
 
-// legendLabel is a label in a legend.
+// legendLabel matches a label in a legend.
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// twoNodes is what Prometheus has of a node where all is well, and of one where nothing is.
+// twoNodes contains made-up series of node-a, which has no problem, and of node-b, which has all of
+// them.
 var twoNodes = []string{
 	`unwind_build_info{instance="node-a", version="v1", goversion="go1"} 1x120`,
 	`unwind_build_info{instance="node-b", version="v1", goversion="go1"} 1x120`,
@@ -91,7 +92,8 @@ var twoNodes = []string{
 	`unwind_degraded_operations_total{instance="node-b", verb="DEL", reason="busy"} 2x115 3x5`,
 }
 
-// TestMadeUp: the made-up series are such as an agent serves.
+// TestMadeUp: twoNodes contains each metric of the agent, with exactly the labels that the agent
+// serves.
 func TestMadeUp(t *testing.T) {
 	t.Parallel()
 	known := metrics(t)
@@ -103,16 +105,17 @@ func TestMadeUp(t *testing.T) {
 		want := append([]string{"__name__", "instance"}, known[name]...)
 		slices.Sort(want)
 		if got := slices.Sorted(maps.Keys(lset.Map())); known[name] == nil || !slices.Equal(want, got) {
-			t.Errorf("%s has not the labels %v", lset, want)
+			t.Errorf("%s, want the labels %v", lset, want)
 		}
 	}
 	if len(missing) > 0 {
-		t.Errorf("without a series: %v", missing)
+		t.Errorf("metrics without a series: %v", missing)
 	}
 }
 
-// TestDashboard: each query parses, asks only for metrics and labels that there are, finds something
-// on the two nodes, and has the labels of its legend.
+// TestDashboard: each query of the dashboard parses, uses only existing metrics and labels, finds
+// something on the two nodes, and returns the labels of its legend. Each metric is in a panel, and
+// no two panels overlap.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	store := scrape(t, twoNodes...)
@@ -133,7 +136,7 @@ func TestDashboard(t *testing.T) {
 			for _, series := range found {
 				for _, label := range legendLabel.FindAllStringSubmatch(target.LegendFormat, -1) {
 					if !series.Metric.Has(label[1]) {
-						t.Errorf("%s: the legend has %s, and the series is %s", p.Title, label[1], series.Metric)
+						t.Errorf("%s: the legend uses the label %s, which the series %s lacks", p.Title, label[1], series.Metric)
 					}
 				}
 			}
@@ -153,8 +156,9 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestDashboardOfOneCluster: each panel shows the nodes of the chosen cluster alone, although another
-// one has nodes of the same names, with which all is the other way round.
+// TestDashboardOfOneCluster: each panel shows only the nodes of the selected cluster. A second
+// cluster has nodes of the same names with their series exchanged, so a panel that mixed them would
+// change.
 func TestDashboardOfOneCluster(t *testing.T) {
 	t.Parallel()
 	of := func(cluster string, names ...string) (series []string) {
@@ -177,20 +181,20 @@ func TestDashboardOfOneCluster(t *testing.T) {
 	}
 }
 
-// TestWholeNumbers: what is counted is shown in full, and no 1,499 as 1 K.
+// TestWholeNumbers: panels show counts in full, such as 1,499 and not 1 K.
 func TestWholeNumbers(t *testing.T) {
 	t.Parallel()
 	for _, p := range panels(t, "") {
 		of := p.FieldConfig.Defaults
 		counted := of.Unit != "s" && of.Unit != "percentunit"
 		if counted && (of.Unit != "none" || of.Decimals == nil || *of.Decimals != 0) {
-			t.Errorf("%s: its unit is %q, not none with no decimals", p.Title, of.Unit)
+			t.Errorf("%s: the unit is %q, want \"none\" without decimals", p.Title, of.Unit)
 		}
 	}
 }
 
-// TestAlertsAsk: the rules ask only for metrics and labels that there are. Each says how bad it is and
-// what to do.
+// TestAlertsAsk: the rules use only existing metrics and labels. Each has a severity, a summary, a
+// description and a runbook.
 func TestAlertsAsk(t *testing.T) {
 	t.Parallel()
 	for name, rule := range alerts(t) {
@@ -206,8 +210,8 @@ func TestAlertsAsk(t *testing.T) {
 	}
 }
 
-// checkQuery returns the metrics of an expression. Each exists, and each label is one of theirs, or
-// the instance.
+// checkQuery returns the metrics that an expression uses. It fails the test if one of them does not
+// exist, or if the expression uses a label that none of them has.
 func checkQuery(t *testing.T, text string) []string {
 	t.Helper()
 	expr, err := promQL.ParseExpr(text)
@@ -215,7 +219,7 @@ func checkQuery(t *testing.T, text string) []string {
 		t.Fatalf("%s: %v", text, err)
 	}
 	known := metrics(t)
-	known["up"] = []string{"job"} // Prometheus' own
+	known["up"] = []string{"job"} // Prometheus itself serves it
 	var names []string
 	labels := []string{"instance", "cluster"}
 	var used []string
@@ -225,7 +229,7 @@ func checkQuery(t *testing.T, text string) []string {
 			names = append(names, n.Name)
 			own, ok := known[n.Name]
 			if !ok {
-				t.Errorf("%s: there is no %s", text, n.Name)
+				t.Errorf("%s: no metric is called %s", text, n.Name)
 			}
 			labels = append(labels, own...)
 			for _, m := range n.LabelMatchers {
@@ -244,13 +248,13 @@ func checkQuery(t *testing.T, text string) []string {
 	})
 	for _, label := range used {
 		if !slices.Contains(labels, label) {
-			t.Errorf("%s: the label %s is on none of %v", text, label, names)
+			t.Errorf("%s: none of %v has the label %s", text, names, label)
 		}
 	}
 	return names
 }
 
-// metrics returns the labels of each metric, as helps of the agent's source has them.
+// metrics returns the labels of each metric, from the variable helps in the agent's source.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"
@@ -282,7 +286,7 @@ func unquote(t *testing.T, expr ast.Expr) string {
 	t.Helper()
 	literal, ok := expr.(*ast.BasicLit)
 	if !ok {
-		t.Fatalf("%v is no literal", expr)
+		t.Fatalf("%v is not a literal", expr)
 	}
 	text, err := strconv.Unquote(literal.Value)
 	must(t, err)

@@ -1,5 +1,6 @@
-// Package check tests the deployment files by what takes them: Prometheus, Helm, the types of
-// Kubernetes. It is a module of its own, so that unwind's own needs none of those.
+// Package check tests the deployment files with the software that reads them: Prometheus, Helm, and
+// the types of Kubernetes. It is a separate module, so that unwind's own module doesn't require
+// these.
 package check
 
 import (
@@ -15,16 +16,17 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// step is how often Prometheus scrapes, and evaluates rules.
+// step is the interval at which Prometheus scrapes and evaluates rules.
 const step = time.Minute
 
 var promQL = parser.NewParser(parser.Options{})
 
-// scraped is what a Prometheus has in store.
+// scraped is the content of a Prometheus' store.
 type scraped []storage.Series
 
-// scrape stores series in promtool's notation, a value a step: `unwind_attachments{state="live"}
-// 0+1x9` counts to 9; _ is a scrape without the metric.
+// scrape stores series in promtool's notation, one value for each step.
+// `unwind_attachments{state="live"} 0+1x9` counts from 0 to 9. The value _ is a scrape without the
+// metric.
 func scrape(t *testing.T, descriptions ...string) scraped {
 	t.Helper()
 	var all scraped
@@ -62,14 +64,14 @@ func (s scraped) query(t *testing.T, expr string, first, last int) promql.Matrix
 	if err != nil {
 		t.Fatalf("%s: %v", expr, err)
 	}
-	copied := make(promql.Matrix, len(matrix)) // Close takes the points back
+	copied := make(promql.Matrix, len(matrix)) // Close reuses the points
 	for i, series := range matrix {
 		copied[i] = promql.Series{Metric: series.Metric, Floats: append([]promql.FPoint(nil), series.Floats...)}
 	}
 	return copied
 }
 
-// Querier returns the store itself: the engine asks only for what it needs.
+// Querier ignores the time range, because the engine drops the points outside of it.
 func (s scraped) Querier(int64, int64) (storage.Querier, error) {
 	find := func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
 		found := &seriesSet{}
@@ -92,7 +94,7 @@ func matches(lset labels.Labels, matchers []*labels.Matcher) bool {
 	return true
 }
 
-// seriesSet is a storage.SeriesSet of a list.
+// seriesSet is a storage.SeriesSet over a list of series.
 type seriesSet struct {
 	now  storage.Series
 	rest []storage.Series

@@ -20,18 +20,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// release is a directory that make release has filled.
+// release is a release in a directory, as make release writes it.
 type release struct {
 	*testing.T
 	dir, version string
 }
 
-// TestRelease looks at the release of UNWIND_RELEASE, as make release-check built it: its parts name
-// each other right.
+// TestRelease checks the release in the directory UNWIND_RELEASE, which make release-check builds:
+// its parts refer to each other by the right names, versions and checksums.
 func TestRelease(t *testing.T) {
 	dir := os.Getenv("UNWIND_RELEASE")
 	if dir == "" {
-		t.Skip("make release-check runs it")
+		t.Skip("make release-check runs this test")
 	}
 	const image = "-image.tar"
 	images, err := filepath.Glob(filepath.Join(dir, "unwind-*"+image))
@@ -48,7 +48,8 @@ func TestRelease(t *testing.T) {
 
 func (r release) with(t *testing.T) release { return release{t, r.dir, r.version} }
 
-// chart: it has the release's version, and without values the agents run the release's image.
+// chart checks that the chart has the release's version, and that its default image is the
+// release's.
 func (r release) chart(archive string) {
 	chart, err := loader.Load(filepath.Join(r.dir, "unwind-"+strings.TrimPrefix(r.version, "v")+".tgz"))
 	must(r.T, err)
@@ -71,8 +72,8 @@ func (r release) chart(archive string) {
 	}
 }
 
-// krew: the manifest has each archive of kubectl-unwind, by its sum, with the program in it. Its
-// keys are those of krew's pkg/index (v0.4.4).
+// krew checks krew's manifest: it lists each archive of kubectl-unwind with its checksum, and
+// installs the program and the license from it. The keys are those of krew's pkg/index (v0.4.4).
 func (r release) krew() {
 	var plugin struct {
 		APIVersion string
@@ -107,7 +108,7 @@ func (r release) krew() {
 		}
 		data := readFile(r.T, filepath.Join(r.dir, name))
 		if sum := fmt.Sprintf("%x", sha256.Sum256(data)); sum != p.Sha256 {
-			r.Errorf("%s has the sum %s, and the manifest %s", name, sum, p.Sha256)
+			r.Errorf("%s has the checksum %s, the manifest %s", name, sum, p.Sha256)
 		}
 		files := r.files(filepath.Join(r.dir, name))
 		moved := map[string]bool{}
@@ -119,16 +120,16 @@ func (r release) krew() {
 			}
 		}
 		if !moved[p.Bin] || !moved["LICENSE"] || len(moved) != 2 {
-			r.Errorf("%s: krew moves %v", name, moved)
+			r.Errorf("%s: krew installs %v, want the program and LICENSE", name, moved)
 		}
 	}
 	equal(r.T, "the manifest's archives", want, got)
 	if len(got) == 0 {
-		r.Error("no archives")
+		r.Error("the manifest lists no archives")
 	}
 }
 
-// sums: each file is in SHA256SUMS, but the notes, which no one downloads.
+// sums checks that SHA256SUMS lists each file except the notes, which are not published as a file.
 func (r release) sums() {
 	entries, err := os.ReadDir(r.dir)
 	must(r.T, err)
@@ -142,7 +143,8 @@ func (r release) sums() {
 	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
-// archives: each has its licence, a bill of materials of each of its programs, and the licences of all in the bill.
+// archives checks that each archive contains its license, a bill of materials of its programs, and
+// the licenses of everything in the bill.
 func (r release) archives() {
 	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
 	for _, archive := range archives {
@@ -171,7 +173,7 @@ func (r release) archives() {
 		for _, program := range bill.Metadata.Component.Components {
 			programs = append(programs, program.Name)
 			if sum := fmt.Sprintf("%x", sha256.Sum256(files[top+"/"+program.Name])); sum != program.Hashes[0].Content {
-				r.Errorf("%s: %s has another sum in the bill", top, program.Name)
+				r.Errorf("%s: %s has another checksum in the bill", top, program.Name)
 			}
 		}
 		names := slices.Collect(maps.Keys(files))
@@ -179,10 +181,11 @@ func (r release) archives() {
 			texts := top + "/licenses/" + c.Name + "@" + c.Version + "/"
 			if len(c.Licenses) == 0 || c.Licenses[0].License.ID == "" ||
 				!slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, texts) }) {
-				r.Errorf("%s: licences of %s: %v", top, c.Name, c.Licenses)
+				r.Errorf("%s: no license, or no license text, of %s: %v", top, c.Name, c.Licenses)
 			}
 		}
-		if arch, is := strings.CutPrefix(top, "unwind-"+r.version+"-linux-"); is { // the same programs are in the image
+		// The image contains the same programs as the archive of its architecture.
+		if arch, is := strings.CutPrefix(top, "unwind-"+r.version+"-linux-"); is {
 			ofImage := readFile(r.T, filepath.Join(r.dir, "unwind-"+r.version+"-image-"+arch+".cdx.json"))
 			equal(r.T, "the bill of the image", string(files[top+"/sbom.cdx.json"]), string(ofImage))
 		}
@@ -194,7 +197,7 @@ func (r release) archives() {
 			want = []string{"kubectl-unwind"}
 		}
 		if !slices.Equal(programs, want) || bill.Metadata.Component.Version != r.version || files[top+"/LICENSE"] == nil {
-			r.Errorf("%s: the bill of %s has %q; files: %q", top, bill.Metadata.Component.Version, programs,
+			r.Errorf("%s: the bill is for version %s and lists %q; files: %q", top, bill.Metadata.Component.Version, programs,
 				slices.Sorted(maps.Keys(files)))
 		}
 	}
