@@ -103,20 +103,25 @@ func TestEIO(t *testing.T) {
 			mnt := t.TempDir()
 			d := mountDisk(t, mnt)
 			s := &Store{Dir: filepath.Join(mnt, "state")}
-			c := newCast(t, s)
-			c.tell("p populate = ok; p put a = ok")
+			p, q := start(t, "act", s.Dir), start(t, "act", s.Dir)
+			p.populate().ok()
+			p.put("a").ok()
 			queue, err := os.OpenFile(filepath.Join(s.Dir, queueName), os.O_WRONLY, 0)
 			check(t, err)
 			_, err = queue.WriteString(stamp)
 			check(t, errors.Join(err, queue.Close()))
 			_, changes := d.seen()
 			d.broken.Store(true)
-			c.tell("p list = error: input/output error; p put b = error: input/output error; q put b = error: input/output error")
+			p.list().fails("input/output error")
+			p.put("b").fails("input/output error")
+			q.put("b").fails("input/output error")
 			if _, now := d.seen(); now > changes {
 				t.Errorf("changed: %v", d.log[changes:])
 			}
 			d.broken.Store(false)
-			c.tell("p look a = free, no file; p put b = ok; p aside = 0")
+			p.look("a").is("free, no file")
+			p.put("b").ok()
+			p.setAside().is("0")
 		})
 	}
 }

@@ -197,29 +197,23 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 	t.Cleanup(func() { check(t, server.Unmount()) })
 	unmount := mountLoop(t, path("fuse/disk"), path("mnt"))
 
-	c := newCast(t, &Store{Dir: path("mnt/state")})
+	p, q := start(t, "act", path("mnt/state")), start(t, "act", path("mnt/state"))
 	t.Cleanup(func() { // the actors keep the disk busy, so they end before it is unmounted
-		for _, p := range c.actors {
-			p.kill()
-		}
+		p.kill()
+		q.kill()
 		unmount()
 	})
-	list := func() string {
-		p := c.actor("p")
-		p.say("list")
-		return p.line()
-	}
-	c.tell("p fill = ok")
-	promised := []string{list()}
+	p.fill().ok()
+	promised := []string{p.list().text()}
 	device.refusing(refuse)
-	c.tell("p spread = error: input/output error")
+	p.spread().fails("input/output error")
 	device.refusing(nil)
 	certain, log := device.content()
 	first := len(log)
 	ends := []int{first} // by transaction: the number of requests when it ended
 	for i := range 4 {
-		c.tell(fmt.Sprintf("q put x%d = ok", i))
-		promised = append(promised, list())
+		q.put(fmt.Sprint("x", i)).ok()
+		promised = append(promised, p.list().text())
 		_, log = device.content()
 		ends = append(ends, len(log))
 	}

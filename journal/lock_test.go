@@ -14,72 +14,221 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestLock covers the lock of an attachment. See story for the language.
+// TestLock covers the lock of an attachment.
 func TestLock(t *testing.T) {
 	tellStories(t, []story{
-		{"it excludes others", `
-			we look a = free, no file
-			p acquire a = taken; we look a = owned
-			we acquire a 0s = busy at once; we acquire b = taken
-			p release a = ok; we look a = free; we acquire a = taken; we release a = ok
-			q acquire a = taken; we acquire a 300ms = busy`},
-		{"a waiter gets the lock when it is released", `
-			p acquire a = taken; we acquire a -> a; p release a = ok; we = taken; we look a = owned`},
-		{"a waiter gets the lock when its holder dies", `
-			p acquire a = taken; we acquire a -> a; p kill; we = taken; we look a = owned`},
-		{"the same process already has it", `
-			we acquire a = taken; we acquire a 300ms = busy; we look a = owned
-			p look a = owned; p acquire a -> a; we release a = ok; p = taken; we look a = owned`},
-		{"another Store of the process has it", `
-			we acquire a = taken
-			other look a = owned; other acquire a 0s = busy at once
-			other sweep = ok; p look a = owned`},
-		{"another Store has it, by another path", `
-			we acquire a = taken
-			link look a = owned; link acquire a 0s = busy at once
-			link sweep = ok; p look a = owned`},
-		{"a delegate outlives the process that started it", `
-			p acquire a = taken; p spawn a = spawned; we look a = owned
-			p kill; we look a = locked; we acquire a 300ms = taken; we look a = owned`},
-		{"taken over from a delegate's child", `
-			p acquire a = taken; p spawn a = spawned; we takeover a = busy at once; p kill; we takeover a = taken; we look a = owned
-			q acquire a -> a; we release a = ok; q = taken; we look a = owned`},
-		{"two processes try to take it over", `
-			p acquire a = taken; p spawn a = spawned; p kill
-			q takeover a = taken; we takeover a = busy at once; we acquire a 300ms = busy; q release a = ok; we acquire a = taken`},
-		{"two wait for a delegate's child and take it over one after the other", `
-			p acquire a = taken; p spawn a = spawned; we inherit a -> a; q inherit a -> a; p kill
-			we = taken; we look a = owned; we release a = ok; q = taken; we look a = owned`},
-		{"SkipOwned returns at once for a living owner, and waits for a delegate's child", `
-			p acquire a = taken; p spawn a = spawned; we skip a = busy at once; p kill; we skip a = taken; we look a = owned`},
-		{"a DEL waits", `
-			p acquire a = taken; p awaited a = false; we end a -> a; p awaited a = true
-			q end a 300ms = busy; p awaited a = true; p release a = ok; we = taken; we awaited a = false`},
-		{"a DEL gives up waiting", `
-			p acquire a = taken; we end a 300ms = busy; p awaited a = false; we acquire a -> a; p awaited a = false; p release a = ok; we = taken`},
-		{"a DEL waits while another process takes the lock over", `
-			p acquire a = taken; p spawn a = spawned; we end a -> a; p kill; q takeover a = taken; q look b -> a; q = free, no file
-			q awaited a = true; q release a = ok; we = taken`},
-		{"taken over from a delegate that has ended", `
-			p acquire a = taken; p kill; we takeover a = taken; we look a = owned
-			we remove a = ok; we release a = ok; we look a = free, no file; we sweep = ok`},
-		{"a delegate leaves a daemon", `
-			p acquire a = taken; p spawn a = spawned; p release a = ok; we look a = free
-			we acquire a = taken; p kill; we look a = owned`},
-		{"its file is removed while a process waits", `
-			p acquire a = taken; we acquire a -> a; p remove a = ok; p release a = ok
-			we = taken; we look a = owned
-			we remove a = ok; p look a = free, no file; we release a = ok; we look a = free, no file`},
-		{"the file at the path is another one", `
-			we acquire a = taken; we rm = ok; p acquire a = taken; we remove a = ok; q look a = owned`},
-		{"a sweep removes the files of free locks", `
-			we sweep = ok; we put entry = ok; we acquire entry = taken; we release entry = ok
-			we acquire stray = taken; we release stray = ok; p acquire a = taken
-			we sweep = ok; we look entry = free, no file; we look stray = free, no file; we look a = owned`},
-		{"a symbolic link in place of its file is not followed", `
-			we put b = ok; we plant a = ok
-			we acquire a = error; we look a = error
-			we planted = error: no file`},
+		{"it excludes others", func(c *cast) {
+			we, p, q := c.here(), c.elsewhere(), c.elsewhere()
+			we.look("a").is("free, no file")
+			p.acquire("a").is("taken")
+			we.look("a").is("owned")
+			we.acquire("a", 0).is("busy at once")
+			we.acquire("b").is("taken")
+			p.release("a").ok()
+			we.look("a").is("free")
+			we.acquire("a").is("taken")
+			we.release("a").ok()
+			q.acquire("a").is("taken")
+			we.acquire("a", 300*time.Millisecond).is("busy")
+		}},
+		{"a waiter gets the lock when it is released", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			we.acquire("a").waits()
+			p.release("a").ok()
+			we.reply().is("taken")
+			we.look("a").is("owned")
+		}},
+		{"a waiter gets the lock when its holder dies", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			we.acquire("a").waits()
+			p.kill()
+			we.reply().is("taken")
+			we.look("a").is("owned")
+		}},
+		{"the same process already has it", func(c *cast) {
+			we, p := c.here(), c.elsewhere()
+			we.acquire("a").is("taken")
+			we.acquire("a", 300*time.Millisecond).is("busy")
+			we.look("a").is("owned")
+			p.look("a").is("owned")
+			p.acquire("a").waits()
+			we.release("a").ok()
+			p.reply().is("taken")
+			we.look("a").is("owned")
+		}},
+		{"another Store of the process has it", func(c *cast) {
+			we, other, p := c.here(), c.here(), c.elsewhere()
+			we.acquire("a").is("taken")
+			other.look("a").is("owned")
+			other.acquire("a", 0).is("busy at once")
+			other.sweep().ok()
+			p.look("a").is("owned")
+		}},
+		{"another Store has it, by another path", func(c *cast) {
+			we, link, p := c.here(), c.byLink(), c.elsewhere()
+			we.acquire("a").is("taken")
+			link.look("a").is("owned")
+			link.acquire("a", 0).is("busy at once")
+			link.sweep().ok()
+			p.look("a").is("owned")
+		}},
+		{"a delegate outlives the process that started it", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			we.look("a").is("owned")
+			p.kill()
+			we.look("a").is("locked")
+			we.acquire("a", 300*time.Millisecond).is("taken")
+			we.look("a").is("owned")
+		}},
+		{"taken over from a delegate's child", func(c *cast) {
+			p, we, q := c.elsewhere(), c.here(), c.elsewhere()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			we.takeOver("a").is("busy at once")
+			p.kill()
+			we.takeOver("a").is("taken")
+			we.look("a").is("owned")
+			q.acquire("a").waits()
+			we.release("a").ok()
+			q.reply().is("taken")
+			we.look("a").is("owned")
+		}},
+		{"two processes try to take it over", func(c *cast) {
+			p, q, we := c.elsewhere(), c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			p.kill()
+			q.takeOver("a").is("taken")
+			we.takeOver("a").is("busy at once")
+			we.acquire("a", 300*time.Millisecond).is("busy")
+			q.release("a").ok()
+			we.acquire("a").is("taken")
+		}},
+		{"two wait for a delegate's child and take it over one after the other", func(c *cast) {
+			p, we, q := c.elsewhere(), c.here(), c.elsewhere()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			we.inherit("a").waits()
+			q.inherit("a").waits()
+			p.kill()
+			first, second := eitherIs("taken", we, q)
+			first.look("a").is("owned")
+			first.release("a").ok()
+			second.reply().is("taken")
+			first.look("a").is("owned")
+		}},
+		{"SkipOwned returns at once for a living owner, and waits for a delegate's child", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			we.skipOwned("a").is("busy at once")
+			p.kill()
+			we.skipOwned("a").is("taken")
+			we.look("a").is("owned")
+		}},
+		{"a DEL waits", func(c *cast) {
+			p, we, q := c.elsewhere(), c.here(), c.elsewhere()
+			p.acquire("a").is("taken")
+			p.awaited("a").is("false")
+			we.endADD("a").waits()
+			p.awaited("a").is("true")
+			q.endADD("a", 300*time.Millisecond).is("busy")
+			p.awaited("a").is("true")
+			p.release("a").ok()
+			we.reply().is("taken")
+			we.awaited("a").is("false")
+		}},
+		{"a DEL gives up waiting", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			we.endADD("a", 300*time.Millisecond).is("busy")
+			p.awaited("a").is("false")
+			we.acquire("a").waits()
+			p.awaited("a").is("false")
+			p.release("a").ok()
+			we.reply().is("taken")
+		}},
+		{"a DEL waits while another process takes the lock over", func(c *cast) {
+			p, we, q := c.elsewhere(), c.here(), c.elsewhere()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			we.endADD("a").waits()
+			p.kill()
+			q.takeOver("a").is("taken")
+			q.look("b").waits()
+			q.reply().is("free, no file")
+			q.awaited("a").is("true")
+			q.release("a").ok()
+			we.reply().is("taken")
+		}},
+		{"taken over from a delegate that has ended", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			p.kill()
+			we.takeOver("a").is("taken")
+			we.look("a").is("owned")
+			we.removeFile("a").ok()
+			we.release("a").ok()
+			we.look("a").is("free, no file")
+			we.sweep().ok()
+		}},
+		{"a delegate leaves a daemon", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			p.spawn("a").is("spawned")
+			p.release("a").ok()
+			we.look("a").is("free")
+			we.acquire("a").is("taken")
+			p.kill()
+			we.look("a").is("owned")
+		}},
+		{"its file is removed while a process waits", func(c *cast) {
+			p, we := c.elsewhere(), c.here()
+			p.acquire("a").is("taken")
+			we.acquire("a").waits()
+			p.removeFile("a").ok()
+			p.release("a").ok()
+			we.reply().is("taken")
+			we.look("a").is("owned")
+			we.removeFile("a").ok()
+			p.look("a").is("free, no file")
+			we.release("a").ok()
+			we.look("a").is("free, no file")
+		}},
+		{"the file at the path is another one", func(c *cast) {
+			we, p, q := c.here(), c.elsewhere(), c.elsewhere()
+			we.acquire("a").is("taken")
+			we.removeAll().ok()
+			p.acquire("a").is("taken")
+			we.removeFile("a").ok()
+			q.look("a").is("owned")
+		}},
+		{"a sweep removes the files of free locks", func(c *cast) {
+			we, p := c.here(), c.elsewhere()
+			we.sweep().ok()
+			we.put("entry").ok()
+			we.acquire("entry").is("taken")
+			we.release("entry").ok()
+			we.acquire("stray").is("taken")
+			we.release("stray").ok()
+			p.acquire("a").is("taken")
+			we.sweep().ok()
+			we.look("entry").is("free, no file")
+			we.look("stray").is("free, no file")
+			we.look("a").is("owned")
+		}},
+		{"a symbolic link in place of its file is not followed", func(c *cast) {
+			we := c.here()
+			we.put("b").ok()
+			we.plantLink("a").ok()
+			we.acquire("a").fails("")
+			we.look("a").fails("")
+			we.planted().fails("no file")
+		}},
 	})
 }
 

@@ -59,6 +59,7 @@ func await() string {
 // process is the test's side of a helper.
 type process struct {
 	t     *testing.T
+	dir   string
 	cmd   *exec.Cmd
 	say   func(line string)
 	lines chan string
@@ -75,7 +76,7 @@ func start(t *testing.T, name, dir string, args ...string) *process {
 	out, err := cmd.StdoutPipe()
 	check(t, err)
 	check(t, cmd.Start())
-	p := &process{t: t, cmd: cmd, lines: make(chan string, 4096)}
+	p := &process{t: t, dir: dir, cmd: cmd, lines: make(chan string, 4096)}
 	p.say = func(line string) { fmt.Fprintln(in, line) }
 	go func() {
 		for s := bufio.NewScanner(out); s.Scan(); {

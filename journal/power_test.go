@@ -208,10 +208,8 @@ func (p *power) live(killed string) {
 	dir := filepath.Join(mnt, "state")
 	if killed != "" {
 		first := start(p.T, "act", dir)
-		first.say("die " + killed)
-		first.expect("ok")
-		first.say("put b")
-		first.expect("signal: killed")
+		first.dieAt(killed).ok()
+		first.put("b").is("signal: killed")
 		p.steps = p.steps[:3]
 	}
 	writer := start(p.T, "power", dir)
@@ -225,8 +223,7 @@ func (p *power) live(killed string) {
 		if killed == "" && failsAfter[i] > 0 {
 			other := start(p.T, "act", dir)
 			p.failing.Store(failsAfter[i])
-			other.say(fmt.Sprint("put unsynced", i))
-			other.expect("error: input/output error")
+			other.put(fmt.Sprint("unsynced", i)).is("error: input/output error")
 			after, _ := p.seen()
 			p.unsynced[i] = p.contentsOf(after)
 		}

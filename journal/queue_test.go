@@ -11,32 +11,94 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestQueue covers transactions that wait for each other. See story for the language.
+// TestQueue covers transactions that wait for each other.
 func TestQueue(t *testing.T) {
 	t.Parallel()
 	tellStories(t, []story{
-		{"readers run concurrently, a writer waits for earlier readers, later readers wait for the writer", `
-			we put a = ok; p view = in; q view = in; w put b -> journal.db; r view -> journal.lock
-			p go = ok; q go = ok; w = ok; r = in; r go = ok`},
-		{"its holder is killed", `
-			we put a = ok; p hold b = in; p stop; p kill; we put c 1s = ok; we list = a c`},
-		{"the directory is removed between two transactions", `
-			we put a = ok; we rm = ok; we put b = ok; we list = b`},
-		{"the directory is removed while a writer waits", `
-			we put a = ok; p hold b = in; q put c -> journal.lock; we rm = ok; p go = *; q = error: no file
-			we list = ; we put d = ok; we list = d`},
-		{"the directory is replaced while a writer waits", `
-			we put a = ok; p hold b = in; q put c -> journal.lock; we rm = ok; r hold d = in
-			p go = *; q -> journal.lock; r go = ok; q = ok; we list = c d`},
-		{"another program, such as a backup, holds the file's lock: that is not damage", `
-			we put a = ok; p stranger = in; we put b = busy; p go = ok
-			we list = a; we aside = 0`},
-		{"the journal is replaced while a writer waits for it", `
-			we put a = ok; p stranger = in; q put b -> journal.db; we replace c = ok; p go = ok; q = ok
-			we list = b c`},
-		{"the journal is set aside while a writer waits", `
-			we populate = ok; p wreck b = in; q put c -> journal.lock
-			p damage = in; p go = ok; q = ok; we list = b c; we aside = 1`},
+		{"readers run concurrently, a writer waits for earlier readers, later readers wait for the writer", func(c *cast) {
+			we, p, q, w, r := c.here(), c.elsewhere(), c.elsewhere(), c.elsewhere(), c.elsewhere()
+			we.put("a").ok()
+			p.view().is("in")
+			q.view().is("in")
+			w.put("b").waitsFor("journal.db")
+			r.view().waitsFor("journal.lock")
+			p.goOn().ok()
+			q.goOn().ok()
+			w.reply().ok()
+			r.reply().is("in")
+			r.goOn().ok()
+		}},
+		{"its holder is killed", func(c *cast) {
+			we, p := c.here(), c.elsewhere()
+			we.put("a").ok()
+			p.hold("b").is("in")
+			p.stop()
+			p.kill()
+			we.put("c", time.Second).ok()
+			we.list().is("a c")
+		}},
+		{"the directory is removed between two transactions", func(c *cast) {
+			we := c.here()
+			we.put("a").ok()
+			we.removeAll().ok()
+			we.put("b").ok()
+			we.list().is("b")
+		}},
+		{"the directory is removed while a writer waits", func(c *cast) {
+			we, p, q := c.here(), c.elsewhere(), c.elsewhere()
+			we.put("a").ok()
+			p.hold("b").is("in")
+			q.put("c").waitsFor("journal.lock")
+			we.removeAll().ok()
+			p.goOn().isAnything()
+			q.reply().fails("no file")
+			we.list().is("")
+			we.put("d").ok()
+			we.list().is("d")
+		}},
+		{"the directory is replaced while a writer waits", func(c *cast) {
+			we, p, q, r := c.here(), c.elsewhere(), c.elsewhere(), c.elsewhere()
+			we.put("a").ok()
+			p.hold("b").is("in")
+			q.put("c").waitsFor("journal.lock")
+			we.removeAll().ok()
+			r.hold("d").is("in")
+			p.goOn().isAnything()
+			q.waitsFor("journal.lock")
+			r.goOn().ok()
+			q.reply().ok()
+			we.list().is("c d")
+		}},
+		{"another program, such as a backup, holds the file's lock: that is not damage", func(c *cast) {
+			we, p := c.here(), c.elsewhere()
+			we.put("a").ok()
+			p.openWithBbolt().is("in")
+			we.put("b").is("busy")
+			p.goOn().ok()
+			we.list().is("a")
+			we.setAside().is("0")
+		}},
+		{"the journal is replaced while a writer waits for it", func(c *cast) {
+			we, p, q := c.here(), c.elsewhere(), c.elsewhere()
+			we.put("a").ok()
+			p.openWithBbolt().is("in")
+			q.put("b").waitsFor("journal.db")
+			we.replace("c").ok()
+			p.goOn().ok()
+			q.reply().ok()
+			we.list().is("b c")
+		}},
+		{"the journal is set aside while a writer waits", func(c *cast) {
+			we, p, q := c.here(), c.elsewhere(), c.elsewhere()
+			we.populate().ok()
+			p.wreck("b").is("in")
+			q.put("c").waitsFor("journal.lock")
+			p.goOn().is("in")
+			p.goOn().ok()
+			q.reply().ok()
+			we.list().is("b c")
+			we.setAside().is("1")
+		}},
 	})
 }
 
@@ -47,17 +109,39 @@ func TestStillQueue(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
 	tellStories(t, []story{
-		{"a queue that does not move", `
-			we put a = ok; p hold b = in; p stop
-			we put c 300ms = busy; we view 300ms = busy; we put c = busy
-			p cont; p go = ok; we put c = ok; we list = a b c`},
-		{"a queue that moves", `
-			we put a = ok; p hold b1 = in; q hold b2 -> journal.lock; r hold b3 -> journal.lock
-			x put c -> journal.lock; y view -> journal.lock
-			w sleep = ok; p go = ok; q = in
-			w sleep = ok; q go = ok; r = in
-			w sleep = ok; r go = ok
-			x = ok; y = in; y go = ok`},
+		{"a queue that does not move", func(c *cast) {
+			we, p := c.here(), c.elsewhere()
+			we.put("a").ok()
+			p.hold("b").is("in")
+			p.stop()
+			we.put("c", 300*time.Millisecond).is("busy")
+			we.view(300 * time.Millisecond).is("busy")
+			we.put("c").is("busy")
+			p.resume()
+			p.goOn().ok()
+			we.put("c").ok()
+			we.list().is("a b c")
+		}},
+		{"a queue that moves", func(c *cast) {
+			we, p, q, r, x, y, w := c.here(), c.elsewhere(), c.elsewhere(), c.elsewhere(), c.elsewhere(), c.elsewhere(), c.elsewhere()
+			we.put("a").ok()
+			p.hold("b1").is("in")
+			q.hold("b2").waitsFor("journal.lock")
+			r.hold("b3").waitsFor("journal.lock")
+			x.put("c").waitsFor("journal.lock")
+			y.view().waitsFor("journal.lock")
+			w.sleep().ok()
+			p.goOn().ok()
+			q.reply().is("in")
+			w.sleep().ok()
+			q.goOn().ok()
+			r.reply().is("in")
+			w.sleep().ok()
+			r.goOn().ok()
+			x.reply().ok()
+			y.reply().is("in")
+			y.goOn().ok()
+		}},
 	})
 }
 
@@ -67,8 +151,7 @@ func TestQueued(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
 	holder := start(t, "act", s.Dir)
-	holder.say("hold b")
-	holder.expect("in")
+	holder.hold("b").is("in")
 	for written, queued := range map[time.Time]bool{time.Now().Add(time.Hour): true, time.Now().Add(-time.Hour): false} {
 		check(t, os.Chtimes(filepath.Join(s.Dir, queueName), time.Time{}, written))
 		err := s.Update(within(t, 50*time.Millisecond), look)
@@ -76,8 +159,7 @@ func TestQueued(t *testing.T) {
 			t.Errorf("written %s: %v", written, err)
 		}
 	}
-	holder.say("go on")
-	holder.expect("ok")
+	holder.goOn().ok()
 }
 
 // TestWaiters: a caller that gives up leaves a thread behind in flock(2), which only the lock's
@@ -86,8 +168,7 @@ func TestWaiters(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
 	holder := start(t, "act", s.Dir)
-	holder.say("hold b")
-	holder.expect("in")
+	holder.hold("b").is("in")
 	queue := filepath.Join(s.Dir, queueName)
 	var callers sync.WaitGroup
 	for range 2 * cap(waiters) {
@@ -106,8 +187,7 @@ func TestWaiters(t *testing.T) {
 			}
 		})
 	}
-	holder.say("go on")
-	holder.expect("ok")
+	holder.goOn().ok()
 	callers.Wait()
 	sandbox.AwaitWaiters(t, os.Getpid(), queue, 0, 0)
 }

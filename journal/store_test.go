@@ -136,10 +136,9 @@ func TestModes(t *testing.T) {
 			s := newStore(t)
 			s.Dir = filepath.Join(s.Dir, "made", "too")
 			p := start(t, "act", s.Dir)
-			for _, line := range []string{"umask " + umask, "put a", "acquire a"} {
-				p.say(line)
-				p.line()
-			}
+			p.umask(umask).ok()
+			p.put("a").ok()
+			p.acquire("a").is("taken")
 			want := map[string]fs.FileMode{
 				"":              fs.ModeDir | 0o700,
 				"/" + fileName:  0o600,
@@ -155,8 +154,7 @@ func TestModes(t *testing.T) {
 			if diff := cmp.Diff(want, modesOf(t, s.Dir)); diff != "" {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
-			p.say("put b")
-			p.expect("ok")
+			p.put("b").ok()
 			wantEntries(t, s, "a", "b")
 		})
 	}

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,112 +21,171 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A story is a test of several actors that use one journal. Its steps are separated by line feeds
-// or semicolons:
-//
-//	p acquire a = taken    actor p runs a verb (see actor.act); its expected result
-//	q put b -> FILE        actor q runs a verb, and waits for the flock of FILE
-//	q = ok                 the expected result of q's last verb
-//	p kill                 send a signal; also: stop, cont (SIGSTOP, SIGCONT)
-//
-// The actors "we", "other" and "link" are goroutines of the test's process, each with a Store of
-// its own; "link" reaches the directory by a symbolic link. All other actors are processes. FILE is
-// a file of the journal, or the name of an attachment for that attachment's lock. The result "*"
-// matches anything, "error" any error, and "error: END" an error that ends with END.
-type story struct{ name, steps string }
+// story is a test of several actors that use one journal. An actor runs a verb, such as acquire, and
+// answers with its result. An actor that waits for a lock answers later (see reply and waitsFor).
+type story struct {
+	name string
+	tell func(c *cast)
+}
 
 func tellStories(t *testing.T, stories []story) {
 	t.Helper()
 	for _, st := range stories {
 		t.Run(st.name, func(t *testing.T) {
 			t.Parallel()
-			newCast(t, newStore(t)).tell(st.steps)
+			st.tell(&cast{T: t, store: newStore(t)})
 		})
 	}
 }
 
-// cast holds the actors of a story.
+// cast starts the actors of a story.
 type cast struct {
 	*testing.T
-	store  *Store
-	actors map[string]*process
+	store *Store
 }
 
-func newCast(t *testing.T, s *Store) *cast {
-	return &cast{T: t, store: s, actors: map[string]*process{}}
-}
+// here returns an actor in this process, with a Store of its own.
+func (c *cast) here() *process { return perform(c.T, c.store.Dir) }
 
-func (c *cast) tell(steps string) {
+// byLink returns an actor in this process that reaches the directory by a symbolic link.
+func (c *cast) byLink() *process {
 	c.Helper()
-	for _, step := range strings.FieldsFunc(steps, func(r rune) bool { return r == '\n' || r == ';' }) {
-		if step = strings.TrimSpace(step); step != "" {
-			c.play(step)
-		}
+	link := filepath.Join(c.TempDir(), "link")
+	check(c, os.Symlink(filepath.Dir(c.store.Dir), link))
+	return perform(c.T, filepath.Join(link, filepath.Base(c.store.Dir)))
+}
+
+// elsewhere returns an actor in a process of its own.
+func (c *cast) elsewhere() *process {
+	c.Helper()
+	return start(c.T, "act", c.store.Dir)
+}
+
+// answer is what an actor answers to a verb.
+type answer struct {
+	*process
+	verb string
+}
+
+// ask makes an actor run a verb (see actor.act). The arguments are an attachment's container ID and
+// the longest time to wait.
+func (p *process) ask(verb, id string, limit ...time.Duration) answer {
+	words := []string{verb, cmp.Or(id, "-")}
+	for _, l := range limit {
+		words = append(words, l.String())
+	}
+	p.say(strings.Join(words, " "))
+	return answer{p, strings.Join(words, " ")}
+}
+
+// reply is the answer of an actor that waited.
+func (p *process) reply() answer { return answer{p, "its last verb"} }
+
+func (p *process) stop()   { p.t.Helper(); p.signal(syscall.SIGSTOP) }
+func (p *process) resume() { p.t.Helper(); p.signal(syscall.SIGCONT) }
+
+// The verbs. They are explained in actor.act.
+
+func (p *process) acquire(id string, limit ...time.Duration) answer {
+	return p.ask("acquire", id, limit...)
+}
+
+func (p *process) endADD(id string, limit ...time.Duration) answer { return p.ask("end", id, limit...) }
+func (p *process) put(id string, limit ...time.Duration) answer    { return p.ask("put", id, limit...) }
+func (p *process) view(limit ...time.Duration) answer              { return p.ask("view", "", limit...) }
+func (p *process) inherit(id string) answer                        { return p.ask("inherit", id) }
+func (p *process) skipOwned(id string) answer                      { return p.ask("skip", id) }
+func (p *process) takeOver(id string) answer                       { return p.ask("takeover", id) }
+func (p *process) release(id string) answer                        { return p.ask("release", id) }
+func (p *process) removeFile(id string) answer                     { return p.ask("remove", id) }
+func (p *process) spawn(id string) answer                          { return p.ask("spawn", id) }
+func (p *process) awaited(id string) answer                        { return p.ask("awaited", id) }
+func (p *process) look(id string) answer                           { return p.ask("look", id) }
+func (p *process) hold(id string) answer                           { return p.ask("hold", id) }
+func (p *process) wreck(id string) answer                          { return p.ask("wreck", id) }
+func (p *process) plantLink(id string) answer                      { return p.ask("plant", id) }
+func (p *process) replace(id string) answer                        { return p.ask("replace", id) }
+func (p *process) umask(mask string) answer                        { return p.ask("umask", mask) }
+func (p *process) dieAt(point string) answer                       { return p.ask("die", point) }
+func (p *process) planted() answer                                 { return p.ask("planted", "") }
+func (p *process) sweep() answer                                   { return p.ask("sweep", "") }
+func (p *process) removeAll() answer                               { return p.ask("rm", "") }
+func (p *process) fill() answer                                    { return p.ask("fill", "") }
+func (p *process) spread() answer                                  { return p.ask("spread", "") }
+func (p *process) list() answer                                    { return p.ask("list", "") }
+func (p *process) populate() answer                                { return p.ask("populate", "") }
+func (p *process) setAside() answer                                { return p.ask("aside", "") }
+func (p *process) openWithBbolt() answer                           { return p.ask("stranger", "") }
+func (p *process) sleep() answer                                   { return p.ask("sleep", "") }
+
+// goOn ends the wait of a verb that answered "in".
+func (p *process) goOn() answer { return p.ask("go", "") }
+
+// is checks an actor's answer.
+func (a answer) is(want string) {
+	a.t.Helper()
+	if got := a.text(); got != want {
+		a.t.Fatalf("%s: %s, want %s", a.verb, got, want)
 	}
 }
 
-func (c *cast) actor(name string) *process {
-	c.Helper()
-	if c.actors[name] == nil {
-		switch dir := c.store.Dir; name {
-		case "we", "other":
-			c.actors[name] = perform(c.T, dir)
-		case "link":
-			link := filepath.Join(c.TempDir(), "link")
-			check(c, os.Symlink(filepath.Dir(dir), link))
-			c.actors[name] = perform(c.T, filepath.Join(link, filepath.Base(dir)))
-		default:
-			c.actors[name] = start(c.T, "act", dir)
-		}
+func (a answer) ok() { a.t.Helper(); a.is("ok") }
+
+// isAnything waits for an actor's answer.
+func (a answer) isAnything() { a.t.Helper(); _ = a.text() }
+
+// fails checks that an actor's answer is an error with this end.
+func (a answer) fails(end string) {
+	a.t.Helper()
+	if got := a.text(); !strings.HasPrefix(got, "error") || !strings.HasSuffix(got, end) {
+		a.t.Fatalf("%s: %s, want an error that ends with %q", a.verb, got, end)
 	}
-	return c.actors[name]
 }
 
-// play runs one step of a story.
-func (c *cast) play(step string) {
-	c.Helper()
-	rest, want, answers := strings.Cut(step+" ", "= ")
-	rest, file, waits := strings.Cut(rest, "-> ")
-	name, does, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	p := c.actor(name)
-	switch does {
-	case "":
-	case "kill":
-		p.kill()
-	case "stop":
-		p.signal(syscall.SIGSTOP)
-	case "cont":
-		p.signal(syscall.SIGCONT)
-	default:
-		p.say(does)
+// text returns an actor's answer.
+func (a answer) text() string {
+	a.t.Helper()
+	got := a.line()
+	text, spawned := strings.CutPrefix(got, "spawned ")
+	if !spawned {
+		return got
 	}
-	if waits {
-		if strings.HasPrefix(file, "journal.") {
-			sandbox.AwaitWaiters(c, p.pid(), filepath.Join(c.store.Dir, strings.TrimSpace(file)), 1, math.MaxInt)
-		} else { // waiters poll an attachment's lock, so the kernel doesn't show them
-			time.Sleep(50 * time.Millisecond)
-		}
-	}
-	if !answers {
-		return
-	}
-	got := p.line()
-	if text, ok := strings.CutPrefix(got, "spawned "); ok {
-		pid, err := strconv.Atoi(text)
-		check(c, err)
-		c.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
-		got = "spawned"
-	}
-	want = strings.TrimSpace(want)
-	text, fails := strings.CutPrefix(want, "error")
-	if fails = fails && strings.HasPrefix(got, "error"); want != "*" && got != want && (!fails || !strings.HasSuffix(got, text)) {
-		c.Fatalf("%s: %s", step, got)
-	}
+	pid, err := strconv.Atoi(text)
+	check(a.t, err)
+	a.t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	return "spawned"
 }
+
+// eitherIs checks the first answer of two actors that wait, and returns the one that answered first.
+func eitherIs(want string, one, other *process) (first, second *process) {
+	one.t.Helper()
+	var got string
+	select {
+	case got = <-one.lines:
+		first, second = one, other
+	case got = <-other.lines:
+		first, second = other, one
+	case <-time.After(sandbox.Patience):
+	}
+	if got != want {
+		one.t.Fatalf("the first answer is %q, want %q", got, want)
+	}
+	return first, second
+}
+
+// waitsFor waits until the actor waits for the flock of a file of the journal.
+func (p *process) waitsFor(file string) {
+	p.t.Helper()
+	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
+}
+
+// waits gives the actor the time to begin to wait for an attachment's lock. It polls that lock, so
+// the kernel does not show that it waits.
+func (p *process) waits() { time.Sleep(50 * time.Millisecond) }
 
 // perform starts an actor in a goroutine of this process.
 func perform(t *testing.T, dir string) *process {
-	in, p := make(chan string), &process{t: t, lines: make(chan string, 16)}
+	in, p := make(chan string), &process{t: t, dir: dir, lines: make(chan string, 16)}
 	p.say = func(line string) { in <- line }
 	s := &Store{Dir: dir, wait: shortWait}
 	a := &actor{Store: s, tell: func(line string) { p.lines <- line }, await: func() string { return <-in }, locks: map[string]*Lock{}}
@@ -167,7 +227,7 @@ type actor struct {
 // wait, the longest time to wait.
 func (a *actor) do(words []string) string {
 	verb, id, limit := words[0], "", sandbox.Patience
-	if len(words) > 1 {
+	if len(words) > 1 && words[1] != "-" {
 		id = words[1]
 	}
 	bound := len(words) > 2

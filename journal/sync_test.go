@@ -19,16 +19,21 @@ func TestSyncFails(t *testing.T) {
 		mnt := t.TempDir()
 		d := mountDisk(t, mnt)
 		s := &Store{Dir: filepath.Join(mnt, "state")}
-		c := newCast(t, s)
-		c.tell("p put a = ok")
+		p, q := start(t, "act", s.Dir), start(t, "act", s.Dir)
+		p.put("a").ok()
 		before := d.inode(fileName)
 		d.failing.Store(int64(i + 1))
-		c.tell("p put b = error: input/output error; p list = *; q put c = ok; p list = " + after + "; p aside = 0")
+		p.put("b").fails("input/output error")
+		p.list().isAnything()
+		q.put("c").ok()
+		p.list().is(after)
+		p.setAside().is("0")
 		if d.inode(fileName) == before {
 			t.Errorf("sync %d failed, and the file was not copied", i+1)
 		}
 		before = d.inode(fileName)
-		c.tell("p put d = ok; p list = " + after + " d")
+		p.put("d").ok()
+		p.list().is(after + " d")
 		if d.inode(fileName) != before {
 			t.Error("the file was copied although its last commit succeeded")
 		}
