@@ -277,7 +277,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	defer cancel()
 	ctx, end := a.watched(ctx, a.Budgets.Stop, a.Budgets.Undo)
 	defer end(nil)
-	a.Journal.Forget() // the ADD may have taken long
+	a.Journal.Invalidate() // the ADD may have taken long
 	left, reason := &a.entry.Undo, decide.FailedADD
 	left.Steps = left.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said

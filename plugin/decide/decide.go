@@ -150,9 +150,9 @@ func decideUnlisted(ev Evidence) Verdict {
 	return dead(Unlisted)
 }
 
-// Orphan is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
+// Stray is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
 // not in the journal. The runtime's list covers it by container ID, regardless of the interface.
-type Orphan struct {
+type Stray struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // see DecideGrace
@@ -162,10 +162,10 @@ type Orphan struct {
 	InUse           Fact // an interface in some network namespace uses the address
 }
 
-// DecideOrphan returns the verdict on a reservation whose owner is not in the journal: a pod that
+// DecideStray returns the verdict on a reservation whose owner is not in the journal: a pod that
 // started before unwind was installed or, if the journal was lost, any pod (antrea#8239). The
 // reservation is dead only if all evidence agrees.
-func DecideOrphan(o Orphan) Verdict {
+func DecideStray(o Stray) Verdict {
 	switch {
 	case !Yes(o.SameNamespaces):
 		return Undecided("this process does not run in the runtime's namespaces (run this on the "+
@@ -201,7 +201,7 @@ func DecideOrphan(o Orphan) Verdict {
 		return Undecided("some processes or network namespaces cannot be inspected",
 			why(o.InUse, o.Runs))
 	}
-	return dead(Reason{"orphan", "its owner is neither in the journal nor in the runtime's list, " +
+	return dead(Reason{"stray", "its owner is neither in the journal nor in the runtime's list, " +
 		"none of its processes is running, and no interface has the address"})
 }
 

@@ -203,19 +203,19 @@ func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }
 
-// TestDecideOrphan: a reservation whose owner is not in the journal is dead only if every piece of
+// TestDecideStray: a reservation whose owner is not in the journal is dead only if every piece of
 // evidence says so.
-func TestDecideOrphan(t *testing.T) {
+func TestDecideStray(t *testing.T) {
 	t.Parallel()
-	dead := Orphan{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: False, InUse: False}
-	if v := DecideOrphan(dead); v.Fate != Dead {
+	dead := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: False, InUse: False}
+	if v := DecideStray(dead); v.Fate != Dead {
 		t.Errorf("%+v", v)
 	}
 	answers := []Truth{Unclear, False, True}
 	for i := range 3 * 3 * 3 * 3 * 3 * 3 {
-		o := Orphan{SameNamespaces: answers[i%3], Listed: answers[i/3%3], PastGracePeriod: answers[i/9%3],
+		o := Stray{SameNamespaces: answers[i%3], Listed: answers[i/3%3], PastGracePeriod: answers[i/9%3],
 			Cached: answers[i/27%3], InUse: answers[i/81%3], Runs: answers[i/243]}
-		v := DecideOrphan(o)
+		v := DecideStray(o)
 		if (v.Fate == Dead) != (o == dead) || v.Reason.Text == "" {
 			t.Errorf("%+v: %+v", o, v)
 		}
@@ -243,12 +243,12 @@ func TestDoubt(t *testing.T) {
 	link.NetNS, link.HasProcess, link.HostLink = False, False, why
 	unlisted.Listed, unlisted.NetNS, unlisted.HasProcess = False, False, why
 	again.State, again.AddedUnseen = journal.Deleting, why
-	runs := Orphan{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: why, InUse: False}
+	runs := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: why, InUse: False}
 	used, uncovered := runs, runs
 	used.Runs, used.InUse = False, why
 	uncovered.Listed = nil
 	for i, v := range []Verdict{Decide(netns), Decide(process), Decide(link), Decide(unlisted), Decide(again),
-		DecideOrphan(runs), DecideOrphan(used), DecideOrphan(uncovered), DecideOrphan(Orphan{SameNamespaces: why})} {
+		DecideStray(runs), DecideStray(used), DecideStray(uncovered), DecideStray(Stray{SameNamespaces: why})} {
 		if v.Fate != Unknown || !strings.HasSuffix(v.Reason.Text, string(why)) {
 			t.Errorf("%d: %+v", i, v)
 		}
@@ -280,8 +280,8 @@ func TestAskedLate(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	}
-	orphan := Orphan{SameNamespaces: True, Listed: False, PastGracePeriod: False, Cached: later, Runs: later, InUse: later}
-	if v := DecideOrphan(orphan); v.Fate != Live {
+	stray := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: False, Cached: later, Runs: later, InUse: later}
+	if v := DecideStray(stray); v.Fate != Live {
 		t.Errorf("%+v", v)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"cni-unwind/plugin/plugintest"
 )
 
-// TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and DecideOrphan.
+// TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and DecideStray.
 // Each row changes the evidence that decided the row before it, so each row has another reason.
 func TestVerdictTables(t *testing.T) {
 	const readme = "README.md"
@@ -51,31 +51,31 @@ func TestVerdictTables(t *testing.T) {
 	plugintest.Table(t, readme, "verdicts", table.text)
 
 	table = &verdictTable{T: t, reasons: map[string]bool{}}
-	var o Orphan
-	orphan := func(words string, change func()) {
+	var o Stray
+	stray := func(words string, change func()) {
 		change()
-		table.add(words, DecideOrphan(o))
+		table.add(words, DecideStray(o))
 	}
-	orphan("unwind runs in namespaces other than the runtime's", func() {})
-	orphan("no list covers the owner, but the cgroup path of a process contains the container ID",
+	stray("unwind runs in namespaces other than the runtime's", func() {})
+	stray("no list covers the owner, but the cgroup path of a process contains the container ID",
 		func() { o.SameNamespaces, o.Runs = True, True })
-	orphan("no list covers the owner, but an interface in some namespace has the address",
+	stray("no list covers the owner, but an interface in some namespace has the address",
 		func() { o.Runs, o.InUse = False, True })
-	orphan("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = False })
-	orphan("a list contains the container, with any interface", func() { o.Listed = True })
-	orphan("unwind does not know when the address was allocated", func() { o.Listed = False })
-	orphan("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#207][207])",
+	stray("no list covers the owner, and unwind finds neither a process of the container nor an interface with the address", func() { o.InUse = False })
+	stray("a list contains the container, with any interface", func() { o.Listed = True })
+	stray("unwind does not know when the address was allocated", func() { o.Listed = False })
+	stray("the address is younger than `gracePeriod` (on a node without unwind, 10 minutes), so its ADD may still be running ([whereabouts#207][207])",
 		func() { o.PastGracePeriod = False })
-	orphan("the clock was set in this boot, and the address is from before the boot or from the future, so its age is unknown, and `--grace-period` is not given",
+	stray("the clock was set in this boot, and the address is from before the boot or from the future, so its age is unknown, and `--grace-period` is not given",
 		func() { o.Undated = true })
-	orphan("unwind cannot read libcni's cache", func() { o.PastGracePeriod, o.Undated = True, false })
-	orphan("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = True })
-	orphan("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
+	stray("unwind cannot read libcni's cache", func() { o.PastGracePeriod, o.Undated = True, false })
+	stray("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = True })
+	stray("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
 		func() { o.Cached, o.Runs = False, True })
-	orphan("an interface in some namespace has the address", func() { o.Runs, o.InUse = False, True })
-	orphan("unwind cannot inspect some process or network namespace", func() { o.InUse = Unclear })
-	orphan("anything else", func() { o.InUse = False })
-	plugintest.Table(t, readme, "orphans", table.text)
+	stray("an interface in some namespace has the address", func() { o.Runs, o.InUse = False, True })
+	stray("unwind cannot inspect some process or network namespace", func() { o.InUse = Unclear })
+	stray("anything else", func() { o.InUse = False })
+	plugintest.Table(t, readme, "strays", table.text)
 }
 
 // verdictTable collects the rows of a table. No two rows may have the same reason.

@@ -109,7 +109,7 @@ func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, grace decide.Grace) {
 	cache, err := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	cached := slices.ContainsFunc(cache, Cached.netNSThere)
 	grace = n.GraceOfOwner(o.Written, o.Grace)
-	return decide.DecideOrphan(decide.Orphan{
+	return decide.DecideStray(decide.Stray{
 		SameNamespaces:  &fact{look: n.seesAsRuntime},
 		Listed:          n.List.hasContainer(o, cache),
 		PastGracePeriod: decide.TruthIf(n.Host.TimeNS == namespacesOf("/proc/1").TimeNS, grace.Over),

@@ -134,8 +134,8 @@ func (r *Recorder) Renew(ctx context.Context) error {
 	return err
 }
 
-// Forget drops the snapshot, so that the next call of Snapshot reads the journal again.
-func (r *Recorder) Forget() { r.last = nil }
+// Invalidate drops the snapshot, so that the next call of Snapshot reads the journal again.
+func (r *Recorder) Invalidate() { r.last = nil }
 
 // Snapshot returns the last reading of the journal. It reads the journal if there is none.
 func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {

@@ -43,7 +43,7 @@ func TestSnapshot(t *testing.T) {
 	want("without a journal", false, false)
 	put("a")
 	want("before Forget", false, false)
-	r.Forget()
+	r.Invalidate()
 	want("after Forget", true, false)
 	first := put("b")
 	if r.Fork().Snapshot(t.Context()).Claims("b", address) != true || r.Snapshot(t.Context()).Claims("b", address) {
@@ -54,7 +54,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	want("after Renew", true, true)
 	put("b")
-	r.Forget()
+	r.Invalidate()
 	if again, err := r.Snapshot(t.Context()).AddedAgain(first); len(again) != 1 || again[0].Number <= first.Number || err != nil {
 		t.Errorf("another ADD of b: %v (%v)", again, err)
 	}

@@ -110,7 +110,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
-		s.w.Journal.Forget()
+		s.w.Journal.Invalidate()
 		if s.Network == "" {
 			add(nil, s.w.Journal.Store.RemoveFreeLocks())
 		}

@@ -168,7 +168,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 	} else {
 		err = w.Journal.Update(context.WithoutCancel(ctx), change)
 	}
-	w.Journal.Forget() // the snapshot lacks this change
+	w.Journal.Invalidate() // the snapshot lacks this change
 	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()
 	}
