@@ -25,8 +25,7 @@ die() {
 	exit 1
 }
 
-# --- outside: check the machine, create the namespaces, clean up
-# -----------------------------------------------------
+# --- outside: check the machine, create the namespaces, clean up ----------------------------------------------------
 
 enter_namespaces() {
 	[[ $pods =~ ^[1-9][0-9]?$ ]] || die "the number of pods must be between 1 and 99, not '$pods'"
@@ -104,8 +103,7 @@ heal_faulty() {
 	echo '{}' >"$work/faulty-unwind/plan.json"
 }
 
-# --- inside: calls that a runtime makes, and counters
-# ----------------------------------------------------------------
+# --- inside: calls that a runtime makes, and counters ---------------------------------------------------------------
 
 cni() { # add|del network pod: calls the chain like a runtime; the output is in $work/out
 	timeout 900 "$root/.tools/bin/cnitool" "$1" "$2" "/run/netns/$3" >"$work/out" 2>&1

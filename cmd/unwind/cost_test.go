@@ -34,7 +34,6 @@ const (
 	maxInitAllocs = 300
 )
 
-// cost is the cost of one verb.
 type cost struct {
 	syncs     int // exact: fewer would lose records in a crash, more are slow
 	openings  int // at most, of the journal: each waits in the journal's queue

@@ -234,7 +234,6 @@ type budgets struct{ crashes, faults, lies, power, commits, losses int8 }
 
 const lockOrphan = int8(100)
 
-// containers returns the number of containers.
 func (m *protocol) containers() int8 {
 	if m.three {
 		return 3
@@ -297,7 +296,6 @@ func (c *sandboxed) push(r record) {
 	c.r = [2]record{r, before}
 }
 
-// set changes the state of a record.
 func (s *state) set(r *record, to int8) {
 	s.illegal = s.illegal || journal.CheckEdge(states[r.state], states[to]) != nil
 	r.state = to

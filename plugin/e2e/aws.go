@@ -208,7 +208,6 @@ func (d *IPAMD) add(request fields) ([]byte, error) {
 	return reply(d.allocations[i].IPv4), nil
 }
 
-// del handles a DelNetwork.
 func (d *IPAMD) del(request fields) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -289,7 +288,6 @@ func (n *Node) RoutingRules(address string) (rules []string) {
 	return rules
 }
 
-// method turns a function into a gRPC method.
 func method(name string, answer func(fields) ([]byte, error)) grpc.MethodDesc {
 	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context,
 		decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {

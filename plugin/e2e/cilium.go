@@ -59,7 +59,7 @@ type ciliumEndpoint struct {
 	} `json:"addressing"`
 }
 
-// NewCiliumAgent makes an agent, and doesn't start it.
+// NewCiliumAgent creates an agent, and doesn't start it.
 func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
 	return &CiliumAgent{
 		n: n, pool: pool, taken: map[string]bool{}, endpoints: map[string]ciliumEndpoint{},

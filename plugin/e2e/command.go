@@ -35,7 +35,7 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen makes a socket on the node, and replaces an existing one. Close doesn't remove its path,
+// listen creates a socket on the node, and replaces an existing one. Close doesn't remove its path,
 // because Close would look for it outside the node.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
@@ -95,7 +95,8 @@ func (n *Node) KillPlugins() {
 	}
 }
 
-// processes returns the processes of the node that run a plugin, by their PIDs outside.
+// processes returns the PIDs, as seen from outside the node, of the node's processes whose program
+// is a plugin that matches the pattern.
 func (n *Node) processes(pattern string) (pids []int) {
 	n.Helper()
 	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))
@@ -110,7 +111,7 @@ func (n *Node) processes(pattern string) (pids []int) {
 		}
 		program, err := os.Readlink(exe)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if ok, _ := filepath.Match(pattern, filepath.Base(program)); !ok {
 			continue

@@ -59,8 +59,8 @@ func EachContainerd(t *testing.T, test func(t *testing.T, v Version)) {
 	}
 }
 
-// versionOf asks a containerd for its version: "containerd github.com/containerd/containerd/v2
-// v2.4.2 REVISION".
+// versionOf returns the version that a containerd binary reports, in the form "containerd
+// github.com/containerd/containerd/v2 v2.4.2 REVISION".
 func versionOf(t testing.TB, dir string) Version {
 	t.Helper()
 	out, err := exec.Command(tool(t, filepath.Join(dir, "containerd")), "--version").Output()
@@ -80,8 +80,8 @@ func versionOf(t testing.TB, dir string) Version {
 	return Version{"containerd " + number, dir, major}
 }
 
-// config returns the settings that containerd needs: the source of the pause image, and not to
-// lower a container's oom_score_adj, which a test's machine may forbid.
+// config returns containerd's configuration. It names the pause image, and forbids containerd to
+// lower a container's oom_score_adj, which the machine may not allow.
 func (v Version) config() string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = %q\n  restrict_oom_score_adj = true\n", PauseImage)
@@ -96,7 +96,7 @@ func (v Version) MovedCNI(confDir, binDir string) string {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)
 	}
 	bin := fmt.Sprintf("bin_dirs = [%q]", binDir)
-	if strings.HasPrefix(v.Name, "containerd 2.0.") { // it ignores bin_dirs
+	if strings.HasPrefix(v.Name, "containerd 2.0.") { // containerd 2.0 ignores bin_dirs
 		bin = fmt.Sprintf("bin_dir = %q", binDir)
 	}
 	return fmt.Sprintf("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".cni]\n  conf_dir = %q\n  %s\n", confDir, bin)
@@ -154,7 +154,8 @@ func (c *Containerd) RunContainer(id string) (cniID string) {
 	return "default-" + id
 }
 
-// KillContainer kills the first process of such a container. Nobody sends a DEL.
+// KillContainer kills the first process of a container that RunContainer started. Nobody sends a
+// DEL.
 func (c *Containerd) KillContainer(id string) {
 	c.node.Helper()
 	for line := range strings.Lines(c.Ctr("default", "tasks", "ls")) {
@@ -171,7 +172,7 @@ func (c *Containerd) KillContainer(id string) {
 func (c *Containerd) Forget(ids ...string) {
 	c.node.Helper()
 	c.Ctr("k8s.io", append([]string{"containers", "rm"}, ids...)...)
-	if c.Version.Major > 1 { // keeps a sandbox apart from its container
+	if c.Version.Major > 1 { // containerd 2 stores a sandbox separately from its container
 		c.Ctr("k8s.io", append([]string{"sandboxes", "rm", "--force"}, ids...)...)
 	}
 	c.Kill()

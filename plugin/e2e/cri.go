@@ -158,8 +158,8 @@ func (c *CRI) IP(id string) string {
 	return answer.GetStatus().GetNetwork().GetIp()
 }
 
-// KillPod kills the first process of a sandbox, and waits until the runtime reports that the
-// sandbox is not ready.
+// KillPod kills the first process of a sandbox, and waits until the runtime no longer reports the
+// sandbox as ready.
 func (c *CRI) KillPod(id string) {
 	n := c.node
 	n.Helper()

@@ -84,10 +84,10 @@ func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	version := strings.TrimPrefix(first, "crio version ")
-	podman := n.NewPodman() // puts the image where CRI-O finds it
+	podman := n.NewPodman() // loads the pause image into the storage that CRI-O shares with podman
 	env := append(podman.env[:len(podman.env):len(podman.env)], "TMPDIR=/run")
 	podman.env = append(env, "CONTAINERS_CONF="+filepath.Join(n.Dir, "containers.conf"))
-	n.Run("mv", "/etc/containers/containers.conf", n.Dir) // the node itself has no podman
+	n.Run("mv", "/etc/containers/containers.conf", n.Dir) // a CRI-O node has no podman
 	n.Write("/etc/crio/crio.conf", fmt.Sprintf(crioConf, tool(n, "crio/pinns"), tool(n, "deb/usr/sbin/runc"), tool(n, "deb/usr/bin/conmon")))
 	n.Write("/etc/crio/crio.conf.d/10-network.conf", network.String())
 	for _, dir := range []string{"/etc/crio/hooks.d", "/var/lib/crio", "/var/log/crio"} {

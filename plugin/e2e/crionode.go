@@ -12,8 +12,8 @@ type CrioNode struct {
 	Unwind bool
 }
 
-// NewCrioNode makes a node with or without unwind. With a statusGrace, CRI-O sends STATUS after its
-// start, too.
+// NewCrioNode creates a node with or without unwind. With a statusGrace, CRI-O sends STATUS after
+// its start, too.
 func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	if Short() {
 		t.Skip("CRI-O is not built for a short run")

@@ -14,7 +14,7 @@ import (
 // diskPattern is the prefix of the names of nodes' disk directories and of their pods' cgroups.
 const diskPattern = "unwind-node-"
 
-// newDisk makes the directory of a node's disk. The returned file holds a lock on it as long as
+// newDisk creates the directory of a node's disk. The returned file holds a lock on it as long as
 // this process lives.
 func newDisk(t testing.TB) (dir string, lock *os.File) {
 	t.Helper()
@@ -56,8 +56,8 @@ func clearDisks(t testing.TB) {
 }
 
 // removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd
-// made next to it for containers without a cgroup of the kubelet's (containerd pkg/oci/spec.go
-// populateDefaultUnixSpec).
+// created next to it for containers for which the kubelet names no cgroup (containerd
+// pkg/oci/spec.go populateDefaultUnixSpec).
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
 	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))

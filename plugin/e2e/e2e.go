@@ -3,8 +3,8 @@
 // it needs below .tools/e2e.
 //
 // To a runtime, a Node is a machine: it has network, mount and PID namespaces of its own, and its
-// files are where a distribution puts them. It ends with the test that made it, or with the process
-// that runs the tests, however that ends. Nothing of it remains on the machine.
+// files are where a distribution puts them. It ends with the test that created it, or with the
+// process that runs the tests, however that ends. Nothing of it remains on the machine.
 package e2e
 
 import (

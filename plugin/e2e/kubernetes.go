@@ -56,8 +56,9 @@ contexts: [{name: e2e, context: {cluster: e2e, user: admin}}]
 current-context: e2e
 `
 
-// kubeletConfig changes the kubelet's defaults, because the machine may have cgroups of version 1,
-// or allow none. The first %s is the runtime's socket, the second the cgroup of the node's pods.
+// kubeletConfig changes the kubelet's defaults, because the machine may use cgroups v1, or may not
+// allow cgroups at all. The first %s is the runtime's socket, the second the cgroup of the node's
+// pods.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%s
@@ -110,7 +111,7 @@ func NewCluster(t testing.TB) *Cluster {
 	return c
 }
 
-// newKey makes the key that signs the tokens of service accounts.
+// newKey creates the key that signs the tokens of service accounts.
 func newKey(t testing.TB) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -145,7 +146,8 @@ func (w *Worker) keepTunables() {
 	})
 }
 
-// Join makes a node a worker, with containerd and a kubelet, and returns when it is ready for pods.
+// Join creates a node a worker, with containerd and a kubelet, and returns when it is ready for
+// pods.
 func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	c.Helper()
 	w := &Worker{Node: NewNode(c), NodeName: name, cluster: c, address: fmt.Sprintf("172.31.0.%d", len(c.Workers)+2)}

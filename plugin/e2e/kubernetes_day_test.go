@@ -42,9 +42,9 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 	}
 	remove := func(w *e2e.Worker, path string) { removeFile(d.T, w.File(path)) }
 
-	// The uninstallers of istio-cni (cni/pkg/install/install.go Cleanup) and linkerd-cni (install-cni.sh cleanup) remove
-	// the plugin from the conflist, then its kubeconfig and its binary. A DEL of these two does nothing, so it fails only
-	// without the binary.
+	// The uninstallers of istio-cni (cni/pkg/install/install.go Cleanup) and linkerd-cni
+	// (install-cni.sh cleanup) remove the plugin from the conflist, then its kubeconfig and its
+	// binary. A DEL of these two does nothing, so it fails only without the binary.
 	d.pass(day{
 		name: "mesh",
 		what: "a mesh is installed, and uninstalled with its binary",

@@ -336,7 +336,8 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	// uninstall exits 6 if it keeps the journal, which it does while pods that unwind started still run.
+	// uninstall exits 6 if it keeps the journal, which it does while pods that unwind started still
+	// run.
 	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6"
 	if err != nil && !kept || !strings.Contains(out, want) {
 		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
@@ -384,7 +385,8 @@ func (i *installed) empty(w *e2e.Worker) string {
 func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())
-	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, once a minute.
+	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, once a
+	// minute.
 	e2e.Eventually(i, 3*podTime, "a sweep empties the journal", func() bool {
 		w.Unwindctl("sweep")
 		return len(w.Journal()) == 0

@@ -32,7 +32,7 @@ func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
 
-// routes gives the workers routes to each other's pods.
+// routes adds routes between the pods of this worker and of each other worker.
 func (w *Worker) routes() {
 	w.Helper()
 	for _, other := range w.cluster.Workers {
@@ -50,9 +50,9 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort makes a pair of interfaces, one on the bridge and the other in a network namespace. After
-// a reboot the previous pair may still exist: the kernel removes a network namespace some time
-// after its end.
+// addPort creates a pair of interfaces, one on the bridge and the other in a network namespace.
+// After a reboot the previous pair may still exist: the kernel removes a network namespace some
+// time after its end.
 func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err

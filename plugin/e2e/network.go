@@ -28,8 +28,8 @@ type Network struct {
 	Gateway string   // of host-local's range, without a route; "" for the bridge's address
 	Plugins []string // JSON; after bridge, or ptp
 	Version string   // of CNI; "" for 1.0.0 and, where the runtime knows it, 1.1.0
-	// Kindnet makes it like kindnet's network: ptp in place of bridge, no STATUS, and another
-	// directory for the addresses.
+	// Kindnet selects a network like kindnet's: ptp instead of bridge, a CNI version without STATUS,
+	// and another directory for host-local's files.
 	Kindnet bool
 	// Unwind makes unwindctl wrap the chain into unwind's entry, which gets these Keys.
 	Unwind bool
@@ -150,14 +150,14 @@ func withKeys(n *Node, text string, keys map[string]any) string {
 
 func (n *Node) faultyDir() string { return filepath.Join(n.Dir, "faulty") }
 
-// Plan sets faulty's modes by command, from its next call on. Without modes it is healthy.
+// Plan sets faulty's mode for each command, from its next call on. Without modes, faulty succeeds.
 func (n *Node) Plan(modes map[string]string) {
 	n.Helper()
 	n.plan("*", modes)
 }
 
-// PlanPods sets faulty's modes for the pods whose names begin with a prefix; faulty is healthy for
-// others.
+// PlanPods is Plan for the pods whose names begin with a prefix. For all other pods, faulty
+// succeeds.
 func (n *Node) PlanPods(prefix string, modes map[string]string) {
 	n.Helper()
 	n.plan("pod:"+prefix, modes)
@@ -246,7 +246,7 @@ func (n *Node) reserved(pool string) map[string]string {
 		}
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // released by now
+			continue // the address was released meanwhile
 		}
 		if err != nil {
 			n.Fatal(err)
@@ -257,7 +257,7 @@ func (n *Node) reserved(pool string) map[string]string {
 	return owners
 }
 
-// AddNetNS makes a network namespace, pinned in the directory that runtimes use. (ip netns add
+// AddNetNS creates a network namespace, pinned in the directory that runtimes use. (ip netns add
 // would mount a directory over their pins.)
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
@@ -265,8 +265,8 @@ func (n *Node) AddNetNS(name string) {
 	n.Run("unshare", "--net=/run/netns/"+name, "true")
 }
 
-// AddByHand attaches a new network namespace as a runtime would for a pod. containerd doesn't know
-// about it.
+// AddByHand attaches a new network namespace with cnitool, as a runtime would for a pod. containerd
+// doesn't know about it.
 func (n *Node) AddByHand(pod string) {
 	n.Helper()
 	n.AddNetNS(pod)

@@ -52,19 +52,19 @@ const (
 // overlay, which also shows other inodes.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
-// NewNode makes a node that ends with the test.
+// NewNode creates a node that ends with the test.
 func NewNode(t testing.TB) *Node {
 	t.Helper()
 	return newNode(t, func() error { return nil })
 }
 
-// NewLongUpNode makes a node that has been up for more than an hour: see sandbox.LongUp.
+// NewLongUpNode creates a node that has been up for more than an hour: see sandbox.LongUp.
 func NewLongUpNode(t testing.TB) *Node {
 	t.Helper()
 	return newNode(t, sandbox.LongUp)
 }
 
-// newNode makes a node. Its thread runs prepare first.
+// newNode creates a node. Its thread runs prepare first.
 func newNode(t testing.TB, prepare func() error) *Node {
 	t.Helper()
 	dir, lock := newDisk(t)
@@ -84,11 +84,11 @@ func newNode(t testing.TB, prepare func() error) *Node {
 	return n
 }
 
-// thread starts the first process and works in its namespaces until the work channel closes. Then
-// the thread ends, and with it the first process (PDEATHSIG is bound to the thread), and with that
-// all processes and mounts of the node.
+// thread starts the node's first process, and runs the functions from the work channel in its
+// namespaces until the channel closes. Then the thread ends, so that the kernel kills the first
+// process (PDEATHSIG), and with it all processes and mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
-	// Never unlock it: no other goroutine may run on a thread in the node's namespaces.
+	// The thread is never unlocked, because no other goroutine may run in the node's namespaces.
 	runtime.LockOSThread()
 	err := prepare()
 	if err == nil {
@@ -223,7 +223,7 @@ func mount(source, target, fstype string, flags uintptr, options string) error {
 	return nil
 }
 
-// installPlugins links the plugins to where runtimes look for them, so that a test can remove one.
+// installPlugins links the plugins into PluginDir. They are links, so that a test can remove one.
 func (n *Node) installPlugins() {
 	n.Helper()
 	for _, p := range []string{tool(n, "bin/faulty"), Path(n, "bin/unwind")} {
@@ -300,7 +300,7 @@ func (n *Node) unmountAll() error {
 	for _, line := range lines {
 		at := strings.Fields(line)[1]
 		if strings.HasPrefix(at, "/run/") || strings.Count(at, "/") > 3 && strings.HasPrefix(at, "/var/lib/") {
-			_ = unix.Unmount(at, unix.MNT_DETACH) // a mount below another one may be gone with it
+			_ = unix.Unmount(at, unix.MNT_DETACH) // fails if the mount disappeared together with its parent
 		}
 	}
 	entries, err := os.ReadDir("/run")

@@ -31,8 +31,8 @@ func (o *Ocicni) Status() error {
 	return o.run("status")
 }
 
-// GC sends GC with these sandboxes, as CRI-O does at its start. Without any, the network's list is
-// null.
+// GC sends GC with the given sandboxes as valid, as CRI-O does at its start. Without sandboxes, the
+// list is null.
 func (o *Ocicni) GC(ids ...string) error {
 	o.node.Helper()
 	args := []string{"gc"}

@@ -16,7 +16,7 @@ type OcicniNode struct {
 	live   Left // the live pod's resources
 }
 
-// NewOcicniNode makes a node with or without unwind. Its conflist has this CNI version, or both
+// NewOcicniNode creates a node with or without unwind. Its conflist has this CNI version, or both
 // versions for "".
 func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	n := NewNode(t)

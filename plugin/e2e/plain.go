@@ -55,7 +55,7 @@ type PlainNode struct {
 // Copied is the path of that unwindctl.
 const Copied = "/usr/local/bin/unwindctl"
 
-// NewPlainNode makes a PlainNode with live pods and a pool that ends with the address last.
+// NewPlainNode creates a PlainNode with live pods and a pool that ends with the address last.
 func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	n := &PlainNode{Node: NewLongUpNode(t)}
 	check(t, os.Remove(n.File(PluginDir, "unwind")))

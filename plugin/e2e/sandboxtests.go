@@ -76,8 +76,8 @@ const grace = 5 * time.Second
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.
 const sandboxTestsTime = 20 * time.Minute
 
-// StartForSandboxTests starts a loop that restarts containerd each time a test kills it. The node
-// has the tests' networks, with or without unwind.
+// StartForSandboxTests prepares a node for RunSandboxTests. It configures the tests' networks, with
+// or without unwind, and starts containerd in a loop that restarts it each time a test kills it.
 func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 	n.Helper()
 	built := n.builtSandboxTests()
@@ -136,7 +136,7 @@ func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestRes
 	if err := n.Start(cmd); err != nil {
 		n.Fatal(err)
 	}
-	_ = cmd.Wait() // each test's line says how it ended
+	_ = cmd.Wait() // the output contains the result of each test
 	n.Run("ln", "-sf", PluginDir+"/bridge", PluginDir+"/cni-bridge-fp")
 	results = map[string]TestResult{}
 	for _, m := range testEnded.FindAllStringSubmatch(text.String(), -1) {

@@ -10,7 +10,7 @@ import (
 )
 
 // Table collects the results of tests, which may run in parallel, and logs them sorted when the
-// test that made it ends.
+// test that created it ends.
 type Table struct {
 	mu     sync.Mutex
 	header string
@@ -18,14 +18,14 @@ type Table struct {
 	steps  bool
 }
 
-// NewTable makes a table with these columns.
+// NewTable creates a table with these columns.
 func NewTable(t testing.TB, title string, columns ...string) *Table {
 	table := &Table{header: strings.Join(columns, "\t")}
 	t.Cleanup(func() { t.Logf("%s\n%s", title, table) })
 	return table
 }
 
-// NewSteps makes a table of steps in order: its rows are not sorted.
+// NewSteps creates a table of steps in order: its rows are not sorted.
 func NewSteps(t testing.TB, title string, columns ...string) *Table {
 	table := NewTable(t, title, columns...)
 	table.steps = true

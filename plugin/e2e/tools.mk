@@ -95,7 +95,7 @@ $(SANDBOX_TESTS)/.built: | go
 		CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o $(@D)/integration.test ./integration
 	touch $@
 
-# Built in a module of its own, for the same reason. The module proxy does not serve the module of
+# Built in a module of its own, like containerd. The module proxy does not serve the module of
 # nerdctl's tests (tigron). nerdctl itself uses only one interface of it, which a stub replaces.
 $(NERDCTL_STAMP): MODULE = github.com/containerd/nerdctl
 $(NERDCTL_STAMP): | go
@@ -108,7 +108,7 @@ $(NERDCTL_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, for the same reason. The first build takes two minutes on two cores.
+# Built in a module of its own, like containerd. The first build takes two minutes on two cores.
 # CRIO= and PINNS= name existing binaries to use instead.
 $(CRIO_STAMP): MODULE = github.com/cri-o/cri-o
 $(CRIO_STAMP): | go
@@ -123,7 +123,7 @@ $(CRIO_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, for the same reason. The first build takes two minutes on two cores.
+# Built in a module of its own, like containerd. The first build takes two minutes on two cores.
 $(AWS_CNI_STAMP): MODULE = github.com/aws/amazon-vpc-cni-k8s
 $(AWS_CNI_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -146,7 +146,7 @@ $(CILIUM_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, for the same reason: only thin multus. The first build takes one
+# Built in a module of its own, like containerd: only thin multus. The first build takes one
 # minute on two cores.
 $(MULTUS_STAMP): PLUGIN = gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
 $(MULTUS_STAMP): | go

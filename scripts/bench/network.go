@@ -123,7 +123,6 @@ type pod struct {
 	rt    *libcni.RuntimeConf
 }
 
-// newPod creates a pod's namespace.
 func (n *network) newPod(i int) (*pod, error) {
 	id := fmt.Sprintf("%s-%d", n.list.Name, i)
 	path := filepath.Join(n.work, "netns", id)

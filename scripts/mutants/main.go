@@ -92,7 +92,6 @@ func readAccepted(path string) (map[string]bool, error) {
 	return all, err
 }
 
-// mutantsOf returns all mutants of a package.
 func mutantsOf(dir string) (all []*mutant, err error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	for _, path := range paths {

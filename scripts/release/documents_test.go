@@ -33,7 +33,6 @@ var (
 // versions maps software to the versions that were tested.
 type versions map[string][]string
 
-// add adds the versions in text.
 func (v versions) add(name, text string) {
 	name = strings.ToLower(name)
 	v[name] = append(v[name], number.FindAllString(text, -1)...)

@@ -242,7 +242,6 @@ func (c *call) plannedMode() (string, error) {
 	return c.resolved(modes[c.Command])
 }
 
-// pod returns the name of the call's pod.
 func (c *call) pod() string {
 	for arg := range strings.SplitSeq(c.Args, ";") {
 		if name, ok := strings.CutPrefix(arg, "K8S_POD_NAME="); ok {

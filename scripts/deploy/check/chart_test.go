@@ -64,7 +64,6 @@ func objects(t *testing.T, text []byte) map[string]any {
 	return all
 }
 
-// load returns the chart.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	chart, err := loader.Load(chartDir)
@@ -116,7 +115,6 @@ func the[T any](all map[string]any) (found T) {
 	return found
 }
 
-// agent returns the agent's container.
 func agent(all map[string]any) core.Container {
 	return the[*apps.DaemonSet](all).Spec.Template.Spec.Containers[0]
 }
@@ -129,7 +127,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// equal compares two values.
 func equal(t *testing.T, what string, want, got any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {

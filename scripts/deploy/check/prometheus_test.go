@@ -48,7 +48,6 @@ func scrape(t *testing.T, descriptions ...string) scraped {
 	return all
 }
 
-// at returns the time of a step.
 func at(i int) time.Time { return time.Unix(0, 0).Add(time.Duration(i) * step) }
 
 // query evaluates an expression at each step from first to last.
