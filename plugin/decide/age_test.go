@@ -23,6 +23,7 @@ func TestDecideGrace(t *testing.T) {
 		given time.Duration
 		want  Grace
 	}{
+		{"no file", nil, kept, 0, over},
 		{"within the grace period", ago(4 * minute), set, 0, left},
 		{"just written", ago(0), set, 0, Grace{SameBoot: True, Left: 10 * minute}},
 		{"past the grace period", ago(11 * minute), set, 0, over},

@@ -181,6 +181,19 @@ func TestPortFirst(t *testing.T) {
 	}
 }
 
+// TestReserved: an address stays reserved only while a later step, which got it in this boot, needs
+// it.
+func TestReserved(t *testing.T) {
+	p := pass()
+	p.Steps = []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}
+	if !Reserved(0, p) {
+		t.Error("portmap's DEL is pending, and the address is not reserved")
+	}
+	if Reserved(1, p) {
+		t.Error("no later DEL is pending, and the address is reserved")
+	}
+}
+
 func TestOrder(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -30,7 +30,7 @@ import (
 const (
 	wanted = 95 // percent
 	// slow matches tests that take too long to run for each mutant.
-	slow = "^Test(Protocol|Guards|DecideAll|Doubt)"
+	slow = "^Test(Protocol|Guards|DecideAll)"
 )
 
 // operators maps an operator to its replacements, which are tried in turn.
