@@ -53,8 +53,9 @@ func sweepCommand() *cobra.Command {
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
 			describe("result") + "\n" +
-			"The exit code is 0 if every result is released, to be released, waits, busy,\n" +
-			"recent or live, and unwind's plugin is there if the runtime needs it, else 1.",
+			"The exit code is 1 if a DEL failed, something was not attempted, or a state is\n" +
+			"unknown, if a guard keeps attachments, or if the runtime needs unwind's plugin\n" +
+			"and it is missing.",
 		Example: "  unwindctl sweep --dry-run\n" +
 			"  unwindctl sweep\n" +
 			"  unwindctl sweep default/web-0\n" +
@@ -142,12 +143,12 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	case r.JournalErr != nil:
 		return err
 	case flags.output.IsObject():
-		return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun), flags.output.PrintObject(out,
+		return errors.Join(err, inspect.Remaining(r.Findings), flags.output.PrintObject(out,
 			"findings", inspect.JSONFindings(r.Findings, s.DryRun)))
 	case len(r.Findings) == 0 && flags.output.Format != term.Name:
 		return errors.Join(err, r.PrintNoFindings(out))
 	}
-	return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun),
+	return errors.Join(err, inspect.Remaining(r.Findings),
 		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
 }
 

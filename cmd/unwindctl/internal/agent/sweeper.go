@@ -92,52 +92,48 @@ func (s *sweeper) count(stateDir string) inspect.Counters {
 // report logs each released attachment. With --observe, it logs each attachment that it would
 // release, unless the previous sweep logged it. It then logs the counts.
 func (s *sweeper) report(findings []sweep.Finding) {
-	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0
+	would, counts, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
 		f := &findings[i]
-		word, why := inspect.Result(f, s.Observe)
-		words[word]++
+		counts[inspect.Counted(f, s.Observe)]++
 		if f.Elsewhere() {
 			elsewhere++
 		}
+		result, why := inspect.Result(f, s.Observe)
 		thing := fmt.Sprint(f.Key.String(), f.Addresses)
-		if word == "to be released" {
+		if result == inspect.WouldBeReleased {
 			would[thing] = true
 		}
-		if word == "released" || word == "partly released" || would[thing] && !s.would[thing] {
-			s.log.Info(word, "attachment", f.Key.String(), "why", why)
+		if result == inspect.Released || would[thing] && !s.would[thing] {
+			s.log.Info(result, "attachment", f.Key.String(), "why", why)
 		}
 	}
 	s.would = would
-	s.reportCounts(words, elsewhere > 0 && elsewhere == len(findings))
-}
-
-// reportCounts logs how many attachments there are in each state. It does not log if only the
-// number of live attachments has changed, or if a pending DEL only waits for its next try.
-func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
-	if allElsewhere {
+	if elsewhere > 0 && elsewhere == len(findings) {
 		nothing = "this agent cannot judge any attachment from its namespaces; run it on the host, or " +
 			"as unwindctl --host run"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {
-		s.log.Warn(nothing, "attachments", words["unknown"])
+		s.log.Warn(nothing, "attachments", elsewhere)
 	}
-	state, counts := fmt.Sprint("pending or waits ", words["pending"]+words["waits"]), []any{}
-	for _, word := range []string{"released", "partly released", "to be released", "pending",
-		"waits", "kept", "unknown"} {
-		if words[word] == 0 {
-			continue
-		}
-		if counts = append(counts, word, words[word]); word != "pending" && word != "waits" {
-			state += fmt.Sprintf(", %s %d", word, words[word])
+	s.reportCounts(counts)
+}
+
+// reportCounts logs how many attachments there are with each result, or of an unknown state. It
+// does not log if only the number of live attachments has changed.
+func (s *sweeper) reportCounts(counts map[string]int) {
+	var words []any
+	for _, word := range append(inspect.Results, "unknown") {
+		if counts[word] > 0 {
+			words = append(words, word, counts[word])
 		}
 	}
-	if (s.log.changed("counts", state) || words["released"] > 0) && len(counts) > 0 {
+	if (s.log.changed("counts", fmt.Sprint(words)) || counts[inspect.Released] > 0) && words != nil {
 		done := "swept"
 		if s.Observe {
 			done = "observed"
 		}
-		s.log.Info(done, append(counts, "live", words["live"]+words["recent"])...)
+		s.log.Info(done, append(words, "live", counts["live"]+counts["recent"])...)
 	}
 }
