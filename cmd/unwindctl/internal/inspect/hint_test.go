@@ -16,7 +16,7 @@ func TestHint(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "only root can read the journal; run this as root"},
+		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "run this as root"},
 		{"busy", journal.ErrBusy, "another process is using the journal; try again"},
 		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process is using the journal; try again"},
 		{"nothing to do", errors.New("other"), ""},

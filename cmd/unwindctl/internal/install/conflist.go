@@ -2,69 +2,65 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"reflect"
-	"slices"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/plugin/netconf"
 )
 
-// pair is a member of an object whose order matters.
-type pair struct {
-	key   string
-	value any
-}
-
 // content returns the text of our file. It keeps keys that somebody has added to unwind's entry or,
 // in a list, at the top level. The network's name, the capabilities, disableCheck and disableGC
 // come from the provider's file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
-	list, entry, err := s.split(old)
+	list, entry, err := split(old)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", old.Path, err)
 	}
-	isJSON := filepath.Ext(p.path) == ".json"
-	var version any = keep(list, "cniVersion", "1.0.0")
-	if isJSON && s.CNIVersion != "" {
-		version = s.CNIVersion
-	}
-	if isJSON {
-		list = nil
-	}
 	s.setEntry(entry, p)
-	own := []pair{
-		{"type", netconf.Name}, {"capabilities", entry["capabilities"]},
-		{"chainFile", entry["chainFile"]},
+	set := func(key, value string) { list[key] = json.RawMessage(value) }
+	if list["cniVersion"] == nil {
+		set("cniVersion", `"1.0.0"`)
 	}
-	var text []byte
-	if isJSON {
-		// libcni makes a list from a single plugin's configuration, and copies only these two keys to
-		// the list (libcni conf.go ConfListFromConf). An installer that appends its plugin to
-		// "plugins" gets a list that runs unwind too; runtimes ignore that key.
-		head := []pair{{"cniVersion", version}, {"name", p.Source.Name}}
-		text = addPlugins(object(append(head, own...), entry), object(own, entry))
+	if filepath.Ext(p.path) == ".json" {
+		// libcni makes a list from a single plugin's configuration, and copies only the name and the
+		// version to the list (libcni conf.go ConfListFromConf). An installer that appends its plugin
+		// to "plugins" gets a list that runs unwind too; runtimes ignore that key.
+		version := list["cniVersion"]
+		if s.CNIVersion != "" {
+			version = netconf.Marshal(s.CNIVersion)
+		}
+		list = maps.Clone(entry)
+		list["cniVersion"] = version
 	} else {
-		text = s.list(p, list, version, object(own, entry))
+		set("loadOnlyInlinedPlugins", "true")
+		for key, is := range map[string]bool{"disableCheck": p.chain.DisableCheck,
+			"disableGC": p.chain.DisableGC} {
+			if delete(list, key); is {
+				set(key, "true")
+			}
+		}
+		if list["cniVersions"] == nil {
+			set("cniVersions", `["1.0.0", "1.1.0"]`)
+		}
 	}
-	var content bytes.Buffer
-	if err := json.Indent(&content, text, "", "  "); err != nil {
-		return nil, err
-	}
-	content.WriteByte('\n')
-	return content.Bytes(), p.check(entry)
+	list["name"], list["plugins"] = netconf.Marshal(p.Source.Name), netconf.Marshal([]any{entry})
+	content, err := json.MarshalIndent(list, "", "  ")
+	return append(content, '\n'), cmp.Or(err, p.check(entry))
 }
 
 // split returns the keys of our file's list, and those of unwind's entry. The two are empty if
-// there is no file. For a single plugin's configuration, the list contains the keys that libcni
-// copies to it.
-func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
+// there is no file. For a single plugin's configuration, the list contains the version, which
+// libcni copies to it.
+func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
-		return nil, map[string]json.RawMessage{}, nil
+		return map[string]json.RawMessage{}, map[string]json.RawMessage{
+			"type": netconf.Marshal(netconf.Name)}, nil
 	}
 	list = netconf.ObjectOf(old.Data)
 	if list["type"] == nil {
@@ -72,32 +68,12 @@ func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMess
 		err = json.Unmarshal(list["plugins"], &plugins)
 		return list, plugins[0], err // the first plugin is unwind
 	}
-	entry = maps.Clone(list)
+	entry = list
+	list = map[string]json.RawMessage{"cniVersion": entry["cniVersion"]}
 	for _, key := range []string{"name", "cniVersion", "plugins"} {
 		delete(entry, key)
 	}
-	return map[string]json.RawMessage{"cniVersion": list["cniVersion"]}, entry, nil
-}
-
-// list returns the text of a list with unwind's entry in it.
-func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry []byte) []byte {
-	head := []pair{
-		{"cniVersion", version},
-		{"cniVersions", keep(old, "cniVersions", []string{"1.0.0", "1.1.0"})},
-		{"name", p.Source.Name},
-		{"loadOnlyInlinedPlugins", true},
-	}
-	if p.chain.DisableCheck {
-		head = append(head, pair{"disableCheck", true})
-	}
-	if p.chain.DisableGC {
-		head = append(head, pair{"disableGC", true})
-	}
-	return addPlugins(object(head, old, "plugins", "disableCheck", "disableGC"), entry)
-}
-
-func addPlugins(object, entry []byte) []byte {
-	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, object[:len(object)-1], entry)
+	return list, entry, nil
 }
 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
@@ -146,33 +122,6 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 			p.path, err)
 	}
 	return nil
-}
-
-// object encodes the members in head, and after them the other members of more, sorted by name. It
-// omits those in leftOut.
-func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
-	for _, m := range head {
-		leftOut = append(leftOut, m.key)
-	}
-	for _, key := range slices.Sorted(maps.Keys(more)) {
-		if !slices.Contains(leftOut, key) {
-			head = append(head, pair{key, more[key]})
-		}
-	}
-	var fields [][]byte
-	for _, m := range head {
-		if value := netconf.Marshal(m.value); string(value) != "null" {
-			fields = append(fields, fmt.Appendf(nil, "%s:%s", netconf.Marshal(m.key), value))
-		}
-	}
-	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
-}
-
-func keep(object map[string]json.RawMessage, key string, absent any) any {
-	if value, ok := object[key]; ok {
-		return value
-	}
-	return absent
 }
 
 func sameJSON(a, b []byte) bool {

@@ -303,17 +303,16 @@ func (p *Plan) warnWritable(path string, info fs.FileInfo) {
 	}
 }
 
-// checkProviders warns of a provider that changes other conflists. It returns an error if Multus
-// could use ours as the cluster's network, and call itself through it forever.
+// checkProviders warns of cilium, which renames other conflists (cilium 1.19.6, 1.20.2
+// daemon/cmd/cni/config.go). It returns an error if Multus (see besideMultus) could use ours as the
+// cluster's network, and call itself through it forever.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
-		provider := providerOf(d.Type)
-		if provider.RenamesUnless != "" {
-			p.warnings = append(p.warnings, fmt.Sprintf("%s renames all other conflists in the "+
-				"directory, including unwind's, unless it is installed with %s", provider.Name,
-				provider.RenamesUnless))
-		}
-		if provider.IsMultus && filepath.Ext(p.path) != ".json" {
+		switch {
+		case d.Type == "cilium-cni":
+			p.warnings = append(p.warnings, "cilium renames all other conflists in the directory, "+
+				"including unwind's, unless it is installed with cni.exclusive=false")
+		case strings.HasPrefix(d.Type, "multus") && filepath.Ext(p.path) != ".json":
 			return term.WithHint("use --unwind-file "+besideMultus+", a name that Multus ignores",
 				"Multus may use %s as the cluster network. It would then call itself, and no pod could start",
 				filepath.Base(p.path))

@@ -41,7 +41,7 @@ func TestUnwrapEdited(t *testing.T) {
 			if list == nil {
 				t.Fatal("not read")
 			}
-			out, err := Restore(Source{Conflist: list})
+			out, err := Restore(list, nil)
 			got := string(out)
 			if err != nil {
 				got = "error: " + err.Error()
@@ -83,7 +83,7 @@ func FuzzWrap(f *testing.F) {
 		if err != nil || list.Unwind == nil || len(list.Types) != 1 {
 			t.Fatalf("%v: %s", err, out)
 		}
-		back, err := Restore(Source{Conflist: list})
+		back, err := Restore(list, nil)
 		if err != nil || !bytes.Equal(back, x) {
 			t.Fatalf("unwrapped: %v\n%q, want\n%q, from\n%s", err, back, x, out)
 		}
@@ -122,7 +122,7 @@ func FuzzUnwrap(f *testing.F) {
 		if list == nil {
 			return
 		}
-		out, err := Restore(Source{Conflist: list})
+		out, err := Restore(list, nil)
 		var object map[string]json.RawMessage
 		if out != nil && (err != nil || json.Unmarshal(out, &object) != nil) {
 			t.Errorf("%v: %q", err, out)

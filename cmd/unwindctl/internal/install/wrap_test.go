@@ -97,7 +97,7 @@ func wrapPath(path string) ([]byte, error) {
 	if list == nil {
 		return nil, err
 	}
-	return Inline(Source{Conflist: list, arg: path, bad: err})
+	return Inline(list, err)
 }
 
 // compareTop compares the keys at the top of a list that are not wrap's.
@@ -147,7 +147,7 @@ func wrapText(x string) ([]byte, error) {
 	if list == nil {
 		return nil, err
 	}
-	return Inline(Source{Conflist: list, arg: "-", bad: err})
+	return Inline(list, err)
 }
 
 // TestWrapRefuses has nothing wrapped that unwind would refuse at ADD, or that a runtime and unwind
