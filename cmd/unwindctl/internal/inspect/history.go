@@ -74,12 +74,11 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	if o.IsObject() {
 		return errors.Join(o.PrintObject(out, "attachments", []any{}), none)
 	}
-	address, addressErr := netip.ParseAddr(arg)
 	for _, p := range r.Pools {
-		p.explainOwners(&text, arg, address.Unmap())
+		p.explainOwners(&text, arg)
 	}
-	if text.Len() == 0 && addressErr == nil {
-		none = errors.Join(fmt.Errorf("%w; no host-local pool on this node contains the address", none),
+	if _, err := netip.ParseAddr(arg); err == nil && text.Len() == 0 {
+		none = errors.Join(fmt.Errorf("%w; it is not allocated in a host-local pool on this node", none),
 			r.PoolErr, r.SweepErr)
 	}
 	events := slices.DeleteFunc(slices.Clone(r.Events),
@@ -102,16 +101,14 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 }
 
 // explainOwners writes which addresses of a pool are reserved for an argument of Find that is not
-// in the journal, and whether the address, if it is one, is free.
-func (p *Pool) explainOwners(text *strings.Builder, arg string, address netip.Addr) {
-	none := true
+// in the journal.
+func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 	for _, r := range p.Reservations {
 		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,
 			IfName: r.IfName}, Pod: r.Pod, Addresses: []netip.Addr{r.Address}}}, arg)
 		if len(found) == 0 {
 			continue
 		}
-		none = false
 		owner := ""
 		for _, of := range [][2]string{{" for container ", term.OneLine(r.ContainerID)},
 			{", interface ", term.OneLine(r.IfName)}, {", pod ", strings.Trim(podName(r.Pod), "-")}} {
@@ -122,23 +119,6 @@ func (p *Pool) explainOwners(text *strings.Builder, arg string, address netip.Ad
 		fmt.Fprintf(text, "%s is reserved in %s%s: %s.\n", r.Address, p.Dir, owner, term.OneLine(r.Why))
 		if r.Remedy != "" {
 			fmt.Fprintf(text, "%s.\n", r.Remedy)
-		}
-	}
-	if none {
-		p.explainFree(text, address)
-	}
-}
-
-func (p *Pool) explainFree(text *strings.Builder, address netip.Addr) {
-	for _, s := range p.Sets {
-		for _, r := range s.ranges {
-			if r.Has(address) {
-				fmt.Fprintf(text, "%s is free in %s, so the next ADD in network %s can get it.\n", address,
-					p.Dir, p.Network)
-			} else if r.Contains(address) {
-				fmt.Fprintf(text, "%s is the gateway of network %s (%s), which no ADD gets.\n", address,
-					p.Network, r)
-			}
 		}
 	}
 }
