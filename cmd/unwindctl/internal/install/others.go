@@ -62,25 +62,11 @@ func (s Setup) repairs() (all []*Change, err error) {
 			continue
 		}
 		text := fmt.Sprintf("%s: %s", path, strings.Join(is.Types, " → "))
-		if madeFromOurs(was) {
+		if was != nil {
 			text += fmt.Sprintf(" (previously %s)", strings.Join(was.Types, " → "))
 		}
 		if path == source {
-			var moved, there []string
-			for _, plugin := range own.Types[1:] {
-				if was != nil && slices.Contains(was.Types, plugin) {
-					there = append(there, plugin)
-				} else {
-					moved = append(moved, plugin)
-				}
-			}
-			if moved != nil {
-				text += fmt.Sprintf(" (%s from %s)", strings.Join(moved, ", "), own.Path)
-			}
-			if there != nil {
-				text += fmt.Sprintf(" (%s in %s: dropped, because it is already here)",
-					strings.Join(there, ", "), own.Path)
-			}
+			text += fmt.Sprintf(", with %s from %s", strings.Join(own.Types[1:], ", "), own.Path)
 		}
 		all = append(all, &Change{Change: repaired, What: text, path: path, apply: func(*Change) error {
 			like, err := os.Stat(path)

@@ -149,22 +149,6 @@ func TestAccepts(t *testing.T) {
 	}
 }
 
-// TestNameBefore has every name that is advised sort first, and not be what multus calls.
-func TestNameBefore(t *testing.T) {
-	t.Parallel()
-	for _, other := range []string{"00-multus.conf", "00-multus.conflist", "00-a.conflist", "00--z.conf", "0.conf", "01-x.conf", "..conflist", "!.conf"} {
-		advice := nameBefore(other, ".json")
-		name, ok := strings.CutPrefix(advice, "use --unwind-file ")
-		name, _, _ = strings.Cut(name, ",")
-		if ok && (name >= other || filepath.Ext(name) != ".json") || ok == (other == "!.conf") {
-			t.Errorf("%s: %s", other, advice)
-		}
-		if strings.HasPrefix(other, "00-multus") && !strings.HasPrefix(name, "00-multus") {
-			t.Errorf("%s: %s would be taken by multus for the cluster's network", other, advice)
-		}
-	}
-}
-
 // TestOwnFile has our file keep its name and form, whichever runtime a later install finds.
 func TestOwnFile(t *testing.T) {
 	t.Parallel()
