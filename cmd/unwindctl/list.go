@@ -118,15 +118,9 @@ func ipamCommand() *cobra.Command {
 		Example: "  unwindctl ipam\n" +
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
-				return term.Usage("--watch and --valid-attachments - are mutually exclusive: stdin can be " +
-					"read only once")
-			}
 			return showPools(cmd, flags, &o)
 		},
 	}
-	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", slices.Concat(lookFormats, []term.Format{term.Line})...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")

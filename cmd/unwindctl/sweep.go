@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -96,7 +94,6 @@ func sweepCommand() *cobra.Command {
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
 	s := flags.job
-	s.Progress = progress(ctx, cmd.ErrOrStderr())
 	if len(args) == 1 {
 		key, err := inspect.FindKey(ctx, flags.StateDir, args[0])
 		if err != nil {
@@ -114,9 +111,6 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		s.Path = node.BinPath(ctx)
 	}
 	defer context.AfterFunc(ctx, func() {
-		if s.Progress != nil { // the terminal shows ^C; continue on the next line
-			fmt.Fprintln(cmd.ErrOrStderr())
-		}
 		_ = term.Print(cmd.ErrOrStderr(),
 			"interrupted: waiting for running DELs; interrupt again to exit immediately\n")
 	})()
@@ -164,23 +158,4 @@ func pluginMissing(confDir, path string) error {
 		}
 	}
 	return nil
-}
-
-// progress returns a function that shows a sweep's progress until ctx is cancelled, or nil if out
-// is not a terminal.
-func progress(ctx context.Context, out io.Writer) func(done, of int) {
-	if _, terminal := term.OnTerminal(out); !terminal {
-		return nil
-	}
-	return func(done, of int) {
-		if ctx.Err() != nil {
-			return
-		}
-		// the next log line overwrites this text
-		text := fmt.Sprintf("%d of %s tried\r", done, term.Attachments(of))
-		if done == of {
-			text = "" // the table follows
-		}
-		fmt.Fprint(out, "\x1b[K", text)
-	}
 }

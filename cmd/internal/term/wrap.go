@@ -2,9 +2,7 @@ package term
 
 import (
 	"io"
-	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -87,18 +85,6 @@ func Colour(out io.Writer, state, text string) string {
 
 // State is Colour for a state itself.
 func State(out io.Writer, state string) string { return Colour(out, state, state) }
-
-// UTF8 reports whether the locale has block characters.
-func UTF8() bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if locale := os.Getenv(name); locale != "" {
-			locale = strings.ToLower(locale)
-			return slices.ContainsFunc([]string{"utf-8", "utf8"},
-				func(s string) bool { return strings.HasSuffix(locale, s) })
-		}
-	}
-	return false
-}
 
 // reflow joins the lines of each paragraph. Indented lines stay lines.
 func reflow(text string) (joined string) {

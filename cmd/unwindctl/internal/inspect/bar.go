@@ -28,10 +28,6 @@ func (s *Set) bar(out io.Writer) string {
 	if s.percent() < 0 {
 		return ""
 	}
-	full, free := "#", "."
-	if term.UTF8() {
-		full, free = "█", "░"
-	}
 	const around = len("  ") + len("  100 %")
 	width := maxBar
 	if columns := term.Width(out); columns > 0 {
@@ -44,9 +40,9 @@ func (s *Set) bar(out io.Writer) string {
 	var text strings.Builder
 	cells := cellsOf(counts, *s.Size, width)
 	for i, state := range barStates {
-		text.WriteString(term.Colour(out, state, strings.Repeat(full, cells[i])))
+		text.WriteString(term.Colour(out, state, strings.Repeat("█", cells[i])))
 	}
-	text.WriteString(strings.Repeat(free, cells[len(barStates)]))
+	text.WriteString(strings.Repeat("░", cells[len(barStates)]))
 	return fmt.Sprintf("  %s  %d %%\n", &text, s.percent())
 }
 

@@ -32,15 +32,10 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// TestBar: what is piped has a bar too, in the characters of the locale.
+// TestBar: what is piped has a bar too.
 func TestBar(t *testing.T) {
 	size := int64(13)
 	s := &Set{Size: &size, Counts: Counts{Used: 4, Live: 1, Leaked: 3}}
-	t.Setenv("LC_ALL", "C")
-	if got := s.bar(&strings.Builder{}); got != "  ####.........  30 %\n" {
-		t.Errorf("%q", got)
-	}
-	t.Setenv("LC_ALL", "de_DE.UTF-8")
 	if got := s.bar(&strings.Builder{}); got != "  ████░░░░░░░░░  30 %\n" {
 		t.Errorf("%q", got)
 	}

@@ -131,8 +131,8 @@ func CheckName(ctx context.Context, stateDir, arg string, events []journal.Event
 
 const completeTime = time.Second
 
-// Complete returns candidates for shell completion, with duplicates: arguments that name
-// attachments, and names of networks. They come from the journal and, if history is set, also from
+// Complete returns candidates for shell completion: arguments that name attachments, and names of
+// networks. They come from the journal and, if history is set, also from
 // its events. It reads for at most completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
@@ -152,5 +152,7 @@ func Complete(ctx context.Context, stateDir string, history bool) (args, network
 		}
 		args = append(args, term.Addresses(a.Addresses)...)
 	}
-	return args, networks
+	slices.Sort(args)
+	slices.Sort(networks)
+	return slices.Compact(args), slices.Compact(networks)
 }

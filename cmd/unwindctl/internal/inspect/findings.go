@@ -114,7 +114,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		return term.PrintNames(out, names)
 	}
 	if len(names) > 0 && o.Format != term.Line {
-		if err := t.Print(out, o); err != nil || o.NoHeaders {
+		if err := t.Print(out, o); err != nil {
 			return err
 		}
 	}
