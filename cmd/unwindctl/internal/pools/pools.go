@@ -3,13 +3,22 @@
 package pools
 
 import (
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
 	"cni-unwind/ipam"
 	"cni-unwind/plugin/netconf"
@@ -107,4 +116,156 @@ func Taken(pool string) (all []netip.Addr, err error) {
 		}
 	}
 	return all, nil
+}
+
+// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them. The
+// runtime's ranges come first, then the old-style range, then "ranges". The configuration must come
+// from OfNode.
+func Ranges(config json.RawMessage) ([]Set, error) {
+	var conf allocator.Net
+	if err := json.Unmarshal(config, &conf); err != nil {
+		return nil, err
+	}
+	if conf.IPAM == nil {
+		return nil, errors.New(`key "ipam" is missing`)
+	}
+	given := conf.RuntimeConfig.IPRanges
+	if old := conf.IPAM.Range; old != nil && old.Subnet.IP != nil {
+		given = append(given, allocator.RangeSet{*old})
+	}
+	given = append(given, conf.IPAM.Ranges...)
+	var sets []Set
+	for i := range given {
+		err := given[i].Canonicalize()
+		for _, other := range given[:i] {
+			if err == nil && other.Overlaps(&given[i]) {
+				err = fmt.Errorf("%s and %s overlap", &given[i], &other)
+			}
+		}
+		set := Set{}
+		for _, r := range given[i] {
+			one := Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)}
+			if err == nil && one.Last.Less(one.First) { // host-local accepts this
+				err = fmt.Errorf("range %s is empty: its end is below its start", one)
+			}
+			set = append(set, one)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("range set %d: %w", i, err)
+		}
+		sets = append(sets, set)
+	}
+	return sets, nil
+}
+
+func addressOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+// podCIDR matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
+// case.
+var podCIDR = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
+
+// OfNode returns a plugin's configuration with the ranges that the plugin actually passes to
+// host-local on this node. Two plugins do not pass on the configured ranges:
+//   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
+//     flannel_linux.go, getDelegateIPAM);
+//   - calico replaces two keywords with its node's pod CIDRs, which only the Kubernetes API
+//     provides (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
+//     replaceHostLocalIPAMPodCIDR).
+//
+// An error means that the ranges are unknown.
+func OfNode(config json.RawMessage) (json.RawMessage, error) {
+	var conf struct{ Type, SubnetFile string }
+	_ = json.Unmarshal(config, &conf) // Ranges returns the error
+	switch {
+	case conf.Type == "flannel":
+		return ofFlannel(cmp.Or(conf.SubnetFile, "/run/flannel/subnet.env"))
+	case conf.Type == "calico" && podCIDR.Match(config):
+		return nil, errors.New("calico's usePodCidr stands for the node's pod CIDR, which only the " +
+			"Kubernetes API provides")
+	}
+	return config, nil
+}
+
+// ofFlannel returns the configuration that flannel passes to host-local with a subnet file.
+func ofFlannel(path string) (json.RawMessage, error) {
+	data, err := netconf.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var sets []string
+	for _, key := range []string{"FLANNEL_SUBNET=", "FLANNEL_IPV6_SUBNET="} {
+		for line := range strings.Lines(string(data)) {
+			value, is := strings.CutPrefix(strings.TrimSpace(line), key)
+			if !is || value == "" {
+				continue
+			}
+			subnet, err := netip.ParsePrefix(value)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+			sets = append(sets, fmt.Sprintf(`[{"subnet": %q}]`, subnet.Masked()))
+		}
+	}
+	if sets == nil {
+		return nil, fmt.Errorf("%s does not set FLANNEL_SUBNET", path)
+	}
+	return fmt.Appendf(nil, `{"ipam": {"type": "host-local", "ranges": [%s]}}`,
+		strings.Join(sets, ",")), nil
+}
+
+// Range is a range of assignable addresses, except for Gateway, if the range contains it.
+type Range struct {
+	First, Last, Gateway netip.Addr
+}
+
+// Has reports whether the address is assignable from the range.
+func (r Range) Has(a netip.Addr) bool { return r.Contains(a) && a.Unmap() != r.Gateway }
+
+// Contains reports whether an address is in the range, even if it is the gateway.
+func (r Range) Contains(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// String returns the range in the notation of host-local's errors.
+func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Unbounded is the size of a range or a set with 2^53 addresses or more, such as an IPv6 /64. JSON
+// readers represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
+const Unbounded = 1 << 53
+
+var be = binary.BigEndian
+
+// Size returns the number of assignable addresses of the range, at most Unbounded.
+func (r Range) Size() int64 {
+	first, last := r.First.As16(), r.Last.As16()
+	low, borrow := bits.Sub64(be.Uint64(last[8:]), be.Uint64(first[8:]), 0)
+	high, _ := bits.Sub64(be.Uint64(last[:8]), be.Uint64(first[:8]), borrow)
+	switch {
+	case high > 0 || low >= Unbounded:
+		return Unbounded
+	case r.Contains(r.Gateway):
+		return int64(low)
+	}
+	return int64(low) + 1
+}
+
+// Set is a range set of one address family. An ADD gets an address from each set of its pool, and
+// fails if one set has none left.
+type Set []Range
+
+// Has reports whether the address is assignable from the set.
+func (s Set) Has(a netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r Range) bool { return r.Has(a) })
+}
+
+// Size returns the number of assignable addresses of the set, at most Unbounded.
+func (s Set) Size() (size int64) {
+	for _, r := range s {
+		size = min(size+r.Size(), Unbounded)
+	}
+	return size
 }
