@@ -110,9 +110,7 @@ func ipamCommand() *cobra.Command {
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
-			"IPv6 set, so the pool is full once one set is full. In JSON, the size of a set\n" +
-			"and its free addresses are exact numbers below 2^53. They are null if the chain\n" +
-			"does not define the ranges or the set is larger (unbounded).\n\n" +
+			"IPv6 set, so the pool is full once one set is full.\n\n" +
 			"The states of addresses:\n" +
 			describe("address"),
 		Example: "  unwindctl ipam\n" +

@@ -37,16 +37,12 @@ func sweepCommand() *cobra.Command {
 			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
 			"else of the conflist that assigned their addresses. It keeps such an attachment\n" +
-			"unless all evidence agrees that it is dead, and its address until the DEL that\n" +
-			"removes its host ports succeeds. If the list is empty, it releases none of them\n" +
-			"without --force. It creates no journal.\n\n" +
-			"Without --force, an empty list in FILE is an error, because the program that wrote\n" +
-			"it has probably failed. An empty list from --cri is not: the runtime of a drained\n" +
-			"node has no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
+			"unless all evidence agrees that it is dead, or if the list is empty.\n\n" +
+			"An empty list in FILE is an error, because the program that wrote it has probably\n" +
+			"failed. An empty list from --cri is not: the runtime of a drained node has no pods.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is itself a\n" +
-			"container (kind, k3d, LXC). In such a node, only --cri covers attachments that are\n" +
-			"not in the journal. In any other container, sweep cannot judge attachments and does\n" +
-			"nothing. You can interrupt and repeat sweep at any time.\n\n" +
+			"container (kind, k3d, LXC); there, only --cri covers attachments that are not in the\n" +
+			"journal. You can interrupt and repeat sweep at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
