@@ -36,7 +36,7 @@ func installCommand() *cobra.Command {
 }
 
 func offCommand() *cobra.Command {
-	flags := install.UninstallOptions{OffOnly: true}
+	flags := install.Options{OffOnly: true}
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Switch unwind off on this node until it is switched on again",
@@ -63,7 +63,7 @@ func addDryRun(cmd *cobra.Command, dryRun *bool) {
 	cmd.Flags().BoolVar(dryRun, "dry-run", false, "print the changes without making them")
 }
 
-func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
+func addOffFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
@@ -77,7 +77,6 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 
 func onCommand() *cobra.Command {
 	var flags install.Options
-	var o term.Output
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind on again on this node",
@@ -87,18 +86,18 @@ func onCommand() *cobra.Command {
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind exec -- on",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, &o)
+			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags)
 		},
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
 	addDryRun(cmd, &flags.DryRun)
-	o.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 	return cmd
 }
 
 func uninstallCommand() *cobra.Command {
-	var flags install.UninstallOptions
+	var flags install.Options
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove unwind from this node",

@@ -17,13 +17,21 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
+// Options are the flags of install, on, off and uninstall.
 type Options struct {
 	Target
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl; "" to copy nothing
-	UnitDir    string // for systemd units; "" to write none
+	ProgramDir string // for unwindctl; "" to copy nothing, or to keep what is there
+	UnitDir    string // for systemd units; "" to write or remove none
+	Output     term.Output
+
+	// Of off and uninstall.
+	OffOnly      bool   // remove only our conflist
+	CacheDir     string // libcni's
+	By           string // who switches unwind off
+	StateDirFlag bool   // StateDir comes from --state-dir, not from an agent's environment
 }
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
@@ -51,7 +59,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		header = "Nothing to do: unwind is in use."
 	}
 	printErr := term.Print(to.Out, header+"\n")
-	printErr = cmp.Or(printErr, done.print(to.Out, &term.Output{}))
+	printErr = cmp.Or(printErr, done.print(to.Out, &o.Output))
 	if err == nil && !o.DryRun {
 		_ = term.Print(to.Out, o.advice(ctx, r, p))
 	}
@@ -151,7 +159,7 @@ const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
 // configuration that off has kept, or that is still in use.
-func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
+func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", time.Minute)
 	if err != nil {
 		return err
@@ -181,7 +189,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	if err == nil && done.none() {
 		done.List = append(done.List, &Change{Change: "unchanged", What: "unwind is in use already"})
 	}
-	return errors.Join(err, done.print(to.Out, output))
+	return errors.Join(err, done.print(to.Out, &o.Output))
 }
 
 // switchOn is the step that switches unwind on, if it is off.
