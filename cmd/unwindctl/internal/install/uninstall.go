@@ -92,12 +92,10 @@ type uninstall struct {
 
 // recordOff is the step that writes the off switch after our conflist was removed.
 func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
-	was := ReadOff(u.StateDir)
-	text := "by " + u.By
+	was, verb, text := ReadOff(u.StateDir), "off", "by "+u.By
 	if was != nil {
 		text = "already done: " + was.String()
 	}
-	verb := "off"
 	if !u.OffOnly {
 		verb = "uninstall"
 	}
@@ -113,16 +111,10 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
 			return unrecorded(err)
 		}
-		off := ReadOff(u.StateDir)
+		done.What = ReadOff(u.StateDir).String() + "; unwindctl on switches it on again"
 		if !u.OffOnly {
 			done.What = "no agent installs unwind while " + filepath.Join(u.StateDir, OffName) + " exists"
-			return nil
 		}
-		done.What = off.String()
-		if was == nil && off.By == somebody && u.By != "" {
-			done.What += ": the disk is too full to record " + u.By
-		}
-		done.What += "; unwindctl on switches it on again"
 		return nil
 	}}}, nil
 }

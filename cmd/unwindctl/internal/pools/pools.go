@@ -4,12 +4,11 @@ package pools
 
 import (
 	"cmp"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
+	"math/big"
 	"net"
 	"net/netip"
 	"os"
@@ -237,20 +236,17 @@ func (r Range) String() string { return r.First.String() + "-" + r.Last.String()
 // readers represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
 const Unbounded = 1 << 53
 
-var be = binary.BigEndian
-
 // Size returns the number of assignable addresses of the range, at most Unbounded.
 func (r Range) Size() int64 {
-	first, last := r.First.As16(), r.Last.As16()
-	low, borrow := bits.Sub64(be.Uint64(last[8:]), be.Uint64(first[8:]), 0)
-	high, _ := bits.Sub64(be.Uint64(last[:8]), be.Uint64(first[:8]), borrow)
+	first, last := new(big.Int).SetBytes(r.First.AsSlice()), new(big.Int).SetBytes(r.Last.AsSlice())
+	size := last.Sub(last, first)
 	switch {
-	case high > 0 || low >= Unbounded:
+	case size.Cmp(big.NewInt(Unbounded)) >= 0:
 		return Unbounded
 	case r.Contains(r.Gateway):
-		return int64(low)
+		return size.Int64()
 	}
-	return int64(low) + 1
+	return size.Int64() + 1
 }
 
 // Set is a range set of one address family. An ADD gets an address from each set of its pool, and
