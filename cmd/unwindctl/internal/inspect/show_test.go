@@ -1,6 +1,12 @@
 package inspect
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +31,43 @@ func TestStepState(t *testing.T) {
 		a := judged(e, &sweep.Finding{})
 		if got := a.Steps[0].state(true); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
+// TestHint has the hints that no script can show: scripts run as root, and do not wait for locks.
+func TestHint(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "run this as root"},
+		{"busy", journal.ErrBusy, "another process is using the journal; try again"},
+		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process is using the journal; try again"},
+		{"nothing to do", errors.New("other"), ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := HintFor(fmt.Errorf("journal: %w", tt.err)); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestLeaks: what one delegate may leave.
+func TestLeaks(t *testing.T) {
+	e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
+		Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}}
+	const anything = "anything that bridge created for container c, interface eth0"
+	for _, tt := range []struct{ plugin, config, want string }{
+		{"bridge", `{}`, anything}, {"bridge", `[`, anything}, {"loopback", `{}`, ""},
+		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "the records of whereabouts for container c, such as 10.9.0.2\n" + anything},
+		{"bridge", `{"ipam": {"type": "host-local", "dataDir": "/nonexistent"}}`, anything},
+	} {
+		got := leaksOfStep(e, &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)})
+		if strings.Join(got, "\n") != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.plugin, tt.config, got, tt.want)
 		}
 	}
 }
