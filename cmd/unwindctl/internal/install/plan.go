@@ -19,14 +19,8 @@ import (
 // RefusedBy returns an error if the runtime's configuration rules out the install.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
-	// node.Find has checked the first conflist, but the chosen one may be another
-	if r.DefaultNetwork != "" {
-		problems = slices.DeleteFunc(problems, func(p string) bool {
-			return strings.HasPrefix(p, "cni_default_network")
-		})
-		if p.Source.Name != r.DefaultNetwork {
-			problems = append(problems, r.OtherNetwork(p.Source.Name, p.Source.Path))
-		}
+	if problem := r.Skips(p.Source); problem != "" {
+		problems = append(problems, problem)
 	}
 	if len(problems) == 0 {
 		return nil

@@ -205,7 +205,7 @@ func (p Target) choose(root string, runtimes func() ([]node.Runtime, error)) (no
 	case p.given() && at >= 0: // this runtime, with only the problems that Check finds
 		r = found[at]
 		r.Problems = nil
-		r.Check(root)
+		r.Check()
 	case p.given():
 	case err != nil:
 		return node.Runtime{}, err
