@@ -117,40 +117,27 @@ func Taken(pool string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them. The
-// runtime's ranges come first, then the old-style range, then "ranges". The configuration must come
-// from OfNode.
-func Ranges(config json.RawMessage) ([]Set, error) {
-	var conf allocator.Net
-	if err := json.Unmarshal(config, &conf); err != nil {
+// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them, or nil
+// if there are none, as with the capability ipRanges. The configuration must come from OfNode.
+func Ranges(config json.RawMessage) (sets []Set, err error) {
+	var given allocator.Net
+	err = json.Unmarshal(config, &given)
+	if of := given.IPAM; err == nil && of != nil && len(of.Ranges) == 0 &&
+		len(given.RuntimeConfig.IPRanges) == 0 && (of.Range == nil || of.Range.Subnet.IP == nil) {
+		return nil, nil
+	}
+	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	if err != nil {
 		return nil, err
 	}
-	if conf.IPAM == nil {
-		return nil, errors.New(`key "ipam" is missing`)
-	}
-	given := conf.RuntimeConfig.IPRanges
-	if old := conf.IPAM.Range; old != nil && old.Subnet.IP != nil {
-		given = append(given, allocator.RangeSet{*old})
-	}
-	given = append(given, conf.IPAM.Ranges...)
-	var sets []Set
-	for i := range given {
-		err := given[i].Canonicalize()
-		for _, other := range given[:i] {
-			if err == nil && other.Overlaps(&given[i]) {
-				err = fmt.Errorf("%s and %s overlap", &given[i], &other)
-			}
-		}
+	for i := range conf.Ranges {
 		set := Set{}
-		for _, r := range given[i] {
+		for _, r := range conf.Ranges[i] {
 			one := Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)}
-			if err == nil && one.Last.Less(one.First) { // host-local accepts this
-				err = fmt.Errorf("range %s is empty: its end is below its start", one)
+			if one.Last.Less(one.First) { // host-local accepts this
+				return nil, fmt.Errorf("range set %d: %s is empty: its end is below its start", i, one)
 			}
 			set = append(set, one)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("range set %d: %w", i, err)
 		}
 		sets = append(sets, set)
 	}

@@ -4,16 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
-	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"cni-unwind/ipam"
 	"cni-unwind/plugin/known"
@@ -37,95 +31,6 @@ func TestNerdctlsNetworks(t *testing.T) {
 	pools, _, err := Read("/var/lib/cni/unwind", dir)
 	if err != nil || len(pools) != 2 || pools[0].Network != "podnet" || pools[1].Network != "net1" {
 		t.Errorf("%+v, %v", pools, err)
-	}
-}
-
-// TestRangesAsHostLocal compares Ranges with host-local's own reading of the same configuration.
-func TestRangesAsHostLocal(t *testing.T) {
-	for _, ipam := range []string{
-		`"subnet": "10.1.0.0/16"`,
-		`"subnet": "10.1.0.0/30"`, `"subnet": "10.1.0.0/31"`, `"subnet": "10.1.0.1/24"`, `"subnet": "10.1.0.0"`, `"subnet": ""`, `"subnet": null`,
-		`"subnet": "fd00::/64"`, `"subnet": "fd00::/126"`, `"subnet": "fd00::/127"`, `"subnet": "::ffff:10.1.0.0/120"`, `"subnet": "0.0.0.0/0"`,
-		`"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.20", "gateway": "10.1.0.15"`,
-		`"subnet": "10.1.0.0/24", "rangeStart": "::ffff:10.1.0.10"`,
-		`"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.0", "rangeEnd": "10.1.0.255"`,
-		`"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.20", "rangeEnd": "10.1.0.10"`,
-		`"subnet": "10.1.0.0/24", "rangeStart": "10.1.1.20"`, `"subnet": "10.1.0.0/24", "rangeEnd": "fd00::1"`,
-		`"subnet": "10.1.0.0/24", "gateway": "192.168.0.1"`, `"subnet": "10.1.0.0/24", "gateway": ""`, `"rangeStart": "10.1.0.1"`,
-		`"ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]`,
-		`"ranges": [[{"subnet": "10.1.0.0/24"}, {"subnet": "10.1.1.0/24", "rangeEnd": "10.1.1.7"}]]`,
-		`"ranges": [[{"subnet": "10.1.0.0/24"}, {"subnet": "fd00::/64"}]]`,
-		`"ranges": [[{"subnet": "10.1.0.0/24"}, {"subnet": "10.1.0.0/25"}]]`,
-		`"ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.1.0.128/25"}]]`,
-		`"ranges": [[{"subnet": "10.1.0.0/24", "rangeEnd": "10.1.0.9"}], [{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10"}]]`,
-		`"subnet": "10.2.0.0/24", "ranges": [[{"subnet": "10.1.0.0/24"}]]`,
-		`"ranges": [[]]`, `"ranges": [[{}]]`, `"ranges": [{}]`, `"ranges": 1`,
-	} {
-		for _, runtime := range []string{"", `, "runtimeConfig": {"ipRanges": [[{"subnet": "10.9.0.0/24"}]]}`} {
-			asHostLocal(t, fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local", %s}%s}`, ipam, runtime))
-		}
-	}
-}
-
-// TestRandomRangesAsHostLocal does the same for ranges that overlap, leave their subnet and end
-// before they begin.
-func TestRandomRangesAsHostLocal(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		address := func(name string) string {
-			return fmt.Sprintf("10.0.%d.%d", rapid.IntRange(0, 1).Draw(t, name), rapid.IntRange(0, 255).Draw(t, name))
-		}
-		sets := rapid.SliceOfN(rapid.Custom(func(*rapid.T) string {
-			_, subnet, _ := net.ParseCIDR(fmt.Sprintf("%s/%d", address("subnet"), rapid.IntRange(22, 32).Draw(t, "bits")))
-			text := fmt.Sprintf(`"subnet": "%s"`, subnet)
-			for _, key := range []string{"rangeStart", "rangeEnd", "gateway"} {
-				if rapid.Bool().Draw(t, key+" is given") {
-					text += fmt.Sprintf(`, "%s": "%s"`, key, address(key))
-				}
-			}
-			return "{" + text + "}"
-		}), 1, 3).Draw(t, "ranges")
-		text := ""
-		for i, s := range sets {
-			text += s
-			if i < len(sets)-1 {
-				text += rapid.SampledFrom([]string{",", "],["}).Draw(t, "between")
-			}
-		}
-		asHostLocal(t, fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "n", "ipam": {"type": "host-local", "ranges": [[%s]]}}`, text))
-	})
-}
-
-func asHostLocal(t interface {
-	Helper()
-	Errorf(format string, args ...any)
-}, config string) {
-	t.Helper()
-	theirs, _, errTheirs := allocator.LoadIPAMConfig([]byte(config), "")
-	ours, err := Ranges([]byte(config))
-	if none := errTheirs != nil && errTheirs.Error() == "no IP ranges specified"; none && err == nil && ours == nil {
-		return
-	}
-	if errTheirs == nil && slices.ContainsFunc(slices.Concat(theirs.Ranges...), func(r allocator.Range) bool {
-		return addressOf(r.RangeEnd).Less(addressOf(r.RangeStart))
-	}) {
-		errTheirs = errors.New("a rangeStart that is the broadcast address has the default rangeEnd before it, which host-local does not see")
-	}
-	if (err == nil) != (errTheirs == nil) {
-		t.Errorf("%s: %v, and host-local: %v", config, err, errTheirs)
-		return
-	}
-	var want []Set
-	if errTheirs == nil {
-		for _, set := range theirs.Ranges {
-			var ranges Set
-			for _, r := range set {
-				ranges = append(ranges, Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)})
-			}
-			want = append(want, ranges)
-		}
-	}
-	if diff := cmp.Diff(want, ours, cmp.Comparer(func(a, b Range) bool { return a == b })); diff != "" {
-		t.Errorf("%s: host-local's (-) and ours (+):\n%s", config, diff)
 	}
 }
 
