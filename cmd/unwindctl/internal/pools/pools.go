@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/big"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/plugins/pkg/ip"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
 	"cni-unwind/ipam"
@@ -130,23 +130,15 @@ func Ranges(config json.RawMessage) (sets []Set, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range conf.Ranges {
-		set := Set{}
-		for _, r := range conf.Ranges[i] {
-			one := Range{addressOf(r.RangeStart), addressOf(r.RangeEnd), addressOf(r.Gateway)}
-			if one.Last.Less(one.First) { // host-local accepts this
-				return nil, fmt.Errorf("range set %d: %s is empty: its end is below its start", i, one)
+	for i, set := range conf.Ranges {
+		for _, r := range set {
+			if ip.Cmp(r.RangeEnd, r.RangeStart) < 0 { // host-local accepts this
+				return nil, fmt.Errorf("range set %d: %s is empty: its end is below its start", i, &r)
 			}
-			set = append(set, one)
 		}
-		sets = append(sets, set)
+		sets = append(sets, Set(set))
 	}
 	return sets, nil
-}
-
-func addressOf(ip net.IP) netip.Addr {
-	a, _ := netip.AddrFromSlice(ip)
-	return a.Unmap()
 }
 
 // podCIDR matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
@@ -202,53 +194,34 @@ func ofFlannel(path string) (json.RawMessage, error) {
 		strings.Join(sets, ",")), nil
 }
 
-// Range is a range of assignable addresses, except for Gateway, if the range contains it.
-type Range struct {
-	First, Last, Gateway netip.Addr
-}
-
-// Has reports whether the address is assignable from the range.
-func (r Range) Has(a netip.Addr) bool { return r.Contains(a) && a.Unmap() != r.Gateway }
-
-// Contains reports whether an address is in the range, even if it is the gateway.
-func (r Range) Contains(a netip.Addr) bool {
-	a = a.Unmap()
-	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
-}
-
-// String returns the range in the notation of host-local's errors.
-func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
-
-// Unbounded is the size of a range or a set with 2^53 addresses or more, such as an IPv6 /64. JSON
-// readers represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
-const Unbounded = 1 << 53
-
-// Size returns the number of assignable addresses of the range, at most Unbounded.
-func (r Range) Size() int64 {
-	first, last := new(big.Int).SetBytes(r.First.AsSlice()), new(big.Int).SetBytes(r.Last.AsSlice())
-	size := last.Sub(last, first)
-	switch {
-	case size.Cmp(big.NewInt(Unbounded)) >= 0:
-		return Unbounded
-	case r.Contains(r.Gateway):
-		return size.Int64()
-	}
-	return size.Int64() + 1
-}
-
 // Set is a range set of one address family. An ADD gets an address from each set of its pool, and
 // fails if one set has none left.
-type Set []Range
+type Set allocator.RangeSet
 
-// Has reports whether the address is assignable from the set.
+// Has reports whether host-local can assign an address from the set: one in a range, except for its
+// gateway.
 func (s Set) Has(a netip.Addr) bool {
-	return slices.ContainsFunc(s, func(r Range) bool { return r.Has(a) })
+	return slices.ContainsFunc(s, func(r allocator.Range) bool {
+		return r.Contains(a.AsSlice()) && !r.Gateway.Equal(a.AsSlice())
+	})
 }
 
+// Unbounded is the size of a set with 2^53 addresses or more, such as an IPv6 /64. JSON readers
+// represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
+const Unbounded = 1 << 53
+
 // Size returns the number of assignable addresses of the set, at most Unbounded.
-func (s Set) Size() (size int64) {
+func (s Set) Size() int64 {
+	size, unbounded := new(big.Int), big.NewInt(Unbounded)
 	for _, r := range s {
-		size = min(size+r.Size(), Unbounded)
+		first, last := new(big.Int).SetBytes(r.RangeStart), new(big.Int).SetBytes(r.RangeEnd)
+		size.Add(size, last.Sub(last, first))
+		if !r.Contains(r.Gateway) {
+			size.Add(size, big.NewInt(1))
+		}
 	}
-	return size
+	if size.Cmp(unbounded) >= 0 {
+		return Unbounded
+	}
+	return size.Int64()
 }

@@ -68,7 +68,7 @@ func TestOfNode(t *testing.T) {
 		if err == nil {
 			got = ""
 			for _, set := range sets {
-				got += fmt.Sprint(set)
+				got += fmt.Sprintf("[%s]", &set[0])
 			}
 		}
 		if got != tt.want && (err == nil || !strings.Contains(got, tt.want)) {
@@ -128,11 +128,6 @@ func FuzzRanges(f *testing.F) {
 			return
 		}
 		for _, set := range sets {
-			for _, r := range set {
-				if !r.First.IsValid() || !r.Last.IsValid() || r.Last.Less(r.First) {
-					t.Errorf("%+v", r)
-				}
-			}
 			if size := set.Size(); size < 0 || size > Unbounded {
 				t.Errorf("%+v has the size %d", set, size)
 			}
