@@ -44,7 +44,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err != nil {
 		return err
 	}
-	p, s, err := o.plan(ctx, to, r, s)
+	p, err := o.plan(ctx, to, r, s)
 	if err != nil {
 		return err
 	}
@@ -69,32 +69,29 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // plan plans an install and prints warnings. It returns an error if the install is refused.
 func (o Options) plan(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup,
-) (*Plan, Setup, error) {
+) (*Plan, error) {
 	p, err := s.Plan()
 	if err != nil && r.Name == "" && !o.given() {
 		err = fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
 	}
 	if err != nil {
-		return nil, s, err
+		return nil, err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
 		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
-	about, binaryErr := s.VerifyBinary(ctx)
-	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(), s.checkJournal(),
-		p.refuseMissing(r.BinDirs)} {
-		if err != nil {
-			return nil, s, err
-		}
+	err = cmp.Or(err, p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(), s.checkJournal(),
+		p.refuseMissing(r.BinDirs))
+	if err != nil {
+		return nil, err
 	}
-	s.about = about
 	if err := s.PassesOver(r, p.Source.Path); err != nil {
 		p.warnings = append(p.warnings, err.Error())
 	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		_ = term.Print(to.Err, "warning: "+warning+"\n")
 	}
-	return p, s, nil
+	return p, nil
 }
 
 // checkJournal returns an error if each ADD would run without the journal.
@@ -178,7 +175,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 		err = done.Make(ctx, s.switchOn, s.awaitAgent(pid))
 	} else {
 		var p *Plan
-		if p, s, err = o.plan(ctx, to, r, s); err == nil {
+		if p, err = o.plan(ctx, to, r, s); err == nil {
 			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
