@@ -307,10 +307,8 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
 			"%s has mode %04o: other users can read or write it", e.StateDir, st.Mode&0o7777)
 	}
-	if err := found.Unwritable; err != nil {
+	if err := found.Unwritable; !e.disk() && err != nil {
 		e.add("journal", Failure, "correct that", "ADDs and DELs run without the journal: %v", err)
-	} else {
-		e.disk()
 	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
 		"sweep.lock", install.AgentLockName} {
@@ -334,18 +332,21 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	}
 }
 
-func (e *examination) disk() {
+// disk reports whether the disk is full, and warns of one in memory.
+func (e *examination) disk() (full bool) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {
-		return
+		return false
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
 	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
 		e.add("journal", Failure, "free disk space",
 			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
+		return true
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir in unwind's conflist to a directory on a disk",
 			"%s is on tmpfs: a reboot deletes the journal, but not host-local's files", e.StateDir)
 	}
+	return false
 }
