@@ -17,8 +17,8 @@ var glossary = []struct{ kind, word, meaning string }{
 		"devices may remain, and nothing is left to retry the DEL"},
 	{"result", "would be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead, but not released yet; the next sweep tries again"},
-	{"result", "kept", "live, recent or unknown; or dead, as seem too many others: more than 10, and " +
-		"more than 30 % of the live attachments in the journal"},
+	{"result", "kept", "live, recent or unknown; or dead, as seem too many others: more than 10, " +
+		"and more than 30 % of the live attachments in the journal"},
 	{"address", "live", "its owner is live"},
 	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be " +
 		"judged by that list"},

@@ -117,8 +117,8 @@ func Taken(pool string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them, or nil
-// if there are none, as with the capability ipRanges. The configuration must come from OfNode.
+// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them, or
+// nil if there are none, as with the capability ipRanges. The configuration must come from OfNode.
 func Ranges(config json.RawMessage) (sets []Set, err error) {
 	var given allocator.Net
 	err = json.Unmarshal(config, &given)
