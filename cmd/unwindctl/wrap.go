@@ -1,0 +1,52 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/install"
+)
+
+func wrapCommand() *cobra.Command {
+	return rewriteCommand(&cobra.Command{
+		Use:   "wrap FILE",
+		Short: "Put the chain of a conflist into unwind's entry",
+		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
+			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. A\n" +
+			"single-plugin .conf file becomes a list. wrap refuses a file that unwind or the\n" +
+			"runtime would refuse, and a list with a directory next to FILE that is named after\n" +
+			"the network, because a runtime also runs the plugins in it. In a file that is already\n" +
+			"wrapped, it moves plugins next to unwind, which an installer has appended, to the\n" +
+			"end of the chain. If FILE is -, wrap reads the standard input.",
+		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
+	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
+		Changed: "wrapped: unwind runs the chain"})
+}
+
+// rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
+func rewriteCommand(cmd *cobra.Command, r install.Rewrite) *cobra.Command {
+	cmd.Args = term.OneArg
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if r.InPlace && args[0] == "-" {
+			return term.Usage("--in-place needs a file, not stdin")
+		}
+		r.Streams = streams(cmd)
+		return r.Run(args[0])
+	}
+	cmd.Flags().BoolVar(&r.InPlace, "in-place", false, "replace the file, keeping its owner and mode")
+	return cmd
+}
+
+func unwrapCommand() *cobra.Command {
+	return rewriteCommand(&cobra.Command{
+		Use:   "unwrap FILE",
+		Short: "Restore the conflist that wrap put into unwind's entry",
+		Long: "Restore the conflist that unwindctl wrap put into unwind's entry: print the value\n" +
+			"of \"chain\", byte for byte, with any change made since wrap. unwrap drops everything\n" +
+			"else in FILE. It does not change a file that is not wrapped. If FILE is -, unwrap\n" +
+			"reads the standard input.",
+		Example: "  unwindctl unwrap --in-place /etc/cni/net.d/10-podnet.conflist\n" +
+			"  unwindctl unwrap wrapped.conflist | diff - /etc/cni/net.d/10-podnet.conflist",
+	}, install.Rewrite{Change: install.Restore, Unchanged: "not wrapped",
+		Changed: "unwrapped: it no longer runs unwind"})
+}
