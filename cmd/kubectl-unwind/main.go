@@ -86,21 +86,16 @@ func rootCommand() *cobra.Command {
 		"only these `NODES`, comma-separated; may be repeated")
 	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
 		"wait at most this `DURATION` for each node, and for the list of pods")
-	dryRun := false
-	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count results",
-		func() []string { return map[bool][]string{true: {"--dry-run"}}[dryRun] })
-	sweep.Flags().BoolVar(&dryRun, "dry-run", false,
-		"count what would be released, and release nothing")
-	none := func() []string { return nil }
+	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count results")
+	sweep.Flags().Bool("dry-run", false, "count what would be released, and release nothing")
 	root.AddCommand(execCommand(o), sweep,
-		lineCommand(o, "doctor", "Print the worst problem of each node", none),
-		lineCommand(o, "ipam", "Print how full the host-local pools of each node are", none))
+		lineCommand(o, "doctor", "Print the worst problem of each node"),
+		lineCommand(o, "ipam", "Print how full the host-local pools of each node are"))
 	return root
 }
 
-// lineCommand returns a command that runs the same command of unwindctl with -o line, and more
-// flags.
-func lineCommand(o *options, name, short string, more func() []string) *cobra.Command {
+// lineCommand returns a command that runs the same command of unwindctl with -o line.
+func lineCommand(o *options, name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:     name,
 		Short:   short + ", in one line",
@@ -108,7 +103,11 @@ func lineCommand(o *options, name, short string, more func() []string) *cobra.Co
 		Example: "  kubectl unwind " + name + "\n  kubectl unwind " + name + " -l pool=batch",
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.exec(cmd, append([]string{name, "-o", "line"}, more()...))
+			args := []string{name, "-o", "line"}
+			if dryRun, _ := cmd.Flags().GetBool("dry-run"); dryRun { // sweep alone has the flag
+				args = append(args, "--dry-run")
+			}
+			return o.exec(cmd, args)
 		},
 	}
 }

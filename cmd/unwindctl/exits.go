@@ -22,13 +22,13 @@ var exits = []exit{
 	{"", 0, "success"},
 	{"doctor", 0, "no problem; with --fail-on: none of at least that severity"},
 	{"check", 0, "the network works"},
-	{"sweep", 0, "every result is released, to be released, waits, busy, recent or live, and " +
-		"unwind's plugin is there if the runtime needs it"},
+	{"sweep", 0, "no DEL failed, and no state is unknown"},
 	{"", term.ExitError, "something failed, was not found or not readable, or remains to be done"},
 	{"doctor", term.ExitError, "with --fail-on: a problem of at least that severity; else: doctor " +
 		"failed"},
 	{"check", term.ExitError, "check could not run"},
-	{"sweep", term.ExitError, "any other result, or an error"},
+	{"sweep", term.ExitError, "a DEL failed or was not attempted, a state is unknown, a guard " +
+		"keeps attachments, or the runtime needs unwind's plugin and it is missing"},
 	{"", term.ExitUsage, "usage error; nothing was done"},
 	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (doctor --fail-on: 0 " +
 		"or 1)"},

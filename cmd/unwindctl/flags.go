@@ -2,7 +2,6 @@ package main
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,9 +27,9 @@ func addStateFlag(cmd *cobra.Command, at *node.Directories) {
 func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, help string) {
 	cmd.Flags().StringVar(network, "network", "", help)
 	_ = cmd.RegisterFlagCompletionFunc("network",
-		func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			_, networks := complete(cmd, *at, true)
-			return beginning(begun, networks), cobra.ShellCompDirectiveNoFileComp
+			return networks, cobra.ShellCompDirectiveNoFileComp
 		})
 }
 
@@ -141,23 +140,21 @@ func streams(cmd *cobra.Command) term.Streams {
 // completeNames completes an argument that names an attachment, a pod or an address. The names come
 // from the journal, and with history also from the events.
 func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		names, _ := complete(cmd, *at, history)
-		return beginning(begun, names), cobra.ShellCompDirectiveNoFileComp
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
 // completeSockets completes the sockets of the runtimes that exist on this node.
-func completeSockets(
-	_ *cobra.Command, _ []string, begun string,
-) ([]string, cobra.ShellCompDirective) {
+func completeSockets(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
 		return !durable.Exists(path)
 	})
-	return beginning(begun, append(sockets, "auto", "none")), cobra.ShellCompDirectiveDefault
+	return append(sockets, "auto", "none"), cobra.ShellCompDirectiveDefault
 }
 
 func complete(cmd *cobra.Command, at node.Directories, history bool) (args, networks []string) {
@@ -165,12 +162,4 @@ func complete(cmd *cobra.Command, at node.Directories, history bool) (args, netw
 		return nil, nil
 	}
 	return inspect.Complete(cmd.Context(), at.StateDir, history)
-}
-
-// beginning returns the texts with a prefix, sorted and without duplicates.
-func beginning(prefix string, texts []string) []string {
-	slices.Sort(texts)
-	return slices.DeleteFunc(slices.Compact(texts), func(text string) bool {
-		return !strings.HasPrefix(text, prefix)
-	})
 }

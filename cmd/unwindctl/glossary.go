@@ -13,20 +13,12 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "unknown", "cannot be judged from here, and is kept"},
 	{"state", "other-machine", "from another boot, and not proven to be of this machine, because " +
 		"its disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
-	{"result", "released", "nothing of it remains"},
-	{"result", "partly released", "its addresses are free, but a DEL failed, and nothing is left to " +
-		"retry it; see REASON"},
-	{"result", "to be released", "with --dry-run: sweep would release it"},
-	{"result", "pending", "dead; the next sweep retries its failed DELs"},
-	{"result", "waits", "dead, but cannot be released yet; see REASON"},
-	{"result", "kept", "seems dead, as do too many others: more than 10, and more than 30 % of the " +
-		"live attachments in the journal; see --force"},
-	{"result", "unknown", "cannot be judged from here, and is kept"},
-	{"result", "busy", "an ADD, a DEL or another sweep is working on it"},
-	{"result", "recent", "not on the runtime's list, but perhaps too young to be judged by that " +
-		"list; see REASON and --grace-period"},
-	{"result", "live", "in use; counted, but shown only if ATTACHMENT names it"},
-	{"result", "not tried", "the sweep ran out of time; run unwindctl sweep again"},
+	{"result", "released", "a sweep finds nothing of it any more; if REASON has an error, rules and " +
+		"devices may remain, and nothing is left to retry the DEL"},
+	{"result", "would be released", "with --dry-run: sweep would release it"},
+	{"result", "pending", "dead, but not released yet; the next sweep tries again"},
+	{"result", "kept", "live, recent or unknown; or dead, as seem too many others: more than 10, " +
+		"and more than 30 % of the live attachments in the journal"},
 	{"address", "live", "its owner is live"},
 	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be " +
 		"judged by that list"},

@@ -27,7 +27,6 @@ type historyFlags struct {
 	network string
 	kinds   []string
 	since   time.Duration
-	last    int
 	output  term.Output
 }
 
@@ -43,7 +42,7 @@ func historyCommand() *cobra.Command {
 			"history is read-only and takes no locks.",
 		Example: "  unwindctl history --since 2h\n" +
 			"  unwindctl history default/web-0\n" +
-			"  unwindctl history --kind rolled-back --last 20",
+			"  unwindctl history --kind rolled-back",
 		Args: func(cmd *cobra.Command, args []string) error {
 			return cmp.Or(term.OneArg(cmd, args), flags.check(args))
 		},
@@ -72,9 +71,6 @@ func historyCommand() *cobra.Command {
 			events = slices.DeleteFunc(events, func(e journal.Event) bool {
 				return !flags.match(e, args)
 			})
-			if flags.last > 0 && len(events) > flags.last {
-				events = events[len(events)-flags.last:]
-			}
 			if flags.output.IsObject() {
 				return flags.output.PrintObject(cmd.OutOrStdout(), "events",
 					append([]journal.Event{}, events...))
@@ -87,7 +83,6 @@ func historyCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&flags.kinds, "kind", nil,
 		"only events of these `KINDS`: "+strings.Join(eventKinds, ", "))
 	cmd.Flags().DurationVar(&flags.since, "since", 0, "only events of the last `DURATION`, such as 2h")
-	cmd.Flags().IntVar(&flags.last, "last", 0, "only the last `N` events; 0 for all")
 	addStateFlag(cmd, &flags.Directories)
 	checkDirs(cmd, "state-dir")
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(eventKinds,
@@ -101,8 +96,8 @@ func (flags *historyFlags) check(args []string) error {
 			return err
 		}
 	}
-	if flags.last < 0 || flags.since < 0 {
-		return term.Usage("--last and --since must not be negative")
+	if flags.since < 0 {
+		return term.Usage("--since must not be negative")
 	}
 	for _, k := range flags.kinds {
 		if !slices.Contains(eventKinds, k) {

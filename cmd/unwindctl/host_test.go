@@ -86,7 +86,7 @@ func TestHost(t *testing.T) {
 	if out := n.sweep(other, network+"/live/eth0"); out.code != 1 {
 		t.Errorf("from another network namespace: %+v", out)
 	}
-	if out := n.sweep(other, "--host", network+"/live/eth0"); out.code != 0 || out.results()["live"][0] != "live" {
+	if out := n.sweep(other, "--host", network+"/live/eth0"); out.code != 0 || out.results()["live"][0] != "kept" {
 		t.Errorf("from another network namespace, with --host: %+v", out)
 	}
 	if out := n.must(n.unwindctl("--host", "list", "--state-dir", n.state)); !strings.Contains(out, "live") {

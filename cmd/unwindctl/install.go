@@ -14,20 +14,14 @@ func installCommand() *cobra.Command {
 		Short: "Install unwind on this node",
 		Long: "Install unwind on this node: copy its binary to the plugin directory, and write\n" +
 			"unwind's own file, which sorts first and names the provider's file as its chain.\n" +
-			"install changes another file only if an installer has copied or changed unwind's\n" +
-			"file: the plugins of unwind's chain then replace unwind in the copy, and added\n" +
-			"plugins move to the end of the provider's file. Later changes to the provider's\n" +
-			"file apply from the next pod on.\n\n" +
-			"unwind's file is 00-unwind.json, a single-plugin configuration, which meshes do\n" +
-			"not edit. Without a CRI runtime it is 00-unwind.conflist, because podman needs a\n" +
-			"list. install also copies unwindctl into --install-dir.\n\n" +
+			"install changes another file only to repair what an installer has made of unwind's\n" +
+			"file. It also copies unwindctl into --install-dir.\n\n" +
 			"install finds the directories of containerd (including GKE), CRI-O (including\n" +
 			"OpenShift), k3s, RKE2, MicroK8s, k0s and Talos. For nerdctl, podman and Nomad, set\n" +
 			"--conf-dir, --cni-bin-dir, --provider-conf and --unwind-file 00-unwind.conflist.\n\n" +
-			"Running pods are not affected. install is idempotent. It keeps the name and form of\n" +
-			"its file, and keys that were added to unwind's entry. It writes the binary first\n" +
-			"and the file last, each atomically, so the node keeps working if install is\n" +
-			"interrupted.",
+			"Running pods are not affected. install is idempotent, and keeps the name and form of\n" +
+			"its file, and keys that were added to unwind's entry. If it is interrupted, the node\n" +
+			"keeps working.",
 		Example: "  unwindctl install --dry-run\n" +
 			"  unwindctl install\n" +
 			"  unwindctl install --runtime k3s --observe",
@@ -42,19 +36,14 @@ func installCommand() *cobra.Command {
 }
 
 func offCommand() *cobra.Command {
-	flags := install.UninstallOptions{OffOnly: true}
+	flags := install.Options{OffOnly: true}
 	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Switch unwind off on this node until it is switched on again",
 		Long: "Switch unwind off on this node: rename unwind's conflist to NAME.off, which no\n" +
-			"runtime loads, and write the file \"off\" into the state directory. From the next\n" +
-			"pod on, the runtime uses the provider's conflist, also to release the pods that\n" +
-			"were added through unwind. Nothing else is changed.\n\n" +
-			"The file \"off\" keeps agents from installing unwind, even after the agent, the node\n" +
-			"or the DaemonSet restarts. doctor and the metrics show who switched unwind off, and\n" +
-			"when. An agent also writes the file when it sees that somebody removed unwind's\n" +
-			"conflist.\n\n" +
-			"On a full disk the file is empty and does not name who switched unwind off.\n\n" +
+			"runtime loads, and write the file \"off\" into the state directory, which keeps agents\n" +
+			"from installing unwind. From the next pod on, the runtime uses the provider's\n" +
+			"conflist, also to release the pods that were added through unwind.\n\n" +
 			"off does not wait for a runtime. It ends with the file that the runtime loads next,\n" +
 			"and fails if there is none, or if that file runs unwind.\n\n" +
 			describeExits("off"),
@@ -73,7 +62,7 @@ func addDryRun(cmd *cobra.Command, dryRun *bool) {
 	cmd.Flags().BoolVar(dryRun, "dry-run", false, "print the changes without making them")
 }
 
-func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
+func addOffFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)
 	checkDirs(cmd, "conf-dir", "cni-bin-dir")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
@@ -87,29 +76,27 @@ func addOffFlags(cmd *cobra.Command, flags *install.UninstallOptions) {
 
 func onCommand() *cobra.Command {
 	var flags install.Options
-	var o term.Output
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind on again on this node",
 		Long: "Switch unwind on again on this node: remove the file \"off\", and unwind's conflist if\n" +
-			"cilium has renamed it. If an agent runs, wait until the agent has installed unwind;\n" +
-			"otherwise install it as unwindctl install does, with the configuration that\n" +
-			"unwindctl off has kept.",
+			"cilium has renamed it. Then wait until a running agent has installed unwind, or\n" +
+			"install it with the configuration that unwindctl off has kept.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind exec -- on",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags, &o)
+			return install.SwitchOnNode(cmd.Context(), streams(cmd), flags)
 		},
 	}
 	addInstallFlags(cmd, &flags)
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
 	addDryRun(cmd, &flags.DryRun)
-	o.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
+	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 	return cmd
 }
 
 func uninstallCommand() *cobra.Command {
-	var flags install.UninstallOptions
+	var flags install.Options
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove unwind from this node",

@@ -110,23 +110,15 @@ func ipamCommand() *cobra.Command {
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
-			"IPv6 set, so the pool is full once one set is full. In JSON, the size of a set\n" +
-			"and its free addresses are exact numbers below 2^53. They are null if the chain\n" +
-			"does not define the ranges or the set is larger (unbounded).\n\n" +
+			"IPv6 set, so the pool is full once one set is full.\n\n" +
 			"The states of addresses:\n" +
 			describe("address"),
 		Example: "  unwindctl ipam\n" +
 			"  unwindctl ipam --network podnet -o wide",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if flags.Valid == "-" && cmd.Flags().Changed("watch") {
-				return term.Usage("--watch and --valid-attachments - are mutually exclusive: stdin can be " +
-					"read only once")
-			}
 			return showPools(cmd, flags, &o)
 		},
 	}
-	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
-		"read the list of valid attachments of the --network from `FILE`, as in unwindctl sweep")
 	o.AddFlags(cmd, cmd.Flags(), "pools", slices.Concat(lookFormats, []term.Format{term.Line})...)
 	term.AddWatch(cmd)
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only the pools of this `NETWORK`")

@@ -136,22 +136,14 @@ func waiting(cmd *cobra.Command) context.Context {
 var version = "dev"
 
 func versionCommand() *cobra.Command {
-	var o term.Output
-	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the version of this program",
-		Long: "Print the version of this program. In JSON, the key build contains\n" +
-			"it; the key version is the version of the format, as for all commands.",
-		Example: "  unwindctl version\n  unwindctl version -o json",
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of this program",
+		Example: "  unwindctl version",
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.IsObject() {
-				return o.PrintObject(cmd.OutOrStdout(), "build", version)
-			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "unwindctl", version)
 			return err
 		},
 	}
-	o.AddFlags(cmd, cmd.Flags(), "build", term.Plain, term.JSON)
-	return cmd
 }

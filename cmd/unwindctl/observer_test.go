@@ -156,8 +156,8 @@ func (n *machine) leftAlone(where place) {
 		results := out.results()
 		for _, id := range ids {
 			const why = "cannot judge it from these namespaces"
-			if r := results[id]; r[0] != "unknown" || !strings.HasPrefix(r[1], why) {
-				n.Errorf("sweep %v of %s: %q, want unknown, %s", args, id, r, why)
+			if r := results[id]; r[0] != "kept" || !strings.HasPrefix(r[1], why) {
+				n.Errorf("sweep %v of %s: %q, want kept, %s", args, id, r, why)
 			}
 		}
 		want := fmt.Sprintf("error: kept %d attachments whose state is unknown; see the REASON column\n", len(ids))

@@ -20,13 +20,10 @@ func runCommand() *cobra.Command {
 		Long: "Run the node's agent: install unwind as unwindctl install does, update its\n" +
 			"conflist when the provider's file changes, sweep every minute with the runtime's\n" +
 			"list of pods, and serve /metrics, /healthz and /readyz.\n\n" +
-			"The provider's file is --provider-conf, or the first file in the directory. If it is\n" +
-			"missing for more than a few seconds, the agent removes unwind's conflist, and\n" +
-			"writes it again once there is a provider's file. The agent removes nothing when it\n" +
-			"exits, because pods are still attached through unwind.\n\n" +
-			"unwindctl off, or removing unwind's conflist by hand, switches unwind off while\n" +
-			"the agent runs. The agent continues to sweep. Even after a restart, it installs\n" +
-			"unwind again only after unwindctl on.\n\n" +
+			"If the provider's file is missing for more than a few seconds, the agent removes\n" +
+			"unwind's conflist until there is one. It removes nothing when it exits, because pods\n" +
+			"are still attached through unwind. unwindctl off, or removing unwind's conflist by\n" +
+			"hand, switches unwind off until unwindctl on; the agent continues to sweep.\n\n" +
 			"The agent replaces the installed plugin with its own version, also if the installed\n" +
 			"one is newer. If this version cannot read the journal, the agent installs nothing.\n\n" +
 			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +

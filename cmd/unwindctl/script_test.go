@@ -2,19 +2,27 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal"
 	_ "cni-unwind/plugin" // see underTest
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/nodetest"
@@ -145,5 +153,194 @@ func unmountAll(dir string) {
 	pins, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, pin := range pins {
 		_ = unix.Unmount(pin, unix.MNT_DETACH)
+	}
+}
+
+// scripted is the node of a script of testdata/script: its directories are state, net.d, plugins and
+// netns in the script's.
+type scripted struct {
+	*machine
+	agent *running // the last one
+}
+
+// verb is a statement of the scripts beside testscript's own.
+type verb func(n *scripted, ts *testscript.TestScript, neg bool, args []string)
+
+// verbs are all of them.
+var verbs = map[string]verb{
+	// eventually PROGRAM ARG…: runs it until its exit code is 0.
+	"eventually": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
+	// write FILE [TEXT]: writes one line, or none.
+	"write": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.Join(append(args[1:], ""), "\n")), 0o644))
+	},
+	// compact FILE: prints a file in JSON without its layout.
+	"compact": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		var line bytes.Buffer
+		ts.Check(json.Compact(&line, []byte(ts.ReadFile(args[0]))))
+		fmt.Fprintln(ts.Stdout(), &line)
+	},
+	// journal VERB DIR ARG…: writes what the plugin would have written.
+	"journal": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) {
+		nodetest.WriteJournal(ts, neg, args)
+	},
+	// netns ID…: makes network namespaces, netns/ID.
+	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
+	// add ID…: attaches pods through unwind, each with a network namespace of its own; ID@FILE with that
+	// of the process that a file names. old ID…: and it is past the grace period; dead ID…: and the
+	// namespace goes.
+	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
+	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
+		for _, id := range n.addAll(ids) {
+			n.edit(id, func(e *journal.Entry) { e.Added.GracePeriod = 1 })
+		}
+	},
+	"dead": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
+		for _, id := range ids {
+			n.addDead(id)
+		}
+	},
+	// pause ID: the last try of its DEL was just now, and one of many.
+	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
+		n.edit(ids[0], func(e *journal.Entry) {
+			s := &e.Undo.Steps[0]
+			s.Tries, s.Next = 30, journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(4*time.Minute)}
+		})
+	},
+	// plan [VERB=MODE…]: what the faulty plugin does with the next calls.
+	"plan": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) {
+		modes := map[string]string{}
+		for _, arg := range args {
+			verb, mode, _ := strings.Cut(arg, "=")
+			modes[verb] = mode
+		}
+		n.plan(modes)
+	},
+	// ids [ID…]: the journal has exactly these; released ID…: it does not have these, by and by.
+	"ids": func(n *scripted, ts *testscript.TestScript, _ bool, ids []string) {
+		if got := n.ids(); !slices.Equal(got, ids) {
+			ts.Fatalf("the journal has %v", got)
+		}
+	},
+	"released": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
+		for _, id := range ids {
+			n.awaitReleased(id)
+		}
+	},
+	// swept: two sweeps have come to their end, of which the second began after now.
+	"swept": func(n *scripted, _ *testscript.TestScript, _ bool, _ []string) {
+		for _, id := range []string{"swept1", "swept2"} {
+			n.addDead(id)
+			n.awaitReleased(id)
+		}
+	},
+	// cri [ID…]: a runtime that has these pods is at $CRI; with "error" or "hang" as an ID it gives no
+	// list, and says why in other words each time, or nothing. "silent" answers no call.
+	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
+	// provider [CAPABILITY…]: writes the provider's conflist, whole.
+	"provider": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		ts.Check(os.MkdirAll(n.ConfDir(), 0o755))
+		if len(args) == 0 {
+			args = []string{"portMappings"}
+		}
+		n.Rename(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, args...))
+	},
+	// agent [ARG…]: starts an agent, process $AGENT, that sweeps each second, with a plugin to install.
+	"agent": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		if binary := filepath.Join(n.dir, "unwind"); !durable.Exists(binary) {
+			n.Write(binary, nodetest.FakePlugin)
+		}
+		check(n, os.MkdirAll(n.BinDir(), 0o755))
+		n.agent = n.machine.agent(home, args...)
+		ts.Setenv("AGENT", fmt.Sprint(n.agent.cmd.Process.Pid))
+	},
+	// end [SIGNAL CODE]: ends the last agent, with TERM and 0 if nothing else is said; ended CODE: it ends.
+	"end": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		if len(args) == 0 {
+			args = []string{"TERM", "0"}
+		}
+		ts.Check(n.agent.cmd.Process.Signal(map[string]os.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}[args[0]]))
+		n.wantEnd(args[1])
+	},
+	"ended": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.wantEnd(args[0]) },
+	// log: prints what the last agent logged.
+	"log": func(n *scripted, ts *testscript.TestScript, _ bool, _ []string) {
+		fmt.Fprint(ts.Stdout(), n.agent.log())
+	},
+	// says N TEXT: so often the last agent's log has it; awaits TEXT: it has it by and by.
+	"says": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		if got := n.agent.says(args[1]); fmt.Sprint(got) != args[0] {
+			ts.Fatalf("said %d times", got)
+		}
+	},
+	"awaits": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) {
+		eventually(n, args[0], func() bool { return n.agent.says(args[0]) > 0 })
+	},
+	// installed WANT: unwind's conflist is so by and by, see Installed.
+	"installed": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.await(args[0]) },
+	// get PATH [TEXT]: prints what the last agent answers, at $AT, once that has a text.
+	"get": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
+		ts.Setenv("AT", n.agent.address())
+		answer := ""
+		eventually(n, args[0], func() bool {
+			answer = n.agent.get(args[0])
+			return strings.Contains(answer, append(args, "")[1])
+		})
+		fmt.Fprint(ts.Stdout(), answer)
+	},
+}
+
+// addAll attaches pods, see the verb, and returns their IDs.
+func (n *machine) addAll(pods []string) (ids []string) {
+	n.Helper()
+	for _, pod := range pods {
+		id, file, inside := strings.Cut(pod, "@")
+		if ids = append(ids, id); !inside {
+			n.netns(id)
+			n.add(home, id, n.pin(id))
+			continue
+		}
+		pid, err := os.ReadFile(filepath.Join(n.dir, file))
+		check(n, err)
+		n.add(home, id, "/proc/"+strings.TrimSpace(string(pid))+"/ns/net")
+	}
+	return ids
+}
+
+// cri serves a runtime with these pods, see the verb. With "many" as an ID it has some 8 MB of
+// annotations, twice what grpc takes unless it is told.
+func (n *scripted) cri(ids []string) (socket string) {
+	if slices.Contains(ids, "silent") {
+		socket, _ = nodetest.Listen(n)
+		return socket
+	}
+	return nodetest.ServeCRI(n, func(ctx context.Context) (all []*cri.PodSandbox, err error) {
+		for _, id := range ids {
+			switch id {
+			case "error":
+				return nil, fmt.Errorf("attempt %s", time.Now())
+			case "hang":
+				<-ctx.Done()
+				return nil, ctx.Err()
+			case "notready":
+				all = append(all, nodetest.Sandbox(id, cri.PodSandboxState_SANDBOX_NOTREADY))
+			case "many":
+				for i := range 1000 {
+					s := nodetest.Sandbox(fmt.Sprintf("many-%d", i), cri.PodSandboxState_SANDBOX_READY)
+					s.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 8<<10)}
+					all = append(all, s)
+				}
+			default:
+				all = append(all, nodetest.Sandbox(id, cri.PodSandboxState_SANDBOX_READY))
+			}
+		}
+		return all, nil
+	})
+}
+
+func (n *scripted) wantEnd(code string) {
+	n.Helper()
+	if got := n.agent.wait(sandbox.Patience); fmt.Sprint(got) != code {
+		n.Fatalf("exit code %d", got)
 	}
 }

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -39,16 +37,12 @@ func sweepCommand() *cobra.Command {
 			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
 			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
 			"else of the conflist that assigned their addresses. It keeps such an attachment\n" +
-			"unless all evidence agrees that it is dead, and its address until the DEL that\n" +
-			"removes its host ports succeeds. If the list is empty, it releases none of them\n" +
-			"without --force. It creates no journal.\n\n" +
-			"Without --force, an empty list in FILE is an error, because the program that wrote\n" +
-			"it has probably failed. An empty list from --cri is not: the runtime of a drained\n" +
-			"node has no pods. Then sweep releases attachments in the journal as with any other list.\n\n" +
+			"unless all evidence agrees that it is dead, or if the list is empty.\n\n" +
+			"An empty list in FILE is an error, because the program that wrote it has probably\n" +
+			"failed. An empty list from --cri is not: the runtime of a drained node has no pods.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is itself a\n" +
-			"container (kind, k3d, LXC). In such a node, only --cri covers attachments that are\n" +
-			"not in the journal. In any other container, sweep cannot judge attachments and does\n" +
-			"nothing. You can interrupt and repeat sweep at any time.\n\n" +
+			"container (kind, k3d, LXC); there, only --cri covers attachments that are not in the\n" +
+			"journal. You can interrupt and repeat sweep at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
@@ -94,7 +88,6 @@ func sweepCommand() *cobra.Command {
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
 	s := flags.job
-	s.Progress = progress(ctx, cmd.ErrOrStderr())
 	if len(args) == 1 {
 		key, err := inspect.FindKey(ctx, flags.StateDir, args[0])
 		if err != nil {
@@ -112,9 +105,6 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		s.Path = node.BinPath(ctx)
 	}
 	defer context.AfterFunc(ctx, func() {
-		if s.Progress != nil { // the terminal shows ^C; continue on the next line
-			fmt.Fprintln(cmd.ErrOrStderr())
-		}
 		_ = term.Print(cmd.ErrOrStderr(),
 			"interrupted: waiting for running DELs; interrupt again to exit immediately\n")
 	})()
@@ -141,12 +131,12 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	case r.JournalErr != nil:
 		return err
 	case flags.output.IsObject():
-		return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun), flags.output.PrintObject(out,
+		return errors.Join(err, inspect.Remaining(r.Findings), flags.output.PrintObject(out,
 			"findings", inspect.JSONFindings(r.Findings, s.DryRun)))
 	case len(r.Findings) == 0 && flags.output.Format != term.Name:
 		return errors.Join(err, r.PrintNoFindings(out))
 	}
-	return errors.Join(err, inspect.Remaining(r.Findings, s.DryRun),
+	return errors.Join(err, inspect.Remaining(r.Findings),
 		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
 }
 
@@ -162,23 +152,4 @@ func pluginMissing(confDir, path string) error {
 		}
 	}
 	return nil
-}
-
-// progress returns a function that shows a sweep's progress until ctx is cancelled, or nil if out
-// is not a terminal.
-func progress(ctx context.Context, out io.Writer) func(done, of int) {
-	if _, terminal := term.OnTerminal(out); !terminal {
-		return nil
-	}
-	return func(done, of int) {
-		if ctx.Err() != nil {
-			return
-		}
-		// the next log line overwrites this text
-		text := fmt.Sprintf("%d of %s tried\r", done, term.Attachments(of))
-		if done == of {
-			text = "" // the table follows
-		}
-		fmt.Fprint(out, "\x1b[K", text)
-	}
 }

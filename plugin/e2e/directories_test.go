@@ -24,7 +24,7 @@ func TestE2EDirectories(t *testing.T) {
 			return n.Unwindctl("install", "--dry-run")
 		}
 		if out := plan(); !strings.Contains(out, "The runtime is containerd, according to "+e2e.Socket+".") ||
-			!strings.Contains(out, "unchanged: /opt/cni/bin/unwind (") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json (") {
+			!strings.Contains(out, "unchanged: /opt/cni/bin/unwind\n") || !strings.Contains(out, "would write /etc/cni/net.d/00-unwind.json (") {
 			t.Errorf("containerd's defaults:\n%s", out)
 		}
 		rt.Kill()

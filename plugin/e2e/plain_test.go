@@ -55,8 +55,8 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 		}
 	}
 	dry := e2e.Results(n.Sweep(0, "--dry-run"))
-	if dry["to be released"] != leaked || dry["live"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
-		n.Errorf("sweep --dry-run: %v, want %d to be released and %d live", dry, leaked, len(n.Live))
+	if dry["would be released"] != leaked || dry["kept"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
+		n.Errorf("sweep --dry-run: %v, want %d would be released and %d live", dry, leaked, len(n.Live))
 	}
 	n.Unchanged("ipam and sweep --dry-run", all)
 }

@@ -32,13 +32,11 @@ const (
 
 // Output is how a command prints its results. AddFlags adds its flags.
 type Output struct {
-	Format    Format
-	NoHeaders bool // print tables without header and summary lines
-
+	Format  Format
 	allowed []string
 }
 
-// AddFlags adds -o, --json and, for a table, --no-headers. keys lists the keys of the JSON object.
+// AddFlags adds -o and --json. keys lists the keys of the JSON object.
 func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 	formats ...Format) {
 	o.Format = Plain
@@ -54,10 +52,6 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 		}
 		return err
 	})
-	if slices.Contains(formats, Wide) {
-		flags.BoolVar(&o.NoHeaders, "no-headers", false,
-			"print tables without their header and summary lines")
-	}
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(o.allowed,
 		cobra.ShellCompDirectiveNoFileComp))
 }

@@ -38,7 +38,7 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 	for _, c := range t.columns {
 		names = append(names, c.Name)
 	}
-	if !o.NoHeaders && strings.Join(names, "") != "" {
+	if strings.Join(names, "") != "" {
 		t.rows = slices.Insert(t.rows, 0, names)
 	}
 	if o.Format != Wide {
@@ -58,7 +58,7 @@ func (t *Table) Print(out io.Writer, o *Output) error {
 		}
 		text.WriteByte('\n')
 	}
-	if t.isCut && !o.NoHeaders {
+	if t.isCut {
 		text.WriteString("The table is cut to fit the terminal; -o wide shows all columns in full.\n")
 	}
 	_, err := io.WriteString(out, text.String())

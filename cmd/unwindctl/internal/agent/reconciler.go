@@ -320,7 +320,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		err = w.RefusedBy(r.paths)
 	}
 	if err == nil && !r.verified {
-		_, err = r.VerifyBinary(ctx)
+		err = r.VerifyBinary(ctx)
 		r.verified = err == nil
 	}
 	if err != nil {

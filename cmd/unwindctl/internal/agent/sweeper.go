@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
+	"strings"
+	"sync"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -92,52 +95,131 @@ func (s *sweeper) count(stateDir string) inspect.Counters {
 // report logs each released attachment. With --observe, it logs each attachment that it would
 // release, unless the previous sweep logged it. It then logs the counts.
 func (s *sweeper) report(findings []sweep.Finding) {
-	would, words, elsewhere := map[string]bool{}, map[string]int{}, 0
+	would, counts, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
 		f := &findings[i]
-		word, why := inspect.Result(f, s.Observe)
-		words[word]++
+		counts[inspect.Counted(f, s.Observe)]++
 		if f.Elsewhere() {
 			elsewhere++
 		}
+		result, why := inspect.Result(f, s.Observe)
 		thing := fmt.Sprint(f.Key.String(), f.Addresses)
-		if word == "to be released" {
+		if result == inspect.WouldBeReleased {
 			would[thing] = true
 		}
-		if word == "released" || word == "partly released" || would[thing] && !s.would[thing] {
-			s.log.Info(word, "attachment", f.Key.String(), "why", why)
+		if result == inspect.Released || would[thing] && !s.would[thing] {
+			s.log.Info(result, "attachment", f.Key.String(), "why", why)
 		}
 	}
 	s.would = would
-	s.reportCounts(words, elsewhere > 0 && elsewhere == len(findings))
-}
-
-// reportCounts logs how many attachments there are in each state. It does not log if only the
-// number of live attachments has changed, or if a pending DEL only waits for its next try.
-func (s *sweeper) reportCounts(words map[string]int, allElsewhere bool) {
 	nothing := ""
-	if allElsewhere {
+	if elsewhere > 0 && elsewhere == len(findings) {
 		nothing = "this agent cannot judge any attachment from its namespaces; run it on the host, or " +
 			"as unwindctl --host run"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {
-		s.log.Warn(nothing, "attachments", words["unknown"])
+		s.log.Warn(nothing, "attachments", elsewhere)
 	}
-	state, counts := fmt.Sprint("pending or waits ", words["pending"]+words["waits"]), []any{}
-	for _, word := range []string{"released", "partly released", "to be released", "pending",
-		"waits", "kept", "unknown"} {
-		if words[word] == 0 {
-			continue
-		}
-		if counts = append(counts, word, words[word]); word != "pending" && word != "waits" {
-			state += fmt.Sprintf(", %s %d", word, words[word])
+	s.reportCounts(counts)
+}
+
+// reportCounts logs how many attachments there are with each result, or of an unknown state. It
+// does not log if only the number of live attachments has changed.
+func (s *sweeper) reportCounts(counts map[string]int) {
+	var words []any
+	for _, word := range append(inspect.Results, "unknown") {
+		if counts[word] > 0 {
+			words = append(words, word, counts[word])
 		}
 	}
-	if (s.log.changed("counts", state) || words["released"] > 0) && len(counts) > 0 {
+	if (s.log.changed("counts", fmt.Sprint(words)) || counts[inspect.Released] > 0) && words != nil {
 		done := "swept"
 		if s.Observe {
 			done = "observed"
 		}
-		s.log.Info(done, append(counts, "live", words["live"]+words["recent"])...)
+		s.log.Info(done, append(words, "live", counts["live"]+counts["recent"])...)
 	}
+}
+
+// dedupLogger logs a state when it begins, but not again while it lasts.
+type dedupLogger struct {
+	*slog.Logger
+	mu     sync.Mutex
+	states map[string]string
+}
+
+func newDedupLogger(log *slog.Logger) *dedupLogger {
+	return &dedupLogger{Logger: log, states: map[string]string{}}
+}
+
+// changed reports whether a thing's state differs from its previous one. "" is the normal state.
+func (d *dedupLogger) changed(thing, state string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.states[thing]
+	d.states[thing] = state
+	return before != state
+}
+
+var digits = regexp.MustCompile(`\d+`)
+
+// warnOnce logs an error about a thing when it first occurs, and "recovered" when it is over.
+// Errors that differ only in numbers, such as a port or a time, count as the same.
+func (d *dedupLogger) warnOnce(thing, msg string, err error) {
+	switch {
+	case err == nil && d.changed(thing, ""):
+		d.Info("recovered", "was", msg)
+	case err != nil && d.changed(thing, digits.ReplaceAllString(err.Error(), "")):
+		d.Warn(msg, "err", err)
+	}
+}
+
+// dedupHandler passes on the warnings and errors of a sweep that the previous sweep did not log.
+type dedupHandler struct {
+	slog.Handler
+	*rounds
+	attrs string // the attributes of WithAttrs
+}
+
+type rounds struct {
+	mu          sync.Mutex
+	before, now map[string]bool
+}
+
+func (r *rounds) nextRound() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.before, r.now = r.now, map[string]bool{}
+}
+
+func (h *dedupHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && h.Handler.Enabled(ctx, level)
+}
+
+func (h *dedupHandler) Handle(ctx context.Context, record slog.Record) error {
+	text := record.Message + h.attrs
+	record.Attrs(func(a slog.Attr) bool {
+		text += " " + a.String()
+		return true
+	})
+	h.mu.Lock()
+	known := h.before[text] || h.now[text]
+	h.now[text] = true
+	h.mu.Unlock()
+	if known {
+		return nil
+	}
+	return h.Handler.Handle(ctx, record)
+}
+
+func (h *dedupHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &dedupHandler{h.Handler.WithAttrs(attrs), h.rounds, h.attrs + fmt.Sprint(attrs)}
+}
+
+// Write logs what a plugin writes to its stderr.
+func (h *dedupHandler) Write(p []byte) (int, error) {
+	if text := strings.TrimSpace(string(p)); text != "" {
+		slog.New(h).Warn(text)
+	}
+	return len(p), nil
 }

@@ -87,16 +87,23 @@ func (e *examination) lastSweep(s *inspect.Report) {
 // that for which an ADD may run.
 const pendingLong, addingLong = 15 * time.Minute, 2 * time.Minute
 
-// rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
-func (e *examination) rollbacks(events []journal.Event) {
-	count, last := map[string]int{}, map[string]string{}
-	for _, event := range events {
-		if event.Kind == journal.RolledBack && time.Since(event.At.Wall) < pendingLong {
-			of := term.Join(event.Plugins)
-			count[of]++
-			last[of] = event.Reason
+// countEvents counts the recent events of a kind by plugin, and returns the last reason of each.
+func countEvents(events []journal.Event, kind journal.EventKind, within time.Duration) (
+	count map[string]int, last map[string]string,
+) {
+	count, last = map[string]int{}, map[string]string{}
+	for _, e := range events {
+		if e.Kind == kind && time.Since(e.At.Wall) < within {
+			count[term.Join(e.Plugins)]++
+			last[term.Join(e.Plugins)] = e.Reason
 		}
 	}
+	return count, last
+}
+
+// rollbacks reports plugins with recent failed ADDs, the most common reason why pods do not start.
+func (e *examination) rollbacks(events []journal.Event) {
+	count, last := countEvents(events, journal.RolledBack, pendingLong)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		failed := "plugin " + of + " failed " + term.Plural(count[of], "ADD", "ADDs")
 		if of == "-" { // no plugin is to blame
@@ -116,10 +123,7 @@ func (e *examination) attachments(found *inspect.Report) {
 		if a.State == journal.Adding && a.Verdict == decide.Live && age > addingLong {
 			adding = append(adding, key)
 		}
-		if !a.PendingDEL() {
-			continue
-		}
-		if age <= pendingLong {
+		if !a.PendingDEL() || age <= pendingLong {
 			continue
 		}
 		if a.HasStep(journal.ForRules) {
@@ -190,14 +194,7 @@ func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 
 // dropped reports the DELs that were dropped in the last day, by plugin.
 func (e *examination) dropped(events []journal.Event) {
-	count, last := map[string]int{}, map[string]string{}
-	for _, event := range events {
-		if event.Kind == journal.Dropped && time.Since(event.At.Wall) < 24*time.Hour {
-			of := term.Join(event.Plugins)
-			count[of]++
-			last[of] = event.Reason
-		}
-	}
+	count, last := countEvents(events, journal.Dropped, 24*time.Hour)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+
 			"--kind dropped -o wide lists the DELs", "%s of plugin %s dropped in the last day; the last "+
@@ -288,7 +285,7 @@ const (
 func (e *examination) directory(found *inspect.Report) bool {
 	info, err := os.Stat(e.StateDir)
 	if err == nil {
-		e.files(info)
+		e.files(info, found)
 		_, err = os.Stat(filepath.Join(e.StateDir, "journal.db"))
 	} else if errors.Is(err, fs.ErrNotExist) && found.Unwritable != nil {
 		e.add("journal", Failure, "set stateDir in unwind's conflist to a directory that can be created",
@@ -305,12 +302,14 @@ func (e *examination) directory(found *inspect.Report) bool {
 }
 
 // files examines the files in the state directory, and its disk.
-func (e *examination) files(info fs.FileInfo) {
+func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
 			"%s has mode %04o: other users can read or write it", e.StateDir, st.Mode&0o7777)
 	}
-	e.disk()
+	if err := found.Unwritable; !e.disk() && err != nil {
+		e.add("journal", Failure, "correct that", "ADDs and DELs run without the journal: %v", err)
+	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
 		"sweep.lock", install.AgentLockName} {
 		path, want := filepath.Join(e.StateDir, name), "regular file"
@@ -333,21 +332,21 @@ func (e *examination) files(info fs.FileInfo) {
 	}
 }
 
-func (e *examination) disk() {
+// disk reports whether the disk is full, and warns of one in memory.
+func (e *examination) disk() (full bool) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {
-		return
+		return false
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
-	case st.Flags&unix.ST_RDONLY != 0:
-		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
-			e.StateDir)
 	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
 		e.add("journal", Failure, "free disk space",
 			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
+		return true
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir in unwind's conflist to a directory on a disk",
 			"%s is on tmpfs: a reboot deletes the journal, but not host-local's files", e.StateDir)
 	}
+	return false
 }

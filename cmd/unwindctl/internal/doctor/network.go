@@ -102,6 +102,9 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	if ours == nil {
 		return nil, nil
 	}
+	if problem, remedy, _ := strings.Cut(r.Skips(ours), "; "); problem != "" {
+		e.add("runtime", Failure, remedy, "%s", problem)
+	}
 	copied := ours.Path != own.Path()
 	own.File = filepath.Base(ours.Path)
 	if err := own.PassesOver(r, ours.Unwind.ChainFile); err != nil {

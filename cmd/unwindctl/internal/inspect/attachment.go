@@ -75,16 +75,14 @@ func (a *Attachment) Status() string {
 	return status(a.State, a.finding.Verdict)
 }
 
-// status returns "" for an attachment that is not in the journal.
+// status returns the state of an attachment. state is "" if it is not in the journal.
 func status(state journal.State, v decide.Verdict) string {
 	switch {
-	case state == "":
-		return ""
-	case v.Fate == decide.Unknown, v.Fate == decide.Foreign,
-		v.Fate == decide.Dead && decide.KeepsContainer(state):
-		return string(v.Fate)
 	case v.Recent():
 		return "recent"
+	case state == "", v.Fate == decide.Unknown, v.Fate == decide.Foreign,
+		v.Fate == decide.Dead && decide.KeepsContainer(state):
+		return string(v.Fate)
 	}
 	return string(state)
 }

@@ -10,7 +10,6 @@ import (
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/journal"
 	"cni-unwind/plugin/decide"
-	"cni-unwind/plugin/delegate"
 	"cni-unwind/plugin/sweep"
 )
 
@@ -69,12 +68,19 @@ func (r *Report) PrintNoFindings(out io.Writer) error {
 	return err
 }
 
-// Results are the words that Result returns, and "not tried", in the order of PrintFindings.
-var Results = []string{"released", "partly released", "to be released", "pending", "waits",
-	"kept", "unknown", "busy", "recent", "live", "not tried"}
+// The results of a sweep, in the order of PrintFindings. REASON explains them.
+const (
+	Released        = "released"
+	WouldBeReleased = "would be released"
+	Pending         = "pending"
+	Kept            = "kept"
+)
 
-// PrintFindings prints a table of the findings and their counts. It leaves out live attachments,
-// unless all is set or the runtime does not list them, and attachments that were not tried.
+var Results = []string{Released, WouldBeReleased, Pending, Kept}
+
+// PrintFindings prints a table of the findings and their counts: those that are kept by their
+// state, unless only the guard keeps them. It leaves out live attachments, unless all is set, the
+// runtime does not list them, or their lock is held.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -86,17 +92,13 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	var names []string
 	for i := range findings {
 		f := &findings[i]
-		word, why := Result(f, dryRun)
 		if f.Cached {
 			cached++
 		} else if reserved(f) {
 			addresses++
 		}
-		if errors.Is(f.Err, sweep.ErrNotTried) {
-			count["not tried"]++
-			continue
-		}
-		if count[word]++; word == "live" && !all && !f.Warn {
+		count[Counted(f, dryRun)]++
+		if f.Fate == decide.Live && !f.Recent() && !f.Busy && !all && !f.Warn {
 			continue
 		}
 		name := f.Key.String()
@@ -104,20 +106,20 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			name = f.Addresses[0].String()
 		}
 		names = append(names, name)
+		result, why := Result(f, dryRun)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
-			podName(&f.Pod), term.State(out, term.OrDash(status(f.State, f.Verdict))),
-			term.State(out, word), why)
+			podName(&f.Pod), term.State(out, status(f.State, f.Verdict)), term.State(out, result), why)
 	}
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
 	}
 	if len(names) > 0 && o.Format != term.Line {
-		if err := t.Print(out, o); err != nil || o.NoHeaders {
+		if err := t.Print(out, o); err != nil {
 			return err
 		}
 	}
 	var words []string
-	for _, word := range Results {
+	for _, word := range append(Results, "unknown", "recent", "live") {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
@@ -136,45 +138,50 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	return term.Print(out, fmt.Sprintf("%s: %s.\n", total, strings.Join(words, ", ")))
 }
 
-// Result returns the word for the outcome of a finding, and the reason.
-func Result(f *sweep.Finding, dryRun bool) (word, why string) {
+// guarded reports whether a finding is dead, but kept by the mass-release guard.
+func guarded(f *sweep.Finding) bool {
+	var guard *sweep.MassReleaseError
+	return errors.As(f.Err, &guard)
+}
+
+// Result returns the result of a finding, and the reason.
+func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 	why = term.OneLine(whyOf(f))
 	if len(f.Addresses) > 0 {
 		why = fmt.Sprintf("%s: %s", term.Join(term.Addresses(f.Addresses)), why)
 	}
-	var guard *sweep.MassReleaseError
 	switch {
-	case f.Fate == decide.Unknown:
-		word = "unknown"
-	case f.Busy:
-		word = "busy"
-	case f.Recent():
-		word = "recent"
 	case !f.Releasable():
-		word = "live"
-	case errors.As(f.Err, &guard):
-		word = "kept"
-	case f.Deferred:
-		word = "waits"
-	case dryRun:
-		word = "to be released"
-	case f.Released && f.Err != nil:
-		word = "partly released"
+		return Kept, why
+	case guarded(f):
+		return Kept, why + "; implausibly many others seem dead, too: see --force"
 	case f.Released:
-		return "released", why
-	case f.Err == nil:
-		word = "waits" // its pending DELs cannot run yet
+		result = Released
+	case dryRun && !f.Deferred:
+		result = WouldBeReleased
 	default:
-		word = "pending"
+		result = Pending
 	}
 	// unwind runs no DELs for another machine's attachment (decide.Foreign)
-	if f.Fate == decide.Dead && len(f.Pending) > 0 && word != "partly released" {
+	if f.Fate == decide.Dead && len(f.Pending) > 0 && !f.Released {
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
-	if word == "pending" || word == "partly released" {
+	if f.Err != nil {
 		why += "; " + term.OneLine(f.Err.Error())
 	}
-	return word, why
+	return result, why
+}
+
+// Counted returns the word under which a finding is counted: its result or, if it is not dead, its
+// state.
+func Counted(f *sweep.Finding, dryRun bool) string {
+	if f.Recent() {
+		return "recent"
+	} else if !f.Releasable() {
+		return string(f.Fate)
+	}
+	result, _ := Result(f, dryRun)
+	return result
 }
 
 // whyOf returns the reason for a verdict, with the rest of a grace period, if it is known.
@@ -185,35 +192,33 @@ func whyOf(f *sweep.Finding) string {
 	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(f.Left))
 }
 
-// Remaining returns an error if a sweep left attachments that it should have released.
-func Remaining(findings []sweep.Finding, dryRun bool) error {
-	count := map[string]int{}
+// Remaining returns an error if a sweep left attachments that it should have released, or could not
+// judge.
+func Remaining(findings []sweep.Finding) error {
+	failed, untried, unknown := 0, 0, 0
 	var errs []error
-	var failure *delegate.Failure
 	for i := range findings {
-		f := &findings[i]
-		switch word, _ := Result(f, dryRun); {
-		case errors.Is(f.Err, sweep.ErrNotTried):
-			count["not tried"]++
-		// not in the journal, or the journal cannot be written
-		case word == "pending" && (f.State == "" || !errors.As(f.Err, &failure)):
-			count["partly released"]++
-		case word == "unknown":
+		switch f := &findings[i]; {
+		case f.Fate == decide.Unknown:
+			unknown++
 			errs = append(errs, f.Err) // nil, or about a damaged entry
-			fallthrough
+		case f.Err == nil, guarded(f):
+		case errors.Is(f.Err, sweep.ErrNotTried):
+			untried++
 		default:
-			count[word]++
+			failed++
 		}
 	}
-	const incomplete = "%s could not be released completely; "
-	for _, one := range [][2]string{
-		{"pending", incomplete + "the next sweep retries the pending DELs"},
-		{"partly released", incomplete + "see the REASON column"},
-		{"not tried", "%s not tried; run unwindctl sweep again"},
-		{"unknown", "kept %s whose state is unknown; see the REASON column"},
+	for _, left := range []struct {
+		n    int
+		text string
+	}{
+		{failed, "%s could not be released completely; see the REASON column"},
+		{untried, "%s not attempted; run unwindctl sweep again"},
+		{unknown, "kept %s whose state is unknown; see the REASON column"},
 	} {
-		if n := count[one[0]]; n > 0 {
-			errs = append(errs, fmt.Errorf(one[1], term.Attachments(n)))
+		if left.n > 0 {
+			errs = append(errs, fmt.Errorf(left.text, term.Attachments(left.n)))
 		}
 	}
 	return errors.Join(errs...)

@@ -144,7 +144,7 @@ func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 }
 
 func newSet(number int, ranges pools.Set) *Set {
-	s := &Set{Number: &number, Family: family(ranges[0].First), ranges: ranges}
+	s := &Set{Number: &number, Family: family(ranges[0].RangeStart.To4() != nil), ranges: ranges}
 	for _, r := range ranges {
 		s.Ranges = append(s.Ranges, r.String())
 	}
@@ -155,8 +155,8 @@ func newSet(number int, ranges pools.Set) *Set {
 	return s
 }
 
-func family(a netip.Addr) string {
-	if a.Is4() {
+func family(is4 bool) string {
+	if is4 {
 		return "IPv4"
 	}
 	return "IPv6"
@@ -171,7 +171,7 @@ func (p *Pool) add(r reservation) {
 
 // setOf returns the set that contains an address. For an address outside the ranges, it adds a set.
 func (p *Pool) setOf(a netip.Addr) *Set {
-	of := family(a)
+	of := family(a.Is4())
 	for _, s := range p.Sets {
 		if s.ranges.Has(a) || s.Number == nil && s.Family == of {
 			return s

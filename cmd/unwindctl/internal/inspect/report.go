@@ -233,7 +233,7 @@ func HintFor(err error) string {
 	case hint != "":
 		return hint
 	case errors.Is(err, fs.ErrPermission):
-		return "only root can read the journal; run this as root"
+		return "run this as root"
 	case errors.Is(err, journal.ErrDamaged):
 		return "the next ADD or DEL through unwind sets the file aside and starts a new journal; " +
 			"running pods are not affected, but its pending DELs are lost. If unwind is off, rename the " +

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -93,14 +94,25 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 	return nil
 }
 
-func (s *Step) state(pending bool) string {
+// state describes what became of a step's DEL, and when the next try is.
+func (s *Step) state(pending bool) (text string) {
 	switch {
 	case !pending:
 		return "not pending"
-	case decide.Failing(&s.of):
-		return fmt.Sprintf("failed (%s)", decide.Words(&s.of))
+	case s.WaitsFor.Blocked():
+		return decide.Words(&s.of)
+	case s.Last != "":
+		text = fmt.Sprintf("failed (%s)", decide.Words(&s.of))
+	case s.Tries > 0:
+		text = "killed, or still running"
+	default:
+		return "pending"
 	}
-	return cmp.Or(decide.Words(&s.of), "pending")
+	left := decide.Left(s.of.Next, decide.Pass{Now: journal.BootNanos()})
+	if left >= time.Second {
+		text += "; next try in " + term.Roughly(left)
+	}
+	return text
 }
 
 // Fact is one piece of evidence in readable form: a question, and "yes", "no" or "unknown".
@@ -133,7 +145,7 @@ func factsOf(f *sweep.Finding) []Fact {
 }
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
-// release it. all contains every attachment in the journal.
+// release it. The table of its steps describes the DELs.
 func summary(a *Attachment) []string {
 	f := a.finding
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
@@ -177,7 +189,14 @@ func summary(a *Attachment) []string {
 				"now, run unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))
-		return append(lines, pendingSentences(a)...)
+		if slices.ContainsFunc(a.Steps, func(s Step) bool { return !s.WaitsFor.Blocked() }) {
+			lines = append(lines, "To run the pending DELs now, run unwindctl sweep "+a.Key.String())
+		}
+		if slices.ContainsFunc(a.Steps, func(s Step) bool { return decide.Failing(&s.of) }) {
+			lines = append(lines, "If a DEL can never succeed, for example because the plugin is gone for "+
+				"good, run unwindctl forget "+a.Key.String())
+		}
+		return lines
 	}
 }
 
@@ -194,54 +213,6 @@ func since(t time.Time) string {
 		return "an unknown time"
 	}
 	return fmt.Sprintf("%s (%s ago)", term.Time(t), term.Ago(t))
-}
-
-// pendingSentences returns sentences that explain why each DEL is pending, and what to do.
-func pendingSentences(a *Attachment) (lines []string) {
-	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	var untried []string
-	failed, ready := false, false
-	now := decide.Pass{Now: journal.BootNanos()}
-	for _, s := range a.Steps {
-		in, left := "The next sweep", decide.Left(s.of.Next, now)
-		if left >= time.Second {
-			in = "The first sweep after " + term.Roughly(left)
-		}
-		switch s.WaitsFor {
-		case journal.ForContainer:
-			say("The DEL of %s waits, because it could release resources of another ADD of its "+
-				"container or pod. It runs once that ADD is undone.", s.Plugin)
-		case journal.ForRules:
-			say("The DEL of %s waits, because it would free an address for which a later plugin may "+
-				"still have rules or host ports. It runs once the DEL of that plugin succeeds or is out "+
-				"of tries, or after a reboot.", s.Plugin)
-		default:
-			if ready = true; s.Tries == 0 {
-				untried = append(untried, s.Plugin)
-				continue
-			}
-			if s.Code == 0 {
-				say("The DEL of %s has been tried %s without an end: it was killed, or still runs. %s "+
-					"retries it.", s.Plugin, term.Plural(s.Tries, "time", "times"), in)
-				continue
-			}
-			failed = true
-			say("The DEL of %s has failed %s, the last time with code %d: %s. %s retries it.", s.Plugin,
-				term.Plural(s.Tries, "time", "times"), s.Code,
-				strings.TrimSuffix(term.OneLine(s.Last), "."), in)
-		}
-	}
-	if len(untried) > 0 {
-		say("The DEL of %s has not been tried yet.", strings.Join(untried, " and of "))
-	}
-	if ready {
-		say("To run the pending DELs now, run unwindctl sweep %s", a.Key)
-	}
-	if failed {
-		say("If it can never succeed, for example because the plugin is gone for good, run unwindctl "+
-			"forget %s", a.Key)
-	}
-	return lines
 }
 
 // capital returns a text with a capital first letter.

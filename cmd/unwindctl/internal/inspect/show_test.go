@@ -1,6 +1,12 @@
 package inspect
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -8,33 +14,60 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestSentences has what no script can show: times, which go on.
-func TestSentences(t *testing.T) {
+// TestStepState has what no script can show: times, which go on.
+func TestStepState(t *testing.T) {
 	t.Parallel()
-	in := func(why journal.Why, d time.Duration) journal.Next {
-		return journal.Next{Why: why, At: journal.BootNanos() + int64(d+time.Second)}
-	}
 	for _, tt := range []struct {
 		step journal.Step
-		next journal.Next
+		next time.Duration
 		want string
 	}{
-		{journal.Step{Type: "calico", Tries: 1, Last: "no route.", Code: 11}, in(journal.ForBackoff, 2*time.Minute),
-			"The DEL of calico has failed 1 time, the last time with code 11: no route. The first sweep after 2m retries it."},
-		{journal.Step{Type: "old", Tries: 2, Last: "no", Code: 11}, journal.Next{},
-			"The DEL of old has failed 2 times, the last time with code 11: no. The next sweep retries it."},
-		{journal.Step{Type: "bridge"}, journal.Next{Why: journal.ForRules},
-			"The DEL of bridge waits, because it would free an address for which a later plugin may still have rules or host ports. It runs once the DEL of that plugin succeeds or is out of tries, or after a reboot."},
-		{journal.Step{Type: "macvlan"}, journal.Next{Why: journal.ForContainer},
-			"The DEL of macvlan waits, because it could release resources of another ADD of its container or pod. It runs once that ADD is undone."},
-		{journal.Step{Type: "new"}, journal.Next{}, "The DEL of new has not been tried yet."},
+		{journal.Step{Tries: 1, Last: "no route.", Code: 11}, 2 * time.Minute, "failed (code 11); next try in 2m"},
+		{journal.Step{Tries: 2, Last: "no", Code: 11}, -time.Hour, "failed (code 11)"},
+		{journal.Step{Tries: 1}, -time.Hour, "killed, or still running"},
 	} {
-		tt.step.Next = tt.next
-		e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"}, Added: journal.Added{GracePeriod: time.Hour},
-			Undo: journal.Undo{State: journal.Deleting, Steps: []journal.Step{tt.step}}}
+		tt.step.Next = journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(tt.next+time.Second)}
+		e := &journal.Entry{Undo: journal.Undo{State: journal.Deleting, Steps: []journal.Step{tt.step}}}
 		a := judged(e, &sweep.Finding{})
-		if got := pendingSentences(&a); got[0] != tt.want {
-			t.Errorf("got\n%s\nwant\n%s", got[0], tt.want)
+		if got := a.Steps[0].state(true); got != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
+// TestHint has the hints that no script can show: scripts run as root, and do not wait for locks.
+func TestHint(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"not root", &fs.PathError{Op: "open", Path: "/var/lib/cni/unwind/journal.lock", Err: fs.ErrPermission}, "run this as root"},
+		{"busy", journal.ErrBusy, "another process is using the journal; try again"},
+		{"one of two", errors.Join(errors.New("other"), journal.ErrBusy), "another process is using the journal; try again"},
+		{"nothing to do", errors.New("other"), ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := HintFor(fmt.Errorf("journal: %w", tt.err)); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestLeaks: what one delegate may leave.
+func TestLeaks(t *testing.T) {
+	e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
+		Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}}
+	const anything = "anything that bridge created for container c, interface eth0"
+	for _, tt := range []struct{ plugin, config, want string }{
+		{"bridge", `{}`, anything}, {"bridge", `[`, anything}, {"loopback", `{}`, ""},
+		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "the records of whereabouts for container c, such as 10.9.0.2\n" + anything},
+		{"bridge", `{"ipam": {"type": "host-local", "dataDir": "/nonexistent"}}`, anything},
+	} {
+		got := leaksOfStep(e, &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)})
+		if strings.Join(got, "\n") != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.plugin, tt.config, got, tt.want)
 		}
 	}
 }

@@ -36,26 +36,25 @@ func (s Setup) binary() (string, error) {
 // verifyTimeout bounds the time that a plugin may take for VERSION.
 const verifyTimeout = 10 * time.Second
 
-// VerifyBinary runs the plugin to install, and returns its version line. It returns an error for a
-// plugin of another architecture or for another program. install calls it before it changes
-// anything.
-func (s Setup) VerifyBinary(ctx context.Context) (about string, err error) {
+// VerifyBinary runs the plugin to install. It returns an error for a plugin of another architecture
+// or for another program. install calls it before it changes anything.
+func (s Setup) VerifyBinary(ctx context.Context) error {
 	path, err := s.binary()
 	if err != nil {
-		return "", err
+		return err
 	}
 	const hint = "set --binary to the plugin; make build puts the plugin next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case ctx.Err() != nil:
-		return "", errors.New("interrupted; nothing was changed")
+		return errors.New("interrupted; nothing was changed")
 	case err != nil:
-		return "", term.WithHint(hint, "plugin %s: %w", path, err)
+		return term.WithHint(hint, "plugin %s: %w", path, err)
 	case !strings.Contains(about, netconf.Name) || !slices.Contains(versions, "1.0.0"):
-		return "", term.WithHint(hint, "plugin %s is not unwind; it reports: %s", path,
+		return term.WithHint(hint, "plugin %s is not unwind; it reports: %s", path,
 			term.OneLine(about))
 	}
-	return about, nil
+	return nil
 }
 
 // SupportedVersions runs a plugin to get its supported CNI versions (SPEC 1.1 §2 VERSION).
@@ -162,9 +161,6 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 			store.Path(), err)
 	}
 	one, err := put(s.plugin(), 0o755, func() (io.ReadCloser, error) { return os.Open(from) })
-	if err == nil && s.about != "" {
-		one.What += " (" + s.about + ")"
-	}
 	changes := []*Change{one}
 	if err == nil { // run it where the runtime will
 		changes = append(changes, &Change{apply: func(*Change) error {

@@ -2,69 +2,69 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 
 	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/plugin/netconf"
 )
-
-// pair is a member of an object whose order matters.
-type pair struct {
-	key   string
-	value any
-}
 
 // content returns the text of our file. It keeps keys that somebody has added to unwind's entry or,
 // in a list, at the top level. The network's name, the capabilities, disableCheck and disableGC
 // come from the provider's file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
-	list, entry, err := s.split(old)
+	list, entry, err := split(old)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", old.Path, err)
 	}
-	isJSON := filepath.Ext(p.path) == ".json"
-	var version any = keep(list, "cniVersion", "1.0.0")
-	if isJSON && s.CNIVersion != "" {
-		version = s.CNIVersion
-	}
-	if isJSON {
-		list = nil
-	}
 	s.setEntry(entry, p)
-	own := []pair{
-		{"type", netconf.Name}, {"capabilities", entry["capabilities"]},
-		{"chainFile", entry["chainFile"]},
+	set := func(key, value string) { list[key] = json.RawMessage(value) }
+	if list["cniVersion"] == nil {
+		set("cniVersion", `"1.0.0"`)
 	}
-	var text []byte
-	if isJSON {
-		// libcni makes a list from a single plugin's configuration, and copies only these two keys to
-		// the list (libcni conf.go ConfListFromConf). An installer that appends its plugin to
-		// "plugins" gets a list that runs unwind too; runtimes ignore that key.
-		head := []pair{{"cniVersion", version}, {"name", p.Source.Name}}
-		text = addPlugins(object(append(head, own...), entry), object(own, entry))
+	if filepath.Ext(p.path) == ".json" {
+		// libcni makes a list from a single plugin's configuration, and copies only the name and the
+		// version to the list (libcni conf.go ConfListFromConf). An installer that appends its plugin
+		// to "plugins" gets a list that runs unwind too; runtimes ignore that key.
+		version := list["cniVersion"]
+		if s.CNIVersion != "" {
+			version = netconf.Marshal(s.CNIVersion)
+		}
+		list = maps.Clone(entry)
+		list["cniVersion"] = version
 	} else {
-		text = s.list(p, list, version, object(own, entry))
+		set("loadOnlyInlinedPlugins", "true")
+		for key, is := range map[string]bool{"disableCheck": p.chain.DisableCheck,
+			"disableGC": p.chain.DisableGC} {
+			if delete(list, key); is {
+				set(key, "true")
+			}
+		}
+		if list["cniVersions"] == nil {
+			set("cniVersions", `["1.0.0", "1.1.0"]`)
+		}
 	}
-	var content bytes.Buffer
-	if err := json.Indent(&content, text, "", "  "); err != nil {
-		return nil, err
-	}
-	content.WriteByte('\n')
-	return content.Bytes(), p.check(entry)
+	list["name"], list["plugins"] = netconf.Marshal(p.Source.Name), netconf.Marshal([]any{entry})
+	content, err := json.MarshalIndent(list, "", "  ")
+	return append(content, '\n'), cmp.Or(err, p.check(entry))
 }
 
 // split returns the keys of our file's list, and those of unwind's entry. The two are empty if
-// there is no file. For a single plugin's configuration, the list contains the keys that libcni
-// copies to it.
-func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
+// there is no file. For a single plugin's configuration, the list contains the version, which
+// libcni copies to it.
+func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
-		return nil, map[string]json.RawMessage{}, nil
+		return map[string]json.RawMessage{}, map[string]json.RawMessage{
+			"type": netconf.Marshal(netconf.Name)}, nil
 	}
 	list = netconf.ObjectOf(old.Data)
 	if list["type"] == nil {
@@ -72,32 +72,12 @@ func (s Setup) split(old *netconf.Conflist) (list, entry map[string]json.RawMess
 		err = json.Unmarshal(list["plugins"], &plugins)
 		return list, plugins[0], err // the first plugin is unwind
 	}
-	entry = maps.Clone(list)
+	entry = list
+	list = map[string]json.RawMessage{"cniVersion": entry["cniVersion"]}
 	for _, key := range []string{"name", "cniVersion", "plugins"} {
 		delete(entry, key)
 	}
-	return map[string]json.RawMessage{"cniVersion": list["cniVersion"]}, entry, nil
-}
-
-// list returns the text of a list with unwind's entry in it.
-func (s Setup) list(p *Plan, old map[string]json.RawMessage, version any, entry []byte) []byte {
-	head := []pair{
-		{"cniVersion", version},
-		{"cniVersions", keep(old, "cniVersions", []string{"1.0.0", "1.1.0"})},
-		{"name", p.Source.Name},
-		{"loadOnlyInlinedPlugins", true},
-	}
-	if p.chain.DisableCheck {
-		head = append(head, pair{"disableCheck", true})
-	}
-	if p.chain.DisableGC {
-		head = append(head, pair{"disableGC", true})
-	}
-	return addPlugins(object(head, old, "plugins", "disableCheck", "disableGC"), entry)
-}
-
-func addPlugins(object, entry []byte) []byte {
-	return fmt.Appendf(nil, `%s,"plugins":[%s]}`, object[:len(object)-1], entry)
+	return list, entry, nil
 }
 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
@@ -148,33 +128,6 @@ func (p *Plan) check(entry map[string]json.RawMessage) error {
 	return nil
 }
 
-// object encodes the members in head, and after them the other members of more, sorted by name. It
-// omits those in leftOut.
-func object(head []pair, more map[string]json.RawMessage, leftOut ...string) []byte {
-	for _, m := range head {
-		leftOut = append(leftOut, m.key)
-	}
-	for _, key := range slices.Sorted(maps.Keys(more)) {
-		if !slices.Contains(leftOut, key) {
-			head = append(head, pair{key, more[key]})
-		}
-	}
-	var fields [][]byte
-	for _, m := range head {
-		if value := netconf.Marshal(m.value); string(value) != "null" {
-			fields = append(fields, fmt.Appendf(nil, "%s:%s", netconf.Marshal(m.key), value))
-		}
-	}
-	return fmt.Appendf(nil, "{%s}", bytes.Join(fields, []byte(",")))
-}
-
-func keep(object map[string]json.RawMessage, key string, absent any) any {
-	if value, ok := object[key]; ok {
-		return value
-	}
-	return absent
-}
-
 func sameJSON(a, b []byte) bool {
 	var values [2]any
 	for i, data := range [][]byte{a, b} {
@@ -185,4 +138,107 @@ func sameJSON(a, b []byte) bool {
 		}
 	}
 	return reflect.DeepEqual(values[0], values[1])
+}
+
+// repaired is the change to another program's file. Its text names the file and its plugins,
+// afterwards and before.
+const repaired = "changed"
+
+// repairs returns the changes that remove unwind from the directory's other files, and that move
+// plugins out of our file. Installers that copy or edit the directory's first file cause both,
+// because that file is ours.
+//
+//  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
+//     unwind (netconf.ReadProvider).
+//  2. A copy of our file is removed: the runtime would load it once ours is gone.
+//  3. Plugins that an installer has added to our file, where unwind does not run them, go to the
+//     end of the provider's file. The caller then writes or removes ours. A crash in between leaves
+//     them in both files, so they run twice rather than not at all.
+//
+// An error names the files that cannot be changed; the other changes are valid.
+func (s Setup) repairs() (all []*Change, err error) {
+	paths, err := netconf.Conflists(s.ConfDir)
+	own, source := s.addedTo()
+	if own != nil && !slices.Contains(paths, source) {
+		paths = append(paths, source)
+	}
+	for _, path := range paths {
+		was, _ := netconf.ReadConflist(path)
+		if s.isCopy(path) {
+			one := remove(path, "")
+			one.What, one.path = fmt.Sprintf("%s (a copy of %s)", path, s.Path()), path
+			all = append(all, one)
+			continue
+		}
+		if path == s.Path() || path != source && !madeFromOurs(was) {
+			continue
+		}
+		is, readErr := s.readOther(path)
+		if readErr == nil && filepath.Ext(path) != ".conflist" {
+			readErr = fmt.Errorf("only a .conflist file can contain %s", strings.Join(is.Types, " → "))
+		}
+		if readErr != nil {
+			if path == source {
+				readErr = fmt.Errorf("cannot move %s there from %s: %w", strings.Join(own.Types[1:], ", "),
+					own.Path, readErr)
+			}
+			err = errors.Join(err, term.WithHint("replace that file with the provider's conflist", "%s: %w",
+				path, readErr))
+			continue
+		}
+		text := fmt.Sprintf("%s: %s", path, strings.Join(is.Types, " → "))
+		if was != nil {
+			text += fmt.Sprintf(" (previously %s)", strings.Join(was.Types, " → "))
+		}
+		if path == source {
+			text += fmt.Sprintf(", with %s from %s", strings.Join(own.Types[1:], ", "), own.Path)
+		}
+		all = append(all, &Change{Change: repaired, What: text, path: path, apply: func(*Change) error {
+			like, err := os.Stat(path)
+			if err != nil || was != nil && sameJSON(was.Data, is.Data) {
+				return err
+			}
+			return durable.ReplaceLike(path, bytes.NewReader(is.Data), like)
+		}})
+	}
+	return all, err
+}
+
+// addedTo returns our file if another program has added plugins to it, and the path of the
+// provider's file, where they belong.
+func (s Setup) addedTo() (own *netconf.Conflist, source string) {
+	own, _ = netconf.ReadConflist(s.Path())
+	if !ours(own) || len(own.Types) == 1 {
+		return nil, ""
+	}
+	source, _ = filepath.Abs(cmp.Or(s.Source, s.firstOther()))
+	return own, source
+}
+
+// readOther reads another program's conflist as it is after the repairs.
+func (s Setup) readOther(path string) (*netconf.Conflist, error) {
+	c, _, err := netconf.ReadProvider(path)
+	own, source := s.addedTo()
+	if err == nil && own != nil && path == source {
+		c, own.Path = own.ReplaceUnwind(c), path
+		c.Path = path
+	}
+	return c, err
+}
+
+// madeFromOurs reports whether another program has made a file from ours: with plugins of its own,
+// or in place of the provider's file.
+func madeFromOurs(c *netconf.Conflist) bool {
+	return c != nil && c.Unwind != nil && c.Unwind.ChainFile != "" &&
+		(len(c.Types) > 1 || namesItself(c))
+}
+
+// keepCopy keeps a copy of the provider's file, for a chainFile that an installer has replaced by a
+// file made from ours. A crash leaves the previous copy.
+func (s Setup) keepCopy(source *netconf.Conflist) error {
+	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
+	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {
+		return nil
+	}
+	return durable.Replace(path, bytes.NewReader(source.Data), 0o600)
 }

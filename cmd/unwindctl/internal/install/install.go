@@ -17,13 +17,21 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
+// Options are the flags of install, on, off and uninstall.
 type Options struct {
 	Target
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl; "" to copy nothing
-	UnitDir    string // for systemd units; "" to write none
+	ProgramDir string // for unwindctl; "" to copy nothing, or to keep what is there
+	UnitDir    string // for systemd units; "" to write or remove none
+	Output     term.Output
+
+	// Of off and uninstall.
+	OffOnly      bool   // remove only our conflist
+	CacheDir     string // libcni's
+	By           string // who switches unwind off
+	StateDirFlag bool   // StateDir comes from --state-dir, not from an agent's environment
 }
 
 // Run installs unwind on the node. With DryRun it only prints the changes.
@@ -36,7 +44,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if err != nil {
 		return err
 	}
-	p, s, err := o.plan(ctx, to, r, s)
+	p, err := o.plan(ctx, to, r, s)
 	if err != nil {
 		return err
 	}
@@ -51,7 +59,7 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 		header = "Nothing to do: unwind is in use."
 	}
 	printErr := term.Print(to.Out, header+"\n")
-	printErr = cmp.Or(printErr, done.print(to.Out, &term.Output{}))
+	printErr = cmp.Or(printErr, done.print(to.Out, &o.Output))
 	if err == nil && !o.DryRun {
 		_ = term.Print(to.Out, o.advice(ctx, r, p))
 	}
@@ -61,32 +69,29 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 // plan plans an install and prints warnings. It returns an error if the install is refused.
 func (o Options) plan(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup,
-) (*Plan, Setup, error) {
+) (*Plan, error) {
 	p, err := s.Plan()
 	if err != nil && r.Name == "" && !o.given() {
 		err = fmt.Errorf("%w (no runtime configuration found; using default directories)", err)
 	}
 	if err != nil {
-		return nil, s, err
+		return nil, err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
 		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
 	}
-	about, binaryErr := s.VerifyBinary(ctx)
-	for _, err := range []error{err, p.RefusedBy(r), binaryErr, s.checkBinDir(), s.checkJournal(),
-		p.refuseMissing(r.BinDirs)} {
-		if err != nil {
-			return nil, s, err
-		}
+	err = cmp.Or(err, p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(), s.checkJournal(),
+		p.refuseMissing(r.BinDirs))
+	if err != nil {
+		return nil, err
 	}
-	s.about = about
 	if err := s.PassesOver(r, p.Source.Path); err != nil {
 		p.warnings = append(p.warnings, err.Error())
 	}
 	for _, warning := range slices.Concat(p.warnings, r.Notes) {
 		_ = term.Print(to.Err, "warning: "+warning+"\n")
 	}
-	return p, s, nil
+	return p, nil
 }
 
 // checkJournal returns an error if each ADD would run without the journal.
@@ -151,7 +156,7 @@ const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
 // configuration that off has kept, or that is still in use.
-func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.Output) error {
+func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", time.Minute)
 	if err != nil {
 		return err
@@ -170,7 +175,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 		err = done.Make(ctx, s.switchOn, s.awaitAgent(pid))
 	} else {
 		var p *Plan
-		if p, s, err = o.plan(ctx, to, r, s); err == nil {
+		if p, err = o.plan(ctx, to, r, s); err == nil {
 			err = o.install(ctx, to, r, s, p, done)
 		}
 	}
@@ -181,7 +186,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options, output *term.
 	if err == nil && done.none() {
 		done.List = append(done.List, &Change{Change: "unchanged", What: "unwind is in use already"})
 	}
-	return errors.Join(err, done.print(to.Out, output))
+	return errors.Join(err, done.print(to.Out, &o.Output))
 }
 
 // switchOn is the step that switches unwind on, if it is off.

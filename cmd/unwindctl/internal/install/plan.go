@@ -19,14 +19,8 @@ import (
 // RefusedBy returns an error if the runtime's configuration rules out the install.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
-	// node.Find has checked the first conflist, but the chosen one may be another
-	if r.DefaultNetwork != "" {
-		problems = slices.DeleteFunc(problems, func(p string) bool {
-			return strings.HasPrefix(p, "cni_default_network")
-		})
-		if p.Source.Name != r.DefaultNetwork {
-			problems = append(problems, r.OtherNetwork(p.Source.Name, p.Source.Path))
-		}
+	if problem := r.Skips(p.Source); problem != "" {
+		problems = append(problems, problem)
 	}
 	if len(problems) == 0 {
 		return nil
@@ -147,11 +141,6 @@ func (s Setup) isCopy(path string) bool {
 // checkDirectory returns an error if the runtime would not use our file, or if another file already
 // runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
-	dir, err := os.Stat(s.ConfDir)
-	if err != nil {
-		return err
-	}
-	p.warnWritable(s.ConfDir, dir)
 	paths, err := netconf.Conflists(s.ConfDir)
 	if err != nil {
 		return err
@@ -170,9 +159,9 @@ func (s Setup) checkDirectory(p *Plan) error {
 				"%s already runs unwind", path)
 		}
 		if filepath.Base(path) < filepath.Base(p.path) {
-			return term.WithHint(nameBefore(filepath.Base(path), filepath.Ext(p.path)),
-				"%s would not sort first: the runtime would still use %s",
-				filepath.Base(p.path), path)
+			return term.WithHint("use an --unwind-file that sorts before it, such as +unwind"+
+				filepath.Ext(p.path)+" or, next to Multus, "+besideMultus,
+				"%s would not sort first: the runtime would still use %s", filepath.Base(p.path), path)
 		}
 	}
 	return nil
@@ -183,20 +172,6 @@ func (s Setup) checkDirectory(p *Plan) error {
 // cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
 // findMasterPlugin). It must not use our file, because it would then call itself.
 const besideMultus = "00-multus-unwind.json"
-
-// nameBefore returns a hint with a name for our conflist that sorts before another file.
-func nameBefore(other, ext string) string {
-	candidates := []string{"00-unwind" + ext, "00--unwind" + ext, "0--unwind" + ext, "+unwind" + ext}
-	if strings.HasPrefix(other, "00-multus") {
-		candidates = []string{besideMultus}
-	}
-	for _, name := range candidates {
-		if name < other {
-			return "use --unwind-file " + name + ", which sorts before it"
-		}
-	}
-	return "rename that file, so that an --unwind-file can sort before it"
-}
 
 // firstOther returns the first conflist in the directory that is not ours, "" if there is none.
 func (s Setup) firstOther() string {
@@ -288,32 +263,19 @@ func (s Setup) readSource(p *Plan) error {
 		return term.WithHint("correct the file, or set --provider-conf to another conflist; nothing was "+
 			"changed", "chainFile %s: %w", path, err)
 	}
-	if info, err := os.Stat(path); err == nil {
-		p.warnWritable(path, info)
-	}
 	return p.checkProviders()
 }
 
-// warnWritable warns if users other than root can write to a file or directory: the runtime runs
-// the plugins that it names as root.
-func (p *Plan) warnWritable(path string, info fs.FileInfo) {
-	if info.Mode().Perm()&0o022 != 0 {
-		p.warnings = append(p.warnings, fmt.Sprintf("%s is writable by users other than root "+
-			"(mode %04o), which lets them run code as root: chmod go-w %s", path, info.Mode().Perm(), path))
-	}
-}
-
-// checkProviders warns of a provider that changes other conflists. It returns an error if Multus
-// could use ours as the cluster's network, and call itself through it forever.
+// checkProviders warns of cilium, which renames other conflists (cilium 1.19.6, 1.20.2
+// daemon/cmd/cni/config.go). It returns an error if Multus (see besideMultus) could use ours as the
+// cluster's network, and call itself through it forever.
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
-		provider := providerOf(d.Type)
-		if provider.RenamesUnless != "" {
-			p.warnings = append(p.warnings, fmt.Sprintf("%s renames all other conflists in the "+
-				"directory, including unwind's, unless it is installed with %s", provider.Name,
-				provider.RenamesUnless))
-		}
-		if provider.IsMultus && filepath.Ext(p.path) != ".json" {
+		switch {
+		case d.Type == "cilium-cni":
+			p.warnings = append(p.warnings, "cilium renames all other conflists in the directory, "+
+				"including unwind's, unless it is installed with cni.exclusive=false")
+		case strings.HasPrefix(d.Type, "multus") && filepath.Ext(p.path) != ".json":
 			return term.WithHint("use --unwind-file "+besideMultus+", a name that Multus ignores",
 				"Multus may use %s as the cluster network. It would then call itself, and no pod could start",
 				filepath.Base(p.path))

@@ -72,8 +72,6 @@ type Setup struct {
 	Binary          string // the plugin to install, "" = unwind next to this program
 	StateDir        string // "" = the one in our conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
-
-	about string // the version line of the plugin to install, once it was verified
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
@@ -205,7 +203,7 @@ func (p Target) choose(root string, runtimes func() ([]node.Runtime, error)) (no
 	case p.given() && at >= 0: // this runtime, with only the problems that Check finds
 		r = found[at]
 		r.Problems = nil
-		r.Check(root)
+		r.Check()
 	case p.given():
 	case err != nil:
 		return node.Runtime{}, err

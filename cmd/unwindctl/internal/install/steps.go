@@ -1,18 +1,26 @@
 package install
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/cmd/unwindctl/internal/inspect"
+	"cni-unwind/cmd/unwindctl/internal/node"
 	"cni-unwind/journal"
+	"cni-unwind/plugin/netconf"
 )
 
 // Step is a part of install, off, on or uninstall. When its turn comes, it looks at the node and
@@ -135,4 +143,137 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 		return o.PrintObject(out, "changes", append([]*Change{}, c.List...), "dryRun", c.DryRun)
 	}
 	return term.Print(out, c.String())
+}
+
+// WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
+// is in use. The step doesn't replace an equivalent file.
+//
+//  1. Keep a copy of the provider's file. If that fails, go on without it; the plan has the error.
+//  2. Repair other programs' files.
+//  3. Write our file.
+//  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
+func (s Setup) WriteConflist(p *Plan) Step {
+	return func(ctx context.Context) ([]*Change, error) {
+		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
+			p.Source.Name, strings.Join(p.Source.Types, " → "), p.Source.Path)}
+		dir, err := s.checkState(ctx)
+		if err != nil {
+			return nil, err
+		}
+		changes := append([]*Change{{apply: func(*Change) error {
+			if err := os.MkdirAll(dir, 0o700); err != nil { // each ADD would fail, too
+				return term.WithHint("choose another directory with --state-dir",
+					"cannot create the state directory: %w", err)
+			}
+			p.CopyErr = s.keepCopy(p.Source)
+			return nil
+		}}}, p.repairs...)
+		if !p.changed {
+			return append(changes, file), nil
+		}
+		file.Change, file.content = "written", string(p.content)
+		file.apply = func(*Change) error {
+			err := durable.Replace(p.path, bytes.NewReader(p.content), 0o644)
+			if err == nil {
+				for _, c := range s.own() {
+					if isKept(c) {
+						err = errors.Join(err, durable.Remove(c.Path))
+					}
+				}
+			}
+			return err
+		}
+		return append(changes, file), nil
+	}
+}
+
+// checkState returns the state directory. It refuses to switch from a journal with attachments to
+// another one, because nothing would release them.
+func (s Setup) checkState(ctx context.Context) (string, error) {
+	old := s.Entry()
+	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
+	if dir == is || old.ChainFile == "" {
+		return dir, nil
+	}
+	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: is})
+	if err != nil {
+		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl "+
+			"doctor --state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
+			"attachments could be lost if the state directory changed: %w", is, err)
+	}
+	if len(attachments) > 0 {
+		hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
+		return "", term.WithHint(hint,
+			"the journal in %s contains %s, which nothing would release if the state directory changed",
+			is, term.Attachments(len(attachments)))
+	}
+	return dir, nil
+}
+
+func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
+
+// takeOut is the step that takes our file out of use, even if other programs have changed it. It
+// renames the file, so that the next install finds its configuration, or else removes it, which
+// needs no disk space.
+func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
+	_, missing := os.Lstat(s.Path())
+	at, _ := netconf.ReadConflist(s.Path())
+	if Broken(s.Path()) {
+		changes = append(changes, remove(s.Path(), ""))
+	} else if !ours(at) && !errors.Is(missing, fs.ErrNotExist) {
+		hint := "rename it, or choose another name with --unwind-file"
+		if at != nil && at.Unwind != nil {
+			hint = takeOutHint(at)
+		}
+		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
+	}
+	stuck := func(err error) error {
+		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable",
+			"%w", err)
+	}
+	if err := unix.Access(s.ConfDir, unix.W_OK); at != nil && err != nil {
+		return nil, stuck(fmt.Errorf("%s: %w", s.ConfDir, err))
+	}
+	kept := ""
+	for _, c := range s.own() {
+		off := c.Path + node.OffSuffix
+		if isKept(c) {
+			kept += "; unwindctl on restores it from " + c.Path
+			continue
+		}
+		changes = append(changes, &Change{Change: "renamed", What: c.Path + " to " + off,
+			apply: func(done *Change) error {
+				if durable.Rename(c.Path, off) == nil {
+					return nil
+				}
+				done.Change, done.What = "removed", c.Path
+				if err := durable.Remove(c.Path); err != nil {
+					return stuck(err)
+				}
+				return nil
+			}})
+	}
+	if changes == nil {
+		changes = []*Change{{Change: "off", What: "unwind is not in use: there is no " + s.Path() + kept}}
+	}
+	return changes, nil
+}
+
+// takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
+// chaining mode also copies files with that suffix.
+func (s Setup) takeBack(context.Context) ([]*Change, error) {
+	path := s.renamed()
+	if path == "" {
+		return nil, nil
+	}
+	off := strings.TrimSuffix(path, renamedBy) + node.OffSuffix
+	return []*Change{{Change: "renamed", What: path + " to " + off,
+		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
+}
+
+// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our
+// file out of use, and returns the error.
+func (s Setup) Remove(ctx context.Context, done *Changes) error {
+	err := done.try(ctx, s.repair)
+	return errors.Join(err, done.Make(ctx, s.takeOut))
 }

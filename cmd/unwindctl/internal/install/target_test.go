@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cni-unwind/cmd/unwindctl/internal/node"
+	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
@@ -123,7 +124,7 @@ func TestAccepts(t *testing.T) {
 		"etc/cni/net.d/20-b.conflist": `{"name": "other", "plugins": [{"type": "bridge"}]}`,
 	})
 	r, err := (Target{}).Find(t.Context(), root)
-	if err != nil || len(r.Problems) != 1 {
+	if err != nil || len(r.Problems) != 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	dir := filepath.Join(root, "etc/cni/net.d")
@@ -146,22 +147,6 @@ func TestAccepts(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
-	}
-}
-
-// TestNameBefore has every name that is advised sort first, and not be what multus calls.
-func TestNameBefore(t *testing.T) {
-	t.Parallel()
-	for _, other := range []string{"00-multus.conf", "00-multus.conflist", "00-a.conflist", "00--z.conf", "0.conf", "01-x.conf", "..conflist", "!.conf"} {
-		advice := nameBefore(other, ".json")
-		name, ok := strings.CutPrefix(advice, "use --unwind-file ")
-		name, _, _ = strings.Cut(name, ",")
-		if ok && (name >= other || filepath.Ext(name) != ".json") || ok == (other == "!.conf") {
-			t.Errorf("%s: %s", other, advice)
-		}
-		if strings.HasPrefix(other, "00-multus") && !strings.HasPrefix(name, "00-multus") {
-			t.Errorf("%s: %s would be taken by multus for the cluster's network", other, advice)
-		}
 	}
 }
 
@@ -201,5 +186,27 @@ func TestOwnFile(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestVersionFollowsRuntime has the configuration of one plugin, which can offer one version only,
+// have the newest that the runtime speaks, and keep it while the runtime does not tell.
+func TestVersionFollowsRuntime(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	text := `{"cniVersion": "0.4.0", "name": "podnet", "plugins": [{"type": "a"}]}`
+	nodetest.Check(t, os.WriteFile(filepath.Join(dir, "10-provider.conflist"), []byte(text), 0o600))
+	for _, c := range []struct{ runtime, want string }{
+		{"", "1.0.0"}, {"1.1.0", "1.1.0"}, {"", "1.1.0"}, {"1.0.0", "1.0.0"}, {"1.1.0", "1.1.0"},
+	} {
+		s := Setup{ConfDir: dir, BinDir: dir, StateDir: filepath.Join(dir, "state"), File: ownJSON, CNIVersion: c.runtime}
+		p, err := s.Plan()
+		if err == nil {
+			err = (&Changes{}).Make(t.Context(), s.WriteConflist(p))
+		}
+		nodetest.Check(t, err)
+		if list, err := netconf.ReadConflist(s.Path()); err != nil || list.CNIVersion != c.want {
+			t.Errorf("the runtime speaks %q: %+v, %v; want %s", c.runtime, list, err, c.want)
+		}
 	}
 }

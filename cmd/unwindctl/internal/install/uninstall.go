@@ -21,19 +21,6 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// UninstallOptions are the flags of unwindctl uninstall, and of off.
-type UninstallOptions struct {
-	Target
-	CacheDir, StateDir string
-	StateDirFlag       bool // StateDir comes from --state-dir, not from an agent's environment
-
-	ProgramDir, UnitDir string // as for install; if ProgramDir is "", both stay
-	OffOnly             bool   // remove only our conflist
-	DryRun              bool
-	By                  string // who switches unwind off
-	Output              term.Output
-}
-
 // The exit codes of a command that took unwind out of use, but could not write the off switch, or
 // kept what something still needs.
 const (
@@ -52,7 +39,7 @@ const (
 //  4. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
 //     because it names the state directory. What something still needs is kept, which is an error.
 //  5. Report what the runtime loads next. It is an error if that is nothing, or runs unwind.
-func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
+func Uninstall(ctx context.Context, out io.Writer, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", askWithin)
 	if err != nil {
 		return err
@@ -67,7 +54,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 		return err
 	}
 	s.Source = s.Provider(r)
-	u := &uninstall{UninstallOptions: o, Setup: s, runtime: r, own: own}
+	u := &uninstall{Options: o, Setup: s, runtime: r, own: own}
 	kind := journal.Uninstall
 	if o.OffOnly {
 		kind = journal.Off
@@ -94,7 +81,7 @@ func Uninstall(ctx context.Context, out io.Writer, o UninstallOptions) error {
 
 // uninstall is one run of Uninstall.
 type uninstall struct {
-	UninstallOptions
+	Options
 	Setup       Setup
 	runtime     node.Runtime
 	own         []*netconf.Conflist  // our file at the start, in use, kept by off or renamed
@@ -105,12 +92,10 @@ type uninstall struct {
 
 // recordOff is the step that writes the off switch after our conflist was removed.
 func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
-	was := ReadOff(u.StateDir)
-	text := "by " + u.By
+	was, verb, text := ReadOff(u.StateDir), "off", "by "+u.By
 	if was != nil {
 		text = "already done: " + was.String()
 	}
-	verb := "off"
 	if !u.OffOnly {
 		verb = "uninstall"
 	}
@@ -126,16 +111,10 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 		if err := WriteOff(u.StateDir, u.By); err != nil {
 			return unrecorded(err)
 		}
-		off := ReadOff(u.StateDir)
+		done.What = ReadOff(u.StateDir).String() + "; unwindctl on switches it on again"
 		if !u.OffOnly {
 			done.What = "no agent installs unwind while " + filepath.Join(u.StateDir, OffName) + " exists"
-			return nil
 		}
-		done.What = off.String()
-		if was == nil && off.By == somebody && u.By != "" {
-			done.What += ": the disk is too full to record " + u.By
-		}
-		done.What += "; unwindctl on switches it on again"
 		return nil
 	}}}, nil
 }

@@ -7,21 +7,24 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
+	"cni-unwind/cmd/internal/term"
+	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/plugin/netconf"
 )
 
 // Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. It
 // returns nil if the source is already wrapped. It refuses a configuration that a runtime or unwind
 // would refuse, or that they would read differently.
-func Inline(src Source) ([]byte, error) {
-	if src.bad != nil {
-		return nil, src.bad
+func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
+	if bad != nil {
+		return nil, bad
 	}
 	keys, single := netconf.ObjectOf(src.Data), isSingle(src.Data)
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
@@ -31,33 +34,29 @@ func Inline(src Source) ([]byte, error) {
 			}
 		}
 	}
-	if keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil {
+	switch wrapped := slices.Contains(src.Types, netconf.Name); {
+	case keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil:
 		return nil, errors.New("this network belongs to nerdctl, which reads the file's first plugin: " +
 			"with unwind there, nerdctl gives its next network the same subnet, and network rm leaves the " +
 			"bridge; use a conflist of your own instead")
-	}
-	if src.Name == "" {
+	case src.Name == "":
 		return nil, errors.New(`key "name" is missing`)
-	}
-	if single && filepath.Ext(src.arg) == ".conflist" {
+	case single && filepath.Ext(src.Path) == ".conflist":
 		return nil, errors.New(
 			`key "plugins" is missing: a .conflist file contains a list of plugins`)
-	}
-	var out []byte
-	var err error
-	if slices.Contains(src.Types, netconf.Name) && len(src.Types) > 1 && src.Unwind.Chain != nil {
-		return absorb(src.Conflist)
-	} else if slices.Contains(src.Types, netconf.Name) {
-		err = checkWrapped(src.Conflist)
-	} else {
+	case wrapped && len(src.Types) > 1 && src.Unwind.Chain != nil:
+		return absorb(src)
+	case wrapped:
+		err = checkWrapped(src)
+	default:
 		out, err = inline(src, keys, single)
 	}
 	// like libcni's readBool
 	inlined := strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`)
-	if err != nil || src.arg == "-" || single || strings.EqualFold(inlined, "true") {
+	if err != nil || src.Path == "" || single || strings.EqualFold(inlined, "true") {
 		return out, err
 	}
-	directory := filepath.Join(filepath.Dir(src.arg), src.Name)
+	directory := filepath.Join(filepath.Dir(src.Path), src.Name)
 	if more, err := netconf.InlineDirectory(directory); err != nil || len(more) > 0 {
 		return nil, cmp.Or(err, fmt.Errorf("the runtime would also run the plugins in %s, outside "+
 			`unwind's chain; move them to the end of key "plugins"`, directory))
@@ -71,26 +70,23 @@ var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "di
 	"loadOnlyInlinedPlugins", "plugins", "type"}
 
 // inline checks the result by reading it as the runtime and unwind will.
-func inline(src Source, keys map[string]json.RawMessage, single bool) ([]byte, error) {
-	var top struct {
-		Version  string   `json:"cniVersion"`
-		Versions []string `json:"cniVersions"`
-	}
-	if single { // all keys belong to the plugin
-		keys = nil
+func inline(src *netconf.Conflist, keys map[string]json.RawMessage, single bool) ([]byte, error) {
+	if single { // all other keys belong to the plugin
+		keys = map[string]json.RawMessage{"cniVersion": keys["cniVersion"]}
 	}
 	chain, err := readBack(layOut(src, keys, nil))
 	if err != nil {
 		return nil, err
 	}
-	err = json.Unmarshal(src.Data, &top)
-	if err != nil || top.Version == "" && len(top.Versions) == 0 {
-		return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
-			`support: without the key, a runtime uses 0.1.0, but unwind another version`)
+	for _, key := range []string{"cniVersion", "cniVersions"} {
+		if v := string(keys[key]); v != "" && v != `""` && v != "[]" && v != "null" {
+			out := layOut(src, keys, chain.EntryCapabilities())
+			_, err = readBack(out)
+			return out, err
+		}
 	}
-	out := layOut(src, keys, chain.EntryCapabilities())
-	_, err = readBack(out)
-	return out, err
+	return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
+		`support: without the key, a runtime uses 0.1.0, but unwind another version`)
 }
 
 // before and after are the white space that layOut adds around the chain. Restore removes it.
@@ -98,7 +94,7 @@ const before, after = " ", "    "
 
 // layOut writes the list with unwind's entry. "chain" is its last key. keys are those of the
 // original list; layOut copies the ones that are not its own.
-func layOut(src Source, keys map[string]json.RawMessage, capabilities []string) []byte {
+func layOut(src *netconf.Conflist, keys map[string]json.RawMessage, capabilities []string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `{
   "cniVersion": "1.0.0",
@@ -201,7 +197,7 @@ func isSingle(x []byte) bool {
 // Restore returns the chain in unwind's entry, with the white space around it, or nil if the source
 // has no such entry. It accepts errors in unwind's other keys, so that a broken file can be
 // unwrapped.
-func Restore(src Source) ([]byte, error) {
+func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	if !slices.Contains(src.Types, netconf.Name) {
 		return nil, nil
 	}
@@ -239,4 +235,94 @@ func Restore(src Source) ([]byte, error) {
 	}
 	restored := bytes.TrimPrefix(src.Data[start:end], []byte(before))
 	return bytes.TrimSuffix(restored, []byte(after)), nil
+}
+
+// Rewrite applies a change to a configuration, and prints the result or replaces the file.
+type Rewrite struct {
+	// Change returns nil if there is nothing to change. The list's Path is "" for the standard input.
+	// bad is the problem with unwind's own entry, or nil.
+	Change    func(list *netconf.Conflist, bad error) ([]byte, error)
+	Unchanged string // the reason why there is nothing to change
+	Changed   string // what happened to a file that was replaced
+	InPlace   bool   // write changed files, at the targets of links
+	Streams   term.Streams
+}
+
+// Run rewrites a file, or the standard input if path is "-".
+func (r Rewrite) Run(path string) error {
+	shown, read := path, func() ([]byte, error) { return netconf.ReadFile(path) }
+	if path == "-" {
+		path, shown, read = "", "stdin", func() ([]byte, error) { return netconf.ReadAll(r.Streams.In) }
+	}
+	data, err := read()
+	if err == nil {
+		err = r.rewrite(path, shown, data)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", shown, err)
+	}
+	return nil
+}
+
+func (r Rewrite) rewrite(path, shown string, data []byte) error {
+	list, bad := netconf.ParseConflist(data)
+	if list == nil {
+		return bad
+	}
+	list.Path = path
+	result, err := r.Change(list, bad)
+	if err != nil {
+		return err
+	}
+	if result == nil {
+		fmt.Fprintf(r.Streams.Err, "%s: %s; nothing to change\n", shown, r.Unchanged)
+		result = data
+	} else if r.InPlace {
+		if err = replace(path, result); err == nil {
+			_, err = fmt.Fprintf(r.Streams.Out, "%s: %s\n", shown, r.Changed)
+		}
+	}
+	if !r.InPlace {
+		_, err = r.Streams.Out.Write(result)
+	}
+	return err
+}
+
+// replace replaces a file, at the target of a link. Like netconf.ReadFile, the caller has refused a
+// link in a directory that others can write to.
+func replace(path string, text []byte) error {
+	err := fits(path, text)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		return err
+	}
+	like, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return durable.ReplaceLike(path, bytes.NewReader(text), like)
+}
+
+// fits returns an error if a runtime would misread the text in a file with that name: a list as one
+// plugin, or one plugin as a list. libcni and its callers go by the extension (LoadNetworkConf).
+func fits(path string, text []byte) error {
+	var named struct {
+		Name string `json:"name"`
+	}
+	if json.Unmarshal(text, &named) == nil && named.Name == "" {
+		return errors.New(`the output has no "name", and a runtime ignores such a file; ` +
+			`set the network's name in "chain"`)
+	}
+	ext, is, want := filepath.Ext(path), "a list of plugins", ".conflist"
+	if isSingle(text) {
+		is, want = "the configuration of one plugin", ".conf"
+	}
+	if (ext == ".conflist") == (want == ".conflist") {
+		return nil
+	}
+	return term.WithHint("omit --in-place, write the output to NAME"+want+", and remove this file",
+		"cannot replace this file: the output is %s, which a runtime does not read from a file with "+
+			"the extension %q", is, ext)
 }

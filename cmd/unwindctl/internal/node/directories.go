@@ -101,16 +101,27 @@ func (w *Directories) empty() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
+// OnHost reports whether this process is in the mount and network namespaces of process 1. It
+// returns true without permission to check.
+func OnHost() bool {
+	for _, kind := range []string{"mnt", "net"} {
+		ours, err := os.Readlink("/proc/self/ns/" + kind)
+		first, firstErr := os.Readlink("/proc/1/ns/" + kind)
+		if err == nil && firstErr == nil && ours != first {
+			return false
+		}
+	}
+	return true
+}
+
 // firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
 // inContainer reports whether this process is in another PID namespace than the machine's first
-// one, or in another mount namespace than process 1. It returns false without permission to check.
+// one, or not on the host.
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
-	ours, err := os.Readlink("/proc/self/ns/mnt")
-	first, firstErr := os.Readlink("/proc/1/ns/mnt")
-	return own != firstPIDNS || err == nil && firstErr == nil && ours != first
+	return own != firstPIDNS || !OnHost()
 }
 
 // BinPath returns the plugin directories of all runtimes, in CNI_PATH's format.

@@ -47,32 +47,23 @@ type Runtime struct {
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
-// Check adds the problems that any runtime can have.
-func (r *Runtime) Check(root string) {
+// Check adds the problem that containerd would also run the provider's file.
+func (r *Runtime) Check() {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
 			"containerd uses that many files in %s for each pod, so the provider's file would also run, "+
 			"without unwind; set max_conf_num to 1", r.MaxConfs, cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
-	if r.DefaultNetwork == "" {
-		return
-	}
-	paths, _ := netconf.Conflists(filepath.Join(root, r.ConfDir))
-	for _, path := range paths {
-		if c, err := netconf.ReadConflist(path); err == nil && c.Unwind == nil {
-			if c.Name != r.DefaultNetwork {
-				r.Problems = append(r.Problems, r.OtherNetwork(c.Name, filepath.Base(path)))
-			}
-			return
-		}
-	}
 }
 
-// OtherNetwork returns the problem that the runtime would not use the network of a file.
-func (r *Runtime) OtherNetwork(name, file string) string {
+// Skips returns the problem that the runtime would not use the network of a conflist, or "".
+func (r *Runtime) Skips(c *netconf.Conflist) string {
+	if r.DefaultNetwork == "" || r.DefaultNetwork == c.Name {
+		return ""
+	}
 	return fmt.Sprintf("cni_default_network is %q in %s, but %s is for network %q, so %s would not "+
 		"use that file; set --provider-conf to the default network's file", r.DefaultNetwork, r.Config,
-		file, name, r.Name)
+		c.Path, c.Name, r.Name)
 }
 
 func (r *Runtime) clean() {
@@ -213,7 +204,7 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	for i, r := range all {
 		if is[i] {
 			r.settle(root)
-			r.Check(root)
+			r.Check()
 			runtimes = append(runtimes, *r)
 		}
 	}

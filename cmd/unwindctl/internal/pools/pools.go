@@ -3,13 +3,21 @@
 package pools
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/big"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
+
+	"github.com/containernetworking/plugins/pkg/ip"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
 	"cni-unwind/ipam"
 	"cni-unwind/plugin/netconf"
@@ -107,4 +115,113 @@ func Taken(pool string) (all []netip.Addr, err error) {
 		}
 	}
 	return all, nil
+}
+
+// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them, or
+// nil if there are none, as with the capability ipRanges. The configuration must come from OfNode.
+func Ranges(config json.RawMessage) (sets []Set, err error) {
+	var given allocator.Net
+	err = json.Unmarshal(config, &given)
+	if of := given.IPAM; err == nil && of != nil && len(of.Ranges) == 0 &&
+		len(given.RuntimeConfig.IPRanges) == 0 && (of.Range == nil || of.Range.Subnet.IP == nil) {
+		return nil, nil
+	}
+	conf, _, err := allocator.LoadIPAMConfig(config, "")
+	if err != nil {
+		return nil, err
+	}
+	for i, set := range conf.Ranges {
+		for _, r := range set {
+			if ip.Cmp(r.RangeEnd, r.RangeStart) < 0 { // host-local accepts this
+				return nil, fmt.Errorf("range set %d: %s is empty: its end is below its start", i, &r)
+			}
+		}
+		sets = append(sets, Set(set))
+	}
+	return sets, nil
+}
+
+// podCIDR matches the keywords that calico replaces with the node's pod CIDRs, in upper or lower
+// case.
+var podCIDR = regexp.MustCompile(`(?i)"usePodCidr(IPv6)?"`)
+
+// OfNode returns a plugin's configuration with the ranges that the plugin actually passes to
+// host-local on this node. Two plugins do not pass on the configured ranges:
+//   - flannel replaces all of them with the subnets in its file (flannel-io/cni-plugin 6f13a99d,
+//     flannel_linux.go, getDelegateIPAM);
+//   - calico replaces two keywords with its node's pod CIDRs, which only the Kubernetes API
+//     provides (projectcalico/calico 0c474030, cni-plugin/internal/pkg/utils/utils.go,
+//     replaceHostLocalIPAMPodCIDR).
+//
+// An error means that the ranges are unknown.
+func OfNode(config json.RawMessage) (json.RawMessage, error) {
+	var conf struct{ Type, SubnetFile string }
+	_ = json.Unmarshal(config, &conf) // Ranges returns the error
+	switch {
+	case conf.Type == "flannel":
+		return ofFlannel(cmp.Or(conf.SubnetFile, "/run/flannel/subnet.env"))
+	case conf.Type == "calico" && podCIDR.Match(config):
+		return nil, errors.New("calico's usePodCidr stands for the node's pod CIDR, which only the " +
+			"Kubernetes API provides")
+	}
+	return config, nil
+}
+
+// ofFlannel returns the configuration that flannel passes to host-local with a subnet file.
+func ofFlannel(path string) (json.RawMessage, error) {
+	data, err := netconf.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var sets []string
+	for _, key := range []string{"FLANNEL_SUBNET=", "FLANNEL_IPV6_SUBNET="} {
+		for line := range strings.Lines(string(data)) {
+			value, is := strings.CutPrefix(strings.TrimSpace(line), key)
+			if !is || value == "" {
+				continue
+			}
+			subnet, err := netip.ParsePrefix(value)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+			sets = append(sets, fmt.Sprintf(`[{"subnet": %q}]`, subnet.Masked()))
+		}
+	}
+	if sets == nil {
+		return nil, fmt.Errorf("%s does not set FLANNEL_SUBNET", path)
+	}
+	return fmt.Appendf(nil, `{"ipam": {"type": "host-local", "ranges": [%s]}}`,
+		strings.Join(sets, ",")), nil
+}
+
+// Set is a range set of one address family. An ADD gets an address from each set of its pool, and
+// fails if one set has none left.
+type Set allocator.RangeSet
+
+// Has reports whether host-local can assign an address from the set: one in a range, except for its
+// gateway.
+func (s Set) Has(a netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r allocator.Range) bool {
+		return r.Contains(a.AsSlice()) && !r.Gateway.Equal(a.AsSlice())
+	})
+}
+
+// Unbounded is the size of a set with 2^53 addresses or more, such as an IPv6 /64. JSON readers
+// represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
+const Unbounded = 1 << 53
+
+// Size returns the number of assignable addresses of the set, at most Unbounded.
+func (s Set) Size() int64 {
+	size, unbounded := new(big.Int), big.NewInt(Unbounded)
+	for _, r := range s {
+		first, last := new(big.Int).SetBytes(r.RangeStart), new(big.Int).SetBytes(r.RangeEnd)
+		size.Add(size, last.Sub(last, first))
+		if !r.Contains(r.Gateway) {
+			size.Add(size, big.NewInt(1))
+		}
+	}
+	if size.Cmp(unbounded) >= 0 {
+		return Unbounded
+	}
+	return size.Int64()
 }

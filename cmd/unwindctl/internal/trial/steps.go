@@ -245,8 +245,9 @@ func (s *space) repairAndSweep(ctx context.Context) (string, error) {
 	found, err := inspect.Plugin(s.Stderr).Sweep(ctx, s.stateDir(), sweep.Job{
 		Attachment: &journal.Key{Network: s.list.Name, ContainerID: s.id, IfName: ifName}})
 	for i := range found {
-		if word, why := inspect.Result(&found[i], false); err == nil && word != "released" {
-			err = fmt.Errorf("the sweep's result is %s: %s", word, why)
+		result, why := inspect.Result(&found[i], false)
+		if err == nil && (result != inspect.Released || found[i].Err != nil) {
+			err = fmt.Errorf("the sweep's result is %s: %s", result, why)
 		}
 	}
 	if err == nil {

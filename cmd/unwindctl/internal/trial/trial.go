@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 	switch {
 	case os.Geteuid() != 0:
 		return nil, term.WithHint("run this as root", "only root can run the network's plugins")
-	case elsewhere():
+	case !node.OnHost():
 		return nil, term.WithHint("run this on the host, or as unwindctl --host check",
 			"this process is in other namespaces than process 1")
 	}
@@ -117,17 +117,6 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 		return nil, errors.New("interrupted; all that check has created is removed")
 	}
 	return c.steps, nil
-}
-
-func elsewhere() bool {
-	for _, kind := range []string{"mnt", "net"} {
-		ours, err := os.Readlink("/proc/self/ns/" + kind)
-		first, firstErr := os.Readlink("/proc/1/ns/" + kind)
-		if err == nil && firstErr == nil && ours != first {
-			return true
-		}
-	}
-	return false
 }
 
 func (c *check) run() {
