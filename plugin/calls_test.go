@@ -75,7 +75,7 @@ func init() {
 		"tries": func(s *story, w []string) { _, _ = s.attempt(w) },
 		// recover POD HOW: see recoverBy
 		"recover": func(s *story, w []string) {
-			recoverBy(s.who(w[0]), s.list(s.who(w[0]), false), strings.Join(w[1:], " "))
+			recoverBy(s, s.who(w[0]), strings.Join(w[1:], " "))
 		},
 		// appears FILE
 		"appears": func(s *story, w []string) {
@@ -173,16 +173,16 @@ func (s *story) attempt(w []string) (rest []string, err error) {
 	switch w[0] {
 	case "add":
 		var r types.Result
-		if r, err = p.add(list); err == nil {
+		if r, err = p.addWith(list); err == nil {
 			s.added[w[1]] = r
 			if parsed, err := json.Marshal(r); err == nil && strings.Contains(string(parsed), `"address"`) {
 				s.vars[w[1]] = address(s, r)
 			}
 		}
 	case "del":
-		err = p.del(list)
+		err = p.delWith(list)
 	case "check":
-		err = p.check(list)
+		err = p.checkWith(list)
 	default:
 		s.Fatalf("the runtime has no %s", w[0])
 	}
@@ -213,11 +213,11 @@ func (s *story) start(w []string) {
 		var err error
 		switch w[0] {
 		case "del":
-			err = p.del(list)
+			err = p.delWith(list)
 		case "check":
-			err = p.check(list)
+			err = p.checkWith(list)
 		default:
-			_, err = p.add(list)
+			_, err = p.addWith(list)
 		}
 		done <- err
 	}()
@@ -321,4 +321,17 @@ func (s *story) list(p *pod, past bool) *libcni.NetworkConfigList {
 		return p.plain(s.plugins(p.node)...)
 	}
 	return p.unwind(s.plugins(p.node)...)
+}
+
+// recoverBy does what a runtime may do next: see recovery.
+func recoverBy(s *story, p *pod, by string) {
+	p.present = nil
+	for _, spec := range s.plugins(p.node) {
+		p.present = append(p.present, object("%s", spec))
+	}
+	for _, r := range recoveries {
+		if r.name == by {
+			r.of(p)
+		}
+	}
 }

@@ -29,7 +29,7 @@ func (t *turn) set(mode string) {
 		t.plan[t.plugin] = map[string]string{}
 	}
 	t.plan[t.plugin][t.verb] = mode
-	t.node.plan(t.plan)
+	t.node.setModes(t.plan)
 }
 
 // await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may

@@ -85,34 +85,52 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed
-// stays live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The
-// DELs come with another chain, so that they undo only what the journal has.
-func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
+// recovery is what a runtime may do next. An attachment that was live when unwind was killed stays
+// live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The DELs come
+// with another chain, so that they undo only what the journal has.
+type recovery struct {
+	name string
+	of   func(p *pod)
+}
+
+var recoveries = []recovery{
+	{"DEL", (*pod).recoverByDEL},
+	{"ADD", (*pod).recoverByADD},
+	{"next sandbox", (*pod).recoverByNextSandbox},
+}
+
+func (p *pod) recoverByDEL() {
+	p.Helper()
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) recoverByADD() {
+	p.Helper()
+	live := p.isLive()
+	seen, _ := facts.Look(p.NetNS, p.IfName)
+	if err := p.tryAdd(); (err != nil) != (live && seen.There()) {
+		p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
+	}
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) recoverByNextSandbox() {
+	p.Helper()
+	live := p.isLive()
+	next := p.nextSandbox("b")
+	next.add()
+	_, gone := os.Stat(p.NetNS)
+	if e := p.entry(); (e != nil) != (live && gone == nil) {
+		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
+	}
+	next.mustDel(p.anotherChain())
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) isLive() bool {
 	p.Helper()
 	e := p.entry()
-	live := e != nil && e.Undo.State == journal.Live
-	seen, _ := facts.Look(p.NetNS, p.IfName)
-	another := p.anotherChain()
-	switch recovery {
-	case "DEL":
-		p.mustDel(another)
-	case "ADD":
-		if _, err := p.add(list); (err != nil) != (live && seen.There()) {
-			p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
-		}
-		p.mustDel(another)
-	case "next sandbox":
-		next := p.pod("b")
-		next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
-		next.mustAdd(list)
-		_, gone := os.Stat(p.NetNS)
-		if e := p.entry(); (e != nil) != (live && gone == nil) {
-			p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
-		}
-		next.mustDel(another)
-		p.mustDel(another)
-	}
+	return e != nil && e.Undo.State == journal.Live
 }
 
 // anotherChain is a chain whose DELs have nothing to release.
@@ -138,9 +156,9 @@ func killedIn(chains string) string {
 `
 }
 
-// recovery is a script of one thing alone that follows. Then nothing is left, nor of the bystander
+// recoveryScript is a script of one thing alone that follows. Then nothing is left, nor of the bystander
 // after its own DEL.
-const recovery = `
+const recoveryScript = `
 	plan
 	either then DEL: recover a DEL
 	or then the next sandbox: ends a; recover a next sandbox
@@ -174,7 +192,7 @@ var killings = acts{
 	"readd": func(s *story, w []string) { // in its namespace, or in a new one if that is gone
 		p := s.who(w[0])
 		if _, err := os.Stat(p.NetNS); err == nil {
-			recoverBy(p, s.list(p, false), "ADD")
+			recoverBy(s, p, "ADD")
 			return
 		}
 		p = p.again()
@@ -191,7 +209,7 @@ func TestKilledThenRecovered(t *testing.T) {
 	atEveryPoint(t, 3, killedIn(`
 	either faulty plugins: let chain bridge | p1 | p2
 	or reference plugins: let chain bridge, "ipMasq": true | firewall | portmap`)+`
-	kill any $at tries $verb`+recovery, killings)
+	kill any $at tries $verb`+recoveryScript, killings)
 }
 
 // TestKilledTwiceAnywhere kills unwind at every point of a verb, and then at every point of the
@@ -204,7 +222,7 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 	either and DEL: let second del a
 	or and GC: ends a; let second libcni-gc bystander
 	or and STATUS: ends a; let second libcni-status
-	kill any $again tries $second` + recovery)
+	kill any $again tries $second` + recoveryScript)
 	const begins, seconds, recoveries = 6, 3, 6
 	apart := sandbox.Rounds(18, 18, 1)
 	if len(all) != begins*seconds*recoveries {

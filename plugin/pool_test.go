@@ -213,12 +213,12 @@ func TestPoolRace(t *testing.T) {
 		valid = append(valid, netconf.Attachment{ContainerID: p.ContainerID, IfName: "eth0"})
 		all.Go(func() {
 			for range rounds / 3 {
-				if r, err := p.add(list); err == nil {
+				if r, err := p.addWith(list); err == nil {
 					a := address(t, r)
 					h.got(a, p.ContainerID)
 					h.gives(a, p.ContainerID)
 				}
-				if err := p.del(list); err != nil {
+				if err := p.delWith(list); err != nil {
 					t.Error(err)
 				}
 			}

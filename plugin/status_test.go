@@ -14,9 +14,6 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// keys are changes of unwind's entry.
-type keys = map[string]any
-
 var details = acts{"details": func(s *story, w []string) { s.want(s.said.said.Details == w[0], "%s", s.said.said.Details) }}
 
 // TestStatusOfMissingPlugin: a plugin of the chain, or an IPAM one, that is in no directory is code
@@ -77,7 +74,7 @@ func TestStatusOfDelegates(t *testing.T) {
 					plan[fmt.Sprint("p", i)] = map[string]string{"STATUS": w[3]}
 				}
 			}
-			s.node.plan(plan)
+			s.node.setModes(plan)
 		},
 	})
 }

@@ -59,12 +59,6 @@ type story struct {
 // acts are a test's own statements.
 type acts map[string]func(s *story, words []string)
 
-// seen is what was visible of a pod.
-type seen struct {
-	marks  marks
-	traces string
-}
-
 // telling is one way through a script.
 type telling struct {
 	name       string

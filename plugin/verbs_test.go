@@ -32,7 +32,7 @@ func init() {
 		// chain PLUGIN | PLUGIN …, as story.plugins reads them: in an ADD, and the present one in a DEL
 		"chain": func(s *story, w []string) { s.chain = strings.Split(strings.Join(w, " "), " | ") },
 		// addressed [KEYS]: a chain of four with these keys, each of which adds an address to the result
-		"addressed": func(s *story, w []string) { s.chain = addressed(s.node, strings.Join(w, " ")) },
+		"addressed": func(s *story, w []string) { s.chain = addressedBy(s.node, strings.Join(w, " ")) },
 		// conf KEY [VALUE]: a key of unwind's entry; none without a value
 		"conf": func(s *story, w []string) {
 			var v any
@@ -80,7 +80,7 @@ func init() {
 				}
 				plan[f[0]][f[1]] = strings.Join(f[2:], " ")
 			}
-			s.node.plan(plan)
+			s.node.setModes(plan)
 		},
 		// lowest: the next pod gets the lowest free address
 		"lowest": func(s *story, _ []string) { s.must(os.Remove(s.pool("last_reserved_ip.0"))) },
@@ -124,7 +124,7 @@ func init() {
 				list := s.list(p, false)
 				go func() {
 					slots <- true
-					_, err := p.add(list)
+					_, err := p.addWith(list)
 					<-slots
 					errs <- err
 				}()
@@ -186,7 +186,7 @@ func init() {
 		},
 		// second A B: another interface of the container, in the present network
 		"second": func(s *story, w []string) {
-			second := &pod{s.node, s.who(w[0]).RuntimeConf}
+			second := &pod{node: s.node, RuntimeConf: s.who(w[0]).RuntimeConf}
 			second.IfName = "net1"
 			s.pods[w[1]] = second
 		},
@@ -317,3 +317,12 @@ func (s *story) duration(text string) time.Duration {
 
 // pool is the path of one of host-local's files.
 func (s *story) pool(name string) string { return filepath.Join(s.dataDir(), s.network, name) }
+
+// addressedBy is a chain of four, each of which adds an address to the result.
+func addressedBy(n *node, extra string) []string {
+	var chain []string
+	for i := range 4 {
+		chain = append(chain, n.faulty(fmt.Sprintf("p%d", i), fmt.Sprintf(`, "address": "198.51.100.%d/32"%s`, i, extra)))
+	}
+	return chain
+}
