@@ -110,8 +110,14 @@ func init() {
 		},
 		// works PLUGIN: after "breaks"
 		"works": func(s *story, w []string) { s.undo[w[0]]() },
-		// break HOW: the journal, see breakages
-		"break": func(s *story, w []string) { s.undo["mend"] = breakages[strings.Join(w, " ")](s.node) },
+		// break HOW: the journal, see breakage
+		"break": func(s *story, w []string) {
+			for _, b := range allBreakages {
+				if b.name == strings.Join(w, " ") {
+					s.undo["mend"] = b.of(s.node)
+				}
+			}
+		},
 
 		// Pods.
 		// crowd N [NAME]: adds N pods, whose names are $all or $NAME; $NAME_eth0: their attachments
@@ -325,4 +331,19 @@ func addressedBy(n *node, extra string) []string {
 		chain = append(chain, n.faulty(fmt.Sprintf("p%d", i), fmt.Sprintf(`, "address": "198.51.100.%d/32"%s`, i, extra)))
 	}
 	return chain
+}
+
+var allBreakages = []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, blocked, strangersTurn}
+
+// chainFiles are statements about this file.
+var chainFiles = acts{
+	// chainfile [PLUGIN | PLUGIN …]: $file has these; without them it is not there
+	"chainfile": func(s *story, w []string) {
+		content := ""
+		if len(w) > 0 {
+			s.chain = strings.Split(strings.Join(w, " "), " | ")
+			content = s.chainOf(s.plugins(s.node)...)
+		}
+		s.vars["file"] = s.chainFile(content)
+	},
 }
