@@ -11,7 +11,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/undo"
@@ -404,4 +407,69 @@ func (n *node) wantWithin(most time.Duration, what func()) {
 	what()
 	n.Logf("it took %s", time.Since(began))
 	n.want(time.Since(began) < most, "it took %s", time.Since(began))
+}
+
+func asJSON(t testing.TB, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	must(t, err)
+	return string(text)
+}
+
+// nothingLeft checks the invariant at the end of every test: nothing is taken, and the journal is
+// empty.
+func (n *node) nothingLeft() {
+	n.Helper()
+	n.nothingOnDisk()
+	// The kernel removes those of a namespace that is gone after a while.
+	eventually(n, n.bridge+" has no ports", func() bool { return len(n.ports()) == 0 })
+	n.noRules()
+}
+
+// ports returns the interfaces of the bridge.
+func (n *node) ports() (names []string) {
+	n.Helper()
+	bridge, err := netlink.LinkByName(n.bridge)
+	if err != nil {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
+		links, err = netlink.LinkList()
+	}
+	must(n, err)
+	for _, l := range links {
+		if l.Attrs().MasterIndex == bridge.Attrs().Index {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+// noRules checks that no rule has an address of the node's, or its network in its comment.
+func (n *node) noRules() {
+	n.Helper()
+	if !n.ruled.Load() {
+		return
+	}
+	if rules := n.rules(strings.TrimSuffix(n.subnet, "0/24"), fmt.Sprintf(`name: \"%s\"`, n.network)); len(rules) > 0 {
+		n.Errorf("rules are left:\n%s", strings.Join(rules, "\n"))
+	}
+}
+
+// nothingOnDisk checks that delegates and journal hold nothing.
+func (n *node) nothingOnDisk() {
+	n.Helper()
+	if taken := n.taken(); len(taken) > 0 {
+		n.Errorf("faulty plugins still hold %v", taken)
+	}
+	if reserved := n.reserved(); len(reserved) > 0 {
+		n.Errorf("host-local still holds %v", reserved)
+	}
+	for _, e := range n.entries() {
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
+	}
+	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
+		n.Errorf("%d lock files are left", len(locks))
+	}
 }
