@@ -99,9 +99,9 @@ func (n *node) processes(names ...string) (pids []int) {
 }
 
 // TestNobodyWaits: a runtime starts an ADD, directly or not. Then its unwind is killed, or the DEL
-// comes although the ADD runs, or the runtime dies, and its unwind ends by itself. Whatever the plugin
-// does, the DEL soon succeeds, and no address is left, also once the plugin's children have ended.
-// Only a daemon outlives the DEL.
+// comes although the ADD runs, or the runtime dies, and its unwind ends by itself. Whatever the
+// plugin does, the DEL soon succeeds, and no address is left, also once the plugin's children have
+// ended. Only a daemon outlives the DEL.
 func TestNobodyWaits(t *testing.T) {
 	plugins := oneOf(
 		"a plugin without children",
@@ -160,10 +160,11 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// TestHungADD: an ADD hangs, and its parent lives, as multus does. The runtime's DEL does not wait for
-// the ADD.
+// TestHungADD: an ADD hangs, and its parent lives, as multus does. The runtime's DEL does not wait
+// for the ADD.
 func TestHungADD(t *testing.T) {
-	each1(t, oneOf("in ADD", "in the DEL of its rollback", "in both"), func(t *testing.T, hangs choice) {
+	choices := oneOf("in ADD", "in the DEL of its rollback", "in both")
+	each1(t, choices, func(t *testing.T, hangs choice) {
 		n := newNode(t)
 		n.budget("Stop=2s")
 		n.chain(pooled, p1)

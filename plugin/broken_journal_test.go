@@ -193,8 +193,8 @@ func (n *node) fillSmallDisk() (drain func()) {
 	return func() { must(n, os.Remove(filler)) }
 }
 
-// failCommit runs a verb in which the n-th commit fails: at "commit" before it has written anything,
-// at "committed" after it has written everything.
+// failCommit runs a verb in which the n-th commit fails: at "commit" before it has written
+// anything, at "committed" after it has written everything.
 func (n *node) failCommit(point string, nth int, verb func()) {
 	n.Helper()
 	n.env = append(n.env, fmt.Sprintf("%s=%s %d", env.FailAt, point, nth))
@@ -202,8 +202,9 @@ func (n *node) failCommit(point string, nth int, verb func()) {
 	n.env = n.env[:len(n.env)-1]
 }
 
-// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever onJournalFailure
-// says, and nothing is left of it. The pod's next ADD succeeds, and so does the next sandbox's.
+// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever
+// onJournalFailure says, and nothing is left of it. The pod's next ADD succeeds, and so does the
+// next sandbox's.
 func TestResultNotWritten(t *testing.T) {
 	breakages := []breakage{blocked, readOnly, newerFormat, groupWritable, linked}
 	nexts := oneOf("the same sandbox", "the next sandbox", "a STATUS")
@@ -244,9 +245,9 @@ func TestResultNotWritten(t *testing.T) {
 		})
 }
 
-// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD goes
-// on as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the ADD goes
-// on without the journal. If the result's commit fails, the ADD fails.
+// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD
+// goes on as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the
+// ADD goes on without the journal. If the result's commit fails, the ADD fails.
 func TestCommitFails(t *testing.T) {
 	commits := oneOf(
 		"the intent, there", "the intent, not there", "the result, there", "the result, not there")
@@ -292,8 +293,8 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's ADD
-// or a sweep is killed, at each system call on the attachment's lock file in turn, and a sweep
+// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's
+// ADD or a sweep is killed, at each system call on the attachment's lock file in turn, and a sweep
 // follows. If the ADD has printed success, it keeps all that it took; otherwise nothing is left.
 func TestPrintedCounts(t *testing.T) {
 	t.Parallel()
@@ -406,8 +407,8 @@ func (n *node) keepWriting() (stop func()) {
 	}
 }
 
-// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing of
-// those that go. An ADD whose intent is written has room for its result.
+// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing
+// of those that go. An ADD whose intent is written has room for its result.
 func TestDiskFull(t *testing.T) {
 	whens := oneOf("from the start", "in an ADD", "between intent and result", "from a DEL on")
 	each1(t, whens, func(t *testing.T, when choice) {
@@ -467,8 +468,8 @@ func TestDiskFull(t *testing.T) {
 	})
 }
 
-// TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD, is
-// begun anew, and has the entry with the next result. After the last one, the DEL goes by the
+// TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD,
+// is begun anew, and has the entry with the next result. After the last one, the DEL goes by the
 // runtime's input.
 func TestJournalRemoved(t *testing.T) {
 	whens := oneOf("at the first", "at the last")

@@ -47,7 +47,8 @@ func (n *node) wantClean() {
 	}
 }
 
-// Calls of faulty plugins, as "DEL p0". Those since the last forgetCalls, which wantCalls calls, count.
+// Calls of faulty plugins, as "DEL p0". Those since the last forgetCalls, which wantCalls calls,
+// count.
 
 // wantCalls checks that there were just these calls, and forgets them.
 func (n *node) wantCalls(calls ...string) {

@@ -186,8 +186,8 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
-// TestRuleBeforeAddress: the DEL of a plugin that removes a rule by the address fails, and the address
-// is freed after its second try. Until then the address, and so the rule, is nobody else's.
+// TestRuleBeforeAddress: the DEL of a plugin that removes a rule by the address fails, and the
+// address is freed after its second try. Until then the address, and so the rule, is nobody else's.
 func TestRuleBeforeAddress(t *testing.T) {
 	ends := oneOf(
 		"it works again",
@@ -240,9 +240,9 @@ func TestRuleBeforeAddress(t *testing.T) {
 	})
 }
 
-// TestAddressOfAnotherStore: an IPAM plugin of which no file shows an owner frees an address and fails,
-// and another pod gets the address. No DEL that removes rules by the address is given it, also one made
-// from the runtime's input after a sweep.
+// TestAddressOfAnotherStore: an IPAM plugin of which no file shows an owner frees an address and
+// fails, and another pod gets the address. No DEL that removes rules by the address is given it,
+// also one made from the runtime's input after a sweep.
 func TestAddressOfAnotherStore(t *testing.T) {
 	frees := oneOf(
 		"it frees, then fails",
@@ -283,8 +283,9 @@ func TestAddressOfAnotherStore(t *testing.T) {
 	})
 }
 
-// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record goes,
-// and its DELs don't run again; the runtime's late DEL takes nothing from the next owner of its address.
+// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record
+// goes, and its DELs don't run again; the runtime's late DEL takes nothing from the next owner of
+// its address.
 func TestCacheReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -312,7 +313,8 @@ func TestCacheReadOnly(t *testing.T) {
 // TestHangingDELFreesAddress: p1's DEL hangs, and the runtime kills each DEL that waits for it. The
 // third DEL frees the address, and it stays free, also for another pod, while p1 still hangs.
 func TestHangingDELFreesAddress(t *testing.T) {
-	each1(t, oneOf("p1 works again", "another pod gets the address"), func(t *testing.T, end choice) {
+	ends := oneOf("p1 works again", "another pod gets the address")
+	each1(t, ends, func(t *testing.T, end choice) {
 		n := newNode(t)
 		n.budget("Orphans=500ms")
 		n.chain(single, p1.rules())
@@ -456,8 +458,8 @@ func TestRulesOfOthers(t *testing.T) {
 	})
 }
 
-// TestHostPortBeforeBoot: a record with a host port is from before the boot, and the plugin's binary is
-// gone.
+// TestHostPortBeforeBoot: a record with a host port is from before the boot, and the plugin's
+// binary is gone.
 func TestHostPortBeforeBoot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -16,7 +16,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// chainFile names the file from which unwind reads its chain, and makes it unless the content is "".
+// chainFile names the file from which unwind reads its chain, and makes it unless the content is
+// "".
 func (n *node) chainFile(content string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "net.d", "net.conflist")
@@ -60,9 +61,9 @@ func TestChainFileIsReadAtEachADD(t *testing.T) {
 }
 
 // TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
-// nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds if
-// the runtime has no result of an ADD either; otherwise, as after an ADD by the plain chain, it is an
-// error too.
+// nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds
+// if the runtime has no result of an ADD either; otherwise, as after an ADD by the plain chain, it
+// is an error too.
 func TestChainFileUnusable(t *testing.T) {
 	files := []struct{ name, content, says string }{
 		{"gone", ``, "no such file or directory"},
@@ -237,8 +238,8 @@ func TestNoChainIsStillAnError(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at the
-// default log level and in the history.
+// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at
+// the default log level and in the history.
 func TestDELThatRunsNothing(t *testing.T) {
 	each1(t, oneOf("forgotten", "no binary"), func(t *testing.T, reason choice) {
 		n := newNode(t)
@@ -271,8 +272,9 @@ func TestDELThatRunsNothing(t *testing.T) {
 	})
 }
 
-// TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and then
-// passes without effect. portmap's and firewall's DELs remove the rules, since they get the ADD's PATH.
+// TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and
+// then passes without effect. portmap's and firewall's DELs remove the rules, since they get the
+// ADD's PATH.
 func TestSweepHasTheADDsPATH(t *testing.T) {
 	sandbox.Concurrent(t)
 	each1(t, []string{"none", "six"}, func(t *testing.T, of string) {
@@ -295,8 +297,8 @@ func TestSweepHasTheADDsPATH(t *testing.T) {
 	})
 }
 
-// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the directories that existed then
-// are there and the ADD was in this boot. The runtime's DEL gets the runtime's.
+// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the directories that existed
+// then are there and the ADD was in this boot. The runtime's DEL gets the runtime's.
 func TestSearchPaths(t *testing.T) {
 	dels := oneOf("a sweep", "the runtime", "a directory is gone", "another boot")
 	each1(t, dels, func(t *testing.T, del choice) {

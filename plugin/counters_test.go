@@ -195,8 +195,8 @@ func TestLastSweep(t *testing.T) {
 }
 
 // TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
-// dead attachment, and lets a sweep do the rest. A release without the runtime's DEL is recorded and
-// counted once, or not at all if unwind was killed between the two.
+// dead attachment, and lets a sweep do the rest. A release without the runtime's DEL is recorded
+// and counted once, or not at all if unwind was killed between the two.
 func TestNotesOfTheKilled(t *testing.T) {
 	t.Parallel()
 	for _, verb := range oneOf("failing ADD", "STATUS") {

@@ -59,8 +59,8 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 	return err
 }
 
-// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although its
-// unwind is dead.
+// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although
+// its unwind is dead.
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
@@ -86,8 +86,8 @@ func wasKilled(err error) bool {
 }
 
 // recovery is what a runtime may do next. An attachment that was live when unwind was killed stays
-// live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The DELs come
-// with another chain, so that they undo only what the journal has.
+// live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The DELs
+// come with another chain, so that they undo only what the journal has.
 type recovery struct {
 	name string
 	of   func(p *pod)
@@ -146,7 +146,8 @@ func (p *pod) ends() {
 	}
 }
 
-// death is a verb in which unwind is killed. prepare makes what the verb needs, with the test's chain.
+// death is a verb in which unwind is killed. prepare makes what the verb needs, with the test's
+// chain.
 type death struct {
 	name    string
 	prepare func(n *node) (a *pod)
@@ -187,7 +188,8 @@ func prepareDead(n *node) *pod {
 	return a
 }
 
-// begin sets the versions and the chain of the test, beside a pod that lives, and prepares the verb.
+// begin sets the versions and the chain of the test, beside a pod that lives, and prepares the
+// verb.
 func (d death) begin(n *node, chain ...pluginConf) (a, bystander *pod, verb func() error) {
 	n.versions("1.1.0", "1.0.0")
 	n.chain(bridge)
@@ -258,8 +260,8 @@ func (f aftermath) end(n *node, d death, a, bystander *pod) {
 }
 
 // TestKilledThenRecovered kills unwind at every point of every verb; then one recovery follows
-// alone, at the points in turn. A new point is covered automatically. The test proves what a SIGKILL
-// leaves, not what a loss of power does: see the journal's tests for that.
+// alone, at the points in turn. A new point is covered automatically. The test proves what a
+// SIGKILL leaves, not what a loss of power does: see the journal's tests for that.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
 	type way struct {
@@ -386,8 +388,8 @@ func TestPowerLossInAVerb(t *testing.T) {
 	}
 }
 
-// losePower removes what a loss of power may take: lock files, network namespaces, and what delegates
-// have in the kernel, as those named kernel have.
+// losePower removes what a loss of power may take: lock files, network namespaces, and what
+// delegates have in the kernel, as those named kernel have.
 func (p *pod) losePower() {
 	p.Helper()
 	for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {

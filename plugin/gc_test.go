@@ -192,10 +192,10 @@ func TestGCIsPassedOn(t *testing.T) {
 	})
 }
 
-// TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are not on
-// a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL fails, and
-// both keep their addresses. Somebody of whom the journal knows nothing loses his, as without unwind,
-// unless a record is damaged: one whose key is damaged keeps its address too.
+// TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are
+// not on a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL
+// fails, and both keep their addresses. Somebody of whom the journal knows nothing loses his, as
+// without unwind, unless a record is damaged: one whose key is damaged keeps its address too.
 func TestGCHandsOnWhatIsKept(t *testing.T) {
 	each1(t, oneOf("by the specification's key", "by both"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -368,8 +368,8 @@ func TestListJudgesItsNetwork(t *testing.T) {
 	})
 }
 
-// TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and an
-// address without a record are old. Nobody can tell their age there, so both stay.
+// TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and
+// an address without a record are old. Nobody can tell their age there, so both stay.
 func TestGCInAnotherTimeNamespace(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -396,8 +396,8 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 }
 
 // TestGCDelegateFails: a delegate fails in each way at its GC. The others get theirs, the runtime's
-// error has all errors, and the GC ends even if delegates hang at their DELs too: its time has parts,
-// so that what is not theirs is done.
+// error has all errors, and the GC ends even if delegates hang at their DELs too: its time has
+// parts, so that what is not theirs is done.
 func TestGCDelegateFails(t *testing.T) {
 	each1(t, oneOf("fail", "hang at a DEL too"), func(t *testing.T, how choice) {
 		n := newNode(t)
@@ -431,9 +431,9 @@ func TestGCDelegateFails(t *testing.T) {
 }
 
 // TestBrakeOnANode: a list lacks 12 of 20 live pods. None of them is released, and the error says
-// why. No delegate gets the list, since it would act on it. Attachments that are dead by other evidence
-// are released and not counted. The same list once more is passed on, with those that are kept. A list
-// that lacks 10 of 20 is believed.
+// why. No delegate gets the list, since it would act on it. Attachments that are dead by other
+// evidence are released and not counted. The same list once more is passed on, with those that are
+// kept. A list that lacks 10 of 20 is believed.
 func TestBrakeOnANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -462,8 +462,8 @@ func TestBrakeOnANode(t *testing.T) {
 }
 
 // TestGCOfRealPlugins: pods of each kind run on real plugins, with addresses, rules and host ports.
-// Nothing is left of those that a GC releases, and their late DELs take nothing from the others. Those
-// that it keeps have all they had, and reach their gateway.
+// Nothing is left of those that a GC releases, and their late DELs take nothing from the others.
+// Those that it keeps have all they had, and reach their gateway.
 func TestGCOfRealPlugins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -407,8 +407,8 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// TestNoOutput: an ADD whose result cannot be printed is undone, as when the runtime is gone. A DEL has
-// nothing to print.
+// TestNoOutput: an ADD whose result cannot be printed is undone, as when the runtime is gone. A DEL
+// has nothing to print.
 func TestNoOutput(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -85,9 +85,9 @@ func TestSameADDAgain(t *testing.T) {
 	})
 }
 
-// TestAddedAgainAfterAnInterruptedADD: the ADD on record was interrupted, and the container was added
-// again at the same path past the journal. The DEL comes once that namespace is gone, with the result
-// of the later ADD.
+// TestAddedAgainAfterAnInterruptedADD: the ADD on record was interrupted, and the container was
+// added again at the same path past the journal. The DEL comes once that namespace is gone, with
+// the result of the later ADD.
 func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -133,8 +133,8 @@ func TestSameADDAtTheSamePath(t *testing.T) {
 }
 
 // TestStaleResult: the runtime still has the result of a container's first ADD when the container's
-// second ADD is interrupted. The DEL of that one doesn't take the result for its own. bridge names its
-// chain of rules after the container, so it may need a second DEL if both have rules.
+// second ADD is interrupted. The DEL of that one doesn't take the result for its own. bridge names
+// its chain of rules after the container, so it may need a second DEL if both have rules.
 func TestStaleResult(t *testing.T) {
 	firsts := oneOf(
 		"the first is undone",
@@ -213,8 +213,8 @@ func TestTwoInterfacesInOneNetwork(t *testing.T) {
 	})
 }
 
-// TestDamagedCache: libcni's cache has files without content, cut off, or of something else, after a
-// power loss. They prove nothing.
+// TestDamagedCache: libcni's cache has files without content, cut off, or of something else, after
+// a power loss. They prove nothing.
 func TestDamagedCache(t *testing.T) {
 	files := []struct{ name, content string }{
 		{"empty", ``},
@@ -253,8 +253,8 @@ func TestDamagedCache(t *testing.T) {
 	})
 }
 
-// TestPathOfAnotherProcess: the process that a container's path named is gone, and another process has
-// its ID. Neither the journal nor libcni's cache has the container.
+// TestPathOfAnotherProcess: the process that a container's path named is gone, and another process
+// has its ID. Neither the journal nor libcni's cache has the container.
 func TestPathOfAnotherProcess(t *testing.T) {
 	each1(t, oneOf("the host's", "another container's"), func(t *testing.T, whose choice) {
 		n := newNode(t)
@@ -318,8 +318,8 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 }
 
 // TestOldGenerationMovesOn: if the rest of an earlier ADD of the container ID cannot be undone yet,
-// the DEL of the next ADD undoes it, after its own, with the path of the old namespace, and keeps an
-// address that both got.
+// the DEL of the next ADD undoes it, after its own, with the path of the old namespace, and keeps
+// an address that both got.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -427,8 +427,8 @@ func TestInterruptedAfterAnother(t *testing.T) {
 }
 
 // TestInterruptedOverUnknown: a pod was added past the journal, and still runs. unwind is killed in
-// another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs go
-// by the container ID, and would release what the pod has.
+// another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs
+// go by the container ID, and would release what the pod has.
 func TestInterruptedOverUnknown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -469,8 +469,8 @@ func TestPortOfNewGeneration(t *testing.T) {
 }
 
 // The chain of these tests has something keyed by container ID (bridge's masquerading, portmap,
-// host-local) and something keyed by address (firewall). "Past" is what happens past unwind, so that
-// the journal cannot see it.
+// host-local) and something keyed by address (firewall). "Past" is what happens past unwind, so
+// that the journal cannot see it.
 
 // TestAddedAgainPastTheJournal: a container ID is deleted and added again while the journal cannot
 // see it. Undoing the ADD on record must not touch what the later one has. The DEL of the later one
@@ -483,7 +483,8 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 		"cut off",
 		"cut off, at the same path",
 	)
-	each2(t, records, oneOf("another address", "the same address"), func(t *testing.T, record, second choice) {
+	seconds := oneOf("another address", "the same address")
+	each2(t, records, seconds, func(t *testing.T, record, second choice) {
 		n := newNode(t)
 		n.chain(bridge.masq(), firewall, portmap)
 		a := n.add("a")
@@ -562,8 +563,9 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUnknownDELAtAnothersPath: the same, and the journal has nothing of the container whose DEL comes
-// late. The journal must have the other container: as without unwind, the delegates get the path.
+// TestUnknownDELAtAnothersPath: the same, and the journal has nothing of the container whose DEL
+// comes late. The journal must have the other container: as without unwind, the delegates get the
+// path.
 func TestUnknownDELAtAnothersPath(t *testing.T) {
 	lates := oneOf("a second DEL, with the result", "never added through unwind")
 	each1(t, lates, func(t *testing.T, late choice) {
@@ -630,7 +632,8 @@ func TestUndonePastTheJournal(t *testing.T) {
 // TestADDOverAnUnseenADD: unwind refuses to add an attachment that already lives, and takes nothing
 // from it.
 func TestADDOverAnUnseenADD(t *testing.T) {
-	each1(t, oneOf("never on record", "an earlier one on record"), func(t *testing.T, record choice) {
+	records := oneOf("never on record", "an earlier one on record")
+	each1(t, records, func(t *testing.T, record choice) {
 		n := newNode(t)
 		n.chain(bridge.masq(), firewall, portmap)
 		a := n.newPod("a")

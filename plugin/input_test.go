@@ -19,10 +19,10 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that says
-// what is wrong. It starts nothing, makes no file except the history of an ADD whose chain cannot start,
-// and shows no configuration. Then the DEL of the pod with its right input passes, since there is
-// nothing to undo.
+// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that
+// says what is wrong. It starts nothing, makes no file except the history of an ADD whose chain
+// cannot start, and shows no configuration. Then the DEL of the pod with its right input passes,
+// since there is nothing to undo.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	const all, every = "ADD CHECK DEL", "ADD CHECK DEL GC STATUS"
@@ -284,8 +284,8 @@ func TestWarnings(t *testing.T) {
 	})
 }
 
-// TestVERSION: VERSION touches no file, whatever its configuration says, and does not wait for one. Without
-// a command unwind says what it is, as every plugin does.
+// TestVERSION: VERSION touches no file, whatever its configuration says, and does not wait for one.
+// Without a command unwind says what it is, as every plugin does.
 func TestVERSION(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -310,8 +310,8 @@ func TestVERSION(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD: unwind's error of an ADD begins with the delegate's message, has its code and details,
-// says which DELs are pending, and stays within its bounds (start checks that).
+// TestErrorOfADD: unwind's error of an ADD begins with the delegate's message, has its code and
+// details, says which DELs are pending, and stays within its bounds (start checks that).
 func TestErrorOfADD(t *testing.T) {
 	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
 		n := newNode(t)

@@ -40,10 +40,10 @@ func TestFaultMatrixAdd(t *testing.T) {
 }
 
 // TestFaultMatrixDel: each delegate of a chain of four fails its DEL in every way after a good ADD.
-// The others get their DEL in the same pass. The runtime's error has fixed words with the delegate's
-// type and code, and nothing of its message: go-cni takes an error that says "not found" for a
-// success. Or there is none. Then the plugins work again, and a DEL leaves nothing, nor does the
-// runtime's second one.
+// The others get their DEL in the same pass. The runtime's error has fixed words with the
+// delegate's type and code, and nothing of its message: go-cni takes an error that says "not found"
+// for a success. Or there is none. Then the plugins work again, and a DEL leaves nothing, nor does
+// the runtime's second one.
 func TestFaultMatrixDel(t *testing.T) {
 	modes := []string{
 		"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "stderr", "ignore-term",
@@ -99,9 +99,9 @@ func TestFaultMatrixDel(t *testing.T) {
 		})
 }
 
-// TestFaultMatrixDelKilled: the fault kills unwind itself. Every delegate gets its DEL within as many
-// DELs as there are delegates. If the fault comes late, the DEL is on record as tried by then, so the
-// others get theirs first in the next pass.
+// TestFaultMatrixDelKilled: the fault kills unwind itself. Every delegate gets its DEL within as
+// many DELs as there are delegates. If the fault comes late, the DEL is on record as tried by then,
+// so the others get theirs first in the next pass.
 func TestFaultMatrixDelKilled(t *testing.T) {
 	modes := []string{"hold-kill-parent", "kill-parent-effect", "orphan"}
 	chain := []pluginConf{p0, p1, p2, p3}
@@ -140,8 +140,8 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 	})
 }
 
-// TestHangingDELLeavesTime: a DEL hangs until its part of the time is over. The others get theirs in
-// the same pass.
+// TestHangingDELLeavesTime: a DEL hangs until its part of the time is over. The others get theirs
+// in the same pass.
 func TestHangingDELLeavesTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -12,10 +12,10 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its configuration
-// or in the runtime's arguments; unwind may be killed before it has written the outcome. The DEL is
-// pending: the runtime's DEL fails, as it does without unwind. With the mistake corrected, the DEL
-// passes with the present configuration.
+// TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its
+// configuration or in the runtime's arguments; unwind may be killed before it has written the
+// outcome. The DEL is pending: the runtime's DEL fails, as it does without unwind. With the mistake
+// corrected, the DEL passes with the present configuration.
 func TestMistake(t *testing.T) {
 	ptp := func(n *node, keys string) pluginConf {
 		return object(`{"type": "ptp"%s, "ipMasq": true, "ipam": %s}`, keys, n.hostLocal(n.subnet))
@@ -59,7 +59,8 @@ func TestMistake(t *testing.T) {
 			return []pluginConf{bridge.masq(), tuning(`"1400"`)}, []pluginConf{bridge.masq(), tuning(`1400`)}
 		}},
 	}
-	each2(t, mistakes, oneOf("it fails", "it is cut off"), func(t *testing.T, mistake mistake, end choice) {
+	ends := oneOf("it fails", "it is cut off")
+	each2(t, mistakes, ends, func(t *testing.T, mistake mistake, end choice) {
 		n := newNode(t)
 		wrong, right := mistake.chain(n)
 		n.chain(wrong...)
@@ -90,8 +91,8 @@ func TestMistake(t *testing.T) {
 }
 
 // TestTakenAndFailed: bridge has taken an address and fails at its rules, and its IPAM plugin then
-// refuses each DEL. The DEL stays pending, whatever the code and bridge's present configuration. When
-// the IPAM plugin works again, the DEL releases the address.
+// refuses each DEL. The DEL stays pending, whatever the code and bridge's present configuration.
+// When the IPAM plugin works again, the DEL releases the address.
 func TestTakenAndFailed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -123,8 +124,8 @@ const staysPending = "stays pending, but the runtime gets no error"
 
 // TestMistakeThatCannotBeProven: nobody can tell what a plugin that is no reference plugin has
 // taken, so its DEL stays pending. As long as the chain has the mistake, the runtime's DEL fails,
-// as the plain chain's does. Later the DEL is tried with the chain's present configuration. Once the
-// plugin has left the chain, the runtime's DEL succeeds, with a warning.
+// as the plain chain's does. Later the DEL is tried with the chain's present configuration. Once
+// the plugin has left the chain, the runtime's DEL succeeds, with a warning.
 func TestMistakeThatCannotBeProven(t *testing.T) {
 	bad := p0.with(`"modes": {"ADD": "fail-effect", "DEL": "fail"}`)
 	const refused, owed, done = "refused", "owed", "done"
@@ -271,8 +272,8 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 
 // TestGatewayOutsideOfTheSubnet: host-local 1.9 (of which a script stands in, at the ADD) accepts a
 // gateway outside of the subnet. 1.10 rejects it, with the code of any error, and the conflist is
-// corrected. Then the DEL passes with the present configuration, and the address is free, also if the
-// pool is another one by now.
+// corrected. Then the DEL passes with the present configuration, and the address is free, also if
+// the pool is another one by now.
 func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	releases := oneOf("DEL", "DEL, another dataDir", "STATUS", "GC", "unwindctl sweep")
 	each2(t, oneOf("chain", "chainFile"), releases, func(t *testing.T, in, release choice) {
@@ -334,9 +335,9 @@ func (n *node) sweepPools() {
 	must(n, err)
 }
 
-// TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present one,
-// whatever the error, but never another delegate's. If that fails too, its step stays pending, with its
-// earlier configuration and the first error.
+// TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present
+// one, whatever the error, but never another delegate's. If that fails too, its step stays pending,
+// with its earlier configuration and the first error.
 func TestRejectedConfiguration(t *testing.T) {
 	const accepted, refused = true, false
 	const noChain = "no chain"

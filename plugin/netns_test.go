@@ -154,9 +154,9 @@ func TestNetNSOfDEL(t *testing.T) {
 	})
 }
 
-// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, or another pod's, since
-// its path is that of a process that is the host's by now, or was used again. A DEL that has undone
-// everything passes. No delegate is shown it.
+// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, or another pod's,
+// since its path is that of a process that is the host's by now, or was used again. A DEL that has
+// undone everything passes. No delegate is shown it.
 func TestDELNamesHostNetNS(t *testing.T) {
 	befores := oneOf(
 		"added",
@@ -224,10 +224,11 @@ func TestDELNamesHostNetNS(t *testing.T) {
 }
 
 // TestDELNamesAnother: a DEL names a namespace that is no record's, nor another attachment's in the
-// journal. If the path is not the record's either, it is taken for another ADD's: its delegates get the
-// path, as without unwind. The ADD on record is undone too, in its own namespace.
+// journal. If the path is not the record's either, it is taken for another ADD's: its delegates get
+// the path, as without unwind. The ADD on record is undone too, in its own namespace.
 func TestDELNamesAnother(t *testing.T) {
-	each1(t, oneOf("it is elsewhere", "it is at the path of its ADD"), func(t *testing.T, where choice) {
+	places := oneOf("it is elsewhere", "it is at the path of its ADD")
+	each1(t, places, func(t *testing.T, where choice) {
 		n := newNode(t)
 		n.chain(masquerading("bridge", "dual"), p0)
 		a := n.add("a")
@@ -428,7 +429,8 @@ func TestShownToProviders(t *testing.T) {
 		"with an interface of another before an ADD that fails",
 		"with the interface of an earlier ADD",
 	)
-	each3(t, oneOf("plain", "unwind"), plugins, befores, func(t *testing.T, by choice, plugin string, before choice) {
+	choices := oneOf("plain", "unwind")
+	each3(t, choices, plugins, befores, func(t *testing.T, by choice, plugin string, before choice) {
 		n := newNode(t)
 		n.mkdir(n.heldDir())
 		provider := object(`{"type": %q, "dir": %q}`, plugin, n.heldDir())
@@ -483,9 +485,9 @@ func TestShownToProviders(t *testing.T) {
 	})
 }
 
-// TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network namespace, and
-// makes pod B at the same path. The DEL of bridge still runs in A's namespace, so A's interface goes
-// and B's stays; that of p0, which may take its path for a name, is shown none.
+// TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network
+// namespace, and makes pod B at the same path. The DEL of bridge still runs in A's namespace, so
+// A's interface goes and B's stays; that of p0, which may take its path for a name, is shown none.
 func TestNextPodAtSamePath(t *testing.T) {
 	each1(t, []string{"sweep", "status", "gc", "ADD"}, func(t *testing.T, by string) {
 		n := newNode(t)

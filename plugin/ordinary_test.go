@@ -12,8 +12,9 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// In the tests of this file an operator, or the machine, does something ordinary. The plain chain's answer
-// is the measure: where its DEL passes, unwind's passes too, and what unwind still has to do has an end.
+// In the tests of this file an operator, or the machine, does something ordinary. The plain chain's
+// answer is the measure: where its DEL passes, unwind's passes too, and what unwind still has to do
+// has an end.
 
 // tire makes the next failure of each pending DEL of the pod the last one before it is dropped: 300
 // that came after their pause, at each of which the chain lacked the plugin.
@@ -27,7 +28,8 @@ func (p *pod) tire() {
 	})
 }
 
-// wantDropped checks that the DELs of a plugin were dropped for these containers, as the history says.
+// wantDropped checks that the DELs of a plugin were dropped for these containers, as the history
+// says.
 func (n *node) wantDropped(plugin string, containers ...string) {
 	n.Helper()
 	var got []string
@@ -56,9 +58,9 @@ func (n *node) removeLeakedRules() {
 	})
 }
 
-// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that failed
-// once, and that ADD is killed. The runtime's DEL has the first ADD's result. It undoes both, and
-// leaves nothing.
+// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that
+// failed once, and that ADD is killed. The runtime's DEL has the first ADD's result. It undoes
+// both, and leaves nothing.
 func TestOneIDOnePath(t *testing.T) {
 	each1(t, oneOf("bridge's DEL fails", "the last plugin's"), func(t *testing.T, first choice) {
 		n := newNode(t)
@@ -84,8 +86,9 @@ func TestOneIDOnePath(t *testing.T) {
 	})
 }
 
-// TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The DELs
-// of older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and end.
+// TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The
+// DELs of older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and
+// end.
 func TestMeshUninstalled(t *testing.T) {
 	removals := oneOf("its binary is deleted", "its daemon is gone", "it crashes")
 	orders := oneOf("containerd deletes, then the namespace goes", "the namespaces go first")
@@ -162,9 +165,9 @@ func TestMeshUninstalled(t *testing.T) {
 		})
 }
 
-// TestPluginChanged: a chained plugin's configuration changes, and the plugin refuses, with any error,
-// the one that the ADD had: a kubeconfig's path, an expired token, a key that a new version needs. The
-// present one counts, from any sweep that knows the chain.
+// TestPluginChanged: a chained plugin's configuration changes, and the plugin refuses, with any
+// error, the one that the ADD had: a kubeconfig's path, an expired token, a key that a new version
+// needs. The present one counts, from any sweep that knows the chain.
 func TestPluginChanged(t *testing.T) {
 	undoes := oneOf("DEL", "STATUS", "it left the chain, its binary is there")
 	each2(t, []int{1, 4, 7, 11, 100, 999}, undoes, func(t *testing.T, code int, undo choice) {
@@ -190,9 +193,9 @@ func TestPluginChanged(t *testing.T) {
 	})
 }
 
-// TestCheckAfterChanges: CHECK of an older pod does not fail for a plugin that has left the chain, nor
-// for a configuration that its plugin refuses by now. Nomad, for one, removes the network of a container
-// whose CHECK fails.
+// TestCheckAfterChanges: CHECK of an older pod does not fail for a plugin that has left the chain,
+// nor for a configuration that its plugin refuses by now. Nomad, for one, removes the network of a
+// container whose CHECK fails.
 func TestCheckAfterChanges(t *testing.T) {
 	changes := oneOf("it left the chain", "its configuration changed", "the version, too")
 	each1(t, changes, func(t *testing.T, change choice) {
@@ -227,9 +230,9 @@ func (n *node) pickyPortmap(file, text, failure string) {
 		printf "%%s" "$conf" | exec %s`, file, text, failure, filepath.Join(n.path[1], "portmap")))
 }
 
-// TestVersionCorrected: portmap refuses the version of the chain, which is corrected while a pod has a
-// host port. Its rules are those of the recorded configuration, so that is what it gets, in the present
-// version.
+// TestVersionCorrected: portmap refuses the version of the chain, which is corrected while a pod
+// has a host port. Its rules are those of the recorded configuration, so that is what it gets, in
+// the present version.
 func TestVersionCorrected(t *testing.T) {
 	each1(t, oneOf("DEL", "sweep"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -251,7 +254,8 @@ func TestVersionCorrected(t *testing.T) {
 	})
 }
 
-// TestHostPortRenewed: portmap rejects its recorded configuration, and succeeds with the present one.
+// TestHostPortRenewed: portmap rejects its recorded configuration, and succeeds with the present
+// one.
 func TestHostPortRenewed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -268,8 +272,8 @@ func TestHostPortRenewed(t *testing.T) {
 	n.wantClean()
 }
 
-// TestIPAMReplaced: the IPAM plugin is replaced, and its binary goes. The DEL passes with the present
-// one, and unwind removes host-local's file itself.
+// TestIPAMReplaced: the IPAM plugin is replaced, and its binary goes. The DEL passes with the
+// present one, and unwind removes host-local's file itself.
 func TestIPAMReplaced(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -285,9 +289,9 @@ func TestIPAMReplaced(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRestartedWhileOff: nerdctl restarts a container while unwind is off, with DELs without a path. Its
-// last DEL goes through unwind. In a scratch namespace bridge would remove a chain that the leaked rule
-// of the first start still names.
+// TestRestartedWhileOff: nerdctl restarts a container while unwind is off, with DELs without a
+// path. Its last DEL goes through unwind. In a scratch namespace bridge would remove a chain that
+// the leaked rule of the first start still names.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -306,8 +310,8 @@ func TestRestartedWhileOff(t *testing.T) {
 	n.wantReserved(0)
 }
 
-// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If it then fails in
-// other words, it does not run without one.
+// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If it then fails
+// in other words, it does not run without one.
 func TestScratchTwice(t *testing.T) {
 	fails := func(msg string) string { return `echo "{\"code\": 5, \"msg\": \"` + msg + `\"}"; exit 1` }
 	type test struct {
@@ -349,8 +353,8 @@ func TestScratchTwice(t *testing.T) {
 	})
 }
 
-// TestNeverRanAPlugin: the DELs of an ADD that was cut off before its first delegate fail. They end like
-// those of any other, unless an address may depend on them.
+// TestNeverRanAPlugin: the DELs of an ADD that was cut off before its first delegate fail. They end
+// like those of any other, unless an address may depend on them.
 func TestNeverRanAPlugin(t *testing.T) {
 	places := oneOf("after the address", "before the address", "with a port")
 	each1(t, places, func(t *testing.T, place choice) {
@@ -420,8 +424,9 @@ func (p *pod) bootOn(machine string) {
 	}))
 }
 
-// TestEarlierBoot: an attachment of an earlier boot gets no DEL unless the machine is proven to be the
-// same. Its host-local files go, for all of its records alike, and nothing answers the runtime's own DEL.
+// TestEarlierBoot: an attachment of an earlier boot gets no DEL unless the machine is proven to be
+// the same. Its host-local files go, for all of its records alike, and nothing answers the
+// runtime's own DEL.
 func TestEarlierBoot(t *testing.T) {
 	machines := []struct{ name, id string }{{"the machine has no ID", ""}, {"its ID changed", "machine-id:another"}}
 	releases := oneOf("sweep", "GC", "STATUS")
@@ -461,8 +466,8 @@ func TestEarlierBoot(t *testing.T) {
 		})
 }
 
-// TestObservingInAnotherNetwork: a network with disableGC and without sweepOnStatus is not swept by the
-// verbs of another network, but by a person.
+// TestObservingInAnotherNetwork: a network with disableGC and without sweepOnStatus is not swept by
+// the verbs of another network, but by a person.
 func TestObservingInAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -486,8 +491,8 @@ func TestObservingInAnotherNetwork(t *testing.T) {
 	n.wantClean()
 }
 
-// TestStatusOfOldChain: before CNI 1.1.0, no runtime asks a chain for its STATUS. So a missing plugin
-// leaves the node ready: only new pods fail, as without unwind.
+// TestStatusOfOldChain: before CNI 1.1.0, no runtime asks a chain for its STATUS. So a missing
+// plugin leaves the node ready: only new pods fail, as without unwind.
 func TestStatusOfOldChain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -500,8 +505,8 @@ func TestStatusOfOldChain(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGuardAfterOff: unwind was off while many pods were deleted. What holds nothing is released without
-// a guard. What the guard kept once does not keep what dies later, nor owners, nor GC.
+// TestGuardAfterOff: unwind was off while many pods were deleted. What holds nothing is released
+// without a guard. What the guard kept once does not keep what dies later, nor owners, nor GC.
 func TestGuardAfterOff(t *testing.T) {
 	each1(t, oneOf("deleted while off", "gone without a DEL"), func(t *testing.T, ends choice) {
 		n := newNode(t)

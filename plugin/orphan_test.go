@@ -21,8 +21,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestOrphanIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for, and
-// what it takes late is released.
+// TestOrphanIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for,
+// and what it takes late is released.
 func TestOrphanIsWaitedFor(t *testing.T) {
 	each1(t, recoveries, func(t *testing.T, recovery recovery) {
 		n := newNode(t)
@@ -43,8 +43,8 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of the
-// owner's delegate still gets its own time to end.
+// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of
+// the owner's delegate still gets its own time to end.
 func TestOrphansOfAnOwnerThatDies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -89,9 +89,9 @@ func TestDelEndsALoop(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDelDuringAdd: an ADD that still runs ends once a DEL of its attachment comes, and rolls everything
-// back: the runtime is dead, or has given the ADD up. An ADD of another attachment that releases this
-// one meanwhile is waited for, and does not end.
+// TestDelDuringAdd: an ADD that still runs ends once a DEL of its attachment comes, and rolls
+// everything back: the runtime is dead, or has given the ADD up. An ADD of another attachment that
+// releases this one meanwhile is waited for, and does not end.
 func TestDelDuringAdd(t *testing.T) {
 	adds := oneOf("its delegate hangs", "it hangs in its rollback too", "of another attachment")
 	each1(t, adds, func(t *testing.T, which choice) {
@@ -131,8 +131,8 @@ func TestDelDuringAdd(t *testing.T) {
 	})
 }
 
-// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The delegate that still
-// runs ends, and the daemon does not. It doesn't hold the attachment up either.
+// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The delegate that
+// still runs ends, and the daemon does not. It doesn't hold the attachment up either.
 func TestDaemonOutlivesUnwind(t *testing.T) {
 	status := recovery{"STATUS", func(p *pod) {
 		p.dropNetNS()
@@ -193,8 +193,8 @@ func TestTwoAdds(t *testing.T) {
 	n.wantClean()
 }
 
-// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another pod's
-// verbs end, and are in the journal.
+// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another
+// pod's verbs end, and are in the journal.
 func TestHangingChainsHoldNobodyUp(t *testing.T) {
 	each1(t, []string{"ADD", "DEL"}, func(t *testing.T, verb string) {
 		n := newNode(t)
@@ -250,8 +250,8 @@ const (
 	less     = `setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace `
 )
 
-// Commands of a shell that runs on the pod's node. enter starts a process in the pod's namespace and
-// waits until it is there.
+// Commands of a shell that runs on the pod's node. enter starts a process in the pod's namespace
+// and waits until it is there.
 const (
 	enter = `nsenter --net="$POD" sleep 60 & while
 	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `

@@ -13,7 +13,8 @@ import (
 // TestDELOfPodsFromBefore installs unwind on a node with pods. DELs through unwind release all they
 // have, with their network namespace and without it.
 func TestDELOfPodsFromBefore(t *testing.T) {
-	each1(t, oneOf("its network namespace there", "its network namespace gone"), func(t *testing.T, netns choice) {
+	places := oneOf("its network namespace there", "its network namespace gone")
+	each1(t, places, func(t *testing.T, netns choice) {
 		n := newNode(t)
 		n.chain(
 			masquerading("bridge", "dual"),
@@ -35,8 +36,8 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 }
 
 // TestStaleOwnerIsNoRival: a pod gets an address that by the journal another one still has. The
-// plain chain deleted that one, and its namespace exists, without the address. host-local's file names the
-// new owner, so its DEL removes its rules.
+// plain chain deleted that one, and its namespace exists, without the address. host-local's file
+// names the new owner, so its DEL removes its rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -57,8 +58,8 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	n.wantClean()
 }
 
-// TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is still
-// that owner's: its DEL is shown its own address, and takes its rule.
+// TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is
+// still that owner's: its DEL is shown its own address, and takes its rule.
 func TestLongContainerID(t *testing.T) {
 	each1(t, []int{4094, 4095, 20000}, func(t *testing.T, length int) {
 		n := newNode(t)
@@ -152,8 +153,8 @@ func TestDuplicateAddress(t *testing.T) {
 	n.wantClean()
 }
 
-// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that two
-// networks give out on one bridge.
+// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that
+// two networks give out on one bridge.
 func TestNoDuplicate(t *testing.T) {
 	cases := oneOf(
 		"not on the other's interface any more",
@@ -208,10 +209,10 @@ func (p *pod) flushAddresses() {
 	run(p, "nsenter", "--net="+p.NetNS, "ip", "address", "flush", "dev", "eth0")
 }
 
-// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The DEL of
-// the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its next sandbox
-// lives or is being added, and no DEL of the old one frees its address: not that of a sweep, and not the
-// runtime's second one. Once the next one is gone, nothing is pending.
+// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The
+// DEL of the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its
+// next sandbox lives or is being added, and no DEL of the old one frees its address: not that of a
+// sweep, and not the runtime's second one. Once the next one is gone, nothing is pending.
 func TestFreedByPod(t *testing.T) {
 	dels := oneOf(
 		"it failed",
@@ -281,9 +282,9 @@ func TestFreedByPod(t *testing.T) {
 	})
 }
 
-// addByPodman adds the pod as podman does. That is no pod of Kubernetes. If it has static addresses and
-// the first plugin of the list does not declare "ips", the plugin gets that capability in place of its
-// own.
+// addByPodman adds the pod as podman does. That is no pod of Kubernetes. If it has static addresses
+// and the first plugin of the list does not declare "ips", the plugin gets that capability in place
+// of its own.
 func (p *pod) addByPodman() {
 	p.Helper()
 	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", p.ContainerID}}
@@ -296,9 +297,10 @@ func (p *pod) addByPodman() {
 	must(p, p.addBy(list))
 }
 
-// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of podman's
-// container, and the host port works. After its rules were flushed, podman reloads the network by a DEL
-// and an ADD. The same list gives a pod of Kubernetes any address, as without unwind.
+// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of
+// podman's container, and the host port works. After its rules were flushed, podman reloads the
+// network by a DEL and an ADD. The same list gives a pod of Kubernetes any address, as without
+// unwind.
 func TestStaticAddressOfPodman(t *testing.T) {
 	entries := oneOf("as unwindctl writes the entry", "none are declared")
 	each1(t, entries, func(t *testing.T, entry choice) {

@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// useVarLib has libcni keep its cache where every runtime has it, below varLib. Pods of this node were
-// added before unwind was installed, or are unknown to its journal. It returns a pod whose give runs
-// a GC or a STATUS.
+// useVarLib has libcni keep its cache where every runtime has it, below varLib. Pods of this node
+// were added before unwind was installed, or are unknown to its journal. It returns a pod whose
+// give runs a GC or a STATUS.
 func (n *node) useVarLib() (runtime *pod) {
 	n.Helper()
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.varLib(), "cni"), &nodeExec{node: n})
@@ -40,8 +40,8 @@ func (p *pod) giveVarLib(verb string, changes ...keys) {
 	p.give(verb, g)
 }
 
-// gcUntilReserved runs GCs after the grace period, until so many addresses are reserved. While processes
-// come and go, not every namespace can be examined each time.
+// gcUntilReserved runs GCs after the grace period, until so many addresses are reserved. While
+// processes come and go, not every namespace can be examined each time.
 func (p *pod) gcUntilReserved(count int, list keys) {
 	p.Helper()
 	eventually(p, "as many addresses", func() bool {
@@ -66,8 +66,8 @@ func (n *node) wantAddressesOf(containers ...string) {
 var listOther = keys{validKey: rawJSON(`[{"containerID":"other","ifname":"eth0"}]`)}
 
 // TestOrphans: there are pods of every kind from before the install. Only reservations that nobody
-// has and no evidence supports go. The cache has lost one whose interface is there; it never had the one
-// whose ADD and DEL failed.
+// has and no evidence supports go. The cache has lost one whose interface is there; it never had
+// the one whose ADD and DEL failed.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -98,8 +98,8 @@ func TestOrphans(t *testing.T) {
 }
 
 // TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
-// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases them, but
-// not by an empty list.
+// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases
+// them, but not by an empty list.
 func TestLostJournal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -118,9 +118,9 @@ func TestLostJournal(t *testing.T) {
 	n.wantClean()
 }
 
-// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
-// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#207); unwind's
-// grace period keeps it.
+// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no
+// interface yet. A reaper that goes by the list takes the address from the new pod
+// (whereabouts#207); unwind's grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -141,7 +141,8 @@ func TestReservedWhileListed(t *testing.T) {
 // namespace, and flannel does not if a power loss emptied its file of the ADD (flannel#1662). Their
 // success proves nothing. flannel's entry does not name its IPAM plugin.
 func TestAddressLeftByDEL(t *testing.T) {
-	each2(t, oneOf("plain", "wrapped"), oneOf("device", "flannel"), func(t *testing.T, by, plugin choice) {
+	plugins := oneOf("device", "flannel")
+	each2(t, oneOf("plain", "wrapped"), plugins, func(t *testing.T, by, plugin choice) {
 		n := newNode(t)
 		if plugin.is("device") {
 			n.shell("ip link add d%[1]s type veth peer name e%[1]s", n.bridge)
@@ -171,8 +172,8 @@ func TestAddressLeftByDEL(t *testing.T) {
 	})
 }
 
-// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container, as
-// with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
+// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container,
+// as with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
 func TestOrphanRuns(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

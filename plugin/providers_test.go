@@ -13,10 +13,10 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// useIPAMD begins the chain with a stand-in for aws-cni and its daemon, whose addresses are links to
-// their containers. As aws-cni 1.23.2, its DEL frees by container ID alone, and exits 0 also while the
-// daemon is away. Each call is a line of a log: the verb, the container, and the addresses in its
-// prevResult. Each pod gets an address of a pool of 40.
+// useIPAMD begins the chain with a stand-in for aws-cni and its daemon, whose addresses are links
+// to their containers. As aws-cni 1.23.2, its DEL frees by container ID alone, and exits 0 also
+// while the daemon is away. Each call is a line of a log: the verb, the container, and the
+// addresses in its prevResult. Each pod gets an address of a pool of 40.
 func (n *node) useIPAMD() {
 	n.Helper()
 	n.mkdir(n.ipamdDir())
@@ -78,8 +78,8 @@ func TestTurnover(t *testing.T) {
 }
 
 // azurePlugins returns the plugins of a conflist as Azure writes it, each with the keys that the
-// stand-ins need: for azure-vnet and Azure CNS (testdata/standin/azure.go), which has ten addresses.
-// There is no program azure-cns.
+// stand-ins need: for azure-vnet and Azure CNS (testdata/standin/azure.go), which has ten
+// addresses. There is no program azure-cns.
 func (n *node) azurePlugins(conflist string) (chain []pluginConf) {
 	n.Helper()
 	n.inner = "0.3.0"
@@ -109,9 +109,9 @@ func (n *node) link(name, program string) {
 	must(n, os.Symlink(program, filepath.Join(n.path[0], name)))
 }
 
-// TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds an
-// address in CNS, in azure-vnet-ipam's pool, or in neither. Without a host port, whose rule would hold
-// up a DEL of another test's stand-in.
+// TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds
+// an address in CNS, in azure-vnet-ipam's pool, or in neither. Without a host port, whose rule
+// would hold up a DEL of another test's stand-in.
 func TestAzure(t *testing.T) {
 	type conflist struct {
 		name      string

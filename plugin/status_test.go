@@ -43,7 +43,8 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 // as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
 // looks at several things at once.
 func TestStatusDuringUpgrade(t *testing.T) {
-	each2(t, oneOf("delegate", "IPAM"), []string{"1.0.0", "1.1.0"}, func(t *testing.T, which choice, inner string) {
+	choices := oneOf("delegate", "IPAM")
+	each2(t, choices, []string{"1.0.0", "1.1.0"}, func(t *testing.T, which choice, inner string) {
 		n := newNode(t)
 		n.budget("Exchange=3m")
 		asked := filepath.Join(n.dir, "asked")
@@ -70,9 +71,9 @@ func TestStatusDuringUpgrade(t *testing.T) {
 	})
 }
 
-// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the delegate's
-// words and code. Of several failures it gets the gravest: 51 before 50 before all others. Slow ones
-// together take longer than a STATUS has.
+// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the
+// delegate's words and code. Of several failures it gets the gravest: 51 before 50 before all
+// others. Slow ones together take longer than a STATUS has.
 func TestStatusOfDelegates(t *testing.T) {
 	sandbox.Concurrent(t)
 	type test struct {
@@ -179,8 +180,8 @@ func (n *node) flock(path string) (unlock func()) {
 }
 
 // TestStatusEndsInTime: each thing hangs that a STATUS may wait for. STATUS still ends in time, and
-// fails for the hang only if it is in a delegate's own STATUS. No delegate is left of it, nor of the
-// sweep, which has its own time.
+// fails for the hang only if it is in a delegate's own STATUS. No delegate is left of it, nor of
+// the sweep, which has its own time.
 func TestStatusEndsInTime(t *testing.T) {
 	const delHangs = "a DEL of the sweep hangs"
 	things := oneOf(
@@ -288,8 +289,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was killed.
-// It makes no lock file.
+// TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was
+// killed. It makes no lock file.
 func TestCheckBesideOthers(t *testing.T) {
 	each1(t, oneOf("it lasts", "its unwind was killed"), func(t *testing.T, other choice) {
 		n := newNode(t)

@@ -125,8 +125,8 @@ func TestStatusReleasesEmpty(t *testing.T) {
 	})
 }
 
-// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The record
-// and the file go with the next sweep. A living pod's file of the same pool stays.
+// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The
+// record and the file go with the next sweep. A living pod's file of the same pool stays.
 func TestCutOffReservation(t *testing.T) {
 	type cut struct {
 		name         string
@@ -188,8 +188,8 @@ func TestEmptiedFileOfALivePod(t *testing.T) {
 }
 
 // TestSlowDELBehindStatus: the DELs of three failed ADDs take longer than a STATUS and than the
-// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again. Each
-// STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
+// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again.
+// Each STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
 func TestSlowDELBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -319,8 +319,8 @@ func TestOneSweepBehindStatus(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and it
-// starts no other one. The try is in the journal, and the next sweep does the rest.
+// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and
+// it starts no other one. The try is in the journal, and the next sweep does the rest.
 func TestSweepBehindStatusEnds(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -346,9 +346,9 @@ func TestSweepBehindStatusEnds(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of the
-// runtime, and not the configuration where others can read it. Its delegates get no CNI variables of the
-// STATUS.
+// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of
+// the runtime, and not the configuration where others can read it. Its delegates get no CNI
+// variables of the STATUS.
 func TestSweepBehindStatusInherits(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

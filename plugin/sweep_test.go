@@ -157,7 +157,8 @@ func (p *pod) dels() (instances []string) {
 // message is that of a line of the log.
 var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
-// addOwing adds a pod whose p1 has a pending DEL, which has failed so many times and is tried again now.
+// addOwing adds a pod whose p1 has a pending DEL, which has failed so many times and is tried again
+// now.
 func (n *node) addOwing(name string, tries int) *pod {
 	n.Helper()
 	n.chain(p0, p1)
@@ -257,8 +258,8 @@ const (
 	maxFailing = 20
 )
 
-// TestPace: a STATUS tries 20 of the attachments whose DELs fail, those with the fewest tries first; GC
-// tries all.
+// TestPace: a STATUS tries 20 of the attachments whose DELs fail, those with the fewest tries
+// first; GC tries all.
 func TestPace(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -287,8 +288,8 @@ func TestPace(t *testing.T) {
 	n.wantClean()
 }
 
-// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries 20 of them, and
-// none before its pause is over. A person's sweep tries all.
+// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries 20 of
+// them, and none before its pause is over. A person's sweep tries all.
 func TestAgentKeepsPauses(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -321,10 +322,10 @@ func TestAgentKeepsPauses(t *testing.T) {
 	n.wantClean()
 }
 
-// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of its
-// pods, since the original may use the addresses. It removes what host-local keeps on this disk for
-// exactly these owners: one address is in the form that old releases of host-local wrote. The runtime's
-// own DEL runs, as without unwind.
+// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of
+// its pods, since the original may use the addresses. It removes what host-local keeps on this disk
+// for exactly these owners: one address is in the form that old releases of host-local wrote. The
+// runtime's own DEL runs, as without unwind.
 func TestForeign(t *testing.T) {
 	copied := oneOf("live, STATUS", "live, GC", "live, sweep", "DEL pending", "ADD failed", "ADD cut off")
 	each1(t, copied, func(t *testing.T, what choice) {
@@ -392,7 +393,8 @@ func TestForeignContainerIDAgain(t *testing.T) {
 }
 
 // TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
-// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no result.
+// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no
+// result.
 func TestReboot(t *testing.T) {
 	sweeps := oneOf("STATUS", "GC", "sweep", "GC of the network, renamed")
 	each1(t, sweeps, func(t *testing.T, by choice) {
