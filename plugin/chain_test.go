@@ -25,7 +25,8 @@ var (
 			"ipam": {"type": "static", "addresses": [{"address": "%s"}]}%s}`, n.bridge, n.prefix(4, 7), extra)
 	}}
 
-	// Faulty plugins (testdata/faulty) do as a test plans: see node.plan.
+	// Faulty plugins (testdata/faulty) do as a test plans: see node.plan. everyone is all of them in
+	// a plan.
 	p0, p1, p2 = faulty("p0"), faulty("p1"), faulty("p2")
 	p3, p4, p5 = faulty("p3"), faulty("p4"), faulty("p5")
 	everyone   = faulty("*")

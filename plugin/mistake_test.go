@@ -119,7 +119,7 @@ func TestTakenAndFailed(t *testing.T) {
 	n.wantClean()
 }
 
-// staysPending is logged where the runtime's DEL passes though one of a delegate fails.
+// staysPending is logged where the runtime's DEL passes although a delegate's DEL has failed.
 const staysPending = "stays pending, but the runtime gets no error"
 
 // TestMistakeThatCannotBeProven: nobody can tell what a plugin that is no reference plugin has

@@ -169,25 +169,25 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	each1(t, befores, func(t *testing.T, before choice) {
 		n := newNode(t)
 		n.chain(bridge, p1)
-		named := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
+		wrong := fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) // what the DEL names
 		a := n.newPod("a")
-		recordNamed := func() {
-			a.edit(func(e *journal.Entry) { e.Added.NetNS.Path = named })
+		recordWrong := func() {
+			a.edit(func(e *journal.Entry) { e.Added.NetNS.Path = wrong })
 		}
 		var b *pod
 		switch {
 		case before.is("added"):
 			a.add()
 			a.dropNetNS()
-			recordNamed()
+			recordWrong()
 		case before.is("swept"):
 			a.add()
-			recordNamed()
+			recordWrong()
 			a.dropNetNS()
 			n.sweep()
 			a.wantGone()
 		case before.is("refused"):
-			a.NetNS = named
+			a.NetNS = wrong
 			n.wantCode(a.tryAdd(), 8)
 		case before.is("another pod is there"):
 			a.add()
@@ -195,7 +195,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 			b = n.newPod("b")
 			b.takePath(a)
 			b.add()
-			named = a.NetNS
+			wrong = a.NetNS
 		case before.is("swept, another pod is there with its address"):
 			a.add()
 			a.dropNetNS()
@@ -206,14 +206,14 @@ func TestDELNamesHostNetNS(t *testing.T) {
 			b.takePath(a)
 			b.add()
 			b.wantAddress(a.address)
-			named = a.NetNS
+			wrong = a.NetNS
 		}
 		n.forgetCalls()
-		a.NetNS = named
+		a.NetNS = wrong
 		a.del()
 		a.del()
 		for _, l := range n.callLog() {
-			n.want(l.NetNS != named, "a delegate was shown %s", l.NetNS)
+			n.want(l.NetNS != wrong, "a delegate was shown %s", l.NetNS)
 		}
 		n.wantCalls("DEL p1", "DEL p1")
 		if b != nil {
