@@ -19,55 +19,82 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// breakages break the journal of a node, which has one, and return a function that repairs it.
-var breakages = map[string]func(n *node) (mend func()){
-	"read-only file system": func(n *node) func() {
-		n.mount(n.stateDir, n.stateDir, "", unix.MS_BIND, "")
-		n.mount("", n.stateDir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
-		return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
-	},
-	"full disk": func(n *node) func() {
-		n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,size=16k")
-		n.write(filepath.Join(n.stateDir, "filler"), strings.Repeat("x", 16<<10))
-		return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
-	},
-	"newer format": func(n *node) func() {
-		be := func(version int) {
-			format := []byte("format")
-			n.editJournal(func(tx *bolt.Tx) error {
-				return tx.Bucket([]byte("meta")).Put(format, journal.Seal(format, fmt.Appendf(nil, `{"oldestReader": %d}`, version)))
-			})
-		}
-		be(journal.Version + 1)
-		return func() { be(journal.Version) }
-	},
-	"file that others can write to": func(n *node) func() {
-		must(n, os.Chmod(n.stateDir, 0o770))
-		return func() { must(n, os.Chmod(n.stateDir, 0o700)) }
-	},
-	"link": func(n *node) func() {
-		must(n, os.Rename(n.stateDir, n.stateDir+".real"))
-		must(n, os.Symlink(n.stateDir+".real", n.stateDir))
-		return func() {
-			must(n, os.Rename(n.stateDir, n.stateDir+".link"))
-			must(n, os.Rename(n.stateDir+".real", n.stateDir))
-		}
-	},
-	"file": func(n *node) func() { // a directory in its place
-		path := n.store.Path()
-		must(n, os.Rename(path, path+".away"))
-		n.mkdir(path)
-		return func() {
-			must(n, os.Rename(path, path+".blocked"))
-			must(n, os.Rename(path+".away", path))
-		}
-	},
-	"queue that a stranger holds": func(n *node) func() {
-		f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
-		must(n, err)
-		must(n, unix.Flock(int(f.Fd()), unix.LOCK_EX))
-		return func() { _ = f.Close() }
-	},
+// breakage is a way to break the journal of a node, which has one. mend repairs it.
+type breakage struct {
+	name string
+	of   func(n *node) (mend func())
+}
+
+var (
+	readOnly      = breakage{"read-only file system", (*node).makeReadOnly}
+	fullDisk      = breakage{"full disk", (*node).fillDisk}
+	newerFormat   = breakage{"newer format", (*node).makeNewer}
+	groupWritable = breakage{"file that others can write to", (*node).makeGroupWritable}
+	linked        = breakage{"link", (*node).linkStateDir}
+	blocked       = breakage{"file", (*node).blockJournal}
+	strangersTurn = breakage{"queue that a stranger holds", (*node).holdQueue}
+)
+
+func (n *node) makeReadOnly() (mend func()) {
+	n.Helper()
+	n.mount(n.stateDir, n.stateDir, "", unix.MS_BIND, "")
+	n.mount("", n.stateDir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
+}
+
+func (n *node) fillDisk() (mend func()) {
+	n.Helper()
+	n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,size=16k")
+	n.write(filepath.Join(n.stateDir, "filler"), strings.Repeat("x", 16<<10))
+	return func() { must(n, unix.Unmount(n.stateDir, unix.MNT_DETACH)) }
+}
+
+func (n *node) makeNewer() (mend func()) {
+	n.Helper()
+	be := func(version int) {
+		key := []byte("format")
+		format := journal.Seal(key, fmt.Appendf(nil, `{"oldestReader": %d}`, version))
+		n.editJournal(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put(key, format) })
+	}
+	be(journal.Version + 1)
+	return func() { be(journal.Version) }
+}
+
+func (n *node) makeGroupWritable() (mend func()) {
+	n.Helper()
+	must(n, os.Chmod(n.stateDir, 0o770))
+	return func() { must(n, os.Chmod(n.stateDir, 0o700)) }
+}
+
+func (n *node) linkStateDir() (mend func()) {
+	n.Helper()
+	must(n, os.Rename(n.stateDir, n.stateDir+".real"))
+	must(n, os.Symlink(n.stateDir+".real", n.stateDir))
+	return func() {
+		must(n, os.Rename(n.stateDir, n.stateDir+".link"))
+		must(n, os.Rename(n.stateDir+".real", n.stateDir))
+	}
+}
+
+// blockJournal puts a directory in the place of the file.
+func (n *node) blockJournal() (mend func()) {
+	n.Helper()
+	path := n.store.Path()
+	must(n, os.Rename(path, path+".away"))
+	n.mkdir(path)
+	return func() {
+		must(n, os.Rename(path, path+".blocked"))
+		must(n, os.Rename(path+".away", path))
+	}
+}
+
+// holdQueue takes the lock of the queue, and tells nobody whose turn it is.
+func (n *node) holdQueue() (mend func()) {
+	n.Helper()
+	f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	must(n, err)
+	must(n, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	return func() { _ = f.Close() }
 }
 
 func (n *node) mount(source, target, fstype string, flags uintptr, data string) {
@@ -88,220 +115,475 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 // rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
 // DEL always goes on, with the addresses, and the next one undoes what the journal missed of it.
 func TestBrokenJournal(t *testing.T) {
-	stories(t, `
-	journal; chain p0 | p1 | p2 | p3
-	each breakage 'read-only file system' 'full disk' 'newer format' 'file that others can write to' link
-		'queue that a stranger holds'
-	either ADD: break $breakage; add a; logged 'the journal failed; continuing without it'
-		mend; sandbox a b; add b
-		taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3 b.eth0.p0 b.eth0.p1 b.eth0.p2 b.eth0.p3
-		del b
-	or failing ADD: plan p2 ADD fail-effect
-		break $breakage; fails add a 'faulty: p2 ADD refused'
-		calls ADD p0, ADD p1, ADD p2, DEL p2, DEL p1, DEL p0
-		mend
-	or failing ADD and DEL: plan p2 ADD fail-effect, p2 DEL fail
-		break $breakage; fails add a 'pending DEL: faulty (code 999), which the journal cannot record: journal: '
-		mend; plan
-	or ADD refused: conf onJournalFailure fail
-		break $breakage; fails add a code=11 'onJournalFailure is "fail"'
-		calls; mend
-	or failing DEL: addressed; add a; plan p2 DEL fail
-		break $breakage; fails del a 'DEL incomplete; the journal cannot be written '; mend; locks 1; plan
-	or DEL: conf onJournalFailure fail; addressed; add a; forgets
-		break $breakage; del a; previous 198.51.100.0 198.51.100.1 198.51.100.2 198.51.100.3; calls DEL p3, DEL p2, DEL p1, DEL p0
-		mend
-	del a`)
-}
-
-// disks are statements about a disk of 1 MiB for the journal: "disk", "fill", "drain".
-var disks = acts{
-	"disk": func(s *story, _ []string) {
-		s.mkdir(s.stateDir)
-		s.mount("tmpfs", s.stateDir, "tmpfs", 0, "mode=0700,size=1m")
-	},
-	"fill": func(s *story, _ []string) {
-		err := os.WriteFile(filepath.Join(s.stateDir, "filler"), make([]byte, 2<<20), 0o600)
-		s.want(errors.Is(err, unix.ENOSPC), "%v", err)
-	},
-	"drain": func(s *story, _ []string) { s.must(os.Remove(filepath.Join(s.stateDir, "filler"))) },
-}
-
-// failing is the statement "failing POINT N VERB POD": a commit fails at this point of the verb.
-var failing = acts{"failing": func(s *story, w []string) {
-	s.first.env = append(s.first.env, env.FailAt+"="+w[0]+" "+w[1])
-	defer func() { s.first.env = s.first.env[:len(s.first.env)-1] }()
-	s.run([]string{strings.Join(w[2:], " ")})
-}}
-
-// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever onJournalFailure
-// says, and nothing is left of it. The pod's next ADD succeeds, and so does the next sandbox's.
-func TestResultNotWritten(t *testing.T) {
-	stories(t, `
-	chain p0 | p1 | p2; versions 1.1.0 1.1.0
-	either degrade: conf onJournalFailure degrade
-	or fail: conf onJournalFailure fail
-	each breakage file 'read-only file system' 'newer format' 'file that others can write to' link
-	plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
-	break $breakage; lose $dir/faulty/held/ADD.a.p0
-	fails wait add a code=11 'cannot record the result: journal: '
-	calls ADD p0, DEL p0; taken; mend; plan
-	entry a adding 3; locks 1
-	either the same sandbox: add a; entry a live 3; del a
-	or the next sandbox: sandbox a b; add b; gone a; del b
-	or a STATUS: status; gone a`)
-}
-
-// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD goes on
-// as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the ADD goes on without
-// the journal. If the result's commit fails, the ADD fails.
-func TestCommitFails(t *testing.T) {
-	stories(t, `
-	journal; chain bridge | firewall | p2; versions 1.1.0 1.1.0
-	either the intent, there: failing committed 1 add a; logged 'but it contains the ADD' 1; entry a live 3 1
-	or the intent, not there: failing commit 1 add a; logged 'continuing without it' 1; entries 0
-	or the result, there: failing committed 2 fails add a code=11 'cannot record the result'
-	or the result, not there: failing commit 2 fails add a code=11 'cannot record the result'
-	if the intent: remember a; sandbox a b; add b; status; sweep; del b; unchanged a; pings a
-	if the result: entries 0; status; clean; add a; entry a live 3 1
-	del a`, failing)
-}
-
-// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's ADD or a
-// sweep is killed, at each system call on the attachment's lock file in turn, and a sweep follows. If the
-// ADD has printed success, it keeps all that it took; otherwise nothing is left.
-func TestPrintedCounts(t *testing.T) {
-	t.Parallel()
-	atEveryPoint(t, 1, `
-	chain p0 | p1; plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
-	break file; lose $dir/faulty/held/ADD.a.p0; tries wait add a
-	mend; plan; counts
-	either a sandbox: sandbox a b; let verb add b
-	or a sweep: let verb libcni-status
-	versions 1.1.0 1.0.0; at-call $at $verb; counts
-	libcni-status; counts
-	if a sandbox: tries del b
-	counts; tries del a; taken; leaves`, acts{
-		"counts": func(s *story, _ []string) {
-			s.steady("taken by a", fmt.Sprint(slices.DeleteFunc(s.node.taken(), func(f string) bool { return f[0] != 'a' })))
-		},
-		"at-call": func(s *story, w []string) {
-			program := filepath.Join(s.path[0], netconf.Name)
-			real, err := os.Readlink(program)
-			s.must(errors.Join(err, os.Remove(program)))
-			s.node.script(netconf.Name, fmt.Sprintf("exec strace -f -qq -o /dev/null -P %s -e inject=all:signal=KILL:when=%s %s",
-				s.store.LockPath(s.who("a").key()), w[0], real))
-			_, err = s.attempt(w[1:])
-			s.killed = wasKilled(err)
-			s.want(s.killed || err == nil, "%v", err)
-			s.must(errors.Join(os.Remove(program), os.Symlink(real, program)))
-			s.node.awaitDelegates()
-		},
+	breakages := []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, strangersTurn}
+	verbs := oneOf("ADD", "failing ADD", "failing ADD and DEL", "ADD refused", "failing DEL", "DEL")
+	each2(t, breakages, verbs, func(t *testing.T, breakage breakage, verb choice) {
+		n := newNode(t)
+		n.makeJournal()
+		n.chain(p0, p1, p2, p3)
+		a := n.newPod("a")
+		switch {
+		case verb.is("ADD"):
+			mend := breakage.of(n)
+			a.add()
+			n.wantLogged("the journal failed; continuing without it")
+			mend()
+			b := a.nextSandbox("b")
+			b.add()
+			n.wantTaken("a.eth0.p0", "a.eth0.p1", "a.eth0.p2", "a.eth0.p3",
+				"b.eth0.p0", "b.eth0.p1", "b.eth0.p2", "b.eth0.p3")
+			b.del()
+		case verb.is("failing ADD"):
+			n.plan(p2.ADD("fail-effect"))
+			mend := breakage.of(n)
+			n.wantError(a.tryAdd(), "faulty: p2 ADD refused")
+			n.wantCalls("ADD p0", "ADD p1", "ADD p2", "DEL p2", "DEL p1", "DEL p0")
+			mend()
+		case verb.is("failing ADD and DEL"):
+			n.plan(p2.ADD("fail-effect"), p2.DEL("fail"))
+			mend := breakage.of(n)
+			n.wantError(a.tryAdd(),
+				"pending DEL: faulty (code 999), which the journal cannot record: journal: ")
+			mend()
+			n.plan()
+		case verb.is("ADD refused"):
+			n.conf["onJournalFailure"] = "fail"
+			mend := breakage.of(n)
+			n.wantCode(a.tryAdd(), 11, `onJournalFailure is "fail"`)
+			n.wantCalls()
+			mend()
+		case verb.is("failing DEL"):
+			n.chain(addressed()...)
+			a.add()
+			n.plan(p2.DEL("fail"))
+			mend := breakage.of(n)
+			n.wantError(a.tryDel(), "DEL incomplete; the journal cannot be written ")
+			mend()
+			n.wantLocks(1)
+			n.plan()
+		case verb.is("DEL"):
+			n.conf["onJournalFailure"] = "fail"
+			n.chain(addressed()...)
+			a.add()
+			n.forgetCalls()
+			mend := breakage.of(n)
+			a.del()
+			n.wantPrevious("198.51.100.0", "198.51.100.1", "198.51.100.2", "198.51.100.3")
+			n.wantCalls("DEL p3", "DEL p2", "DEL p1", "DEL p0")
+			mend()
+		}
+		a.del()
+		n.wantClean()
 	})
 }
 
-// TestTurnNotCome: an ADD waits for its turn to write its result as long as others write to the journal.
+// useSmallDisk puts the journal on a disk of 1 MiB.
+func (n *node) useSmallDisk() {
+	n.Helper()
+	n.mkdir(n.stateDir)
+	n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,size=1m")
+}
+
+// fillSmallDisk leaves no room on it until drain.
+func (n *node) fillSmallDisk() (drain func()) {
+	n.Helper()
+	filler := filepath.Join(n.stateDir, "filler")
+	err := os.WriteFile(filler, make([]byte, 2<<20), 0o600)
+	n.want(errors.Is(err, unix.ENOSPC), "%v", err)
+	return func() { must(n, os.Remove(filler)) }
+}
+
+// failCommit runs a verb in which the n-th commit fails: at "commit" before it has written
+// anything, at "committed" after it has written everything.
+func (n *node) failCommit(point string, nth int, verb func()) {
+	n.Helper()
+	n.env = append(n.env, fmt.Sprintf("%s=%s %d", env.FailAt, point, nth))
+	verb()
+	n.env = n.env[:len(n.env)-1]
+}
+
+// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever
+// onJournalFailure says, and nothing is left of it. The pod's next ADD succeeds, and so does the
+// next sandbox's.
+func TestResultNotWritten(t *testing.T) {
+	breakages := []breakage{blocked, readOnly, newerFormat, groupWritable, linked}
+	nexts := oneOf("the same sandbox", "the next sandbox", "a STATUS")
+	each3(t, []string{"degrade", "fail"}, breakages, nexts,
+		func(t *testing.T, onJournalFailure string, breakage breakage, next choice) {
+			n := newNode(t)
+			n.chain(p0, p1, p2)
+			n.versions("1.1.0", "1.1.0")
+			n.conf["onJournalFailure"] = onJournalFailure
+			n.plan(p0.ADD("hold"))
+			a := n.newPod("a")
+			add := a.beginAdd()
+			n.awaitHeld("ADD", "a", "p0")
+			mend := breakage.of(n)
+			n.letGo("ADD", "a", "p0")
+			n.wantCode(add.wait(), 11, "cannot record the result: journal: ")
+			n.wantCalls("ADD p0", "DEL p0")
+			n.wantTaken()
+			mend()
+			n.plan()
+			a.wantRecord(journal.Adding, 3)
+			n.wantLocks(1)
+			switch {
+			case next.is("the same sandbox"):
+				a.add()
+				a.wantRecord(journal.Live, 3)
+				a.del()
+			case next.is("the next sandbox"):
+				b := a.nextSandbox("b")
+				b.add()
+				a.wantGone()
+				b.del()
+			case next.is("a STATUS"):
+				n.status()
+				a.wantGone()
+			}
+			n.wantClean()
+		})
+}
+
+// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD
+// goes on as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the
+// ADD goes on without the journal. If the result's commit fails, the ADD fails.
+func TestCommitFails(t *testing.T) {
+	commits := oneOf(
+		"the intent, there", "the intent, not there", "the result, there", "the result, not there")
+	each1(t, commits, func(t *testing.T, commit choice) {
+		n := newNode(t)
+		n.makeJournal()
+		n.chain(bridge, firewall, p2)
+		n.versions("1.1.0", "1.1.0")
+		a := n.newPod("a")
+		fails := func() { n.wantCode(a.tryAdd(), 11, "cannot record the result") }
+		switch {
+		case commit.is("the intent, there"):
+			n.failCommit("committed", 1, a.add)
+			n.wantLoggedTimes(1, "but it contains the ADD")
+			a.wantRecord(journal.Live, 3, 1)
+		case commit.is("the intent, not there"):
+			n.failCommit("commit", 1, a.add)
+			n.wantLoggedTimes(1, "continuing without it")
+			n.wantRecords(0)
+		case commit.is("the result, there"):
+			n.failCommit("committed", 2, fails)
+		case commit.is("the result, not there"):
+			n.failCommit("commit", 2, fails)
+		}
+		if commit.has("the intent") {
+			a.remember()
+			b := a.nextSandbox("b")
+			b.add()
+			n.status()
+			n.sweep()
+			b.del()
+			a.wantUnchanged()
+			a.wantPing()
+		} else {
+			n.wantRecords(0)
+			n.status()
+			n.wantClean()
+			a.add()
+			a.wantRecord(journal.Live, 3, 1)
+		}
+		a.del()
+		n.wantClean()
+	})
+}
+
+// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's
+// ADD or a sweep is killed, at each system call on the attachment's lock file in turn, and a sweep
+// follows. If the ADD has printed success, it keeps all that it took; otherwise nothing is left.
+func TestPrintedCounts(t *testing.T) {
+	t.Parallel()
+	for _, next := range oneOf("a sandbox", "a sweep") {
+		t.Run(next.name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 1, func(t *testing.T, at int) (killed bool) {
+				n := newNode(t)
+				n.chain(p0, p1)
+				n.plan(p0.ADD("hold"))
+				a := n.newPod("a")
+				add := a.beginAdd()
+				n.awaitHeld("ADD", "a", "p0")
+				mend := blocked.of(n)
+				n.letGo("ADD", "a", "p0")
+				_ = add.wait()
+				mend()
+				n.plan()
+				ofOthers := func(file string) bool { return file[0] != 'a' }
+				taken := slices.DeleteFunc(n.taken(), ofOthers)
+				wantAsBefore := func() {
+					n.Helper()
+					n.wantEqual("taken by a", slices.DeleteFunc(n.taken(), ofOthers), taken)
+				}
+				b := a.nextSandbox("b")
+				verb := n.tryLibcniStatus
+				if next.is("a sandbox") {
+					verb = b.tryAdd
+				}
+				n.versions("1.1.0", "1.0.0")
+				killed = a.killAtLockCall(at, verb)
+				wantAsBefore()
+				n.libcniStatus()
+				wantAsBefore()
+				if next.is("a sandbox") {
+					_ = b.tryDel()
+				}
+				wantAsBefore()
+				_ = a.tryDel()
+				n.wantTaken()
+				return killed
+			})
+		})
+	}
+}
+
+// killAtLockCall runs a verb in which unwind is killed at the n-th system call on the attachment's
+// lock file, if there are so many. Otherwise the verb has to pass.
+func (p *pod) killAtLockCall(nth int, verb func() error) (killed bool) {
+	p.Helper()
+	program := filepath.Join(p.path[0], netconf.Name)
+	path, err := os.Readlink(program)
+	must(p, errors.Join(err, os.Remove(program)))
+	p.script(netconf.Name, fmt.Sprintf(
+		"exec strace -f -qq -o /dev/null -P %s -e inject=all:signal=KILL:when=%d %s",
+		p.store.LockPath(p.key()), nth, path))
+	err = verb()
+	killed = wasKilled(err)
+	p.want(killed || err == nil, "%v", err)
+	must(p, errors.Join(os.Remove(program), os.Symlink(path, program)))
+	p.awaitDelegates()
+	return killed
+}
+
+// TestTurnNotCome: an ADD waits for its turn to write its result as long as others write to the
+// journal.
 func TestTurnNotCome(t *testing.T) {
 	if !sandbox.Long() {
 		t.Skip("it waits for half a minute: make proof")
 	}
-	stories(t, `
-	conf logFile $dir/log
-	chain p0 | p1; plan p0 ADD hold; start add a; appears $dir/faulty/held/ADD.a.p0
-	writing; lose $dir/faulty/held/ADD.a.p0; waits; unlock; wait add a; entry a live; del a`, acts{
-		"writing": func(s *story, _ []string) { // somebody has the queue, and writes to it
-			path, over := filepath.Join(s.stateDir, "journal.lock"), make(chan struct{})
-			unlock := s.node.flock(path)
-			s.undo["unlock"] = func() { close(over); unlock() }
-			go func() {
-				for {
-					select {
-					case <-over:
-						return
-					case <-time.After(time.Second):
-						_ = os.Chtimes(path, time.Time{}, time.Now())
-					}
-				}
-			}()
-		},
-		"waits": func(s *story, _ []string) {
-			eventually(s, "half a minute over", func() bool {
-				return strings.Contains(read(s, filepath.Join(s.dir, "log")), "still waits for its turn")
-			})
-		},
+	t.Parallel()
+	n := newNode(t)
+	log := filepath.Join(n.dir, "log")
+	n.conf["logFile"] = log
+	n.chain(p0, p1)
+	n.plan(p0.ADD("hold"))
+	a := n.newPod("a")
+	add := a.beginAdd()
+	n.awaitHeld("ADD", "a", "p0")
+	stopWriting := n.keepWriting()
+	n.letGo("ADD", "a", "p0")
+	eventually(n, "half a minute over", func() bool {
+		return strings.Contains(read(n, log), "still waits for its turn")
+	})
+	stopWriting()
+	add.passes()
+	a.wantRecord(journal.Live)
+	a.del()
+	n.wantClean()
+}
+
+// keepWriting has somebody hold the queue, and write to it once a second.
+func (n *node) keepWriting() (stop func()) {
+	n.Helper()
+	path, over := filepath.Join(n.stateDir, "journal.lock"), make(chan struct{})
+	unlock := n.flock(path)
+	go func() {
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Second):
+				_ = os.Chtimes(path, time.Time{}, time.Now())
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		unlock()
+	}
+}
+
+// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing
+// of those that go. An ADD whose intent is written has room for its result.
+func TestDiskFull(t *testing.T) {
+	whens := oneOf("from the start", "in an ADD", "between intent and result", "from a DEL on")
+	each1(t, whens, func(t *testing.T, when choice) {
+		n := newNode(t)
+		n.useSmallDisk()
+		n.chain(bridge, p1.rules(), p2)
+		var drain func()
+		var all []*pod
+		switch {
+		case when.is("from the start"):
+			drain = n.fillSmallDisk()
+			all = n.crowd(20, "all")
+			n.wantLogged("the journal failed; continuing without it")
+		case when.is("in an ADD"):
+			n.plan(p2.ADD("hold-effect"))
+			a := n.newPod("a")
+			add := a.beginAdd()
+			n.awaitHeld("ADD", "a", "p2")
+			drain = n.fillSmallDisk()
+			n.plan()
+			n.letGo("ADD", "a", "p2")
+			add.passes()
+			a.wantRecord(journal.Live, 3)
+			all = append([]*pod{a}, n.crowd(20, "all")...)
+		case when.is("between intent and result"):
+			n.plan(p0.ADD("hold"))
+			n.chain(p0, bridge, p1.rules())
+			a := n.newPod("a")
+			add := a.beginAdd()
+			n.awaitHeld("ADD", "a", "p0")
+			drain = n.fillSmallDisk()
+			n.plan()
+			n.letGo("ADD", "a", "p0")
+			add.passes()
+			a.wantRecord(journal.Live, 3)
+			all = append([]*pod{a}, n.crowd(20, "all")...)
+		case when.is("from a DEL on"):
+			all = n.crowd(20, "all")
+			drain = n.fillSmallDisk()
+		}
+		if !when.is("from the start") {
+			n.wantLoggedTimes(0, "cannot record")
+		}
+		for _, p := range all {
+			p.del()
+		}
+		n.wantReserved(0)
+		n.wantTaken()
+		n.wantRules()
+		drain()
+		if when.is("from the start") {
+			n.sweep()
+		} else {
+			n.wantRecords(0)
+		}
+		n.wantClean()
 	})
 }
 
-// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing of
-// those that go. An ADD whose intent is written has room for its result.
-func TestDiskFull(t *testing.T) {
-	stories(t, `
-	disk; chain bridge | p1, "rules": true | p2
-	either from the start: fill; crowd 20; logged 'the journal failed; continuing without it'
-	or in an ADD: plan p2 ADD hold-effect; start add a; appears $dir/faulty/held/ADD.a.p2
-		fill; plan; lose $dir/faulty/held/ADD.a.p2; wait add a; entry a live 3; crowd 20
-	or between intent and result: plan p0 ADD hold; chain p0 | bridge | p1, "rules": true
-		start add a; appears $dir/faulty/held/ADD.a.p0
-		fill; plan; lose $dir/faulty/held/ADD.a.p0; wait add a; entry a live 3; crowd 20
-	or from a DEL on: crowd 20; fill
-	unless start: logged 'cannot record' 0
-	if in an ADD: del a
-	if between: del a
-	del $all; reserved 0; taken; rules; drain
-	if start: sweep
-	unless start: entries 0`, disks)
-}
-
-// TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD, is
-// begun anew, and has the entry with the next result. After the last one, the DEL goes by the runtime's input.
+// TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD,
+// is begun anew, and has the entry with the next result. After the last one, the DEL goes by the
+// runtime's input.
 func TestJournalRemoved(t *testing.T) {
-	stories(t, `
-	chain p0, "delayMS": 500 | p1 | p2 | p3, "delayMS": 500
-	either degrade: conf onJournalFailure degrade
-	or fail: conf onJournalFailure fail
-	either at the first: let at p0
-	or at the last: let at p3
-	plan $at ADD late; start add a; awaits ADD $at
-	either removed: lose $state
-	or set aside: damaged
-	wait add a; plan
-	taken a.eth0.p0 a.eth0.p1 a.eth0.p2 a.eth0.p3
-	if at the first: entry a live 4 1
-	if at the last: gone a
-	del a; taken`, acts{"damaged": func(s *story, _ []string) {
-		s.write(s.store.Path(), strings.Repeat("damaged ", 4096))
-		s.must((&journal.Store{Dir: s.stateDir}).Update(s.Context(), func(*journal.Tx) error { return nil }))
-	}})
+	whens := oneOf("at the first", "at the last")
+	hows := oneOf("removed", "set aside")
+	each3(t, []string{"degrade", "fail"}, whens, hows,
+		func(t *testing.T, onJournalFailure string, when, how choice) {
+			n := newNode(t)
+			n.chain(p0.delay(500), p1, p2, p3.delay(500))
+			n.conf["onJournalFailure"] = onJournalFailure
+			at := p0
+			if when.is("at the last") {
+				at = p3
+			}
+			n.plan(at.ADD("late"))
+			a := n.newPod("a")
+			add := a.beginAdd()
+			n.awaitCall("ADD " + at.instance)
+			if how.is("removed") {
+				n.remove(n.stateDir)
+			} else {
+				n.write(n.store.Path(), strings.Repeat("damaged ", 4096))
+				another := &journal.Store{Dir: n.stateDir}
+				must(n, another.Update(n.Context(), func(*journal.Tx) error { return nil }))
+			}
+			add.passes()
+			n.plan()
+			n.wantTaken("a.eth0.p0", "a.eth0.p1", "a.eth0.p2", "a.eth0.p3")
+			if when.is("at the first") {
+				a.wantRecord(journal.Live, 4, 1)
+			} else {
+				a.wantGone()
+			}
+			a.del()
+			n.wantTaken()
+			n.wantClean()
+		})
 }
 
-// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD that fails, with a DEL
-// that fails too. The error says that this DEL is pending, and so does the journal.
+// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD that fails,
+// with a DEL that fails too. The error says that this DEL is pending, and so does the journal.
 func TestJournalLostInFailingADD(t *testing.T) {
-	stories(t, `
-	chain p0 | p1 | p2
-	plan p1 ADD hold, p2 ADD fail-effect, p0 DEL fail
-	start add a; appears $dir/faulty/held/ADD.a.p1
-	either emptied: shell 'truncate -s 0 $state/journal.db'
-	or removed: shell 'rm $state/journal.db'
-	or removed with its directory: lose $state
-	or damaged: shell 'yes damaged | dd of=$state/journal.db bs=64k count=1 iflag=fullblock conv=notrunc status=none'
-	lose $dir/faulty/held/ADD.a.p1; fails wait add a 'unwind: pending DEL: faulty (code 999)'
-	entry a rolling-back 1 1; pending a p0; plan
-	either DEL: del a
-	or sweep: sweep; gone a`)
+	losses := oneOf("emptied", "removed", "removed with its directory", "damaged")
+	each2(t, losses, oneOf("DEL", "sweep"), func(t *testing.T, loss, next choice) {
+		n := newNode(t)
+		n.chain(p0, p1, p2)
+		n.plan(p1.ADD("hold"), p2.ADD("fail-effect"), p0.DEL("fail"))
+		a := n.newPod("a")
+		add := a.beginAdd()
+		n.awaitHeld("ADD", "a", "p1")
+		switch {
+		case loss.is("emptied"):
+			must(n, os.Truncate(n.store.Path(), 0))
+		case loss.is("removed"):
+			must(n, os.Remove(n.store.Path()))
+		case loss.is("removed with its directory"):
+			n.remove(n.stateDir)
+		case loss.is("damaged"):
+			n.shell(`yes damaged | dd of=%s bs=64k count=1 iflag=fullblock conv=notrunc status=none`,
+				n.store.Path())
+		}
+		n.letGo("ADD", "a", "p1")
+		n.wantError(add.wait(), "unwind: pending DEL: faulty (code 999)")
+		a.wantRecord(journal.RollingBack, 1, 1)
+		a.wantPending("p0")
+		n.plan()
+		if next.is("DEL") {
+			a.del()
+		} else {
+			n.sweep()
+			a.wantGone()
+		}
+		n.wantClean()
+	})
 }
 
-// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that cannot be
-// written goes on, and that record stays. The DEL undoes both. "Meanwhile" is while the pod's older
-// sandbox is settled, which comes first.
+// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that
+// cannot be written goes on, and that record stays. The DEL undoes both. "Meanwhile" is while the
+// pod's older sandbox is settled, which comes first.
 func TestJournalFailsOverPending(t *testing.T) {
-	stories(t, `
-	chain bridge | p1, "delayMS": 500 | p2
-	plan p1 DEL fail; sandbox a b; add b; fails del b; add a; fails del a; fails del a
-	forgets; again a c
-	either before: plan; break read-only file system; start add c
-	or meanwhile: plan p1 DEL late; start add c; awaits DEL p1; break file
-	wait add c; mend; plan
-	pending c p1; sweep; pending c p1; taken a.eth0.p1 a.eth0.p2; reserved 1
-	del c b`)
+	each1(t, oneOf("before", "meanwhile"), func(t *testing.T, when choice) {
+		n := newNode(t)
+		n.chain(bridge, p1.delay(500), p2)
+		n.plan(p1.DEL("fail"))
+		a := n.newPod("a")
+		b := a.nextSandbox("b")
+		b.add()
+		n.wantError(b.tryDel())
+		a.add()
+		n.wantError(a.tryDel())
+		n.wantError(a.tryDel())
+		n.forgetCalls()
+		c := a.again()
+		var mend func()
+		var add *underWay
+		if when.is("before") {
+			n.plan()
+			mend = readOnly.of(n)
+			add = c.beginAdd()
+		} else {
+			n.plan(p1.DEL("late"))
+			add = c.beginAdd()
+			n.awaitCall("DEL p1")
+			mend = blocked.of(n)
+		}
+		add.passes()
+		mend()
+		n.plan()
+		c.wantPending("p1")
+		n.sweep()
+		c.wantPending("p1")
+		n.wantTaken("a.eth0.p1", "a.eth0.p2")
+		n.wantReserved(1)
+		c.del()
+		b.del()
+		n.wantClean()
+	})
 }

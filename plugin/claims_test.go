@@ -5,84 +5,81 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// turn is a verb of a race.
+// turn is a verb of a race, which a plugin holds.
 type turn struct {
-	*story
-	call   []string                     // VERB POD
-	verb   string                       // in capitals
-	plugin string                       // which holds it, or fails
-	plan   map[string]map[string]string // of both turns
-	ended  bool
-}
-
-// set sets the mode that the plugin has for the verb.
-func (t *turn) set(mode string) {
-	if t.plan[t.plugin] == nil {
-		t.plan[t.plugin] = map[string]string{}
-	}
-	t.plan[t.plugin][t.verb] = mode
-	t.node.plan(t.plan)
+	fault fault
+	pod   *pod
+	ended bool
+	begun *underWay
 }
 
 // await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may
 // wait for the other one instead.
 func (t *turn) await(most time.Duration, goOn bool) {
-	name := t.verb + "." + t.who(t.call[1]).ContainerID + "." + t.plugin
-	held, end := filepath.Join(t.faultyDir(), "held", name), time.Now().Add(most)
-	for ; !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if _, err := os.Lstat(held); err == nil && !goOn {
+	file := t.pod.heldFile(t.fault.verb, t.pod.ContainerID, t.fault.instance)
+	for end := time.Now().Add(most); !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if _, err := os.Lstat(file); err == nil && !goOn {
 			return
 		}
-		_ = os.Remove(held)
+		_ = os.Remove(file)
 		select {
-		case <-t.begun[strings.Join(t.call, " ")]:
+		case <-t.begun.done:
 			t.ended = true
 		default:
 		}
 	}
 }
 
-// races are statements about two verbs at once.
-var races = acts{
-	// race 'VERB POD PLUGIN MODE' 'VERB POD PLUGIN MODE': one verb runs until the plugin holds it,
-	// then the other; then the first one goes on, and then the other one ends
-	"race": func(s *story, w []string) {
-		plan, turns := map[string]map[string]string{}, []*turn{}
-		for _, text := range w {
-			f := strings.Fields(text)
-			t := &turn{story: s, call: f[:2], verb: strings.ToUpper(f[0]), plugin: f[2], plan: plan}
-			t.set(f[3])
-			s.start(t.call)
-			t.await(time.Second, false)
-			turns = append(turns, t)
-		}
-		turns[0].set("ok")
-		turns[0].await(time.Second, true)
-		turns[1].set("ok")
-		for _, t := range []*turn{turns[1], turns[0]} {
-			t.await(sandbox.Patience, true)
-			s.want(t.ended, "%q does not end", t.call)
-		}
-	},
-	// has POD: all that its ADD took from p0, p1 and p2
-	"has": func(s *story, w []string) {
-		p := s.who(w[0])
-		r, err := p.cni.GetNetworkListCachedResult(s.list(p, false), &p.RuntimeConf)
-		s.must(err)
-		taken, rules, a := s.taken(), s.addressRules(), address(s, r)
-		for _, instance := range []string{"p0", "p1", "p2"} {
-			s.want(slices.Contains(taken, p.ContainerID+".eth0."+instance), "taken: %q", taken)
-		}
-		s.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
-	},
+// race runs a verb of one pod until the plugin of its fault holds it, then one of another pod. Then
+// the first one goes on, and then the other one ends.
+func (n *node) race(first *pod, ofFirst fault, second *pod, ofSecond fault) {
+	n.Helper()
+	one, other := &turn{fault: ofFirst, pod: first}, &turn{fault: ofSecond, pod: second}
+	n.plan(one.fault)
+	one.begin()
+	one.await(time.Second, false)
+	n.plan(one.fault, other.fault)
+	other.begin()
+	other.await(time.Second, false)
+	one.fault.mode = "ok"
+	n.plan(one.fault, other.fault)
+	one.await(time.Second, true)
+	other.fault.mode = "ok"
+	n.plan(one.fault, other.fault)
+	for _, t := range []*turn{other, one} {
+		t.await(sandbox.Patience, true)
+		n.want(t.ended, "%s of %s does not end", t.fault.verb, t.pod.ContainerID)
+	}
+}
+
+func (t *turn) begin() {
+	if t.fault.verb == "ADD" {
+		t.begun = t.pod.beginAdd()
+	} else {
+		t.begun = t.pod.beginDel()
+	}
+}
+
+// wantAllOfADD checks that the pod has all that its ADD took from p0, p1 and p2.
+func (p *pod) wantAllOfADD() {
+	p.Helper()
+	r, err := p.cni.GetNetworkListCachedResult(p.wrapped(), &p.RuntimeConf)
+	must(p, err)
+	taken, rules, a := p.taken(), p.addressRules(), address(p, r)
+	for _, instance := range []string{"p0", "p1", "p2"} {
+		p.want(slices.Contains(taken, p.ContainerID+".eth0."+instance), "taken: %q", taken)
+	}
+	p.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
 }
 
 // TestLateDELAgainstClaim: B gets A's address. A's DEL begins at each phase of B's ADD, and B's ADD
@@ -90,171 +87,393 @@ var races = acts{
 // when both are over. After B's DEL nothing of A is left. A's DEL of its whole chain, or of p1
 // alone, is about to be asked for, and its address is free for B. (A's DEL has been tried twice.)
 func TestLateDELAgainstClaim(t *testing.T) {
-	stories(t, `
-	either no entry: let p0 single
-	or swept: let p0 single
-	or a DEL pending: let p0 single
-	or same container ID: let p0 single
-	# The address is given, not claimed; it is claimed; the rule is made; B is live; A comes first.
-	each ADD 'p0 hold-effect' 'p1 hold' 'p1 hold-effect' 'p2 ok' later
-	# The rule is there; the rule is removed; p1 fails; the address is free.
-	each DEL 'p1 hold' 'p1 hold-effect' 'p1 fail' 'p0 hold-effect'
-	chain $p0 | p1, "rules": true | p2; add a
-	plan p1 DEL fail; fails del a; fails del a; plan; reserved 0
-	if no entry: lose $state
-	if swept: gc; clean; forgets
-	if same container ID: again a b
-	unless later: race 'add b $ADD' 'del a $DEL'
-	if later: race 'del a $DEL' 'add b p2 ok'
-	plan; logged 'msg=deferred attachment=$network/b/eth0' 0
-	# That DEL is B's. The rule of A stays until the address's next pod goes.
-	if same container ID, ADD p: del b; clean
-	unless same container ID, ADD p: has b; entry b live
-	unless same container ID: del a; has b; entry b live
-	del b; sweep; clean
-	unless same container ID: rules`, races)
+	type phase struct {
+		name  string
+		fault fault
+	}
+	olds := oneOf("no entry", "swept", "a DEL pending", "same container ID")
+	const aFirst = "A comes first"
+	adds := []phase{
+		{"the address is given, not claimed", p0.ADD("hold-effect")},
+		{"the address is claimed", p1.ADD("hold")},
+		{"the rule is made", p1.ADD("hold-effect")},
+		{"B is live", p2.ADD("ok")},
+		{aFirst, p2.ADD("ok")},
+	}
+	dels := []phase{
+		{"the rule is there", p1.DEL("hold")},
+		{"the rule is removed", p1.DEL("hold-effect")},
+		{"p1 fails", p1.DEL("fail")},
+		{"the address is free", p0.DEL("hold-effect")},
+	}
+	each3(t, olds, adds, dels, func(t *testing.T, old choice, add, del phase) {
+		n := newNode(t)
+		n.chain(single, p1.rules(), p2)
+		a := n.add("a")
+		n.plan(p1.DEL("fail"))
+		n.wantError(a.tryDel())
+		n.wantError(a.tryDel())
+		n.plan()
+		n.wantReserved(0)
+		same := old.is("same container ID")
+		switch {
+		case old.is("no entry"):
+			n.remove(n.stateDir)
+		case old.is("swept"):
+			n.gc()
+			n.wantClean()
+			n.forgetCalls()
+		}
+		var b *pod
+		if same {
+			b = a.again()
+		} else {
+			b = n.newPod("b")
+		}
+		if add.name == aFirst {
+			n.race(a, del.fault, b, add.fault)
+		} else {
+			n.race(b, add.fault, a, del.fault)
+		}
+		n.plan()
+		n.wantLoggedTimes(0, "msg=deferred attachment="+n.network+"/b/eth0")
+		// That DEL is B's. The rule of A stays until the address's next pod goes.
+		if same && add.name != aFirst {
+			b.del()
+			n.wantClean()
+		} else {
+			b.wantAllOfADD()
+			b.wantRecord(journal.Live)
+		}
+		if !same {
+			a.del()
+			b.wantAllOfADD()
+			b.wantRecord(journal.Live)
+		}
+		b.del()
+		n.sweep()
+		n.wantClean()
+		if !same {
+			n.wantRules()
+		}
+		n.wantClean()
+	})
 }
 
-// lateDELs are statements about DELs whose address is free.
-var lateDELs = acts{
-	// marks POD N: waits until the journal has N tries of the DEL of the pod's last step
-	"marks": func(s *story, w []string) {
-		eventually(s, "marked", func() bool {
-			e := s.who(w[0]).entry()
-			return e != nil && fmt.Sprint(e.Undo.Steps[len(e.Undo.Steps)-1].Tries) == w[1]
-		})
-	},
-	// cut VERB PLUGIN: the runtime kills the unwind that runs this call, the last one, once it has begun
-	"cut": func(s *story, w []string) {
-		var last logged
-		eventually(s, "begun", func() bool {
-			if all := s.callLog(); len(all) > 0 {
-				last = all[len(all)-1]
-			}
-			return last.Command == w[0] && last.Instance == w[1]
-		})
-		status := read(s, fmt.Sprintf("/proc/%d/stat", last.PID))
-		parent := s.number(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
-		s.must(syscall.Kill(parent, syscall.SIGKILL))
-	},
+// awaitTries waits until the journal has so many tries of the DEL of the pod's last step.
+func (p *pod) awaitTries(count int) {
+	p.Helper()
+	eventually(p, "on record as tried", func() bool {
+		e := p.entry()
+		return e != nil && e.Undo.Steps[len(e.Undo.Steps)-1].Tries == count
+	})
 }
 
-// TestRuleBeforeAddress: the DEL of a plugin that removes a rule by the address fails, and the address is freed
-// after its second try. Until then the address, and so the rule, is nobody else's.
+// killCaller waits until the last call of faulty plugins is this one, and kills the unwind that
+// runs it, as a runtime does.
+func (n *node) killCaller(call string) {
+	n.Helper()
+	var last logged
+	eventually(n, call, func() bool {
+		if all := n.callLog(); len(all) > 0 {
+			last = all[len(all)-1]
+		}
+		return last.Command+" "+last.Instance == call
+	})
+	status := read(n, fmt.Sprintf("/proc/%d/stat", last.PID))
+	parent, err := strconv.Atoi(strings.Fields(status[strings.LastIndex(status, ")"):])[2])
+	must(n, err)
+	must(n, syscall.Kill(parent, syscall.SIGKILL))
+}
+
+// TestRuleBeforeAddress: the DEL of a plugin that removes a rule by the address fails, and the
+// address is freed after its second try. Until then the address, and so the rule, is nobody else's.
 func TestRuleBeforeAddress(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true; add a; let first $a
-	plan p1 DEL fail; fails del a; reserved 1; rules $a.p1
-	either it works again: plan; del a; reserved 0; rules
-	or it works again for a sweep: plan; drop a; sweep; gone a; reserved 0; rules
-	or it keeps failing until the runtime's DEL: fails del a; reserved 0; rules $a.p1
-		add b; given b $first; forgets; plan; del a; gone a; previous; rules $first.p1; del b; rules
-	or it keeps failing until a sweep: fails del a; reserved 0; rules $a.p1
-		add b; given b $first; forgets; plan; drop a; sweep; gone a; previous; rules $first.p1; del b; rules`)
-}
-
-// TestAddressOfAnotherStore: an IPAM plugin of which no file shows an owner frees an address and fails, and another
-// pod gets the address. No DEL that removes rules by the address is given it, also one made from the runtime's
-// input after a sweep.
-func TestAddressOfAnotherStore(t *testing.T) {
-	stories(t, `
-	chain p0, "address": "$ip7/24" | p1, "rules": true; add a
-	either it frees, then fails: plan p0 DEL fail-effect, p1 DEL fail; fails del a; fails del a; add b; plan
-	or its DEL is killed after it freed: kill undone 2 del a; was-killed; add b
-	or the runtime's DEL comes after a sweep: drop a; sweep; add b
-	or it comes after the journal was lost: drop a; sweep; lose $state; add b
-	rules $ip7.p1; forgets
-	del a; rules $ip7.p1; entry b live; del b; rules`)
-}
-
-// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record goes, and its DELs
-// don't run again; the runtime's late DEL takes nothing from the next owner of its address.
-func TestCacheReadOnly(t *testing.T) {
-	stories(t, `
-	chain single | p1, "rules": true; add a; let first $a; drop a; forgets
-	shell 'mount --bind $dir/cache $dir/cache && mount -o remount,ro,bind $dir/cache'
-	sweep; gone a; calls DEL p1, DEL p0; sweep; calls
-	shell 'umount $dir/cache'
-	add b; given b $first; del a; rules $first.p1; del b; rules`)
-}
-
-// TestHangingDELFreesAddress: p1's DEL hangs, and the runtime kills each DEL that waits for it. The third DEL frees
-// the address, and it stays free, also for another pod, while p1 still hangs.
-func TestHangingDELFreesAddress(t *testing.T) {
-	stories(t, `
-	budget Orphans 500ms; chain single | p1, "rules": true
-	add a; let first $a; plan p1 DEL hang
-	start del a; marks a 1; cut DEL p1; fails wait del a; reserved 1
-	forgets; start del a; marks a 2; cut DEL p1; fails wait del a; reserved 1
-	forgets; start del a; cut DEL p1; fails wait del a; reserved 0
-	either p1 works again: plan; del a; gone a; reserved 0; rules $first.p1
-	or another pod gets the address: hasty; add b; given b $first; rules $b.p1; plan; del b; sweep; gone a`, lateDELs)
-}
-
-// hostPorts are statements about the programs with which rules can be listed.
-var hostPorts = acts{
-	// flush ADDRESS: the chain of its host port is empty
-	"flush": func(s *story, w []string) {
-		for _, rule := range s.node.rules("-A CNI-DN-") {
-			if strings.Contains(rule, " "+w[0]+":") {
-				run(s, "iptables", "-w", "-t", "nat", "-F", strings.Fields(rule)[1])
+	ends := oneOf(
+		"it works again",
+		"it works again for a sweep",
+		"it keeps failing until the runtime's DEL",
+		"it keeps failing until a sweep",
+	)
+	each1(t, ends, func(t *testing.T, end choice) {
+		n := newNode(t)
+		n.chain(single, p1.rules())
+		a := n.add("a")
+		ruleOfA := a.address + ".p1"
+		n.plan(p1.DEL("fail"))
+		n.wantError(a.tryDel())
+		n.wantReserved(1)
+		n.wantRules(ruleOfA)
+		if end.has("it works again") {
+			n.plan()
+			if end.is("it works again") {
+				a.del()
+			} else {
+				a.dropNetNS()
+				n.sweep()
+				a.wantGone()
 			}
+			n.wantReserved(0)
+			n.wantRules()
+			n.wantClean()
+			return
 		}
-	},
-	// unlisted TEXT: the programs that list rules do this for unwind
-	"unlisted": func(s *story, w []string) {
-		dir := filepath.Join(s.dir, "unlisted")
-		s.mkdir(dir)
-		for _, program := range []string{"iptables-save", "ip6tables-save", "nft"} {
-			s.must(os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+w[0]+"\n"), 0o700))
+		n.wantError(a.tryDel())
+		n.wantReserved(0)
+		n.wantRules(ruleOfA)
+		b := n.add("b")
+		b.wantAddress(a.address)
+		n.forgetCalls()
+		n.plan()
+		if end.has("the runtime's DEL") {
+			a.del()
+		} else {
+			a.dropNetNS()
+			n.sweep()
 		}
-		s.env = append(s.env, "PATH="+dir+":"+os.Getenv("PATH"))
-	},
+		a.wantGone()
+		n.wantPrevious()
+		n.wantRules(ruleOfA) // it is b's
+		b.del()
+		n.wantRules()
+		n.wantClean()
+	})
 }
 
-// TestHostPortKeepsAddress: portmap's DEL fails, and its rule forwards to the pod's address. The address stays with
-// the pod until portmap's DEL succeeds, and goes in the same pass, or until the machine boots.
+// TestAddressOfAnotherStore: an IPAM plugin of which no file shows an owner frees an address and
+// fails, and another pod gets the address. No DEL that removes rules by the address is given it,
+// also one made from the runtime's input after a sweep.
+func TestAddressOfAnotherStore(t *testing.T) {
+	frees := oneOf(
+		"it frees, then fails",
+		"its DEL is killed after it freed",
+		"the runtime's DEL comes after a sweep",
+		"it comes after the journal was lost",
+	)
+	each1(t, frees, func(t *testing.T, free choice) {
+		n := newNode(t)
+		n.chain(p0.address(n.ip(7)+"/24"), p1.rules())
+		a := n.add("a")
+		switch {
+		case free.is("it frees, then fails"):
+			n.plan(p0.DEL("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryDel())
+			n.wantError(a.tryDel())
+		case free.is("its DEL is killed after it freed"):
+			n.mustKill("undone", 2, a.tryDel)
+		case free.is("the runtime's DEL comes after a sweep"):
+			a.dropNetNS()
+			n.sweep()
+		case free.is("it comes after the journal was lost"):
+			a.dropNetNS()
+			n.sweep()
+			n.remove(n.stateDir)
+		}
+		b := n.add("b")
+		n.plan()
+		ruleOfB := n.ip(7) + ".p1"
+		n.wantRules(ruleOfB)
+		n.forgetCalls()
+		a.del()
+		n.wantRules(ruleOfB)
+		b.wantRecord(journal.Live)
+		b.del()
+		n.wantRules()
+		n.wantClean()
+	})
+}
+
+// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record
+// goes, and its DELs don't run again; the runtime's late DEL takes nothing from the next owner of
+// its address.
+func TestCacheReadOnly(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.chain(single, p1.rules())
+	a := n.add("a")
+	a.dropNetNS()
+	n.forgetCalls()
+	cache := filepath.Join(n.dir, "cache")
+	n.shell("mount --bind %[1]s %[1]s && mount -o remount,ro,bind %[1]s", cache)
+	n.sweep()
+	a.wantGone()
+	n.wantCalls("DEL p1", "DEL p0")
+	n.sweep()
+	n.wantCalls()
+	n.shell("umount %s", cache)
+	b := n.add("b")
+	b.wantAddress(a.address)
+	a.del()
+	n.wantRules(a.address + ".p1")
+	b.del()
+	n.wantRules()
+	n.wantClean()
+}
+
+// TestHangingDELFreesAddress: p1's DEL hangs, and the runtime kills each DEL that waits for it. The
+// third DEL frees the address, and it stays free, also for another pod, while p1 still hangs.
+func TestHangingDELFreesAddress(t *testing.T) {
+	ends := oneOf("p1 works again", "another pod gets the address")
+	each1(t, ends, func(t *testing.T, end choice) {
+		n := newNode(t)
+		n.budget("Orphans=500ms")
+		n.chain(single, p1.rules())
+		a := n.add("a")
+		n.plan(p1.DEL("hang"))
+		del := a.beginDel()
+		a.awaitTries(1)
+		n.killCaller("DEL p1")
+		n.wantError(del.wait())
+		n.wantReserved(1)
+		n.forgetCalls()
+		del = a.beginDel()
+		a.awaitTries(2)
+		n.killCaller("DEL p1")
+		n.wantError(del.wait())
+		n.wantReserved(1)
+		n.forgetCalls()
+		del = a.beginDel()
+		n.killCaller("DEL p1")
+		n.wantError(del.wait())
+		n.wantReserved(0)
+		if end.is("p1 works again") {
+			n.plan()
+			a.del()
+			a.wantGone()
+			n.wantReserved(0)
+			n.wantRules(a.address + ".p1")
+		} else {
+			n.hasty()
+			b := n.add("b")
+			b.wantAddress(a.address)
+			n.wantRules(b.address + ".p1")
+			n.plan()
+			b.del()
+			n.sweep()
+			a.wantGone()
+		}
+		n.wantClean()
+	})
+}
+
+// emptyHostPort removes the rules in the chain of an address's host port.
+func (n *node) emptyHostPort(address string) {
+	n.Helper()
+	for _, rule := range n.rules("-A CNI-DN-") {
+		if strings.Contains(rule, " "+address+":") {
+			run(n, "iptables", "-w", "-t", "nat", "-F", strings.Fields(rule)[1])
+		}
+	}
+}
+
+// TestHostPortKeepsAddress: portmap's DEL fails, and its rule forwards to the pod's address. The
+// address stays with the pod until portmap's DEL succeeds, and goes in the same pass, or until the
+// machine boots.
 func TestHostPortKeepsAddress(t *testing.T) {
-	stories(t, `
-	chain bridge | portmap
-	add a; let first $a; breaks portmap
-	either by a DEL: fails del a 'portmap (code 999)'
-	or by a sweep: drop a; status
-	port $first; reserved 1; sweep; reserved 1; pending a bridge portmap
-	either portmap works again:
-	or the machine was started again:
-	if DEL, the machine: drop a
-	if the machine: boot a; sweep; reserved 0; pending a portmap
-	works portmap; sweep; gone a; reserved 0`)
+	releases := oneOf("by a DEL", "by a sweep")
+	ends := oneOf("portmap works again", "the machine was started again")
+	each2(t, releases, ends, func(t *testing.T, release, end choice) {
+		n := newNode(t)
+		n.chain(bridge, portmap)
+		a := n.add("a")
+		repairPortmap := n.breakPlugin("portmap")
+		if release.is("by a DEL") {
+			n.wantError(a.tryDel(), "portmap (code 999)")
+		} else {
+			a.dropNetNS()
+			n.status()
+		}
+		n.wantHostPorts(a.address, 1)
+		n.wantReserved(1)
+		n.sweep()
+		n.wantReserved(1)
+		a.wantPending("bridge", "portmap")
+		if end.is("the machine was started again") {
+			if release.is("by a DEL") {
+				a.dropNetNS()
+			}
+			a.ofEarlierBoot()
+			n.sweep()
+			n.wantReserved(0)
+			a.wantPending("portmap")
+		}
+		repairPortmap()
+		n.sweep()
+		a.wantGone()
+		n.wantReserved(0)
+		n.wantClean()
+	})
 }
 
 // TestHostPortsUnlisted: nobody needs to list the rules of host ports, whether that fails or hangs.
 func TestHostPortsUnlisted(t *testing.T) {
-	stories(t, `
-	chain bridge | portmap
-	each how 'exit 1' 'exec sleep 100'
-	unlisted '$how'; add a; del a; reserved 0; gone a`, hostPorts)
+	each1(t, []string{"exit 1", "exec sleep 100"}, func(t *testing.T, how string) {
+		n := newNode(t)
+		n.chain(bridge, portmap)
+		dir := filepath.Join(n.dir, "unlisted")
+		n.mkdir(dir)
+		for _, program := range []string{"iptables-save", "ip6tables-save", "nft"} {
+			must(n, os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+how+"\n"), 0o700))
+		}
+		n.env = append(n.env, "PATH="+dir+":"+os.Getenv("PATH"))
+		a := n.add("a")
+		a.del()
+		n.wantReserved(0)
+		a.wantGone()
+		n.wantClean()
+	})
 }
 
 // TestRulesOfOthers: a rule that another container made keeps no pod's address.
 func TestRulesOfOthers(t *testing.T) {
-	stories(t, `
-	chain bridge | portmap
-	either a chain without a jump:
-		shell 'iptables -w -t nat -N CNI-DN-$network'
-		shell 'iptables -w -t nat -A CNI-DN-$network -p tcp --dport 9 -j DNAT --to-destination $ip2:80'
-		add a; given a $ip2; port $ip2 2; del a; reserved 0; gone a
-		shell 'iptables -w -t nat -F CNI-DN-$network; iptables -w -t nat -X CNI-DN-$network'
-	or a network on the same subnet:
-		network other o; add b; given b $ip2; network
-		add a; given a $ip2; port $ip2 2; del a; reserved 0 a; gone a; port $ip2; del b`)
+	others := oneOf("a chain without a jump", "a network on the same subnet")
+	each1(t, others, func(t *testing.T, other choice) {
+		n := newNode(t)
+		n.chain(bridge, portmap)
+		a := n.newPod("a")
+		if other.is("a chain without a jump") {
+			chain := "CNI-DN-" + n.network
+			n.shell("iptables -w -t nat -N %s", chain)
+			n.shell("iptables -w -t nat -A %s -p tcp --dport 9 -j DNAT --to-destination %s:80", chain, n.ip(2))
+			a.add()
+			a.wantAddress(n.ip(2))
+			n.wantHostPorts(n.ip(2), 2)
+			a.del()
+			n.wantReserved(0)
+			a.wantGone()
+			n.shell("iptables -w -t nat -F %[1]s; iptables -w -t nat -X %[1]s", chain)
+		} else {
+			b := n.newNetworkOn("o", "other").add("b")
+			b.wantAddress(n.ip(2))
+			a.add()
+			a.wantAddress(n.ip(2))
+			n.wantHostPorts(n.ip(2), 2)
+			a.del()
+			n.wantReserved(0)
+			a.wantGone()
+			n.wantHostPorts(n.ip(2), 1)
+			b.del()
+		}
+		n.wantClean()
+	})
 }
 
-// TestHostPortBeforeBoot: a record with a host port is from before the boot, and the plugin's binary is gone.
+// TestHostPortBeforeBoot: a record with a host port is from before the boot, and the plugin's
+// binary is gone.
 func TestHostPortBeforeBoot(t *testing.T) {
-	stories(t, `
-	script ports 'exec $cni/portmap'
-	chain bridge | {"type": "ports", "capabilities": {"portMappings": true}}
-	add a; lose $dir/bin/ports; reboot a; sweep; reserved 0; pending a ports
-	script ports 'exec $cni/portmap'; sweep; gone a`)
+	t.Parallel()
+	n := newNode(t)
+	ports := "exec " + filepath.Join(n.path[1], "portmap")
+	n.script("ports", ports)
+	n.chain(bridge, object(`{"type": "ports", "capabilities": {"portMappings": true}}`))
+	a := n.add("a")
+	n.remove(filepath.Join(n.path[0], "ports"))
+	a.reboot()
+	n.sweep()
+	n.wantReserved(0)
+	a.wantPending("ports")
+	n.script("ports", ports)
+	n.sweep()
+	a.wantGone()
+	n.wantClean()
 }

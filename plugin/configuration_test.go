@@ -16,7 +16,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// chainFile names the file from which unwind reads its chain, and makes it unless the content is "".
+// chainFile names the file from which unwind reads its chain, and makes it unless the content is
+// "".
 func (n *node) chainFile(content string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "net.d", "net.conflist")
@@ -28,21 +29,11 @@ func (n *node) chainFile(content string) string {
 	return path
 }
 
-// chainFiles are statements about this file.
-var chainFiles = acts{
-	// chainfile [PLUGIN | PLUGIN …]: $file has these; without them it is not there
-	"chainfile": func(s *story, w []string) {
-		content := ""
-		if len(w) > 0 {
-			s.chain = strings.Split(strings.Join(w, " "), " | ")
-			content = s.chainOf(s.plugins(s.node)...)
-		}
-		s.vars["file"] = s.chainFile(content)
-	},
-	"back": func(s *story, _ []string) { // soon
-		back := time.AfterFunc(200*time.Millisecond, func() { _ = os.Rename(s.vars["file"]+".new", s.vars["file"]) })
-		s.Cleanup(func() { back.Stop() })
-	},
+// chainInFile sets the chain of the next requests, by a file.
+func (n *node) chainInFile(plugins ...pluginConf) (path string) {
+	n.Helper()
+	n.chain(plugins...)
+	return n.chainFile(n.chainOf(n.plugins()...))
 }
 
 func (n *node) write(path, content string) {
@@ -53,198 +44,323 @@ func (n *node) write(path, content string) {
 // TestChainFileIsReadAtEachADD: after the file's owner rewrites it, the next ADD uses the new
 // chain. The DEL of the first pod uses its own, even when the file is gone.
 func TestChainFileIsReadAtEachADD(t *testing.T) {
-	stories(t, `
-	chainfile old; add a; chainfile new; add b; calls ADD old, ADD new
-	del a; calls DEL old
-	lose $file; check b; del b; calls CHECK new, DEL new`, chainFiles)
+	t.Parallel()
+	n := newNode(t)
+	n.chainInFile(faulty("old"))
+	a := n.add("a")
+	file := n.chainInFile(faulty("new"))
+	b := n.add("b")
+	n.wantCalls("ADD old", "ADD new")
+	a.del()
+	n.wantCalls("DEL old")
+	n.remove(file)
+	b.check()
+	b.del()
+	n.wantCalls("CHECK new", "DEL new")
+	n.wantClean()
 }
 
 // TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
-// nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds if the runtime has no result of
-// an ADD either; otherwise, as after an ADD by the plain chain, it is an error too.
+// nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds
+// if the runtime has no result of an ADD either; otherwise, as after an ADD by the plain chain, it
+// is an error too.
 func TestChainFileUnusable(t *testing.T) {
-	stories(t, `
-	chainfile; let one "plugins": [{"type": "faulty"}]}
-	either gone: let says no such file or directory
-	or truncated: file $file '{"cniVersion": "1.0.0", "plugins": [{"type": "fau'; let says not valid JSON
-	or a plugin's file broken: shell 'mkdir -p $dir/net.d/$network/10.conf'; file $dir/net.d/$network/20.conf {"type"
-		file $file '{"cniVersion": "1.0.0", $one'; let says plugins[1]: not valid JSON
-	fails add a 'unwind: ' 'chainFile $file: ' '$says'; del a
-	chain p0; past add a; forgets
-	fails del a 'unwind: ' 'chainFile $file: ' '$says'; calls
-	past del a`, chainFiles)
+	files := []struct{ name, content, says string }{
+		{"gone", ``, "no such file or directory"},
+		{"truncated", `{"cniVersion": "1.0.0", "plugins": [{"type": "fau`, "not valid JSON"},
+		{"a plugin's file broken", `{"cniVersion": "1.0.0", "plugins": [{"type": "faulty"}]}`, "plugins[1]: not valid JSON"},
+	}
+	each1(t, files, func(t *testing.T, tt struct{ name, content, says string }) {
+		n := newNode(t)
+		file := n.chainFile(tt.content)
+		if tt.name == "a plugin's file broken" {
+			dir := filepath.Join(n.dir, "net.d", n.network)
+			n.mkdir(filepath.Join(dir, "10.conf"))
+			n.write(filepath.Join(dir, "20.conf"), `{"type"`)
+		}
+		a := n.newPod("a")
+		n.wantError(a.tryAdd(), "unwind: ", "chainFile "+file+": ", tt.says)
+		a.del()
+		n.chain(p0)
+		a.addPast()
+		n.forgetCalls()
+		n.wantError(a.tryDel(), "unwind: ", "chainFile "+file+": ", tt.says)
+		n.wantCalls()
+		a.delPast()
+		n.wantClean()
+	})
 }
 
 // TestChainFileIsLookedForAgain: an ADD and a STATUS wait for a provider that is just rewriting its
 // file.
 func TestChainFileIsLookedForAgain(t *testing.T) {
-	stories(t, `
-	budget Exchange 3m; versions 1.1.0 1.0.0; chainfile p0; shell 'mv $file $file.new'
-	either away:
-	or half written: file $file '{"cniVersion": "1.0.0", "plug'
-	or empty: file $file ' '
-	back
-	either ADD: add a; del a
-	or STATUS: libcni-status`, chainFiles)
+	contents := oneOf("away", "half written", "empty")
+	each2(t, contents, oneOf("ADD", "STATUS"), func(t *testing.T, content, verb choice) {
+		n := newNode(t)
+		n.budget("Exchange=3m")
+		n.versions("1.1.0", "1.0.0")
+		file := n.chainInFile(p0)
+		must(n, os.Rename(file, file+".new"))
+		switch {
+		case content.is("half written"):
+			n.write(file, `{"cniVersion": "1.0.0", "plug`)
+		case content.is("empty"):
+			n.write(file, " ")
+		}
+		back := time.AfterFunc(200*time.Millisecond, func() { _ = os.Rename(file+".new", file) })
+		n.Cleanup(func() { back.Stop() })
+		if verb.is("ADD") {
+			a := n.add("a")
+			a.del()
+		} else {
+			n.libcniStatus()
+		}
+		n.wantClean()
+	})
 }
 
 // TestChainFileHangs: a DEL that the journal knows does without the file. A verb that looks into it
 // gives up in time, and says which file it is; the DEL of a delegate that rejects its configuration
 // stays pending.
 func TestChainFileHangs(t *testing.T) {
-	stories(t, `
-	budget Status 2s; versions 1.1.0 1.0.0; chainfile p0, "code": 7; plan pod:rejected DEL fail
-	add known rejected looked; past add unknown; hang; del known
-	start add new; start del unknown; start del rejected; start check looked
-	let hangs 'unwind: STATUS timed out: a plugin does not respond, or a configuration file cannot be read; check the plugins and the file system'
-	fails libcni-status code=50 '$hangs'
-	fails wait add new 'unwind: ' 'chainFile $file: ' 'not read within 10s'
-	fails wait del unknown 'unwind: ' 'chainFile $file: ' 'not read within 10s'
-	fails wait del rejected 'code 7'; wait check looked
-	entry rejected deleting 1; leaves`, chainFiles, acts{"hang": func(s *story, _ []string) {
-		// The file is on a file system whose server never answers.
-		server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != nil {
-			s.Skip(err)
-		}
-		s.Cleanup(func() { _ = unix.Close(server) }) // ends all that wait for it
-		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
-		s.mount("hangs", filepath.Dir(s.vars["file"]), "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.budget("Status=2s")
+	n.versions("1.1.0", "1.0.0")
+	file := n.chainInFile(p0.code(7))
+	n.plan(inPod("rejected").DEL("fail"))
+	known, rejected, looked := n.add("known"), n.add("rejected"), n.add("looked")
+	unknown := n.addPast("unknown")
+	n.makeHang(filepath.Dir(file))
+	known.del()
+	fresh := n.newPod("new")
+	adding := fresh.beginAdd()
+	deletingUnknown := unknown.beginDel()
+	deletingRejected := rejected.beginDel()
+	checking := looked.beginCheck()
+	n.wantCode(n.tryLibcniStatus(), 50, "unwind: STATUS timed out: a plugin does not respond, "+
+		"or a configuration file cannot be read; check the plugins and the file system")
+	n.wantError(adding.wait(), "unwind: ", "chainFile "+file+": ", "not read within 10s")
+	n.wantError(deletingUnknown.wait(), "unwind: ", "chainFile "+file+": ", "not read within 10s")
+	n.wantError(deletingRejected.wait(), "code 7")
+	checking.passes()
+	rejected.wantRecord(journal.Deleting, 1)
 }
 
-// bare makes a DEL as multus up to 4.3 gives it to the plugin of a clusterNetwork: with the keys of
-// libcni's PluginConf alone (multus 6597fa65f). The default stateDir is below $lib.
-const bare = `
-	let lib $dir/varlib
-	let bare chain= stateDir= logLevel= gracePeriod= ipam={} capabilities={"portMappings":true} varLib=$lib`
+// makeHang mounts a file system whose server never answers.
+func (n *node) makeHang(dir string) {
+	n.Helper()
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		n.Skip(err)
+	}
+	n.Cleanup(func() { _ = unix.Close(server) }) // ends all that wait for it
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
+	n.mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
+}
+
+// bare is a DEL as multus up to 4.3 gives it to the plugin of a clusterNetwork: with the keys of
+// libcni's PluginConf alone (multus 6597fa65f). The default stateDir is below varLib.
+func (n *node) bare(prevResult any) given {
+	return given{varLib: n.varLib(), keys: keys{
+		"chain": nil, "stateDir": nil, "logLevel": nil, "gracePeriod": nil,
+		"ipam": rawJSON(`{}`), "capabilities": rawJSON(`{"portMappings":true}`), "prevResult": prevResult,
+	}}
+}
+
+// varLib is a directory for /var/lib.
+func (n *node) varLib() string { return filepath.Join(n.dir, "varlib") }
 
 // TestStrippedDEL: a DEL without chain and stateDir undoes what the journal in the default stateDir
 // has, of an ADD that succeeded and of one that failed.
 func TestStrippedDEL(t *testing.T) {
-	stories(t, bare+`
-	default-dir; chain bridge, "ipMasq": true | portmap | p2
-	let to stateDir= capabilities={"portMappings":true} varLib=$lib
-	let to $to runtimeConfig={"portMappings":[{"hostPort":18090,"containerPort":80,"protocol":"tcp"}]}
-	give add live $to; reserved 1; port $ip2; taken live.eth0.p2
-	give del live $bare 'prevResult=$result'; warned 'is not known' 0; clean
-	plan p2 ADD fail-effect, p2 DEL fail; fails give add failed $to; entry failed rolling-back; plan
-	give del failed $bare prevResult=null; clean
-	shell '! { iptables-save; ip6tables-save; } | grep 18090'`, acts{"default-dir": func(s *story, _ []string) {
-		s.stateDir = filepath.Join(s.vars["lib"], "cni", "unwind")
-		s.store = &journal.Store{Dir: s.stateDir}
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.stateDir = filepath.Join(n.varLib(), "cni", "unwind")
+	n.store = &journal.Store{Dir: n.stateDir}
+	n.chain(bridge.masq(), portmap, p2)
+	add := given{varLib: n.varLib(), keys: keys{
+		"stateDir": nil, "capabilities": rawJSON(`{"portMappings":true}`),
+		"runtimeConfig": rawJSON(`{"portMappings":[{"hostPort":18090,"containerPort":80,"protocol":"tcp"}]}`),
+	}}
+	live := n.newPod("live")
+	live.give("ADD", add)
+	n.wantReserved(1)
+	n.wantHostPorts(n.ip(2), 1)
+	n.wantTaken("live.eth0.p2")
+	live.give("DEL", n.bare(live.prevResult()))
+	n.wantNotWarned("is not known")
+	n.wantClean()
+	n.plan(p2.ADD("fail-effect"), p2.DEL("fail"))
+	failed := n.newPod("failed")
+	n.wantError(failed.tryGive("ADD", add))
+	failed.wantRecord(journal.RollingBack)
+	n.plan()
+	failed.give("DEL", n.bare(rawJSON(`null`)))
+	n.wantClean()
+	n.shell("! { iptables-save; ip6tables-save; } | grep 18090")
+	n.wantClean()
 }
 
 // TestStrippedDELOfNothing: a DEL without chain and stateDir of an attachment that the journal in
 // the default stateDir does not know starts nothing, passes and warns: a retry would know no more.
 // An entry in another stateDir stays live, for a DEL that names it or a sweep.
 func TestStrippedDELOfNothing(t *testing.T) {
-	stories(t, bare+`
-	either 0.3.1: versions 0.3.1 0.3.1
-	or 1.0.0: versions 1.0.0 1.0.0
-	chain bridge; give add a
-	give del a $bare 'prevResult=$result'; warned 'level=WARN msg="DEL ran no plugin'
-	entry a live; reserved 1; shell 'test -z "$(ls $lib/cni/unwind/locks)"'
-	give del a`)
+	each1(t, []string{"0.3.1", "1.0.0"}, func(t *testing.T, version string) {
+		n := newNode(t)
+		n.versions(version, version)
+		n.chain(bridge)
+		a := n.newPod("a")
+		a.give("ADD", given{})
+		a.give("DEL", n.bare(a.prevResult()))
+		n.wantWarned(`level=WARN msg="DEL ran no plugin`)
+		a.wantRecord(journal.Live)
+		n.wantReserved(1)
+		n.shell(`test -z "$(ls %s/cni/unwind/locks)"`, n.varLib())
+		a.give("DEL", given{})
+		n.wantClean()
+	})
 }
 
 // TestNoChainIsStillAnError: a DEL of an unknown attachment fails if another key is wrong, or the
 // journal cannot be read: a retry may know more then. An ADD is refused.
 func TestNoChainIsStillAnError(t *testing.T) {
-	stories(t, `
-	let was prevResult={"cniVersion":"1.0.0","ips":[{"address":"10.9.8.7/24"}]}; chain p0
-	fails give del a $was chain= chainFile=5 code=7
-	fails give del a $was chain= stateDir=/proc/none code=7
-	fails give add a chain= code=7`)
+	t.Parallel()
+	n := newNode(t)
+	prevResult := rawJSON(`{"cniVersion":"1.0.0","ips":[{"address":"10.9.8.7/24"}]}`)
+	n.chain(p0)
+	a := n.newPod("a")
+	wrongKey := keys{"prevResult": prevResult, "chain": nil, "chainFile": 5}
+	n.wantCode(a.tryGive("DEL", given{keys: wrongKey}), 7)
+	wrongDir := keys{"prevResult": prevResult, "chain": nil, "stateDir": "/proc/none"}
+	n.wantCode(a.tryGive("DEL", given{keys: wrongDir}), 7)
+	n.wantCode(a.tryGive("ADD", given{keys: keys{"chain": nil}}), 7)
+	n.wantClean()
 }
 
-// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at the
-// default log level and in the history.
+// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at
+// the default log level and in the history.
 func TestDELThatRunsNothing(t *testing.T) {
-	stories(t, `
-	conf logLevel info; chain p0, "address": "$ip7/24"
-	either forgotten: plan p0 DEL fail; give add a; drop a; sweep; giveup a; let edit 'prevResult=$result'
-		let why forgotten by an operator
-	or no binary: let edit CNI_PATH=$dir/bin
-		let why no plugin of the chain is in CNI_PATH, and the runtime has no ADD result
-	forgets; give del a '$edit'; calls
-	said 'level=INFO msg="DEL ran no plugin" attachment=$network/a/eth0' '$why'; leaves`, acts{"said": func(s *story, w []string) {
-		log, events := s.said.stderr, s.node.events()
-		s.want(strings.Count(log, "\n") == 1 && strings.Contains(log, w[0]) && strings.Contains(log, w[1]), "log: %s", log)
+	each1(t, oneOf("forgotten", "no binary"), func(t *testing.T, reason choice) {
+		n := newNode(t)
+		n.conf["logLevel"] = "info"
+		n.chain(p0.address(n.ip(7) + "/24"))
+		a := n.newPod("a")
+		var edit given
+		var why string
+		if reason.is("forgotten") {
+			n.plan(p0.DEL("fail"))
+			a.give("ADD", given{})
+			a.dropNetNS()
+			n.sweep()
+			a.giveUp()
+			edit.keys = keys{"prevResult": a.prevResult()}
+			why = "forgotten by an operator"
+		} else {
+			edit.env = map[string]string{"CNI_PATH": n.path[0]}
+			why = "no plugin of the chain is in CNI_PATH, and the runtime has no ADD result"
+		}
+		n.forgetCalls()
+		a.give("DEL", edit)
+		n.wantCalls()
+		said := fmt.Sprintf(`level=INFO msg="DEL ran no plugin" attachment=%s/a/eth0`, n.network)
+		log, events := n.said.stderr, n.events()
+		n.want(strings.Count(log, "\n") == 1 && strings.Contains(log, said) && strings.Contains(log, why),
+			"log: %s", log)
 		last := events[len(events)-1]
-		s.want(strings.HasPrefix(last, "no-op a ") && strings.Contains(last, w[1]), "history: %q", events)
-	}})
-}
-
-// environment is a statement: env NAME=VALUE …: the runtime's environment from now on. $path is what it
-// was.
-var environment = acts{"env": func(s *story, w []string) {
-	s.vars["path"] = os.Getenv("PATH")
-	s.env = append(s.env, w...)
-}}
-
-// TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and then
-// passes without effect. portmap's and firewall's DELs remove the rules, since they get the ADD's PATH.
-func TestSweepHasTheADDsPATH(t *testing.T) {
-	sandbox.Concurrent(t)
-	stories(t, `
-	shell 'mkdir $dir/none $dir/six; ln -s $(command -v ip6tables) $dir/six'
-	chain masquerading bridge IPv4 | portmap | firewall; add a; remember a; drop a
-	each of none six
-	env PATH=$dir/$of; ruleless; env PATH=$path; until 0 status; vanished a`, environment, acts{
-		"ruleless": func(s *story, _ []string) { // by STATUS
-			eventually(s, "the rules are gone", func() bool {
-				s.passes([]string{"status"})
-				return len(s.node.rules("--to-destination "+s.value("$a")+":80", "-d "+s.value("$a")+"/32")) == 0
-			})
-		},
+		n.want(strings.HasPrefix(last, "no-op a ") && strings.Contains(last, why), "history: %q", events)
 	})
 }
 
-// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the directories that existed then
-// are there and the ADD was in this boot. The runtime's DEL gets the runtime's.
+// TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and
+// then passes without effect. portmap's and firewall's DELs remove the rules, since they get the
+// ADD's PATH.
+func TestSweepHasTheADDsPATH(t *testing.T) {
+	sandbox.Concurrent(t)
+	each1(t, []string{"none", "six"}, func(t *testing.T, of string) {
+		n := newNode(t)
+		none, six := filepath.Join(n.dir, "none"), filepath.Join(n.dir, "six")
+		n.shell("mkdir %s %[2]s; ln -s $(command -v ip6tables) %[2]s", none, six)
+		n.chain(masquerading("bridge", "IPv4"), portmap, firewall)
+		a := n.add("a")
+		a.remember()
+		a.dropNetNS()
+		n.env = append(n.env, "PATH="+filepath.Join(n.dir, of))
+		eventually(n, "the rules are gone", func() bool {
+			n.status()
+			return len(n.rules("--to-destination "+a.address+":80", "-d "+a.address+"/32")) == 0
+		})
+		n.env = append(n.env, "PATH="+os.Getenv("PATH"))
+		n.until(0, func() { n.status() })
+		a.wantVanished()
+		n.wantClean()
+	})
+}
+
+// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the directories that existed
+// then are there and the ADD was in this boot. The runtime's DEL gets the runtime's.
 func TestSearchPaths(t *testing.T) {
-	stories(t, `
-	shell 'mkdir $dir/one $dir/two $dir/three'
-	script p1 'echo $CNI_COMMAND $PATH,$LD_LIBRARY_PATH,$XTABLES_LIBDIR >> $dir/paths; [ $CNI_COMMAND != ADD ] || echo "{\"cniVersion\": \"1.0.0\"}"'
-	chain {"type": "p1"}; let now DEL $dir/three,$dir/three,
-	env PATH=$dir/one:.:$dir/never:$dir/two LD_LIBRARY_PATH= XTABLES_LIBDIR=$dir/two; add a
-	env PATH=$dir/three LD_LIBRARY_PATH=$dir/three XTABLES_LIBDIR=
-	either a sweep: drop a; status; saw DEL $dir/one:$dir/two,,$dir/two
-	or the runtime: drop a; del a; saw $now
-	or a directory is gone: drop a; lose $dir/two; status; saw $now
-	or another boot: reboot a; status; saw $now`, environment, acts{
-		"saw": func(s *story, w []string) {
-			lines := strings.Split(strings.TrimSpace(read(s, filepath.Join(s.dir, "paths"))), "\n")
-			s.want(len(lines) == 2 && lines[1] == strings.Join(w, " "), "%q", lines)
-		},
+	dels := oneOf("a sweep", "the runtime", "a directory is gone", "another boot")
+	each1(t, dels, func(t *testing.T, del choice) {
+		n := newNode(t)
+		one, two, three := filepath.Join(n.dir, "one"), filepath.Join(n.dir, "two"), filepath.Join(n.dir, "three")
+		n.mkdir(one)
+		n.mkdir(two)
+		n.mkdir(three)
+		paths := filepath.Join(n.dir, "paths")
+		n.script("p1", `echo $CNI_COMMAND $PATH,$LD_LIBRARY_PATH,$XTABLES_LIBDIR >> `+paths+`
+			[ $CNI_COMMAND != ADD ] || echo "{\"cniVersion\": \"1.0.0\"}"`)
+		n.chain(named("p1"))
+		never := filepath.Join(n.dir, "never")
+		n.env = append(n.env, "PATH="+one+":.:"+never+":"+two, "LD_LIBRARY_PATH=", "XTABLES_LIBDIR="+two)
+		a := n.add("a")
+		n.env = append(n.env, "PATH="+three, "LD_LIBRARY_PATH="+three, "XTABLES_LIBDIR=")
+		want := "DEL " + three + "," + three + ","
+		switch {
+		case del.is("a sweep"):
+			a.dropNetNS()
+			n.status()
+			want = "DEL " + one + ":" + two + ",," + two
+		case del.is("the runtime"):
+			a.dropNetNS()
+			a.del()
+		case del.is("a directory is gone"):
+			a.dropNetNS()
+			n.remove(two)
+			n.status()
+		case del.is("another boot"):
+			a.reboot()
+			n.status()
+		}
+		lines := strings.Split(strings.TrimSpace(read(n, paths)), "\n")
+		n.want(len(lines) == 2 && lines[1] == want, "%q, not %s", lines, want)
+		n.wantClean()
 	})
 }
 
 // TestVersions runs every outer version with every inner one: the runtime gets its own, delegates
 // get theirs, and the DEL passes. The last delegate logs what it gets.
 func TestVersions(t *testing.T) {
-	const all = "0.3.0 0.3.1 0.4.0 1.0.0 1.1.0" // since results have interfaces
-	stories(t, `
-	each outer `+all+`
-	each inner `+all+`
-	versions $outer $inner; chain bridge | {"type": "tuning"} | p0
-	add a; del a; got $outer; given $inner`, acts{
-		"got": func(s *story, w []string) {
-			r := s.added["a"]
-			result := s.who("a").result(r)
-			s.want(r.Version() == w[0] && len(result.IPs) == 1 && len(result.Interfaces) == 3, "%s: %v", r.Version(), result)
-		},
-		"given": func(s *story, w []string) {
-			s.want(len(s.callLog()) == 2, "%v", s.node.calls())
-			for _, l := range s.callLog() {
-				var prev struct{ CNIVersion string }
-				raw, there := l.Stdin["prevResult"]
-				s.want(string(l.Stdin["cniVersion"]) == fmt.Sprintf("%q", w[0]) && there == (l.Command == "ADD" || w[0] >= "0.4.0") &&
-					(!there || json.Unmarshal(raw, &prev) == nil && prev.CNIVersion == w[0]), "%s: %s, prevResult %s", l.Command, l.Stdin["cniVersion"], raw)
-			}
-		},
+	all := []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} // since results have interfaces
+	each2(t, all, all, func(t *testing.T, outer, inner string) {
+		n := newNode(t)
+		n.versions(outer, inner)
+		n.chain(bridge, named("tuning"), p0)
+		a := n.add("a")
+		a.del()
+		result := a.result(a.added)
+		n.want(a.added.Version() == outer && len(result.IPs) == 1 && len(result.Interfaces) == 3,
+			"%s: %v", a.added.Version(), result)
+		n.wantCount("calls", len(n.callLog()), 2)
+		for _, l := range n.callLog() {
+			var prev struct{ CNIVersion string }
+			raw, there := l.Stdin["prevResult"]
+			n.want(string(l.Stdin["cniVersion"]) == fmt.Sprintf("%q", inner), "%s: %s", l.Command, l.Stdin["cniVersion"])
+			n.want(there == (l.Command == "ADD" || inner >= "0.4.0"), "%s: prevResult %s", l.Command, raw)
+			n.want(!there || json.Unmarshal(raw, &prev) == nil && prev.CNIVersion == inner,
+				"%s: prevResult %s", l.Command, raw)
+		}
+		n.wantClean()
 	})
 }
 

@@ -53,148 +53,314 @@ const failedADD = `faulty: p1 ADD refused`
 // TestNotesOfDegradation breaks the journal, and repairs it while a delegate still runs. The verb
 // that went on without it counts once, with the cause, however many transactions failed.
 func TestNotesOfDegradation(t *testing.T) {
-	stories(t, `
-	journal; chain p0 | p1 | p2; let held $dir/faulty/held
-	either read-only: let breakage read-only file system; let reason read-only
-	or newer: let breakage newer format; let reason newer
-	or busy: let breakage queue that a stranger holds; let reason busy
-	or other: let breakage file that others can write to; let reason other
-	either ADD: plan p2 ADD hold; break $breakage
-		start add a; appears $held/ADD.a.p2; mend; plan; lose $held/ADD.a.p2; wait add a
-	or DEL: add a; plan p0 DEL hold; break $breakage
-		start del a; appears $held/DEL.a.p0; mend; plan; lose $held/DEL.a.p0; wait del a
-	events
-	if ADD: counters 'degraded ADD $reason 1'
-	if DEL: counters 'degraded DEL $reason 1'
-	leaves`)
+	type cause struct {
+		name     string // in the counter
+		breakage breakage
+	}
+	causes := []cause{
+		{"read-only", readOnly},
+		{"newer", newerFormat},
+		{"busy", strangersTurn},
+		{"other", groupWritable},
+	}
+	each2(t, causes, []string{"ADD", "DEL"}, func(t *testing.T, cause cause, verb string) {
+		n := newNode(t)
+		n.makeJournal()
+		n.chain(p0, p1, p2)
+		a := n.newPod("a")
+		var mend func()
+		var request *underWay
+		var holder string
+		if verb == "ADD" {
+			holder = "p2"
+			n.plan(p2.ADD("hold"))
+			mend = cause.breakage.of(n)
+			request = a.beginAdd()
+		} else {
+			holder = "p0"
+			a.add()
+			n.plan(p0.DEL("hold"))
+			mend = cause.breakage.of(n)
+			request = a.beginDel()
+		}
+		n.awaitHeld(verb, "a", holder)
+		mend()
+		n.plan()
+		n.letGo(verb, "a", holder)
+		request.passes()
+		n.wantEvents()
+		n.wantCounters("degraded " + verb + " " + cause.name + " 1")
+	})
 }
 
 // TestNotesOfReleaseUnwritten: a release that could not be written to the journal is not recorded;
 // the one that is written is.
 func TestNotesOfReleaseUnwritten(t *testing.T) {
-	stories(t, `
-	chain p0; add a
-	either of an earlier boot: boot a; let why it was added before the last boot; let label earlier-boot
-	or of another machine: clone a; let why it was added before the last boot, possibly on another machine; let label other-machine
-	unwritten a; events; counters
-	sweep; events 'swept a [] []: $why'; counters 'swept $label 1'
-	leaves`, acts{"unwritten": func(s *story, w []string) {
-		worker := s.worker()
+	type death struct {
+		name, why, label string
+		of               func(p *pod)
+	}
+	deaths := []death{
+		{"of an earlier boot", "it was added before the last boot",
+			"earlier-boot", (*pod).ofEarlierBoot},
+		{"of another machine", "it was added before the last boot, possibly on another machine",
+			"other-machine", (*pod).ofAnotherMachine},
+	}
+	each1(t, deaths, func(t *testing.T, death death) {
+		n := newNode(t)
+		n.chain(p0)
+		a := n.add("a")
+		death.of(a)
+		worker := n.worker()
 		worker.Journal.Store.Point = func(name string) {
 			if name == "commit" {
 				panic("this commit fails")
 			}
 		}
-		s.want(worker.Release(s.Context(), s.who(w[0]).key()) != nil && s.who(w[0]).entry() != nil, "the journal could be told")
+		n.want(worker.Release(n.Context(), a.key()) != nil && a.entry() != nil, "the journal could be told")
 		worker.Journal.Store.Point = nil
 		worker.Journal.Flush()
-	}})
+		n.wantEvents()
+		n.wantCounters()
+		n.sweep()
+		n.wantEvents("swept a [] []: " + death.why)
+		n.wantCounters("swept " + death.label + " 1")
+	})
 }
 
 // TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
 // could judge something. It is written once a minute.
 func TestLastSweep(t *testing.T) {
-	stories(t, `
-	chain p0; sweep; absent $state; add a; parts a; last never
-	each verb status gc sweep
-	$verb; last now
-	set 20s; $verb; last kept; set 100s; $verb; last now; set -1h; $verb; last now
-	elsewhere a; set 100s; agent; last kept
-	leaves`, acts{
-		"parts": func(s *story, w []string) { // what is no sweep of all
-			key := s.who(w[0]).key()
-			for _, job := range []sweep.Job{{DryRun: true}, {Network: s.network}, {Attachment: &key}} {
-				_, err := s.plugin().Sweep(s.Context(), s.stateDir, job)
-				s.must(err)
+	each1(t, []string{"status", "gc", "sweep"}, func(t *testing.T, verb string) {
+		n := newNode(t)
+		sweepBy := func() {
+			n.Helper()
+			switch verb {
+			case "status":
+				n.status()
+			case "gc":
+				n.gc()
+			default:
+				n.sweep()
 			}
-		},
-		"set": func(s *story, w []string) {
-			at := time.Now().Add(-s.duration(w[0])).Truncate(time.Second)
-			s.must(os.Chtimes(filepath.Join(s.stateDir, "last-sweep"), time.Time{}, at))
-			s.vars["set"] = fmt.Sprint(at.Unix())
-		},
-		"last": func(s *story, w []string) {
-			last := s.store.LastSweep()
-			kept := fmt.Sprint(last.Unix()) == s.vars["set"]
-			is := map[string]bool{"never": last.Unix() <= 0, "kept": kept,
-				"now": !kept && time.Since(last).Abs() < 10*time.Minute}
-			s.want(is[w[0]], "it was at %s", last)
-		},
+		}
+		wantNow := func() {
+			n.Helper()
+			last := n.store.LastSweep()
+			n.want(time.Since(last).Abs() < 10*time.Minute, "it was at %s", last)
+		}
+		// set sets the time of the last sweep to so long ago.
+		set := func(ago time.Duration) (at time.Time) {
+			n.Helper()
+			at = time.Now().Add(-ago).Truncate(time.Second)
+			must(n, os.Chtimes(filepath.Join(n.stateDir, "last-sweep"), time.Time{}, at))
+			return at
+		}
+		wantMoved := func(set time.Time) {
+			n.Helper()
+			n.want(n.store.LastSweep().Unix() != set.Unix(), "it was at %s", set)
+			wantNow()
+		}
+		wantUnmoved := func(set time.Time) {
+			n.Helper()
+			n.want(n.store.LastSweep().Unix() == set.Unix(), "it was at %s", n.store.LastSweep())
+		}
+
+		n.chain(p0)
+		n.sweep()
+		n.wantAbsent(n.stateDir)
+		a := n.add("a")
+		key := a.key()
+		for _, part := range []sweep.Job{{DryRun: true}, {Network: n.network}, {Attachment: &key}} {
+			_, err := n.plugin().Sweep(n.Context(), n.stateDir, part)
+			must(n, err)
+		}
+		n.want(n.store.LastSweep().Unix() <= 0, "it was at %s", n.store.LastSweep())
+		sweepBy()
+		wantNow()
+		at := set(20 * time.Second)
+		sweepBy()
+		wantUnmoved(at)
+		at = set(100 * time.Second)
+		sweepBy()
+		wantMoved(at)
+		at = set(-time.Hour)
+		sweepBy()
+		wantMoved(at)
+		a.seenElsewhere()
+		at = set(100 * time.Second)
+		n.agentSweep()
+		wantUnmoved(at)
 	})
 }
 
 // TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
-// dead attachment, and lets a sweep do the rest. A release without the runtime's DEL is recorded and
-// counted once, or not at all if unwind was killed between the two.
+// dead attachment, and lets a sweep do the rest. A release without the runtime's DEL is recorded
+// and counted once, or not at all if unwind was killed between the two.
 func TestNotesOfTheKilled(t *testing.T) {
 	t.Parallel()
-	atEveryPoint(t, 5, `
-	versions 1.1.0 1.0.0; chain p0 | p1
-	either failing ADD: plan p1 ADD fail-effect; kill any $at tries add a; drop a
-	or STATUS: add a; drop a; chain another; kill any $at libcni-status
-	told`, acts{"told": func(s *story, _ []string) {
-		there, told := s.who("a").entry() != nil, len(s.node.events()) > 0
-		s.want(!told || !there, "told, and still there: %v", s.node.events())
-		s.sweep()
-		s.want((told || there) == (len(s.node.events()) == 1), "there %t, told %t, then %v", there, told, s.node.events())
-		total := uint64(0)
-		for _, count := range s.node.counters() {
-			total += count
-		}
-		s.want(total == uint64(len(s.node.events())), "%v are counted as %v", s.node.events(), s.node.counters())
-	}})
+	for _, verb := range oneOf("failing ADD", "STATUS") {
+		t.Run(verb.name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 5, func(t *testing.T, at int) (killed bool) {
+				n := newNode(t)
+				n.versions("1.1.0", "1.0.0")
+				n.chain(p0, p1)
+				a := n.newPod("a")
+				if verb.is("failing ADD") {
+					n.plan(p1.ADD("fail-effect"))
+					killed, _ = n.tryKill("", at, a.tryAdd)
+					a.dropNetNS()
+				} else {
+					a.add()
+					a.dropNetNS()
+					n.chain(faulty("another"))
+					killed = n.kill("", at, n.tryLibcniStatus)
+				}
+				there, told := a.entry() != nil, len(n.events()) > 0
+				n.want(!told || !there, "told, and still there: %v", n.events())
+				n.sweep()
+				n.want((told || there) == (len(n.events()) == 1),
+					"there %t, told %t, then %v", there, told, n.events())
+				total := uint64(0)
+				for _, count := range n.counters() {
+					total += count
+				}
+				n.want(total == uint64(len(n.events())), "%v are counted as %v", n.events(), n.counters())
+				n.wantClean()
+				return killed
+			})
+		})
+	}
 }
 
 // TestNotes makes something out of the ordinary happen. The history and the counters have it once.
 func TestNotes(t *testing.T) {
-	stories(t, `
-	chain pooled | p1; let failed `+failedADD+`
-	either nothing: add a; del a; gc
-		events; counters
-	or ADD fails, and is tried again: plan p1 ADD fail-effect; fails add a; fails add a; del a
-		events 'rolled-back a [$ip2] [faulty]: $failed' 'rolled-back a [$ip3] [faulty]: $failed'
-		counters 'rollbacks faulty complete 2'
-	or ADD fails, and its DEL, until a sweep: plan p1 ADD fail-effect, p1 DEL fail; fails add a; sweep
-		plan; sweep; sweep; del a
-		events 'rolled-back a [$ip2] [faulty]: $failed' 'swept a [$ip2] []: its ADD failed: faulty: $failed'
-		counters 'rollbacks faulty pending 1' 'swept failed-add 1'
-	or ADD fails, and its DEL, until the next DEL: plan p1 ADD fail-effect, p1 DEL fail; fails add a; plan; del a
-		events 'rolled-back a [$ip2] [faulty]: $failed'
-		counters 'rollbacks faulty pending 1'
-	or ADD cut off: plan p1 ADD kill-parent-effect, p1 DEL fail; fails add a; free a; drop a; sweep; plan; sweep
-		events 'swept a [$ip2] []: its network namespace is gone'
-		counters 'swept netns-gone 1'
-	or namespace gone, found by STATUS: add a; drop a; until 0 status; del a
-		events 'swept a [$ip2] []: its network namespace is gone' 'no-op a [] []: its network namespace is gone'
-		counters 'swept netns-gone 1'
-	or namespace gone, found by the next ADD of the pod: add a; drop a; sandbox a b; add b
-		events 'swept a [$ip2] []: its network namespace is gone'
-		counters 'swept netns-gone 1'
-	or of an earlier boot: add a; reboot a; plan p1 DEL fail; sweep; plan; gc
-		events 'swept a [$ip2] []: it was added before the last boot'
-		counters 'swept earlier-boot 1'
-	or of another machine: add a; clone a; gc
-		events 'swept a [$ip2] []: it was added before the last boot, possibly on another machine'
-		counters 'swept other-machine 1'
-	or of another machine, found by an ADD of the container ID: add a; clone a; again a b; add b
-		events 'swept a [$ip2] []: it was added before the last boot, possibly on another machine'
-		counters 'swept other-machine 1'
-	or not on a list: add a; gc list
-		events 'swept a [$ip2] []: the runtime does not list it'
-		counters 'swept unlisted 1'
-	or asked for, and released by a sweep: add a; plan p1 DEL fail; fails del a; plan; sweep
-		events 'swept a [$ip2] []: `+decide.Requested.Text+`'
-		counters 'swept requested 1'
-	or another ADD of the container ID: add a; drop a; plan p1 DEL fail; again a b; add b; plan; del b
-		events 'superseded a [$ip2] [faulty (code 999)]: superseded by another ADD of the same container ID'
-		counters
-	or given up: plan p1 ADD fail-effect, p1 DEL fail; fails add a; giveup a; del a
-		events 'rolled-back a [$ip2] [faulty]: $failed' 'forgotten a [$ip2] [faulty (code 999)]: forgotten by an operator'
-		counters 'rollbacks faulty pending 1'
-	or a reservation without an owner: reserve $ip2; vacated
-		events 'released  [$ip2] []: host-local died before it wrote an owner'
-		counters
-	leaves`, acts{"vacated": func(s *story, _ []string) {
-		eventually(s, "released", func() bool { s.passes([]string{"gc"}); return len(s.reserved()) == 0 })
-	}})
+	const (
+		rolledBack2 = "rolled-back a [IP2] [faulty]: " + failedADD
+		rolledBack3 = "rolled-back a [IP3] [faulty]: " + failedADD
+		netnsGone   = "swept a [IP2] []: its network namespace is gone"
+		earlierBoot = "swept a [IP2] []: it was added before the last boot"
+		fromAnother = earlierBoot + ", possibly on another machine"
+	)
+	type note struct {
+		name     string
+		do       func(n *node, a *pod)
+		events   []string // IP2 and IP3 are addresses of the subnet
+		counters []string
+	}
+	notes := []note{
+		{"nothing", func(n *node, a *pod) {
+			a.add()
+			a.del()
+			n.gc()
+		}, nil, nil},
+		{"ADD fails, and is tried again", func(n *node, a *pod) {
+			n.plan(p1.ADD("fail-effect"))
+			n.wantError(a.tryAdd())
+			n.wantError(a.tryAdd())
+			a.del()
+		}, []string{rolledBack2, rolledBack3}, []string{"rollbacks faulty complete 2"}},
+		{"ADD fails, and its DEL, until a sweep", func(n *node, a *pod) {
+			n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+			n.sweep()
+			n.plan()
+			n.sweep()
+			n.sweep()
+			a.del()
+		}, []string{rolledBack2, "swept a [IP2] []: its ADD failed: faulty: " + failedADD},
+			[]string{"rollbacks faulty pending 1", "swept failed-add 1"}},
+		{"ADD fails, and its DEL, until the next DEL", func(n *node, a *pod) {
+			n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+			n.plan()
+			a.del()
+		}, []string{rolledBack2}, []string{"rollbacks faulty pending 1"}},
+		{"ADD cut off", func(n *node, a *pod) {
+			n.plan(p1.ADD("kill-parent-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+			a.awaitLock()
+			a.dropNetNS()
+			n.sweep()
+			n.plan()
+			n.sweep()
+		}, []string{netnsGone}, []string{"swept netns-gone 1"}},
+		{"namespace gone, found by STATUS", func(n *node, a *pod) {
+			a.add()
+			a.dropNetNS()
+			n.until(0, func() { n.status() })
+			a.del()
+		}, []string{netnsGone, "no-op a [] []: its network namespace is gone"},
+			[]string{"swept netns-gone 1"}},
+		{"namespace gone, found by the next ADD of the pod", func(n *node, a *pod) {
+			a.add()
+			a.dropNetNS()
+			a.nextSandbox("b").add()
+		}, []string{netnsGone}, []string{"swept netns-gone 1"}},
+		{"of an earlier boot", func(n *node, a *pod) {
+			a.add()
+			a.reboot()
+			n.plan(p1.DEL("fail"))
+			n.sweep()
+			n.plan()
+			n.gc()
+		}, []string{earlierBoot}, []string{"swept earlier-boot 1"}},
+		{"of another machine", func(n *node, a *pod) {
+			a.add()
+			a.ofAnotherMachine()
+			n.gc()
+		}, []string{fromAnother}, []string{"swept other-machine 1"}},
+		{"of another machine, found by an ADD of the container ID", func(n *node, a *pod) {
+			a.add()
+			a.ofAnotherMachine()
+			a.again().add()
+		}, []string{fromAnother}, []string{"swept other-machine 1"}},
+		{"not on a list", func(n *node, a *pod) {
+			a.add()
+			n.gc(valid())
+		}, []string{"swept a [IP2] []: the runtime does not list it"}, []string{"swept unlisted 1"}},
+		{"asked for, and released by a sweep", func(n *node, a *pod) {
+			a.add()
+			n.plan(p1.DEL("fail"))
+			n.wantError(a.tryDel())
+			n.plan()
+			n.sweep()
+		}, []string{"swept a [IP2] []: " + decide.Requested.Text}, []string{"swept requested 1"}},
+		{"another ADD of the container ID", func(n *node, a *pod) {
+			a.add()
+			a.dropNetNS()
+			n.plan(p1.DEL("fail"))
+			b := a.again()
+			b.add()
+			n.plan()
+			b.del()
+		}, []string{"superseded a [IP2] [faulty (code 999)]: superseded by another ADD of the same container ID"},
+			nil},
+		{"given up", func(n *node, a *pod) {
+			n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+			a.giveUp()
+			a.del()
+		}, []string{rolledBack2, "forgotten a [IP2] [faulty (code 999)]: forgotten by an operator"},
+			[]string{"rollbacks faulty pending 1"}},
+		{"a reservation without an owner", func(n *node, _ *pod) {
+			n.reserve(n.ip(2))
+			eventually(n, "released", func() bool {
+				n.gc()
+				return len(n.reserved()) == 0
+			})
+		}, []string{"released  [IP2] []: host-local died before it wrote an owner"}, nil},
+	}
+	each1(t, notes, func(t *testing.T, note note) {
+		n := newNode(t)
+		n.chain(pooled, p1)
+		note.do(n, n.newPod("a"))
+		var events []string
+		for _, event := range note.events {
+			events = append(events, strings.NewReplacer("IP2", n.ip(2), "IP3", n.ip(3)).Replace(event))
+		}
+		n.wantEvents(events...)
+		n.wantCounters(note.counters...)
+	})
 }

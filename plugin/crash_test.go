@@ -59,8 +59,8 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 	return err
 }
 
-// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although its
-// unwind is dead.
+// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although
+// its unwind is dead.
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
@@ -85,138 +85,226 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recoverBy does what a runtime may do next. An attachment that was live when unwind was killed
-// stays live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The
-// DELs come with another chain, so that they undo only what the journal has.
-func recoverBy(p *pod, list *libcni.NetworkConfigList, recovery string) {
+// recovery is what a runtime may do next. An attachment that was live when unwind was killed stays
+// live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The DELs
+// come with another chain, so that they undo only what the journal has.
+type recovery struct {
+	name string
+	of   func(p *pod)
+}
+
+var recoveries = []recovery{
+	{"DEL", (*pod).recoverByDEL},
+	{"ADD", (*pod).recoverByADD},
+	{nextSandbox, (*pod).recoverByNextSandbox},
+}
+
+const nextSandbox = "next sandbox"
+
+func (p *pod) recoverByDEL() {
+	p.Helper()
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) recoverByADD() {
+	p.Helper()
+	live := p.isLive()
+	seen, _ := facts.Look(p.NetNS, p.IfName)
+	if err := p.tryAdd(); (err != nil) != (live && seen.There()) {
+		p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
+	}
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) recoverByNextSandbox() {
+	p.Helper()
+	live := p.isLive()
+	next := p.nextSandbox("b")
+	next.add()
+	_, gone := os.Stat(p.NetNS)
+	if e := p.entry(); (e != nil) != (live && gone == nil) {
+		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
+	}
+	next.mustDel(p.anotherChain())
+	p.mustDel(p.anotherChain())
+}
+
+func (p *pod) isLive() bool {
 	p.Helper()
 	e := p.entry()
-	live := e != nil && e.Undo.State == journal.Live
-	seen, _ := facts.Look(p.NetNS, p.IfName)
-	another := p.anotherChain()
-	switch recovery {
-	case "DEL":
-		p.mustDel(another)
-	case "ADD":
-		if _, err := p.add(list); (err != nil) != (live && seen.There()) {
-			p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
-		}
-		p.mustDel(another)
-	case "next sandbox":
-		next := p.pod("b")
-		next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
-		next.mustAdd(list)
-		_, gone := os.Stat(p.NetNS)
-		if e := p.entry(); (e != nil) != (live && gone == nil) {
-			p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
-		}
-		next.mustDel(another)
-		p.mustDel(another)
-	}
+	return e != nil && e.Undo.State == journal.Live
 }
 
 // anotherChain is a chain whose DELs have nothing to release.
 func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
 
-// killedIn is a script of how a verb begins. The pod a is added, deleted, or swept after its namespace
-// went; the pod bystander lives. chains are the choices of $chain.
-func killedIn(chains string) string {
-	return `
-	versions 1.1.0 1.0.0; chain bridge; add bystander
-	either an ADD: let verb add a
-	or a failing ADD: let verb add a
-	or the next ADD: let verb add a
-	or a DEL: let verb del a
-	or a GC: let verb libcni-gc bystander
-	or a STATUS: let verb libcni-status` + chains + `
-	chain $chain
-	if a failing ADD: chain $chain | last; plan last ADD fail-effect
-	if the next ADD: sandbox a old; add old; drop old
-	if a DEL: add a
-	if a GC: add a; drop a
-	if a STATUS: add a; drop a
-`
-}
-
-// recovery is a script of one thing alone that follows. Then nothing is left, nor of the bystander
-// after its own DEL.
-const recovery = `
-	plan
-	either then DEL: recover a DEL
-	or then the next sandbox: ends a; recover a next sandbox
-	or then GC: ends a; until 1 libcni-gc bystander
-	or then STATUS: ends a; until 1 libcni-status; strays
-	or then reboot: reboots; until 0 libcni-status; strays
-	or then ADD: readd a
-	if the next ADD: gc
-	unless reboot: entry bystander live; reserved 1; chain bridge; del bystander
-`
-
 // ends removes a pod's namespace, if it is there.
 func (p *pod) ends() {
+	p.Helper()
 	if _, err := os.Stat(p.NetNS); err == nil {
 		p.dropNetNS()
 	}
 }
 
-// killings are the statements of these scripts.
-var killings = acts{
-	"ends": each((*pod).ends),
-	"reboots": func(s *story, _ []string) {
-		for _, p := range s.pods {
+// death is a verb in which unwind is killed. prepare makes what the verb needs, with the test's
+// chain.
+type death struct {
+	name    string
+	prepare func(n *node) (a *pod)
+	try     func(n *node, a, bystander *pod) error
+}
+
+var deaths = []death{
+	{"an ADD", preparePod, addOfPod},
+	{"a failing ADD", func(n *node) *pod {
+		n.chain(append(slices.Clone(n.present), faulty("last"))...)
+		n.plan(faulty("last").ADD("fail-effect"))
+		return n.newPod("a")
+	}, addOfPod},
+	{nextADD, func(n *node) *pod {
+		a := n.newPod("a")
+		old := a.nextSandbox("old")
+		old.add()
+		old.dropNetNS()
+		return a
+	}, addOfPod},
+	{"a DEL", func(n *node) *pod { return n.add("a") },
+		func(_ *node, a, _ *pod) error { return a.tryDel() }},
+	{"a GC", prepareDead,
+		func(n *node, _, bystander *pod) error { return n.tryLibcniGC(bystander) }},
+	{"a STATUS", prepareDead,
+		func(n *node, _, _ *pod) error { return n.tryLibcniStatus() }},
+}
+
+const nextADD = "the next ADD"
+
+func preparePod(n *node) *pod { return n.newPod("a") }
+
+func addOfPod(_ *node, a, _ *pod) error { return a.tryAdd() }
+
+func prepareDead(n *node) *pod {
+	a := n.add("a")
+	a.dropNetNS()
+	return a
+}
+
+// begin sets the versions and the chain of the test, beside a pod that lives, and prepares the
+// verb.
+func (d death) begin(n *node, chain ...pluginConf) (a, bystander *pod, verb func() error) {
+	n.versions("1.1.0", "1.0.0")
+	n.chain(bridge)
+	bystander = n.add("bystander")
+	n.chain(chain...)
+	a = d.prepare(n)
+	return a, bystander, func() error { return d.try(n, a, bystander) }
+}
+
+// aftermath is one thing alone that follows when unwind was killed.
+type aftermath struct {
+	name string
+	of   func(n *node, a, bystander *pod)
+}
+
+const reboot = "then reboot"
+
+var aftermaths = []aftermath{
+	{"then DEL", func(_ *node, a, _ *pod) { a.recoverByDEL() }},
+	{"then the next sandbox", func(_ *node, a, _ *pod) {
+		a.ends()
+		a.recoverByNextSandbox()
+	}},
+	{"then GC", func(n *node, a, bystander *pod) {
+		a.ends()
+		n.until(1, func() { n.libcniGC(bystander) })
+	}},
+	{"then STATUS", func(n *node, a, _ *pod) {
+		a.ends()
+		n.until(1, n.libcniStatus)
+		n.sweep() // a lock file without a record stays until then: no STATUS sweeps for it
+	}},
+	{reboot, func(n *node, _, _ *pod) {
+		for _, p := range n.machine.pods {
 			if p.ends(); p.entry() != nil {
 				p.ofEarlierBoot()
 			}
 		}
-	},
-	// strays: a lock file without an entry, for which no STATUS sweeps, stays until the next sweep
-	"strays": func(s *story, _ []string) { s.sweep() },
-	"readd": func(s *story, w []string) { // in its namespace, or in a new one if that is gone
-		p := s.who(w[0])
-		if _, err := os.Stat(p.NetNS); err == nil {
-			recoverBy(p, s.list(p, false), "ADD")
+		n.until(0, n.libcniStatus)
+		n.sweep()
+	}},
+	{"then ADD", func(_ *node, a, _ *pod) {
+		if _, err := os.Stat(a.NetNS); err == nil {
+			a.recoverByADD()
 			return
 		}
-		p = p.again()
-		p.mustAdd(s.list(p, false))
-		p.mustDel(p.anotherChain())
-	},
+		a = a.again()
+		a.add()
+		a.mustDel(a.anotherChain())
+	}},
+}
+
+// end has the aftermath alone recover what the killed verb left. Then nothing is left, nor of the
+// bystander after its own DEL.
+func (f aftermath) end(n *node, d death, a, bystander *pod) {
+	n.plan()
+	f.of(n, a, bystander)
+	if d.name == nextADD {
+		n.gc()
+	}
+	if f.name != reboot {
+		bystander.wantRecord(journal.Live)
+		n.wantReserved(1)
+		n.chain(bridge)
+		bystander.del()
+	}
+	n.wantClean()
 }
 
 // TestKilledThenRecovered kills unwind at every point of every verb; then one recovery follows
-// alone, at the points in turn. A new point is covered automatically. The test proves what a SIGKILL leaves, not what a
-// loss of power does: see the journal's tests for that.
+// alone, at the points in turn. A new point is covered automatically. The test proves what a
+// SIGKILL leaves, not what a loss of power does: see the journal's tests for that.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
-	atEveryPoint(t, 3, killedIn(`
-	either faulty plugins: let chain bridge | p1 | p2
-	or reference plugins: let chain bridge, "ipMasq": true | firewall | portmap`)+`
-	kill any $at tries $verb`+recovery, killings)
+	type way struct {
+		name      string
+		chain     []pluginConf
+		aftermath aftermath
+	}
+	var ways []way
+	for _, after := range aftermaths {
+		ways = append(ways, way{"faulty plugins, " + after.name, []pluginConf{bridge, p1, p2}, after})
+	}
+	for _, after := range aftermaths {
+		ways = append(ways, way{"reference plugins, " + after.name,
+			[]pluginConf{bridge.masq(), firewall, portmap}, after})
+	}
+	for _, death := range deaths {
+		t.Run(death.name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
+				return inTurn(t, at, ways, func(t *testing.T, way way) (killed bool) {
+					n := newNode(t)
+					a, bystander, verb := death.begin(n, way.chain...)
+					killed, _ = n.tryKill("", at, verb)
+					way.aftermath.end(n, death, a, bystander)
+					return killed
+				})
+			})
+		})
+	}
 }
 
 // TestKilledTwiceAnywhere kills unwind at every point of a verb, and then at every point of the
 // recovery. A normal run has one second point for each first.
 func TestKilledTwiceAnywhere(t *testing.T) {
 	t.Parallel()
-	all := tellings(killedIn(`
-	let chain bridge | p1`) + `
-	kill any $at tries $verb; first
-	either and DEL: let second del a
-	or and GC: ends a; let second libcni-gc bystander
-	or and STATUS: ends a; let second libcni-status
-	kill any $again tries $second` + recovery)
-	const begins, seconds, recoveries = 6, 3, 6
 	apart := sandbox.Rounds(18, 18, 1)
-	if len(all) != begins*seconds*recoveries {
-		t.Fatalf("%d ways", len(all))
-	}
-	for v := range begins {
-		name, _, _ := strings.Cut(all[v*seconds*recoveries].name, ",")
-		t.Run(name, func(t *testing.T) {
+	seconds := oneOf("and DEL", "and GC", "and STATUS")
+	for v, death := range deaths {
+		t.Run(death.name, func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 3, func(t *testing.T, at int) (killed bool) {
-				for i := range seconds {
-					if !sandbox.Sampled(sandbox.Rounds(seconds, seconds, 1), at/pointsApart(), v, i) {
+				for i, second := range seconds {
+					if !sandbox.Sampled(sandbox.Rounds(len(seconds), len(seconds), 1), at/pointsApart(), v, i) {
 						continue
 					}
 					for again, more := 1, true; more && !t.Failed(); again++ {
@@ -224,13 +312,23 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 							more = again < apart
 							continue
 						}
-						one := all[(v*seconds+i)*recoveries+(at/pointsApart()+again)%recoveries]
-						t.Run(fmt.Sprintf("and %d: %s", again, one.name), func(t *testing.T) {
-							s := newStory(t, killings, acts{"first": func(s *story, _ []string) { killed = s.killed }})
-							s.vars["at"], s.vars["again"] = fmt.Sprint(at), fmt.Sprint(again)
-							s.run(one.statements)
-							s.end()
-							more = s.killed
+						after := aftermaths[(at/pointsApart()+again)%len(aftermaths)]
+						name := fmt.Sprintf("and %d: %s, %s", again, second.name, after.name)
+						t.Run(name, func(t *testing.T) {
+							n := newNode(t)
+							a, bystander, verb := death.begin(n, bridge, p1)
+							killed, _ = n.tryKill("", at, verb)
+							next := a.tryDel
+							switch {
+							case second.is("and GC"):
+								a.ends()
+								next = func() error { return n.tryLibcniGC(bystander) }
+							case second.is("and STATUS"):
+								a.ends()
+								next = n.tryLibcniStatus
+							}
+							more, _ = n.tryKill("", again, next)
+							after.end(n, death, a, bystander)
 						})
 					}
 				}
@@ -245,39 +343,63 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 // next boot's sweep releases all of it.
 func TestPowerLossInAVerb(t *testing.T) {
 	t.Parallel()
-	atEveryPoint(t, 6, `
-	either ADD: let verb add a
-	or failing ADD: let verb add a; plan last ADD fail-effect
-	or DEL: let verb del a
-	either all in the kernel: let chain bridge | firewall | kernel0 | kernel
-	or a delegate in the middle keeps something on the disk: let chain bridge | kernel0 | disk, "dataDir": "on the disk" | kernel
-	or host-local is the second's: let chain kernel | bridge | kernel2 | kernel3
-	chain $chain
-	if failing: chain $chain | last
-	if DEL: add a
-	kill any $at tries $verb; plan
-	off a; until 0 sweep; on-disk
-	if ADD: released
-	leaves`, acts{
-		// off POD: what a loss of power may take is gone: lock files, network namespaces, and what
-		// delegates have in the kernel, as those named kernel have
-		"off": func(s *story, w []string) {
-			for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {
-				files, err := filepath.Glob(filepath.Join(s.dir, lost))
-				s.must(err)
-				for _, file := range files {
-					s.must(os.Remove(file))
-				}
-			}
-			p := s.who(w[0])
-			if p.dropNetNS(); p.entry() != nil {
-				p.ofEarlierBoot()
-			}
-		},
-		"on-disk": func(s *story, _ []string) { s.nothingOnDisk() },
-		"released": func(s *story, _ []string) {
-			live := !s.killed && s.added["a"] != nil
-			s.want(!live || s.who("a").entry() == nil, "the sweep released nothing")
-		},
-	})
+	type chain struct {
+		name    string
+		plugins []pluginConf
+	}
+	kernel := faulty("kernel") // what plugins of such names take is in the kernel
+	chains := []chain{
+		{"all in the kernel", []pluginConf{bridge, firewall, faulty("kernel0"), kernel}},
+		{"a delegate in the middle keeps something on the disk",
+			[]pluginConf{bridge, faulty("kernel0"), faulty("disk").with(`"dataDir": "on the disk"`), kernel}},
+		{"host-local is the second's", []pluginConf{kernel, bridge, faulty("kernel2"), faulty("kernel3")}},
+	}
+	for _, verb := range oneOf("ADD", "failing ADD", "DEL") {
+		t.Run(verb.name, func(t *testing.T) {
+			t.Parallel()
+			everyPoint(t, 6, func(t *testing.T, at int) (killed bool) {
+				return inTurn(t, at, chains, func(t *testing.T, chain chain) (killed bool) {
+					n := newNode(t)
+					n.chain(chain.plugins...)
+					a := n.newPod("a")
+					switch {
+					case verb.is("ADD"):
+						killed, _ = n.tryKill("", at, a.tryAdd)
+					case verb.is("failing ADD"):
+						n.plan(faulty("last").ADD("fail-effect"))
+						n.chain(append(slices.Clone(chain.plugins), faulty("last"))...)
+						killed, _ = n.tryKill("", at, a.tryAdd)
+					case verb.is("DEL"):
+						a.add()
+						killed, _ = n.tryKill("", at, a.tryDel)
+					}
+					n.plan()
+					a.losePower()
+					n.until(0, func() { n.sweep() })
+					n.nothingOnDisk()
+					if verb.has("ADD") {
+						live := !killed && a.added != nil
+						n.want(!live || a.entry() == nil, "the sweep released nothing")
+					}
+					return killed
+				})
+			})
+		})
+	}
+}
+
+// losePower removes what a loss of power may take: lock files, network namespaces, and what
+// delegates have in the kernel, as those named kernel have.
+func (p *pod) losePower() {
+	p.Helper()
+	for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {
+		files, err := filepath.Glob(filepath.Join(p.dir, lost))
+		must(p, err)
+		for _, file := range files {
+			must(p, os.Remove(file))
+		}
+	}
+	if p.dropNetNS(); p.entry() != nil {
+		p.ofEarlierBoot()
+	}
 }

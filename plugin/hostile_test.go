@@ -1,10 +1,14 @@
 package plugin
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/plugintest/env"
 )
@@ -22,31 +26,50 @@ DEL) rmdir `+folder+` 2>/dev/null || : ;;
 esac`)
 }
 
-// keepers have the statements "keeper NAME [MORE]", which makes such a delegate, and "long N": $long has
-// N bytes.
-var keepers = acts{
-	"keeper": func(s *story, w []string) { s.keeper(w[0], strings.Join(w[1:], " ")) },
-	"long": func(s *story, w []string) {
-		s.vars["long"] = strings.Repeat("a", s.number(w[0]))
-	},
-}
-
 // TestLongNames: names are too long for a file or for a key of the journal. An ADD goes on without
 // the journal and says so, or is refused before it takes anything. The DEL releases all.
 func TestLongNames(t *testing.T) {
-	stories(t, `
-	chain {"type": "one"} | {"type": "two"}; keeper one; keeper two; let result
-	either a container ID of 300 bytes: long 300; let edit CNI_CONTAINERID=$long
-	or a container ID of 30,000 bytes: long 30000; let edit CNI_CONTAINERID=$long
-	or a container ID too long: long 100000; let edit CNI_CONTAINERID=$long
-	or a network of 300 bytes: long 300; let edit name=$long
-	or a network too long: long 100000; let edit name=$long
-	either degrade: conf onJournalFailure degrade
-	or fail: conf onJournalFailure fail
-	if too long, fail: fails give add a $edit 'key too large'; taken
-	unless too long, fail: give add a $edit; taken one two
-	if too long, degrade: warned 'key too large' 1
-	give del a $edit 'prevResult=$result'`, keepers)
+	type test struct {
+		name    string
+		bytes   int
+		network bool // it is the network's name, not the container ID
+		tooLong bool // for the journal
+	}
+	tests := []test{
+		{"a container ID of 300 bytes", 300, false, false},
+		{"a container ID of 30,000 bytes", 30000, false, false},
+		{"a container ID too long", 100000, false, true},
+		{"a network of 300 bytes", 300, true, false},
+		{"a network too long", 100000, true, true},
+	}
+	each2(t, tests, []string{"degrade", "fail"}, func(t *testing.T, tt test, onJournalFailure string) {
+		n := newNode(t)
+		n.chain(named("one"), named("two"))
+		n.keeper("one", "")
+		n.keeper("two", "")
+		n.conf["onJournalFailure"] = onJournalFailure
+		long := strings.Repeat("a", tt.bytes)
+		edit := given{keys: keys{}}
+		if tt.network {
+			edit.keys["name"] = long
+		} else {
+			edit.env = map[string]string{"CNI_CONTAINERID": long}
+		}
+		a := n.newPod("a")
+		if tt.tooLong && onJournalFailure == "fail" {
+			n.wantError(a.tryGive("ADD", edit), "key too large")
+			n.wantTaken()
+		} else {
+			a.give("ADD", edit)
+			n.wantTaken("one", "two")
+		}
+		if tt.tooLong && onJournalFailure == "degrade" {
+			n.wantWarned("key too large")
+		}
+		edit.keys["prevResult"] = a.prevResult()
+		a.give("DEL", edit)
+		n.wantClean()
+	})
 }
 
 // TestBigConfiguration: a configuration of a size or depth that no network has is either refused
@@ -95,146 +118,312 @@ func TestBigConfiguration(t *testing.T) {
 // TestNotTextAtDEL: an ADD refuses text that the journal could not reproduce. A DEL of an earlier
 // attachment accepts it and goes on without the journal.
 func TestNotTextAtDEL(t *testing.T) {
-	stories(t, strings.ReplaceAll(`
-	chain {"type": "one"}; keeper one '[ $CNI_COMMAND = DEL ] && [ -e $dir/refuse ] && exit 1'
-	shell 'mkdir $dir/faulty/taken/one; touch $dir/refuse'
-	either CNI_IFNAME: let edit CNI_IFNAME=eth0xFF
-	or CNI_ARGS: let edit CNI_ARGS=X=0xFF
-	let edit $edit prevResult={"cniVersion":"1.0.0","ips":[]}
-	fails give del a $edit 'DEL incomplete'; warned 'is not valid UTF-8'; entries 0
-	lose $dir/refuse; give del a $edit; taken; entries 0; leaves`, "0xFF", "\xff"), keepers)
+	type test struct{ name, value string }
+	tests := []test{{"CNI_IFNAME", "eth\xff"}, {"CNI_ARGS", "X=\xff"}}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(named("one"))
+		refuse := filepath.Join(n.dir, "refuse")
+		n.keeper("one", "[ $CNI_COMMAND = DEL ] && [ -e "+refuse+" ] && exit 1")
+		n.mkdir(filepath.Join(n.faultyDir(), "taken", "one"))
+		n.write(refuse, "")
+		edit := given{
+			env:  map[string]string{tt.name: tt.value},
+			keys: keys{"prevResult": rawJSON(`{"cniVersion":"1.0.0","ips":[]}`)},
+		}
+		a := n.newPod("a")
+		n.wantError(a.tryGive("DEL", edit), "DEL incomplete")
+		n.wantWarned("is not valid UTF-8")
+		n.wantRecords(0)
+		n.remove(refuse)
+		a.give("DEL", edit)
+		n.wantTaken()
+		n.wantRecords(0)
+	})
 }
 
 // TestPlantedLinks: stateDir has links, and other things that no journal consists of, which only
 // root can have put there. No verb creates, changes or waits for their targets. Pods come and go as
 // without a journal.
 func TestPlantedLinks(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.0.0; conf gracePeriod 1h; chain p0
-	let victim $dir/outside/victim; let plant ln -s $victim; shell 'mkdir $dir/outside'
-	either a file: shell 'echo victim >$victim'
-	or nothing:
-	or a folder: shell 'mkdir $victim'
-	or a pipe: shell 'mkfifo $victim'; let plant mkfifo
-	either stateDir: let at $state
-	or the journal: let at $state/journal.db
-	or a new journal: let at $state/journal.db.new
-	or the queue: let at $state/journal.lock
-	or the locks: let at $state/locks
-	or a lock: its-lock a; let at $lock
-	or the log: let at $state/log; conf logFile $state/log
-	shell 'umask 077; mkdir -p $(dirname $at); $plant $at'
-	outside
-	give status a; give add a; taken a.eth0.p0; give check a 'prevResult=$result'
-	# A GC is an error if it could not look.
-	tries give gc a; give status a; give del a 'prevResult=$result'; tries give gc a
-	taken; outside; leaves`, acts{
-		"its-lock": func(s *story, w []string) { s.vars["lock"] = s.store.LockPath(s.who(w[0]).key()) },
-		"outside": func(s *story, _ []string) { // is as before
-			s.steady("outside", run(s, "find", s.dir+"/outside", "-printf", "%p %M %T@\n", "-type", "f", "-exec", "cat", "{}", ";"))
-		},
+	targets := oneOf("a file", "nothing", "a folder", "a pipe")
+	places := oneOf("stateDir", "the journal", "a new journal", "the queue", "the locks", "a lock", "the log")
+	each2(t, targets, places, func(t *testing.T, target, place choice) {
+		n := newNode(t)
+		n.versions("1.1.0", "1.0.0")
+		n.conf["gracePeriod"] = "1h"
+		n.chain(p0)
+		outside := filepath.Join(n.dir, "outside")
+		n.mkdir(outside)
+		victim := filepath.Join(outside, "victim")
+		plant := "ln -s " + victim
+		switch {
+		case target.is("a file"):
+			n.write(victim, "victim\n")
+		case target.is("a folder"):
+			n.mkdir(victim)
+		case target.is("a pipe"):
+			n.shell("mkfifo %s", victim)
+			plant = "mkfifo"
+		}
+		a := n.newPod("a")
+		var at string
+		switch {
+		case place.is("stateDir"):
+			at = n.stateDir
+		case place.is("the journal"):
+			at = n.store.Path()
+		case place.is("a new journal"):
+			at = n.store.Path() + ".new"
+		case place.is("the queue"):
+			at = filepath.Join(n.stateDir, "journal.lock")
+		case place.is("the locks"):
+			at = filepath.Join(n.stateDir, "locks")
+		case place.is("a lock"):
+			at = n.store.LockPath(a.key())
+		case place.is("the log"):
+			at = filepath.Join(n.stateDir, "log")
+			n.conf["logFile"] = at
+		}
+		n.shell("umask 077; mkdir -p $(dirname %[1]s); %[2]s %[1]s", at, plant)
+		lookOutside := func() string {
+			return run(n, "find", outside, "-printf", "%p %M %T@\n", "-type", "f", "-exec", "cat", "{}", ";")
+		}
+		before := lookOutside()
+		a.give("STATUS", given{})
+		a.give("ADD", given{})
+		n.wantTaken("a.eth0.p0")
+		a.give("CHECK", given{keys: keys{"prevResult": a.prevResult()}})
+		_ = a.tryGive("GC", given{}) // it is an error if it could not look
+		a.give("STATUS", given{})
+		a.give("DEL", given{keys: keys{"prevResult": a.prevResult()}})
+		_ = a.tryGive("GC", given{})
+		n.wantTaken()
+		n.wantEqual("outside", []string{lookOutside()}, []string{before})
 	})
 }
 
 // TestStateDirOfOthers: others can write to stateDir, or own it. The message names it and says what
 // to do.
 func TestStateDirOfOthers(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.1.0; chain p0; shell 'mkdir -m 700 $state'
-	either mode: shell 'chmod 777 $state'; let want 'is writable by others (mode 0777); chmod it to 0700'
-	or owner: shell 'chown 65534 $state'; let want 'belongs to user 65534; chown it to root'
-	or file: shell 'touch $state/locks'; let want not a directory
-	fails give add a onJournalFailure=fail '$want'; fails give status a onJournalFailure=fail '$want'; taken
-	give add a; warned '$want'; warned $state
-	give status a; warned '$want'; warned $state
-	give del a 'prevResult={"cniVersion": "1.1.0", "ips": []}'; warned '$want'; warned $state
-	taken; absent $state/journal.db; leaves`)
+	each1(t, oneOf("mode", "owner", "file"), func(t *testing.T, fault choice) {
+		n := newNode(t)
+		n.versions("1.1.0", "1.1.0")
+		n.chain(p0)
+		must(n, os.Mkdir(n.stateDir, 0o700))
+		var want string
+		switch {
+		case fault.is("mode"):
+			must(n, os.Chmod(n.stateDir, 0o777))
+			want = "is writable by others (mode 0777); chmod it to 0700"
+		case fault.is("owner"):
+			must(n, os.Chown(n.stateDir, 65534, -1))
+			want = "belongs to user 65534; chown it to root"
+		case fault.is("file"):
+			n.write(filepath.Join(n.stateDir, "locks"), "")
+			want = "not a directory"
+		}
+		fail := given{keys: keys{"onJournalFailure": "fail"}}
+		a := n.newPod("a")
+		n.wantError(a.tryGive("ADD", fail), want)
+		n.wantError(a.tryGive("STATUS", fail), want)
+		n.wantTaken()
+		a.give("ADD", given{})
+		n.wantWarned(want)
+		n.wantWarned(n.stateDir)
+		a.give("STATUS", given{})
+		n.wantWarned(want)
+		n.wantWarned(n.stateDir)
+		a.give("DEL", given{keys: keys{"prevResult": rawJSON(`{"cniVersion": "1.1.0", "ips": []}`)}})
+		n.wantWarned(want)
+		n.wantWarned(n.stateDir)
+		n.wantTaken()
+		n.wantAbsent(n.store.Path())
+	})
 }
 
 // TestHostileDelegate: the second of two delegates misbehaves. What an ADD took is released, also
 // when a process escaped the delegate's process group. The DEL of a delegate that was killed stays
 // pending: it gets another one.
 func TestHostileDelegate(t *testing.T) {
-	stories(t, `
-	hasty; conf gracePeriod 1ms; chain p0 | {"type": "bad"}
-	let result echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"
-	let says '>$hangs/$CNI_COMMAND.$CNI_CONTAINERID.$CNI_IFNAME.bad;'
-	let open head -c 9990 /dev/zero | tr "\0" "["; let close head -c 9990 /dev/zero | tr "\0" "]"
-	either 100 MB on stdout: let does head -c 100000000 /dev/zero
-	or 100 MB on stderr: let does 'head -c 100000000 /dev/zero >&2; exit 1'
-	or nothing: let does :
-	or passes, a result of 9,990 levels: let does 'printf "{\"cniVersion\": \"1.0.0\", \"ips\": [], \"x\": "; $open; $close; echo "}"'
-	or a result, and an error code: let does '$result; exit 1'
-	or a result twice: let does '$result; $result'
-	or killed, ignores SIGTERM: let does 'trap "" TERM INT HUP; $says sleep 600'
-	or killed, closes stdout and hangs: let does 'exec >&- 2>&-; $says sleep 600'
-	or passes, unlocks the lock: let does 'flock -u 20; $result'
-	or killed, stops itself: let does '$says kill -STOP $$'
-	or killed, leaves its group and hangs: let does '$says setsid sleep 600'
-	or passes, leaves a daemon: let does 'setsid sleep 600 >/dev/null 2>&1 & $result'
-	or passes, leaves a daemon with the output: let does 'setsid sleep 600 & $result'
-	script bad '[ -e $dir/well ] && { $result; exit; }; $does'
-	if passes: add a; taken a.eth0.p0
-	unless passes: fails add a 'plugin type="unwind" failed (add): plugin type="bad" failed (add): '; taken
-	if killed: entry a rolling-back 1
-	file $dir/well; del a`)
+	const (
+		result = `echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"`
+		// hangs tells unwind that the delegate hangs: see env.Hangs.
+		hangs = `>HANGS/$CNI_COMMAND.$CNI_CONTAINERID.$CNI_IFNAME.bad; `
+		open  = `head -c 9990 /dev/zero | tr "\0" "["`
+		shut  = `head -c 9990 /dev/zero | tr "\0" "]"`
+
+		fails, passes, killed = "fails", "passes", "killed"
+	)
+	type delegate struct{ name, end, does string }
+	delegates := []delegate{
+		{"100 MB on stdout", fails, `head -c 100000000 /dev/zero`},
+		{"100 MB on stderr", fails, `head -c 100000000 /dev/zero >&2; exit 1`},
+		{"nothing", fails, `:`},
+		{"a result of 9,990 levels", passes,
+			`printf "{\"cniVersion\": \"1.0.0\", \"ips\": [], \"x\": "; ` + open + `; ` + shut + `; echo "}"`},
+		{"a result, and an error code", fails, result + `; exit 1`},
+		{"a result twice", fails, result + `; ` + result},
+		{"ignores SIGTERM", killed, `trap "" TERM INT HUP; ` + hangs + `sleep 600`},
+		{"closes stdout and hangs", killed, `exec >&- 2>&-; ` + hangs + `sleep 600`},
+		{"unlocks the lock", passes, `flock -u 20; ` + result},
+		{"stops itself", killed, hangs + `kill -STOP $$`},
+		{"leaves its group and hangs", killed, hangs + `setsid sleep 600`},
+		{"leaves a daemon", passes, `setsid sleep 600 >/dev/null 2>&1 & ` + result},
+		{"leaves a daemon with the output", passes, `setsid sleep 600 & ` + result},
+	}
+	each1(t, delegates, func(t *testing.T, d delegate) {
+		n := newNode(t)
+		n.hasty()
+		n.conf["gracePeriod"] = "1ms"
+		n.chain(p0, named("bad"))
+		well := filepath.Join(n.dir, "well")
+		n.script("bad", `[ -e `+well+` ] && { `+result+`; exit; }; `+
+			strings.ReplaceAll(d.does, "HANGS", n.hangsDir()))
+		a := n.newPod("a")
+		if d.end == passes {
+			a.add()
+			n.wantTaken("a.eth0.p0")
+		} else {
+			n.wantError(a.tryAdd(), `plugin type="unwind" failed (add): plugin type="bad" failed (add): `)
+			n.wantTaken()
+		}
+		if d.end == killed {
+			a.wantRecord(journal.RollingBack, 1)
+		}
+		n.write(well, "")
+		a.del()
+		n.wantClean()
+	})
 }
 
 // TestNoProc runs every verb without /proc. unwind cannot tell who is alive, so it releases
 // nothing. An ADD takes nothing, since it could not print its success: skel looks at /proc after
 // the ADD. With /proc, a is dead.
 func TestNoProc(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.0.0; conf gracePeriod 1ms; keeper one; keeper two; let blind `+env.NoProc+`=1 first=:
-	chain {"type": "one"}; give add a; pause 10ms; drop a
-	give status a $blind; taken one; give gc a $blind valid=[]; taken one; entry a live
-	chain {"type": "two"}; fails give add b $blind code=8 /proc; taken one
-	chain {"type": "one"}; give del a $blind; taken`, keepers)
+	t.Parallel()
+	n := newNode(t)
+	n.versions("1.1.0", "1.0.0")
+	n.conf["gracePeriod"] = "1ms"
+	n.keeper("one", "")
+	n.keeper("two", "")
+	blind := given{env: map[string]string{env.NoProc: "1"}, first: ":"}
+	n.chain(named("one"))
+	a := n.newPod("a")
+	a.give("ADD", given{})
+	time.Sleep(10 * time.Millisecond)
+	a.dropNetNS()
+	a.give("STATUS", blind)
+	n.wantTaken("one")
+	blindGC := blind
+	blindGC.keys = valid()
+	a.give("GC", blindGC)
+	n.wantTaken("one")
+	a.wantRecord(journal.Live)
+	n.chain(named("two"))
+	n.wantCode(n.newPod("b").tryGive("ADD", blind), 8, "/proc")
+	n.wantTaken("one")
+	n.chain(named("one"))
+	a.give("DEL", blind)
+	n.wantTaken()
+	n.wantClean()
 }
 
 // TestNoPermission runs unwind as a user who may not write to stateDir.
 func TestNoPermission(t *testing.T) {
-	stories(t, `
-	journal; chain {"type": "one"}; keeper one; let as `+env.UID+`=65534
-	shell 'chmod 755 $dir/.. $dir/bin $dir/bin/one; chmod 777 $dir/faulty/taken'
-	fails give add a $as onJournalFailure=fail code=11 'permission denied'; taken
-	give add a $as; taken one; warned $state
-	give del a $as 'prevResult=$result'; taken`, keepers)
+	t.Parallel()
+	n := newNode(t)
+	n.makeJournal()
+	n.chain(named("one"))
+	n.keeper("one", "")
+	n.shell("chmod 755 %[1]s/.. %[1]s/bin %[1]s/bin/one; chmod 777 %[1]s/faulty/taken", n.dir)
+	asNobody := map[string]string{env.UID: "65534"}
+	a := n.newPod("a")
+	refused := given{env: asNobody, keys: keys{"onJournalFailure": "fail"}}
+	n.wantCode(a.tryGive("ADD", refused), 11, "permission denied")
+	n.wantTaken()
+	a.give("ADD", given{env: asNobody})
+	n.wantTaken("one")
+	n.wantWarned(n.stateDir)
+	a.give("DEL", given{env: asNobody, keys: keys{"prevResult": a.prevResult()}})
+	n.wantTaken()
+	n.wantClean()
 }
 
 // TestLimits runs unwind with low resource limits: an ADD takes all or nothing, and a DEL releases
 // all, or says that it did not. No delegate can be started by one that is helpless.
 func TestLimits(t *testing.T) {
-	stories(t, `
-	chain {"type": "one"} | {"type": "two"}; keeper one; let says; let result
-	# The delegate's lock has a higher number.
-	either 20 files, able: let limit ulimit -n 20
-	or 12 files, helpless: let limit ulimit -n 12; let says too many open files
-	or 8 files, helpless: let limit ulimit -n 8; let says too many open files
-	# Of 512 bytes each.
-	or no block, able: let limit ulimit -f 0; let says file too large
-	or 8 blocks, able: let limit ulimit -f 8; let says file too large
-	or 40 blocks, able: let limit ulimit -f 40
-	or umask 0777, able: let limit umask 0777
-	or umask 0, able: let limit umask 0
-	either passes: keeper two
-	or fails: keeper two '[ $CNI_COMMAND != ADD ] || exit 1'
-	if able, passes: give add a 'first=$limit'; says '$says'; taken one two
-	unless able, passes: fails give add a 'first=$limit'; says '$says'; taken
-	if helpless, passes: give add a; fails give del a 'first=$limit' 'prevResult=$result'
-	if able: give del a 'first=$limit' 'prevResult=$result'; taken
-	give del a 'prevResult=$result'`, keepers, acts{"says": func(s *story, w []string) {
-		s.want(strings.Contains(s.said.stdout+s.said.stderr, w[0]), "%s\n%s", s.said.stdout, s.said.stderr)
-	}})
+	type limit struct {
+		name, command, says string
+		helpless            bool
+	}
+	limits := []limit{
+		{"20 files", "ulimit -n 20", "", false}, // the delegate's lock has a higher number
+		{"12 files", "ulimit -n 12", "too many open files", true},
+		{"8 files", "ulimit -n 8", "too many open files", true},
+		{"no block", "ulimit -f 0", "file too large", false}, // of 512 bytes each
+		{"8 blocks", "ulimit -f 8", "file too large", false},
+		{"40 blocks", "ulimit -f 40", "", false},
+		{"umask 0777", "umask 0777", "", false},
+		{"umask 0", "umask 0", "", false},
+	}
+	each2(t, limits, oneOf("passes", "fails"), func(t *testing.T, limit limit, second choice) {
+		n := newNode(t)
+		n.chain(named("one"), named("two"))
+		n.keeper("one", "")
+		if second.is("passes") {
+			n.keeper("two", "")
+		} else {
+			n.keeper("two", "[ $CNI_COMMAND != ADD ] || exit 1")
+		}
+		wantSaid := func() {
+			n.Helper()
+			said := n.said.stdout + n.said.stderr
+			n.want(strings.Contains(said, limit.says), "no %q in %s", limit.says, said)
+		}
+		a := n.newPod("a")
+		limited := given{first: limit.command, keys: keys{}}
+		if !limit.helpless && second.is("passes") {
+			a.give("ADD", limited)
+			wantSaid()
+			n.wantTaken("one", "two")
+		} else {
+			n.wantError(a.tryGive("ADD", limited))
+			wantSaid()
+			n.wantTaken()
+		}
+		if limit.helpless && second.is("passes") {
+			a.give("ADD", given{})
+			limited.keys["prevResult"] = a.prevResult()
+			n.wantError(a.tryGive("DEL", limited))
+		}
+		if !limit.helpless {
+			limited.keys["prevResult"] = a.prevResult()
+			a.give("DEL", limited)
+			n.wantTaken()
+		}
+		a.give("DEL", given{keys: keys{"prevResult": a.prevResult()}})
+		n.wantClean()
+	})
 }
 
-// TestNoOutput: an ADD whose result cannot be printed is undone, as when the runtime is gone. A DEL has
-// nothing to print.
+// TestNoOutput: an ADD whose result cannot be printed is undone, as when the runtime is gone. A DEL
+// has nothing to print.
 func TestNoOutput(t *testing.T) {
-	stories(t, `
-	chain p0
-	fails give add a 'first=exec >/dev/full'; warned 'no space left on device'; clean
-	shell 'mkfifo $dir/pipe'
-	fails give add a 'first=exec 3<>$dir/pipe >$dir/pipe 3<&-'; calls ADD p0, DEL p0, ADD p0, DEL p0; clean
-	give add a; give del a 'first=exec >&- 2>&-'`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0)
+	a := n.newPod("a")
+	n.wantError(a.tryGive("ADD", given{first: "exec >/dev/full"}))
+	n.wantWarned("no space left on device")
+	n.wantClean()
+	pipe := filepath.Join(n.dir, "pipe")
+	n.shell("mkfifo %s", pipe)
+	brokenPipe := fmt.Sprintf("exec 3<>%[1]s >%[1]s 3<&-", pipe)
+	n.wantError(a.tryGive("ADD", given{first: brokenPipe}))
+	n.wantCalls("ADD p0", "DEL p0", "ADD p0", "DEL p0")
+	n.wantClean()
+	a.give("ADD", given{})
+	a.give("DEL", given{first: "exec >&- 2>&-"})
+	n.wantClean()
 }

@@ -19,10 +19,10 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that says
-// what is wrong. It starts nothing, makes no file except the history of an ADD whose chain cannot start,
-// and shows no configuration. Then the DEL of the pod with its right input passes, since there is
-// nothing to undo.
+// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that
+// says what is wrong. It starts nothing, makes no file except the history of an ADD whose chain
+// cannot start, and shows no configuration. Then the DEL of the pod with its right input passes,
+// since there is nothing to undo.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	const all, every = "ADD CHECK DEL", "ADD CHECK DEL GC STATUS"
@@ -138,84 +138,154 @@ func TestRefused(t *testing.T) {
 
 // TestOddInput: odd but valid input reaches the delegates at ADD, and the same at DEL.
 func TestOddInput(t *testing.T) {
-	odd := strings.NewReplacer("DEEP", strings.Repeat(`{"a":[`, 32)+strings.Repeat(`]}`, 32), "BYTES", "\xff\xfe\x80", "ODD", "<é\x01\"%s>",
-		"3MB", strings.Repeat("x", 3<<20), "128KB", strings.Repeat("y", 127<<10), "230B", strings.Repeat("c", 230))
-	stories(t, odd.Replace(`
-	let extra; let edit
-	either 64 levels: let extra , "deep": DEEP
-	or not UTF-8: let extra , "bytes": "BYTES"
-	or characters that JSON encoders change: let extra , "text": "<&>\u2028\ud800\u0000\/"
-	or numbers: let extra , "n": [1e400, 12345678901234567890, -0, 1.10]
-	or a key twice: let extra , "k": 1, "k": 2
-	or much of a key: let extra , "big": "3MB"
-	# The kernel takes no variable of more than 128 KiB.
-	or much CNI_ARGS: let edit 'CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAME=128KB'
-	or much environment: environment 15 128KB
-	or a long container ID: let edit CNI_CONTAINERID=230B
-	or an odd interface: let edit 'CNI_IFNAME=ODD'
-	chain p0$extra; give add a logLevel= $edit; warned level= 0
-	chain other; give del a $edit CNI_ARGS=; same 1`), acts{"environment": func(s *story, w []string) { // N variables
-		for i := range s.number(w[0]) {
-			s.env = append(s.env, fmt.Sprintf("MUCH%d=%s", i, w[1]))
+	type test struct {
+		name string
+		keys string // of the plugin, in JSON
+		env  map[string]string
+		much int // variables of 127 KiB in the environment
+	}
+	deep := strings.Repeat(`{"a":[`, 32) + strings.Repeat(`]}`, 32)
+	tests := []test{
+		{"64 levels", `"deep": ` + deep, nil, 0},
+		{"not UTF-8", `"bytes": "` + "\xff\xfe\x80" + `"`, nil, 0},
+		{"characters that JSON encoders change", `"text": "<&>\u2028\ud800\u0000\/"`, nil, 0},
+		{"numbers", `"n": [1e400, 12345678901234567890, -0, 1.10]`, nil, 0},
+		{"a key twice", `"k": 1, "k": 2`, nil, 0},
+		{"much of a key", `"big": "` + strings.Repeat("x", 3<<20) + `"`, nil, 0},
+		// The kernel takes no variable of more than 128 KiB.
+		{"much CNI_ARGS", ``, map[string]string{
+			"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=" + strings.Repeat("y", 127<<10)}, 0},
+		{"much environment", ``, nil, 15},
+		{"a long container ID", ``, map[string]string{"CNI_CONTAINERID": strings.Repeat("c", 230)}, 0},
+		{"an odd interface", ``, map[string]string{"CNI_IFNAME": "<é\x01\"%s>"}, 0},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		for i := range tt.much {
+			n.env = append(n.env, fmt.Sprintf("MUCH%d=%s", i, strings.Repeat("y", 127<<10)))
 		}
-	}})
+		odd := p0
+		if tt.keys != "" {
+			odd = p0.with("%s", tt.keys)
+		}
+		n.chain(odd)
+		a := n.newPod("a")
+		a.give("ADD", given{env: tt.env, keys: keys{"logLevel": nil}})
+		n.wantNotWarned("level=")
+		n.chain(faulty("other"))
+		del := given{env: maps.Clone(tt.env)}
+		if del.env == nil {
+			del.env = map[string]string{}
+		}
+		del.env["CNI_ARGS"] = ""
+		a.give("DEL", del)
+		n.wantSameInput(1)
+		n.wantClean()
+	})
 }
 
 // TestBrokenKeysAtDEL: an edit of the configuration breaks a pod's network. Its DEL passes all the
 // same. It warns of a key, unless the journal has what it says.
 func TestBrokenKeysAtDEL(t *testing.T) {
-	stories(t, `
-	chain p0; give add a; taken a.eth0.p0; big; let warns 1
-	either gracePeriod: let edit gracePeriod=abc
-	or delegateTimeout: let edit delegateTimeout=-1
-	or logFile: let edit logFile=relative
-	or logFile in no folder: let edit logFile=/no/such/folder/log
-	or capabilities: let edit capabilities=["ips"]
-	or unknown keys: let edit who="knows"
-	or 5 MB: let edit args={"x":"$big"}
-	or journaled prevResult: let edit prevResult="x"
-	or journaled, no chain: let edit chain=
-	or journaled, a chain that is none: let edit chain=5
-	or journaled, unwind in unwind: let edit chain={"plugins":[{"type":"unwind"}]}
-	if journaled: let warns 0
-	give del a $edit; warned level=WARN $warns`, acts{
-		"big": func(s *story, _ []string) { s.vars["big"] = strings.Repeat("x", 5<<20) }})
+	type test struct {
+		name  string
+		edit  keys
+		warns bool
+	}
+	big := rawJSON(`{"x":"%s"}`, strings.Repeat("x", 5<<20))
+	tests := []test{
+		{"gracePeriod", keys{"gracePeriod": "abc"}, true},
+		{"delegateTimeout", keys{"delegateTimeout": rawJSON(`-1`)}, true},
+		{"logFile", keys{"logFile": "relative"}, true},
+		{"logFile in no folder", keys{"logFile": "/no/such/folder/log"}, true},
+		{"capabilities", keys{"capabilities": rawJSON(`["ips"]`)}, true},
+		{"unknown keys", keys{"who": "knows"}, true},
+		{"5 MB", keys{"args": big}, true},
+		{"journaled prevResult", keys{"prevResult": "x"}, false},
+		{"journaled, no chain", keys{"chain": nil}, false},
+		{"journaled, a chain that is none", keys{"chain": 5}, false},
+		{"journaled, unwind in unwind", keys{"chain": rawJSON(`{"plugins":[{"type":"unwind"}]}`)}, false},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(p0)
+		a := n.newPod("a")
+		a.give("ADD", given{})
+		n.wantTaken("a.eth0.p0")
+		a.give("DEL", given{keys: tt.edit})
+		if tt.warns {
+			n.wantWarned("level=WARN")
+		} else {
+			n.wantNotWarned("level=WARN")
+		}
+		n.wantClean()
+	})
 }
 
 // TestStateDirAtDEL: stateDir is broken, so that the DEL does not find the journal. The DEL uses
 // what the runtime gives, in the default directory. The entry in the right directory stays until a
 // DEL names it.
 func TestStateDirAtDEL(t *testing.T) {
-	stories(t, `
-	chain p0; give add a; taken a.eth0.p0
-	either relative: let edit stateDir=relative/state
-	or a number: let edit stateDir=5
-	or a device: let edit stateDir=/dev/null
-	or not to be made: let edit stateDir=/proc/none
-	or absent: let edit stateDir=
-	give del a $edit 'prevResult=$result' varLib=$dir/varlib; taken; entry a live
-	give del a`)
+	type test struct {
+		name     string
+		stateDir any
+	}
+	tests := []test{
+		{"relative", "relative/state"},
+		{"a number", 5},
+		{"a device", "/dev/null"},
+		{"not to be made", "/proc/none"},
+		{"absent", nil},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(p0)
+		a := n.newPod("a")
+		a.give("ADD", given{})
+		n.wantTaken("a.eth0.p0")
+		a.give("DEL", given{
+			keys:   keys{"stateDir": tt.stateDir, "prevResult": a.prevResult()},
+			varLib: n.varLib(),
+		})
+		n.wantTaken()
+		a.wantRecord(journal.Live)
+		a.give("DEL", given{})
+		n.wantClean()
+	})
 }
 
 // TestWarnings: a problem that is no error is logged, with what to do about it.
 func TestWarnings(t *testing.T) {
-	stories(t, `
-	chain p0, "capabilities": {"ips": true, "portMappings": true, "mac": true}
-	let level level=WARN
-	either unknown keys, in JSON: let edit statedir=/x logFormat=json; let level '"level":"WARN"'
-		let says '"msg":"unknown key \"statedir\" has no effect'
-	or unknown keys: let edit statedir=/x
-		let says 'msg="unknown key \"statedir\" has no effect; keys for a plugin belong in its entry of the chain"'
-	or capabilities that do not arrive: let edit capabilities={"mac":true}
-		let says lost="ips, portMappings" declare="\"capabilities\": {\"ips\": true, \"mac\": true, \"portMappings\": true}"
-	or a log that cannot be written: let edit logFile=/no/such/folder/log
-		let says 'msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"'
-	give add a $edit; warned '$level' 1; warned '$says' 1
-	give del a $edit`)
+	type test struct {
+		name  string
+		edit  keys
+		level string
+		says  string
+	}
+	tests := []test{
+		{"unknown keys, in JSON", keys{"statedir": "/x", "logFormat": "json"}, `"level":"WARN"`,
+			`"msg":"unknown key \"statedir\" has no effect`},
+		{"unknown keys", keys{"statedir": "/x"}, "level=WARN",
+			`msg="unknown key \"statedir\" has no effect; keys for a plugin belong in its entry of the chain"`},
+		{"capabilities that do not arrive", keys{"capabilities": rawJSON(`{"mac":true}`)}, "level=WARN",
+			`lost="ips, portMappings" declare="\"capabilities\": {\"ips\": true, \"mac\": true, \"portMappings\": true}"`},
+		{"a log that cannot be written", keys{"logFile": "/no/such/folder/log"}, "level=WARN",
+			`msg="key \"logFile\": open /no/such/folder/log: no such file or directory; logging to stderr"`},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(p0.with(`"capabilities": {"ips": true, "portMappings": true, "mac": true}`))
+		a := n.newPod("a")
+		a.give("ADD", given{keys: tt.edit})
+		n.wantWarned(tt.level)
+		n.wantWarned(tt.says)
+		a.give("DEL", given{})
+		n.wantClean()
+	})
 }
 
-// TestVERSION: VERSION touches no file, whatever its configuration says, and does not wait for one. Without
-// a command unwind says what it is, as every plugin does.
+// TestVERSION: VERSION touches no file, whatever its configuration says, and does not wait for one.
+// Without a command unwind says what it is, as every plugin does.
 func TestVERSION(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -240,16 +310,31 @@ func TestVERSION(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD: unwind's error of an ADD begins with the delegate's message, has its code and details,
-// says which DELs are pending, and stays within its bounds (start checks that).
+// TestErrorOfADD: unwind's error of an ADD begins with the delegate's message, has its code and
+// details, says which DELs are pending, and stays within its bounds (start checks that).
 func TestErrorOfADD(t *testing.T) {
-	stories(t, strings.ReplaceAll(`
-	chain p0 | {"type": "words"}; let begins no room; let details ask later; let ends no room
-	script words 'cat >/dev/null; cat "$0.$CNI_COMMAND" 2>/dev/null && exit 1; exit 0'
-	either short: file $dir/bin/words.ADD {"code": 11, "msg": "no room", "details": "ask later"}
-	or long, pending: let begins long; let details; let ends '…; unwind: pending DEL: words (code 42)'
-		file $dir/bin/words.ADD {"code": 11, "msg": "LONG", "details": "ask later"}; file $dir/bin/words.DEL {"code": 42}
-	fails give add a code=11 'plugin type="words" failed (add): $begins' '$ends'; details '$details'
-	if pending: entry a rolling-back 1; lose $dir/bin/words.DEL
-	give del a`, "LONG", strings.Repeat("long ", 2000)), details)
+	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
+		n := newNode(t)
+		n.chain(p0, named("words"))
+		n.script("words", `cat >/dev/null; cat "$0.$CNI_COMMAND" 2>/dev/null && exit 1; exit 0`)
+		words := filepath.Join(n.path[0], "words")
+		begins, ends, details := "no room", "no room", "ask later"
+		if message.is("short") {
+			n.write(words+".ADD", `{"code": 11, "msg": "no room", "details": "ask later"}`)
+		} else {
+			begins, ends, details = "long", "…; unwind: pending DEL: words (code 42)", ""
+			long := strings.Repeat("long ", 2000)
+			n.write(words+".ADD", `{"code": 11, "msg": "`+long+`", "details": "ask later"}`)
+			n.write(words+".DEL", `{"code": 42}`)
+		}
+		a := n.newPod("a")
+		n.wantCode(a.tryGive("ADD", given{}), 11, `plugin type="words" failed (add): `+begins, ends)
+		n.wantDetails(details)
+		if message.is("long, pending") {
+			a.wantRecord(journal.RollingBack, 1)
+			n.remove(words + ".DEL")
+		}
+		a.give("DEL", given{})
+		n.wantClean()
+	})
 }

@@ -4,108 +4,234 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/netconf"
 	"cni-unwind/plugin/sweep"
 )
 
-// TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its configuration
-// or in the runtime's arguments; unwind may be killed before it has written the outcome. The DEL is
-// pending: the runtime's DEL fails, as it does without unwind. With the mistake corrected, the DEL
-// passes with the present configuration.
+// TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its
+// configuration or in the runtime's arguments; unwind may be killed before it has written the
+// outcome. The DEL is pending: the runtime's DEL fails, as it does without unwind. With the mistake
+// corrected, the DEL passes with the present configuration.
 func TestMistake(t *testing.T) {
-	stories(t, `
-	let right bridge, "ipMasq": true
-	let wrong $right; let plugins 1; let state adding
-	either subnet: let wrong {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$data", "subnet": "10.1.2.0/33"}}
-	or MTU is a string: let wrong {"type": "bridge", "bridge": "$bridge", "mtu": "1500", "ipam": $hostlocal}
-	or no IPAM: let wrong {"type": "bridge", "bridge": "$bridge", "mtu": "1500"}
-	or ptp: let wrong {"type": "ptp", "mtu": "1500", "ipMasq": true, "ipam": $hostlocal}
-		let right {"type": "ptp", "ipMasq": true, "ipam": $hostlocal}
-	or CNI_ARGS: given-args a FAST=yes
-	or after firewall: let wrong $right | firewall, "firewalldZone": 5; let right $right | firewall
-	or after portmap: let wrong $right | portmap, "markMasqBit": 40; let right $right | portmap
-	or after tuning: let wrong $right | {"type": "tuning", "mtu": "1400"}; let right $right | {"type": "tuning", "mtu": 1400}
-	if after: let plugins 2; let state live
-	chain $wrong
-	either it fails: fails add a; fails del a
-	or it is cut off: kill added $plugins add a; was-killed; entry a $state $plugins
-	unless CNI_ARGS: chain $right; tries del a; del a; clean
-	if CNI_ARGS: fails del a; leaves`, acts{"given-args": func(s *story, w []string) {
-		key, value, _ := strings.Cut(w[1], "=")
-		s.who(w[0]).Args = [][2]string{{key, value}}
-	}})
+	ptp := func(n *node, keys string) pluginConf {
+		return object(`{"type": "ptp"%s, "ipMasq": true, "ipam": %s}`, keys, n.hostLocal(n.subnet))
+	}
+	tuning := func(mtu string) pluginConf { return object(`{"type": "tuning", "mtu": %s}`, mtu) }
+	type mistake struct {
+		name  string
+		chain func(n *node) (wrong, right []pluginConf)
+	}
+	const inArgs = "CNI_ARGS"
+	mistakes := []mistake{
+		{"subnet", func(n *node) (wrong, right []pluginConf) {
+			return []pluginConf{object(`{"type": "bridge", "bridge": %q,
+					"ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.1.2.0/33"}}`, n.bridge, n.dataDir())},
+				[]pluginConf{bridge.masq()}
+		}},
+		{"MTU is a string", func(n *node) (wrong, right []pluginConf) {
+			return []pluginConf{object(`{"type": "bridge", "bridge": %q, "mtu": "1500", "ipam": %s}`,
+					n.bridge, n.hostLocal(n.subnet))},
+				[]pluginConf{bridge.masq()}
+		}},
+		{"no IPAM", func(n *node) (wrong, right []pluginConf) {
+			return []pluginConf{object(`{"type": "bridge", "bridge": %q, "mtu": "1500"}`, n.bridge)},
+				[]pluginConf{bridge.masq()}
+		}},
+		{"ptp", func(n *node) (wrong, right []pluginConf) {
+			return []pluginConf{ptp(n, `, "mtu": "1500"`)}, []pluginConf{ptp(n, ``)}
+		}},
+		{inArgs, func(*node) (wrong, right []pluginConf) {
+			return []pluginConf{bridge.masq()}, nil
+		}},
+		{"after firewall", func(*node) (wrong, right []pluginConf) {
+			return []pluginConf{bridge.masq(), firewall.with(`"firewalldZone": 5`)},
+				[]pluginConf{bridge.masq(), firewall}
+		}},
+		{"after portmap", func(*node) (wrong, right []pluginConf) {
+			return []pluginConf{bridge.masq(), portmap.with(`"markMasqBit": 40`)},
+				[]pluginConf{bridge.masq(), portmap}
+		}},
+		{"after tuning", func(*node) (wrong, right []pluginConf) {
+			return []pluginConf{bridge.masq(), tuning(`"1400"`)}, []pluginConf{bridge.masq(), tuning(`1400`)}
+		}},
+	}
+	ends := oneOf("it fails", "it is cut off")
+	each2(t, mistakes, ends, func(t *testing.T, mistake mistake, end choice) {
+		n := newNode(t)
+		wrong, right := mistake.chain(n)
+		n.chain(wrong...)
+		a := n.newPod("a")
+		if mistake.name == inArgs {
+			a.Args = [][2]string{{"FAST", "yes"}}
+		}
+		if end.is("it fails") {
+			n.wantError(a.tryAdd())
+			n.wantError(a.tryDel())
+		} else {
+			n.mustKill("added", len(wrong), a.tryAdd)
+			state := journal.Adding
+			if len(wrong) > 1 {
+				state = journal.Live
+			}
+			a.wantRecord(state, len(wrong))
+		}
+		if mistake.name == inArgs {
+			n.wantError(a.tryDel())
+			return
+		}
+		n.chain(right...)
+		_ = a.tryDel()
+		a.del()
+		n.wantClean()
+	})
 }
 
 // TestTakenAndFailed: bridge has taken an address and fails at its rules, and its IPAM plugin then
-// refuses each DEL. The DEL stays pending, whatever the code and bridge's present configuration. When
-// the IPAM plugin works again, the DEL releases the address.
+// refuses each DEL. The DEL stays pending, whatever the code and bridge's present configuration.
+// When the IPAM plugin works again, the DEL releases the address.
 func TestTakenAndFailed(t *testing.T) {
-	stories(t, `
-	breaks host-local
-	chain bridge, "ipMasq": true, "ipMasqBackend": "bogus"; fails add a; locks 1
-	chain bridge; fails del a; entry a rolling-back 1; reserved 1
-	chain bridge, "mtu": 1400; fails del a; entry a rolling-back 1; reserved 1
-	chain loopback; del a; entry a rolling-back 1; reserved 1
-	works host-local
-	chain bridge; del a`)
+	t.Parallel()
+	n := newNode(t)
+	repairHostLocal := n.breakPlugin("host-local")
+	n.chain(bridge.masq().with(`"ipMasqBackend": "bogus"`))
+	a := n.newPod("a")
+	n.wantError(a.tryAdd())
+	n.wantLocks(1)
+	n.chain(bridge)
+	n.wantError(a.tryDel())
+	a.wantRecord(journal.RollingBack, 1)
+	n.wantReserved(1)
+	n.chain(bridge.with(`"mtu": 1400`))
+	n.wantError(a.tryDel())
+	a.wantRecord(journal.RollingBack, 1)
+	n.wantReserved(1)
+	n.chain(loopback)
+	a.del()
+	a.wantRecord(journal.RollingBack, 1)
+	n.wantReserved(1)
+	repairHostLocal()
+	n.chain(bridge)
+	a.del()
+	n.wantClean()
 }
+
+// staysPending is logged where the runtime's DEL passes although a delegate's DEL has failed.
+const staysPending = "stays pending, but the runtime gets no error"
 
 // TestMistakeThatCannotBeProven: nobody can tell what a plugin that is no reference plugin has
 // taken, so its DEL stays pending. As long as the chain has the mistake, the runtime's DEL fails,
-// as the plain chain's does. Later the DEL is tried with the chain's present configuration. Once the
-// plugin has left the chain, the runtime's DEL succeeds, with a warning.
+// as the plain chain's does. Later the DEL is tried with the chain's present configuration. Once
+// the plugin has left the chain, the runtime's DEL succeeds, with a warning.
 func TestMistakeThatCannotBeProven(t *testing.T) {
-	stories(t, `
-	let bad p0, "modes": {"ADD": "fail-effect", "DEL": "fail"}
-	chain $bad; fails add a
-	either refused, the mistake is there:
-	or done, put right: plan p0 DEL ok; chain p0
-	or owed, left the chain: chain loopback
-	or refused, two of them: chain p0 | p1
-	or refused, put right, and fails: plan p0 DEL fail; chain p0
-	or refused, two of them, one with the mistake: chain $bad | p1
-	or refused, the chain cannot be read: chain {"type": "unwind"}
-	if refused: fails del a; fails del a; entry a; taken a.eth0.p0; logged 'stays pending, but the runtime gets no error' 0
-	if owed: del a; del a; entry a; taken a.eth0.p0; logged 'stays pending, but the runtime gets no error'
-	if done: del a; del a; gone a; taken; logged 'stays pending, but the runtime gets no error' 0
-	plan; chain p0; status; gc`)
+	bad := p0.with(`"modes": {"ADD": "fail-effect", "DEL": "fail"}`)
+	const refused, owed, done = "refused", "owed", "done"
+	type test struct {
+		name  string
+		end   string
+		chain []pluginConf // in place of the first one
+		plan  []fault
+	}
+	tests := []test{
+		{"the mistake is there", refused, []pluginConf{bad}, nil},
+		{"put right", done, []pluginConf{p0}, []fault{p0.DEL("ok")}},
+		{"left the chain", owed, []pluginConf{loopback}, nil},
+		{"two of them", refused, []pluginConf{p0, p1}, nil},
+		{"put right, and fails", refused, []pluginConf{p0}, []fault{p0.DEL("fail")}},
+		{"two of them, one with the mistake", refused, []pluginConf{bad, p1}, nil},
+		{"the chain cannot be read", refused, []pluginConf{named("unwind")}, nil},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(bad)
+		a := n.newPod("a")
+		n.wantError(a.tryAdd())
+		if tt.plan != nil {
+			n.plan(tt.plan...)
+		}
+		n.chain(tt.chain...)
+		switch tt.end {
+		case refused:
+			n.wantError(a.tryDel())
+			n.wantError(a.tryDel())
+			a.wantKept()
+			n.wantTaken("a.eth0.p0")
+			n.wantLoggedTimes(0, staysPending)
+		case owed:
+			a.del()
+			a.del()
+			a.wantKept()
+			n.wantTaken("a.eth0.p0")
+			n.wantLogged(staysPending)
+		case done:
+			a.del()
+			a.del()
+			a.wantGone()
+			n.wantTaken()
+			n.wantLoggedTimes(0, staysPending)
+		}
+		n.plan()
+		n.chain(p0)
+		n.status()
+		n.gc()
+		n.wantClean()
+	})
 }
 
 // TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
 // executed. The DEL of one of another format fails, as without unwind, until it is replaced.
 func TestNeverRan(t *testing.T) {
-	stories(t, `
-	chain p0 | {"type": "broken"}
-	either not executable: file 0644 '#!/bin/sh'
-	or of another format: file 0755 '1234'
-	or missing:
-	fails add a; clean
-	if another format: fails del a; file 0755 '#!/bin/true'
-	del a`, acts{"file": func(s *story, w []string) {
-		s.write(filepath.Join(s.path[0], "broken"), w[1])
-		run(s, "chmod", w[0], filepath.Join(s.path[0], "broken"))
-	}})
+	binaries := oneOf("not executable", "of another format", "missing")
+	each1(t, binaries, func(t *testing.T, binary choice) {
+		n := newNode(t)
+		n.chain(p0, named("broken"))
+		install := func(mode os.FileMode, content string) {
+			n.Helper()
+			path := filepath.Join(n.path[0], "broken")
+			n.write(path, content)
+			must(n, os.Chmod(path, mode))
+		}
+		switch {
+		case binary.is("not executable"):
+			install(0o644, "#!/bin/sh")
+		case binary.is("of another format"):
+			install(0o755, "1234")
+		}
+		a := n.newPod("a")
+		n.wantError(a.tryAdd())
+		n.wantClean()
+		if binary.is("of another format") {
+			n.wantError(a.tryDel())
+			install(0o755, "#!/bin/true")
+		}
+		a.del()
+		n.wantClean()
+	})
 }
 
 // TestBridgeFailsAtItsRules: bridge removes the interface and then fails at its rules. The next DEL
 // finds no interface in an existing namespace, and would pass without a look at the rules.
 func TestBridgeFailsAtItsRules(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true; failing-rules; add a; fails del a
-	lose $dir/fail; del a`, acts{"failing-rules": func(s *story, _ []string) {
-		real, err := filepath.EvalSymlinks("/usr/sbin/iptables")
-		s.must(err)
-		s.mkdir(filepath.Join(s.dir, "fail"))
-		s.mkdir(filepath.Join(s.dir, "path"))
-		s.must(os.WriteFile(filepath.Join(s.dir, "path", "iptables"), fmt.Appendf(nil, `#!/bin/bash
-			for a; do if [ "$a" = -D ] && [ -e %s ]; then exit 4; fi; done
-			exec -a iptables %s "$@"`, filepath.Join(s.dir, "fail"), real), 0o755))
-		s.env = append(s.env, "PATH="+filepath.Join(s.dir, "path")+":"+os.Getenv("PATH"))
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge.masq())
+	real, err := filepath.EvalSymlinks("/usr/sbin/iptables")
+	must(n, err)
+	fail, path := filepath.Join(n.dir, "fail"), filepath.Join(n.dir, "path")
+	n.mkdir(fail)
+	n.mkdir(path)
+	must(n, os.WriteFile(filepath.Join(path, "iptables"), fmt.Appendf(nil, `#!/bin/bash
+		for a; do if [ "$a" = -D ] && [ -e %s ]; then exit 4; fi; done
+		exec -a iptables %s "$@"`, fail, real), 0o755))
+	n.env = append(n.env, "PATH="+path+":"+os.Getenv("PATH"))
+	a := n.add("a")
+	n.wantError(a.tryDel())
+	n.remove(fail)
+	a.del()
+	n.wantClean()
 }
 
 // In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
@@ -114,103 +240,192 @@ func TestBridgeFailsAtItsRules(t *testing.T) {
 // TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
 // multus gave to the ADD, not what they give to the DEL.
 func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
-	stories(t, `
-	versions 1.0.0 0.4.0; conf args {"cni":{"ips":["192.0.2.9"]}}; conf deviceID 0000:03:00.1
-	capabilities a {"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}
-	chain p0, "modes": {"DEL": "fail"}, "code": 1, "address": "192.0.2.7/24", "capabilities": {"ips": true}
-	add a
-	versions 1.0.0 1.0.0; conf args {"cni":{"ips":["192.0.2.10"]}}; conf deviceID 0000:04:00.1
-	capabilities a {"ips":["192.0.2.10/24"]}
-	chain p0, "new": "key", "capabilities": {"ips": true, "mac": true}
-	del a; had`, acts{"had": func(s *story, _ []string) {
-		all := s.callLog()
-		s.want(slices.Equal(s.node.calls(), []string{"ADD p0", "DEL p0", "DEL p0"}), "%q", s.node.calls())
-		last := all[len(all)-1]
-		for key, want := range map[string]string{
-			"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`, "args": `{"cni":{"ips":["192.0.2.9"]}}`,
-			"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
-			"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
-		} {
-			s.want(string(last.Stdin[key]) == want, "%s: %s, want %s", key, last.Stdin[key], want)
-		}
-		s.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.versions("1.0.0", "0.4.0")
+	n.conf["args"] = rawJSON(`{"cni":{"ips":["192.0.2.9"]}}`)
+	n.conf["deviceID"] = "0000:03:00.1"
+	n.chain(p0.failing("DEL").code(1).address("192.0.2.7/24").with(`"capabilities": {"ips": true}`))
+	a := n.newPod("a")
+	a.CapabilityArgs = keys{"ips": []string{"192.0.2.9/24"}, "mac": "02:00:00:00:00:07"}
+	a.add()
+	n.versions("1.0.0", "1.0.0")
+	n.conf["args"] = rawJSON(`{"cni":{"ips":["192.0.2.10"]}}`)
+	n.conf["deviceID"] = "0000:04:00.1"
+	a.CapabilityArgs = keys{"ips": []string{"192.0.2.10/24"}}
+	n.chain(p0.with(`"new": "key", "capabilities": {"ips": true, "mac": true}`))
+	a.del()
+	all := n.callLog()
+	n.wantEqual("calls", n.calls(), []string{"ADD p0", "DEL p0", "DEL p0"})
+	last := all[len(all)-1]
+	for key, want := range map[string]string{
+		"cniVersion": `"1.0.0"`, "new": `"key"`, "modes": ``, "deviceID": `"0000:03:00.1"`,
+		"args":          `{"cni":{"ips":["192.0.2.9"]}}`,
+		"runtimeConfig": `{"ips":["192.0.2.9/24"],"mac":"02:00:00:00:00:07"}`,
+		"prevResult":    `{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}`,
+	} {
+		n.want(string(last.Stdin[key]) == want, "%s: %s, want %s", key, last.Stdin[key], want)
+	}
+	n.want(last.Args == all[0].Args, "CNI_ARGS %q, want %q", last.Args, all[0].Args)
+	n.wantClean()
 }
 
-// TestGatewayOutsideOfTheSubnet: host-local 1.9 (of which a script stands in, at the ADD) accepts a gateway
-// outside of the subnet. 1.10 rejects it, with the code of any error, and the conflist is corrected. Then the DEL passes with the present configuration, and the address is free, also if the pool is another one by now.
+// TestGatewayOutsideOfTheSubnet: host-local 1.9 (of which a script stands in, at the ADD) accepts a
+// gateway outside of the subnet. 1.10 rejects it, with the code of any error, and the conflist is
+// corrected. Then the DEL passes with the present configuration, and the address is free, also if
+// the pool is another one by now.
 func TestGatewayOutsideOfTheSubnet(t *testing.T) {
-	stories(t, `
-	let right {"type": "bridge", "bridge": "$bridge", "ipam": $hostlocal}
-	let wrong {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$data", "ranges": [[{"subnet": "$subnet", "gateway": "192.0.2.1"}]]}}
-	let elsewhere {"type": "bridge", "bridge": "$bridge", "ipam": {"type": "host-local", "dataDir": "$dir/elsewhere", "subnet": "$subnet"}}
-	either chain: let in chain
-	or chainFile: let in chainfile
-	script host-local 'conf=$(cat); [ $CNI_COMMAND = DEL ] || conf=$(echo "$conf" | sed "s/\"gateway\"/\"ignored\"/");
-		printf "%s" "$conf" | exec $cni/host-local'
-	$in $wrong | p1; add a
-	fails del a 'bridge (code 999)'; reserved 1
-	either DEL: $in $right; del a
-	or DEL, another dataDir: $in $elsewhere; del a; reserved 0
-	or STATUS: drop a; $in $right; until 0 status
-	or GC: drop a; $in $right; until 0 gc
-	or unwindctl sweep: drop a; $in $right; of-pools`, chainFiles, acts{"of-pools": func(s *story, _ []string) {
-		conf, err := netconf.ParseConf([]byte(s.entryOf(s.chainOf(s.plugins(s.node)...), nil)))
-		s.must(err)
-		chain, err := conf.LoadChain()
-		s.must(err)
-		_, err = s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Pools: sweep.PoolsOf(chain, conf),
-			Networks: []sweep.Network{{Chain: chain, Conf: conf}}, Path: strings.Join(s.path, ":")})
-		s.must(err)
-	}})
+	releases := oneOf("DEL", "DEL, another dataDir", "STATUS", "GC", "unwindctl sweep")
+	each2(t, oneOf("chain", "chainFile"), releases, func(t *testing.T, in, release choice) {
+		n := newNode(t)
+		conf := func(ipam string) pluginConf {
+			return object(`{"type": "bridge", "bridge": %q, "ipam": %s}`, n.bridge, ipam)
+		}
+		right := conf(n.hostLocal(n.subnet))
+		wrong := conf(fmt.Sprintf(`{"type": "host-local", "dataDir": %q,
+			"ranges": [[{"subnet": %q, "gateway": "192.0.2.1"}]]}`, n.dataDir(), n.subnet))
+		elsewhere := conf(fmt.Sprintf(`{"type": "host-local", "dataDir": "%s/elsewhere", "subnet": %q}`, n.dir, n.subnet))
+		setChain := n.chain
+		if in.is("chainFile") {
+			setChain = func(plugins ...pluginConf) { n.chainInFile(plugins...) }
+		}
+		n.script("host-local", `conf=$(cat); [ $CNI_COMMAND = DEL ] || conf=$(echo "$conf" | sed "s/\"gateway\"/\"ignored\"/")
+			printf "%s" "$conf" | exec `+filepath.Join(n.path[1], "host-local"))
+		setChain(wrong, p1)
+		a := n.add("a")
+		n.wantError(a.tryDel(), "bridge (code 999)")
+		n.wantReserved(1)
+		switch {
+		case release.is("DEL"):
+			setChain(right)
+			a.del()
+		case release.is("DEL, another dataDir"):
+			setChain(elsewhere)
+			a.del()
+			n.wantReserved(0)
+		case release.is("STATUS"):
+			a.dropNetNS()
+			setChain(right)
+			n.until(0, func() { n.status() })
+		case release.is("GC"):
+			a.dropNetNS()
+			setChain(right)
+			n.until(0, func() { n.gc() })
+		case release.is("unwindctl sweep"):
+			a.dropNetNS()
+			setChain(right)
+			n.sweepPools()
+		}
+		n.wantClean()
+	})
 }
 
-// TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present one,
-// whatever the error, but never another delegate's. If that fails too, its step stays pending, with its
-// earlier configuration and the first error.
+// sweepPools runs a person's sweep that knows the chain.
+func (n *node) sweepPools() {
+	n.Helper()
+	conf, err := netconf.ParseConf([]byte(n.entryOf(n.chainOf(n.plugins()...), nil)))
+	must(n, err)
+	chain, err := conf.LoadChain()
+	must(n, err)
+	_, err = n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{
+		Pools:    sweep.PoolsOf(chain, conf),
+		Networks: []sweep.Network{{Chain: chain, Conf: conf}},
+		Path:     strings.Join(n.path, ":"),
+	})
+	must(n, err)
+}
+
+// TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present
+// one, whatever the error, but never another delegate's. If that fails too, its step stays pending,
+// with its earlier configuration and the first error.
 func TestRejectedConfiguration(t *testing.T) {
-	stories(t, `
-	let mode fail; let code 7; let now p0; let dels 1; let how fails; let said 0
-	either accepted, incompatible version: let code 1; let dels 2; let how passes; let said 1
-	or accepted, invalid configuration: let dels 2; let how passes; let said 1
-	or accepted, unknown container: let code 3; let dels 2; let how passes; let said 1
-	or accepted, no code: let code 0; let dels 2; let how passes; let said 1
-	or refused, crash: let mode crash; let code 999
-	or refused, of two nobody can tell which: let now p0 | p1
-	or refused, not in the chain any more: let now loopback; let how tries
-	or refused, no chain: let now {"type": "unwind"}
-	or refused, the same configuration: let now p0, "modes": {"DEL": "fail"}, "code": 7
-	or refused, another one that is rejected: let now p0, "modes": {"DEL": "fail"}, "code": 2; let dels 2
-	chain p0, "modes": {"DEL": "$mode"}, "code": $code; add a
-	chain $now
-	either DEL: $how del a; logged 'DEL succeeded with the chain' $said
-	or GC: state a deleting; $how gc
-	if no chain, GC: let dels 0
-	deleted a $dels
-	if accepted: clean
-	if refused: rejected a; chain p0, "modes": {"DEL": "$mode"}, "code": $code; forgets; tries del a; deleted a 1; leaves`, acts{
-		"rejected": func(s *story, w []string) {
-			e := s.who(w[0]).entry()
-			if e == nil || len(e.Undo.Steps) != 1 {
-				s.Fatalf("the journal has %+v", e)
+	const accepted, refused = true, false
+	const noChain = "no chain"
+	type test struct {
+		name     string
+		accepted bool
+		mode     string
+		code     uint // 0: none
+		now      []pluginConf
+		dels     int
+		mayPass  bool
+	}
+	present := []pluginConf{p0}
+	tests := []test{
+		{"incompatible version", accepted, "fail", 1, present, 2, false},
+		{"invalid configuration", accepted, "fail", 7, present, 2, false},
+		{"unknown container", accepted, "fail", 3, present, 2, false},
+		{"no code", accepted, "fail", 0, present, 2, false},
+		{"crash", refused, "crash", 999, present, 1, false},
+		{"of two nobody can tell which", refused, "fail", 7, []pluginConf{p0, p1}, 1, false},
+		{"not in the chain any more", refused, "fail", 7, []pluginConf{loopback}, 1, true},
+		{noChain, refused, "fail", 7, []pluginConf{named("unwind")}, 1, false},
+		{"the same configuration", refused, "fail", 7, []pluginConf{p0.failing("DEL").code(7)}, 1, false},
+		{"another one that is rejected", refused, "fail", 7, []pluginConf{p0.failing("DEL").code(2)}, 2, false},
+	}
+	each2(t, tests, oneOf("DEL", "GC"), func(t *testing.T, tt test, by choice) {
+		n := newNode(t)
+		first := p0.mode("DEL", tt.mode).code(int(tt.code))
+		n.chain(first)
+		a := n.add("a")
+		n.chain(tt.now...)
+		wantOutcome := func(err error) {
+			n.Helper()
+			switch {
+			case tt.accepted:
+				must(n, err)
+			case !tt.mayPass:
+				n.wantError(err)
 			}
-			step, code := e.Undo.Steps[0], s.vars["code"]
-			if code == "0" {
-				code = "999"
+		}
+		dels := tt.dels
+		if by.is("DEL") {
+			wantOutcome(a.tryDel())
+			times := 0
+			if tt.accepted {
+				times = 1
 			}
-			s.want(strings.Contains(string(step.Config), `"modes":`), "%+v", step)
-			s.want(s.vars["dels"] == "0" || fmt.Sprint(step.Code) == code, "%+v", step)
-			s.want(len(s.taken()) == 1, "taken: %q", s.taken())
-		},
+			n.wantLoggedTimes(times, "DEL succeeded with the chain")
+		} else {
+			a.setState(journal.Deleting)
+			wantOutcome(n.tryGC())
+			if tt.name == noChain {
+				dels = 0
+			}
+		}
+		a.wantDELs(dels)
+		if tt.accepted {
+			n.wantClean()
+			return
+		}
+		e := a.entry()
+		if e == nil || len(e.Undo.Steps) != 1 {
+			n.Fatalf("the journal has %+v", e)
+		}
+		step := e.Undo.Steps[0]
+		n.want(strings.Contains(string(step.Config), `"modes":`), "%+v", step)
+		n.want(dels == 0 || step.Code == tt.code, "%+v", step)
+		n.wantCount("taken", len(n.taken()), 1)
+		n.chain(first)
+		n.forgetCalls()
+		_ = a.tryDel()
+		a.wantDELs(1)
 	})
 }
 
 // TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.
 func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
-	stories(t, `
-	chain p0, "modes": {"DEL": "fail"}, "code": 7
-	add a; drop a
-	chain p0
-	network other; tries gc; tries gc; deleted a 2; entry a
-	network; gc`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0.failing("DEL").code(7))
+	a := n.add("a")
+	a.dropNetNS()
+	n.chain(p0)
+	other := n.newNetwork("other")
+	_ = other.tryGC()
+	_ = other.tryGC()
+	a.wantDELs(2)
+	a.wantKept()
+	n.gc()
+	n.wantClean()
 }

@@ -86,10 +86,10 @@ func (w *world) someADD(try *rapid.T) {
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
-	healthy, err := w.hit(func() (err error) { address, err = next.tryAdd(w.list); return err })
+	healthy, err := w.hit(func() (err error) { address, err = next.addressOfAdd(w.list); return err })
 	if err != nil && healthy && !r.live && w.roomFor(&next) {
 		w.note("ADD %s again", r.ContainerID)
-		if address, err = next.tryAdd(w.list); err != nil {
+		if address, err = next.addressOfAdd(w.list); err != nil {
 			w.Errorf("ADD of %s, though there is room: %v", r.ContainerID, err)
 		}
 	}
@@ -109,9 +109,9 @@ func (w *world) someADD(try *rapid.T) {
 	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address, earlier: r.earlier}
 }
 
-// tryAdd returns the address that the pod gets.
-func (p *pod) tryAdd(list *libcni.NetworkConfigList) (string, error) {
-	result, err := p.add(list)
+// addressOfAdd adds the pod and returns the address that the pod gets.
+func (p *pod) addressOfAdd(list *libcni.NetworkConfigList) (string, error) {
+	result, err := p.addWith(list)
 	if err != nil {
 		return "", err
 	}
@@ -140,7 +140,7 @@ func (w *world) someDEL(try *rapid.T) {
 	r := w.some(try)
 	r.live = false
 	w.note("DEL %s", r.ContainerID)
-	healthy, err := w.hit(func() error { return r.del(w.list) })
+	healthy, err := w.hit(func() error { return r.delWith(w.list) })
 	if !healthy {
 		return
 	}
@@ -250,11 +250,11 @@ func (w *world) somethingBreaks(try *rapid.T) {
 	}
 	w.modes[instance][command] = rapid.SampledFrom(modes).Draw(try, "mode")
 	w.note("%s", netconf.Marshal(w.modes))
-	w.plan(w.modes)
+	w.setModes(w.modes)
 }
 
 func (w *world) heal() {
 	w.note("heal")
 	w.modes = map[string]map[string]string{}
-	w.plan(w.modes)
+	w.setModes(w.modes)
 }

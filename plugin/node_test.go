@@ -48,6 +48,16 @@ type node struct {
 	ruled    *atomic.Bool // a plugin was named that makes rules
 	mayDie   bool         // unwind may be killed in a GC or a STATUS
 	budgets  []string     // NAME=TIME; the others are env.Long
+	present  []pluginConf // the chain of the next requests
+	said     outcome      // of the last GC, STATUS or give
+	first    *node        // this machine's first network, whose environment libcni's plugins get
+	machine  *machine
+}
+
+// machine is what the networks of a node share.
+type machine struct {
+	networks []*node
+	pods     []*pod
 }
 
 var nodes atomic.Int64
@@ -76,6 +86,7 @@ func newNode(t testing.TB) *node {
 		RawExec: invoke.RawExec{Stderr: n.stderr()}})
 	n.store = &journal.Store{Dir: n.stateDir}
 	n.ruled = new(atomic.Bool)
+	n.first, n.machine = n, &machine{networks: []*node{n}}
 	t.Cleanup(func() {
 		if link, err := netlink.LinkByName(n.bridge); err == nil {
 			_ = netlink.LinkDel(link)
@@ -216,8 +227,8 @@ func entriesOf(t testing.TB, s *journal.Store) (all []*journal.Entry) {
 	return all
 }
 
-// plan sets the faulty plugins' modes: instance → verb → mode.
-func (n *node) plan(plan map[string]map[string]string) {
+// setModes sets the faulty plugins' modes: instance → verb → mode.
+func (n *node) setModes(plan map[string]map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(plan)
 	must(n, err)

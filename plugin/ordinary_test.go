@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,257 +12,538 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// In the tests of this file an operator, or the machine, does something ordinary. The plain chain's answer
-// is the measure: where its DEL passes, unwind's passes too, and what unwind still has to do has an end.
+// In the tests of this file an operator, or the machine, does something ordinary. The plain chain's
+// answer is the measure: where its DEL passes, unwind's passes too, and what unwind still has to do
+// has an end.
 
-// tired makes the next failure of each pending DEL of a pod the last one before it is dropped: 300 that came
-// after their pause, at each of which the chain lacked the plugin.
-var tired = acts{
-	"tired": each(func(p *pod) {
-		p.edit(func(e *journal.Entry) {
-			for i := range e.Undo.Steps {
-				s := &e.Undo.Steps[i]
-				s.Failures, s.Absent, s.Next = 299, min(s.Absent, 1)*299, journal.Next{}
-			}
-		})
-	}),
-	// ended PLUGIN PODS: the DELs of the plugin were dropped, as the history says
-	"ended": func(s *story, w []string) {
-		var got []string
-		for _, e := range s.node.recorded() {
-			if e.Kind == journal.Dropped && slices.Equal(e.Plugins, w[:1]) {
-				got = append(got, e.ContainerID)
-			}
+// tire makes the next failure of each pending DEL of the pod the last one before it is dropped: 300
+// that came after their pause, at each of which the chain lacked the plugin.
+func (p *pod) tire() {
+	p.Helper()
+	p.edit(func(e *journal.Entry) {
+		for i := range e.Undo.Steps {
+			s := &e.Undo.Steps[i]
+			s.Failures, s.Absent, s.Next = 299, min(s.Absent, 1)*299, journal.Next{}
 		}
-		slices.Sort(got)
-		s.want(slices.Equal(got, w[1:]), "%q", got)
-	},
-	// leak: the rules that the plain chain leaves too go at the end
-	"leak": func(s *story, _ []string) {
-		s.Cleanup(func() {
-			chains := map[string]bool{}
-			for _, rule := range s.rules(fmt.Sprintf(`name: \"%s\"`, s.network)) {
-				run(s, "sh", "-c", "iptables -w -t nat "+strings.Replace(rule, "-A", "-D", 1))
-				chains[rule[strings.LastIndex(rule, " ")+1:]] = true
-			}
-			for chain := range chains {
-				if strings.HasPrefix(chain, "CNI-") {
-					run(s, "sh", "-c", "iptables -w -t nat -F "+chain+"; iptables -w -t nat -X "+chain)
-				}
-			}
-		})
-	},
-}
-
-// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that failed once, and that ADD
-// is killed. The runtime's DEL has the first ADD's result. It undoes both, and leaves nothing.
-func TestOneIDOnePath(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true | p1; add a
-	either bridge's DEL fails: breaks bridge; fails del a; works bridge
-	or the last plugin's: plan p1 DEL fail; fails del a; plan
-	drop a; move a a; kill added 1 add a; was-killed
-	del a; gone a; reserved 0; taken`)
-}
-
-// TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The DELs of
-// older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and end.
-func TestMeshUninstalled(t *testing.T) {
-	stories(t, `
-	script mesh 'exec $cni/../test/faulty'
-	let mesh {"type": "mesh", "dir": "$dir/faulty", "instance": "mesh"}
-	either the list is in chain: let in chain
-	or the list is in chainFile: let in chainfile
-	$in bridge | $mesh; add a; add b; add c; add d
-	either its binary is deleted: lose $dir/bin/mesh
-	or its daemon is gone: plan mesh DEL fail
-	or it crashes: plan mesh DEL crash
-	fails del a mesh; entry a deleting 2
-	$in bridge
-	either containerd deletes, then the namespace goes: del a; entry a deleting 1; drop a; names a; del a
-		del b; drop b; names b; del b
-	or the namespaces go first: drop a; names a; del a; drop b; names b; del b
-	entry a deleting 1; entry b deleting 1; reserved 2
-	logged 'stays pending, but the runtime gets no error'
-	either it comes back: script mesh 'exec $cni/../test/faulty'; plan; until 2 sweep
-	or it stays away: status; tries gc; entries 4; tired a b; tries gc; entries 2; ended mesh a b
-		lose $dir/faulty/taken/a.eth0.mesh; lose $dir/faulty/taken/b.eth0.mesh
-	plan; $in bridge | $mesh; script mesh 'exec $cni/../test/faulty'; del c; del d`, tired, chainFiles)
-}
-
-// TestPluginChanged: a chained plugin's configuration changes, and the plugin refuses, with any error, the one
-// that the ADD had: a kubeconfig's path, an expired token, a key that a new version needs. The present one
-// counts, from any sweep that knows the chain.
-func TestPluginChanged(t *testing.T) {
-	stories(t, `
-	each code 1 4 7 11 100 999
-	chain bridge | p1, "modes": {"DEL": "fail"}, "code": $code; add a
-	chain bridge | p1, "code": $code
-	either DEL: del a; logged 'DEL succeeded with the chain'
-	or STATUS: drop a; until 0 status
-	or it left the chain, its binary is there: chain bridge; del a; entry a deleting 1; chain bridge | p1; until 0 gc
-	clean`)
-}
-
-// TestCheckAfterChanges: CHECK of an older pod does not fail for a plugin that has left the chain, nor for a
-// configuration that its plugin refuses by now. Nomad, for one, removes the network of a container whose
-// CHECK fails.
-func TestCheckAfterChanges(t *testing.T) {
-	stories(t, `
-	chain bridge | p1, "modes": {"CHECK": "fail"}; add a
-	fails check a
-	either it left the chain: chain bridge
-	or its configuration changed: chain bridge | p1
-	or the version, too: versions 1.0.0 0.4.0; chain bridge | p1
-	check a; chain bridge | p1; del a`)
-}
-
-// TestVersionCorrected: portmap refuses the version of the chain, which is corrected while a pod has a host
-// port. Its rules are those of the recorded configuration, so that is what it gets, in the present version.
-func TestVersionCorrected(t *testing.T) {
-	stories(t, `
-	script portmap 'conf=$(cat); if [ -e $dir/old ] && ! echo "$conf" | grep -q "\"cniVersion\":\"0.4.0\""; then
-		echo "{\"code\": 1, \"msg\": \"incompatible CNI versions\"}"; exit 1; fi; printf "%s" "$conf" | exec $cni/portmap'
-	chain bridge | portmap; add a; file $dir/old
-	fails del a portmap; port $a
-	versions 1.0.0 0.4.0
-	either DEL: del a
-	or sweep: drop a; until 0 status`)
-}
-
-// TestHostPortRenewed: portmap rejects its recorded configuration, and succeeds with the present one.
-func TestHostPortRenewed(t *testing.T) {
-	stories(t, `
-	script portmap 'conf=$(cat); if [ -e $dir/down ] && ! echo "$conf" | grep -q markMasqBit; then
-		echo "{\"code\": 999, \"msg\": \"down\"}"; exit 1; fi; printf "%s" "$conf" | exec $cni/portmap'
-	chain bridge | portmap; add a; file $dir/down
-	let port $a; fails del a portmap; chain bridge | portmap, "markMasqBit": 14; del a; gone a; reserved 0`)
-}
-
-// TestIPAMReplaced: the IPAM plugin is replaced, and its binary goes. The DEL passes with the present one, and
-// unwind removes host-local's file itself.
-func TestIPAMReplaced(t *testing.T) {
-	stories(t, `
-	chain bridge; add a; add b
-	script host-local 'exit 1'; chain static
-	del a; reserved 1; drop b; until 0 sweep-of-chain; reserved 0`, acts{"sweep-of-chain": func(s *story, _ []string) {
-		verbs["status"](s, nil)
-	}})
-}
-
-// TestRestartedWhileOff: nerdctl restarts a container while unwind is off, with DELs without a path. Its last
-// DEL goes through unwind. In a scratch namespace bridge would remove a chain that the leaked rule of the
-// first start still names.
-func TestRestartedWhileOff(t *testing.T) {
-	stories(t, `
-	leak; chain bridge, "ipMasq": true
-	past add a; drop a; names a; past del a
-	move a second; past add a; drop a; names a
-	del a; entries 0; reserved 0; leaves`, tired)
-}
-
-// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If it then fails in other
-// words, it does not run without one.
-func TestScratchTwice(t *testing.T) {
-	stories(t, `
-	chain bridge; add a; drop a; names a
-	either the same words: script bridge 'echo x >>$dir/runs; [ -z "$CNI_NETNS" ] && exec $cni/bridge; echo "{\"code\": 5, \"msg\": \"busy\"}"; exit 1'
-		del a; shell 'test $(wc -l <$dir/runs) = 3'
-	or other words: script bridge 'echo x >>$dir/runs; [ -z "$CNI_NETNS" ] && exec $cni/bridge; echo "{\"code\": 5, \"msg\": \"busy $$\"}"; exit 1'
-		fails del a; shell 'test $(wc -l <$dir/runs) = 2'
-	or it works again: script bridge 'echo x >>$dir/runs; [ $(wc -l <$dir/runs) = 2 ] && exec $cni/bridge; echo "{\"code\": 5, \"msg\": \"busy\"}"; exit 1'
-		del a; shell 'test $(wc -l <$dir/runs) = 2'
-	or without one it fails too: script bridge 'echo x >>$dir/runs; echo "{\"code\": 5, \"msg\": \"busy\"}"; exit 1'
-		fails del a 'bridge (code 5)'; shell 'test $(wc -l <$dir/runs) = 3'; fails del a; shell 'test $(wc -l <$dir/runs) = 5'
-	lose $dir/bin/bridge; until 0 sweep`)
-}
-
-// TestNeverRanAPlugin: the DELs of an ADD that was cut off before its first delegate fail. They end like
-// those of any other, unless an address may depend on them.
-func TestNeverRanAPlugin(t *testing.T) {
-	stories(t, `
-	either after the address: chain bridge | p1; plan p1 DEL fail
-	or before the address: chain p1 | bridge; plan p1 DEL fail
-	or with a port: chain bridge | portmap
-	add a; cutoff a; drop a; lose $dir/faulty/taken
-	if with a port: breaks portmap
-	sweep; sweep; entry a rolling-back; tired a; tries gc
-	if after the address: entries 0; reserved 0; ended faulty a
-	unless after the address: entries 1
-	if with a port: works portmap; gc; entries 0
-	if before the address: chain bridge; tired a; tries gc; entries 1; tired a; tries gc; entries 0; ended faulty a`, tired)
-}
-
-// TestEarlierBoot: an attachment of an earlier boot gets no DEL unless the machine is proven to be the same.
-// Its host-local files go, for all of its records alike, and nothing answers the runtime's own DEL.
-func TestEarlierBoot(t *testing.T) {
-	boot := func(machine string) func(p *pod) {
-		return func(p *pod) {
-			all := p.records()
-			must(p, p.store.Update(context.Background(), func(tx *journal.Tx) error {
-				for _, e := range slices.Backward(all) { // the older one first
-					must(p, tx.Delete(e))
-					e.Added.Host.BootID, e.Added.Host.Machine = earlier, machine
-					e.Number = 0
-					for _, e.Undo.State = range []journal.State{journal.Adding, e.Undo.State} {
-						must(p, tx.Put(e))
-					}
-				}
-				return nil
-			}))
-		}
-	}
-	stories(t, `
-	chain pooled | p1; let dels DEL p1, DEL p0
-	either one record: add a; drop a; let records 1
-	or two records: plan p1 DEL fail; add a; drop a; again a a; add a; drop a; entry a live 3 2; plan; let records 2
-	forgets
-	either the machine has no ID: nameless a
-	or its ID changed: another a
-	either sweep: sweep
-	or GC: gc
-	or STATUS: status
-	entries 0; reserved 0; calls
-	del a; calls $dels; leaves`, acts{
-		"nameless": each(boot("")),
-		"another":  each(boot("machine-id:another")),
 	})
 }
 
-// TestObservingInAnotherNetwork: a network with disableGC and without sweepOnStatus is not swept by the verbs
-// of another network, but by a person.
+// wantDropped checks that the DELs of a plugin were dropped for these containers, as the history
+// says.
+func (n *node) wantDropped(plugin string, containers ...string) {
+	n.Helper()
+	var got []string
+	for _, e := range n.recorded() {
+		if e.Kind == journal.Dropped && slices.Equal(e.Plugins, []string{plugin}) {
+			got = append(got, e.ContainerID)
+		}
+	}
+	slices.Sort(got)
+	n.wantEqual("dropped", got, containers)
+}
+
+// removeLeakedRules removes at the end of the test the rules that the plain chain leaves too.
+func (n *node) removeLeakedRules() {
+	n.Cleanup(func() {
+		chains := map[string]bool{}
+		for _, rule := range n.rules(fmt.Sprintf(`name: \"%s\"`, n.network)) {
+			run(n, "sh", "-c", "iptables -w -t nat "+strings.Replace(rule, "-A", "-D", 1))
+			chains[rule[strings.LastIndex(rule, " ")+1:]] = true
+		}
+		for chain := range chains {
+			if strings.HasPrefix(chain, "CNI-") {
+				run(n, "sh", "-c", "iptables -w -t nat -F "+chain+"; iptables -w -t nat -X "+chain)
+			}
+		}
+	})
+}
+
+// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that
+// failed once, and that ADD is killed. The runtime's DEL has the first ADD's result. It undoes
+// both, and leaves nothing.
+func TestOneIDOnePath(t *testing.T) {
+	each1(t, oneOf("bridge's DEL fails", "the last plugin's"), func(t *testing.T, first choice) {
+		n := newNode(t)
+		n.chain(bridge.masq(), p1)
+		a := n.add("a")
+		if first.is("bridge's DEL fails") {
+			repairBridge := n.breakPlugin("bridge")
+			n.wantError(a.tryDel())
+			repairBridge()
+		} else {
+			n.plan(p1.DEL("fail"))
+			n.wantError(a.tryDel())
+			n.plan()
+		}
+		a.dropNetNS()
+		a.move("a")
+		n.mustKill("added", 1, a.tryAdd)
+		a.del()
+		a.wantGone()
+		n.wantReserved(0)
+		n.wantTaken()
+		n.wantClean()
+	})
+}
+
+// TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The
+// DELs of older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and
+// end.
+func TestMeshUninstalled(t *testing.T) {
+	removals := oneOf("its binary is deleted", "its daemon is gone", "it crashes")
+	orders := oneOf("containerd deletes, then the namespace goes", "the namespaces go first")
+	ends := oneOf("it comes back", "it stays away")
+	each4(t, oneOf("chain", "chainFile"), removals, orders, ends,
+		func(t *testing.T, in, removal, order, end choice) {
+			n := newNode(t)
+			setChain := n.chain
+			if in.is("chainFile") {
+				setChain = func(plugins ...pluginConf) { n.chainInFile(plugins...) }
+			}
+			faultyPlugin := filepath.Join(n.path[2], "faulty")
+			install := func() { n.script("mesh", "exec "+faultyPlugin) }
+			install()
+			mesh := object(`{"type": "mesh", "dir": %q, "instance": "mesh"}`, n.faultyDir())
+			setChain(bridge, mesh)
+			a, b, c, d := n.add("a"), n.add("b"), n.add("c"), n.add("d")
+			faultyMesh := faulty("mesh")
+			switch {
+			case removal.is("its binary is deleted"):
+				n.remove(filepath.Join(n.path[0], "mesh"))
+			case removal.is("its daemon is gone"):
+				n.plan(faultyMesh.DEL("fail"))
+			case removal.is("it crashes"):
+				n.plan(faultyMesh.DEL("crash"))
+			}
+			n.wantError(a.tryDel(), "mesh")
+			a.wantRecord(journal.Deleting, 2)
+			setChain(bridge)
+			if order.is("containerd deletes, then the namespace goes") {
+				a.del()
+				a.wantRecord(journal.Deleting, 1)
+				a.dropNetNS()
+				a.NetNS = ""
+				a.del()
+				b.del()
+				b.dropNetNS()
+				b.NetNS = ""
+				b.del()
+			} else {
+				a.dropNetNS()
+				a.NetNS = ""
+				a.del()
+				b.dropNetNS()
+				b.NetNS = ""
+				b.del()
+			}
+			a.wantRecord(journal.Deleting, 1)
+			b.wantRecord(journal.Deleting, 1)
+			n.wantReserved(2)
+			n.wantLogged(staysPending)
+			if end.is("it comes back") {
+				install()
+				n.plan()
+				n.until(2, func() { n.sweep() })
+			} else {
+				n.status()
+				_ = n.tryGC()
+				n.wantRecords(4)
+				a.tire()
+				b.tire()
+				_ = n.tryGC()
+				n.wantRecords(2)
+				n.wantDropped("mesh", "a", "b")
+				n.remove(filepath.Join(n.faultyDir(), "taken", "a.eth0.mesh"))
+				n.remove(filepath.Join(n.faultyDir(), "taken", "b.eth0.mesh"))
+			}
+			n.plan()
+			setChain(bridge, mesh)
+			install()
+			c.del()
+			d.del()
+			n.wantClean()
+		})
+}
+
+// TestPluginChanged: a chained plugin's configuration changes, and the plugin refuses, with any
+// error, the one that the ADD had: a kubeconfig's path, an expired token, a key that a new version
+// needs. The present one counts, from any sweep that knows the chain.
+func TestPluginChanged(t *testing.T) {
+	undoes := oneOf("DEL", "STATUS", "it left the chain, its binary is there")
+	each2(t, []int{1, 4, 7, 11, 100, 999}, undoes, func(t *testing.T, code int, undo choice) {
+		n := newNode(t)
+		n.chain(bridge, p1.failing("DEL").code(code))
+		a := n.add("a")
+		n.chain(bridge, p1.code(code))
+		switch {
+		case undo.is("DEL"):
+			a.del()
+			n.wantLogged("DEL succeeded with the chain")
+		case undo.is("STATUS"):
+			a.dropNetNS()
+			n.until(0, func() { n.status() })
+		case undo.is("it left the chain, its binary is there"):
+			n.chain(bridge)
+			a.del()
+			a.wantRecord(journal.Deleting, 1)
+			n.chain(bridge, p1)
+			n.until(0, func() { n.gc() })
+		}
+		n.wantClean()
+	})
+}
+
+// TestCheckAfterChanges: CHECK of an older pod does not fail for a plugin that has left the chain,
+// nor for a configuration that its plugin refuses by now. Nomad, for one, removes the network of a
+// container whose CHECK fails.
+func TestCheckAfterChanges(t *testing.T) {
+	changes := oneOf("it left the chain", "its configuration changed", "the version, too")
+	each1(t, changes, func(t *testing.T, change choice) {
+		n := newNode(t)
+		n.chain(bridge, p1.failing("CHECK"))
+		a := n.add("a")
+		n.wantError(a.tryCheck())
+		switch {
+		case change.is("it left the chain"):
+			n.chain(bridge)
+		case change.is("its configuration changed"):
+			n.chain(bridge, p1)
+		case change.is("the version, too"):
+			n.versions("1.0.0", "0.4.0")
+			n.chain(bridge, p1)
+		}
+		a.check()
+		n.chain(bridge, p1)
+		a.del()
+		n.wantClean()
+	})
+}
+
+// pickyPortmap installs a portmap that fails with an error while a file is there, unless its
+// configuration has a text.
+func (n *node) pickyPortmap(file, text, failure string) {
+	n.Helper()
+	n.script("portmap", fmt.Sprintf(`conf=$(cat)
+		if [ -e %s ] && ! echo "$conf" | grep -q '%s'; then
+			echo '%s'; exit 1
+		fi
+		printf "%%s" "$conf" | exec %s`, file, text, failure, filepath.Join(n.path[1], "portmap")))
+}
+
+// TestVersionCorrected: portmap refuses the version of the chain, which is corrected while a pod
+// has a host port. Its rules are those of the recorded configuration, so that is what it gets, in
+// the present version.
+func TestVersionCorrected(t *testing.T) {
+	each1(t, oneOf("DEL", "sweep"), func(t *testing.T, by choice) {
+		n := newNode(t)
+		old := filepath.Join(n.dir, "old")
+		n.pickyPortmap(old, `"cniVersion":"0.4.0"`, `{"code": 1, "msg": "incompatible CNI versions"}`)
+		n.chain(bridge, portmap)
+		a := n.add("a")
+		n.write(old, "")
+		n.wantError(a.tryDel(), "portmap")
+		n.wantHostPorts(a.address, 1)
+		n.versions("1.0.0", "0.4.0")
+		if by.is("DEL") {
+			a.del()
+		} else {
+			a.dropNetNS()
+			n.until(0, func() { n.status() })
+		}
+		n.wantClean()
+	})
+}
+
+// TestHostPortRenewed: portmap rejects its recorded configuration, and succeeds with the present
+// one.
+func TestHostPortRenewed(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	down := filepath.Join(n.dir, "down")
+	n.pickyPortmap(down, "markMasqBit", `{"code": 999, "msg": "down"}`)
+	n.chain(bridge, portmap)
+	a := n.add("a")
+	n.write(down, "")
+	n.wantError(a.tryDel(), "portmap")
+	n.chain(bridge, portmap.with(`"markMasqBit": 14`))
+	a.del()
+	a.wantGone()
+	n.wantReserved(0)
+	n.wantClean()
+}
+
+// TestIPAMReplaced: the IPAM plugin is replaced, and its binary goes. The DEL passes with the
+// present one, and unwind removes host-local's file itself.
+func TestIPAMReplaced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge)
+	a, b := n.add("a"), n.add("b")
+	n.script("host-local", "exit 1")
+	n.chain(static)
+	a.del()
+	n.wantReserved(1)
+	b.dropNetNS()
+	n.until(0, func() { n.status() })
+	n.wantReserved(0)
+	n.wantClean()
+}
+
+// TestRestartedWhileOff: nerdctl restarts a container while unwind is off, with DELs without a
+// path. Its last DEL goes through unwind. In a scratch namespace bridge would remove a chain that
+// the leaked rule of the first start still names.
+func TestRestartedWhileOff(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.removeLeakedRules()
+	n.chain(bridge.masq())
+	a := n.addPast("a")
+	a.dropNetNS()
+	a.NetNS = ""
+	a.delPast()
+	a.move("second")
+	a.addPast()
+	a.dropNetNS()
+	a.NetNS = ""
+	a.del()
+	n.wantRecords(0)
+	n.wantReserved(0)
+}
+
+// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If it then fails
+// in other words, it does not run without one.
+func TestScratchTwice(t *testing.T) {
+	fails := func(msg string) string { return `echo "{\"code\": 5, \"msg\": \"` + msg + `\"}"; exit 1` }
+	type test struct {
+		name   string
+		script string // BRIDGE is the plugin, RUNS the file of its runs
+		runs   []int  // after each DEL
+		passes bool
+		says   []string
+	}
+	tests := []test{
+		{"the same words", `[ -z "$CNI_NETNS" ] && exec BRIDGE; ` + fails("busy"), []int{3}, true, nil},
+		{"other words", `[ -z "$CNI_NETNS" ] && exec BRIDGE; ` + fails("busy $$"), []int{2}, false, nil},
+		{"it works again", `[ $(wc -l <RUNS) = 2 ] && exec BRIDGE; ` + fails("busy"), []int{2}, true, nil},
+		{"without one it fails too", fails("busy"), []int{3, 5}, false, []string{"bridge (code 5)"}},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(bridge)
+		a := n.add("a")
+		a.dropNetNS()
+		a.NetNS = ""
+		runs := filepath.Join(n.dir, "runs")
+		n.script("bridge", strings.NewReplacer("BRIDGE", filepath.Join(n.path[1], "bridge"), "RUNS", runs).
+			Replace("echo x >>RUNS; "+tt.script))
+		for i, count := range tt.runs {
+			switch err := a.tryDel(); {
+			case tt.passes:
+				must(n, err)
+			case i == 0:
+				n.wantError(err, tt.says...)
+			default:
+				n.wantError(err)
+			}
+			n.wantCount("runs", strings.Count(read(n, runs), "\n"), count)
+		}
+		n.remove(filepath.Join(n.path[0], "bridge"))
+		n.until(0, func() { n.sweep() })
+		n.wantClean()
+	})
+}
+
+// TestNeverRanAPlugin: the DELs of an ADD that was cut off before its first delegate fail. They end
+// like those of any other, unless an address may depend on them.
+func TestNeverRanAPlugin(t *testing.T) {
+	places := oneOf("after the address", "before the address", "with a port")
+	each1(t, places, func(t *testing.T, place choice) {
+		n := newNode(t)
+		switch {
+		case place.is("after the address"):
+			n.chain(bridge, p1)
+			n.plan(p1.DEL("fail"))
+		case place.is("before the address"):
+			n.chain(p1, bridge)
+			n.plan(p1.DEL("fail"))
+		case place.is("with a port"):
+			n.chain(bridge, portmap)
+		}
+		a := n.add("a")
+		a.cutOff()
+		a.dropNetNS()
+		n.remove(filepath.Join(n.faultyDir(), "taken"))
+		repairPortmap := func() {}
+		if place.is("with a port") {
+			repairPortmap = n.breakPlugin("portmap")
+		}
+		n.sweep()
+		n.sweep()
+		a.wantRecord(journal.RollingBack)
+		a.tire()
+		_ = n.tryGC()
+		switch {
+		case place.is("after the address"):
+			n.wantRecords(0)
+			n.wantReserved(0)
+			n.wantDropped("faulty", "a")
+		case place.is("before the address"):
+			n.wantRecords(1)
+			n.chain(bridge)
+			a.tire()
+			_ = n.tryGC()
+			n.wantRecords(1)
+			a.tire()
+			_ = n.tryGC()
+			n.wantRecords(0)
+			n.wantDropped("faulty", "a")
+		case place.is("with a port"):
+			n.wantRecords(1)
+			repairPortmap()
+			n.gc()
+			n.wantRecords(0)
+		}
+		n.wantClean()
+	})
+}
+
+// bootOn moves all records of the pod to an earlier boot of a machine.
+func (p *pod) bootOn(machine string) {
+	p.Helper()
+	all := p.records()
+	must(p, p.store.Update(context.Background(), func(tx *journal.Tx) error {
+		for _, e := range slices.Backward(all) { // the older one first
+			must(p, tx.Delete(e))
+			e.Added.Host.BootID, e.Added.Host.Machine = earlier, machine
+			e.Number = 0
+			for _, e.Undo.State = range []journal.State{journal.Adding, e.Undo.State} {
+				must(p, tx.Put(e))
+			}
+		}
+		return nil
+	}))
+}
+
+// TestEarlierBoot: an attachment of an earlier boot gets no DEL unless the machine is proven to be
+// the same. Its host-local files go, for all of its records alike, and nothing answers the
+// runtime's own DEL.
+func TestEarlierBoot(t *testing.T) {
+	machines := []struct{ name, id string }{{"the machine has no ID", ""}, {"its ID changed", "machine-id:another"}}
+	releases := oneOf("sweep", "GC", "STATUS")
+	each3(t, oneOf("one record", "two records"), machines, releases,
+		func(t *testing.T, records choice, machine struct{ name, id string }, release choice) {
+			n := newNode(t)
+			n.chain(pooled, p1)
+			a := n.newPod("a")
+			if records.is("one record") {
+				a.add()
+				a.dropNetNS()
+			} else {
+				n.plan(p1.DEL("fail"))
+				a.add()
+				a.dropNetNS()
+				a = a.again()
+				a.add()
+				a.dropNetNS()
+				a.wantRecord(journal.Live, 3, 2)
+				n.plan()
+			}
+			n.forgetCalls()
+			a.bootOn(machine.id)
+			switch {
+			case release.is("sweep"):
+				n.sweep()
+			case release.is("GC"):
+				n.gc()
+			case release.is("STATUS"):
+				n.status()
+			}
+			n.wantRecords(0)
+			n.wantReserved(0)
+			n.wantCalls()
+			a.del()
+			n.wantCalls("DEL p1", "DEL p0")
+		})
+}
+
+// TestObservingInAnotherNetwork: a network with disableGC and without sweepOnStatus is not swept by
+// the verbs of another network, but by a person.
 func TestObservingInAnotherNetwork(t *testing.T) {
-	stories(t, `
-	chain p0; conf disableGC true; conf sweepOnStatus false; add a; drop a
-	conf disableGC; conf sweepOnStatus; network other; add b; drop b
-	status; until 1 status; gc; entry a
-	person; network; status; entries 0`, acts{"person": func(s *story, _ []string) {
-		w := s.worker()
-		w.Invoked = false
-		s.want(!w.Spares(s.entries()[0]), "it is spared")
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0)
+	n.conf["disableGC"], n.conf["sweepOnStatus"] = true, false
+	a := n.add("a")
+	a.dropNetNS()
+	n.conf["disableGC"], n.conf["sweepOnStatus"] = nil, nil
+	other := n.newNetwork("other")
+	b := other.add("b")
+	b.dropNetNS()
+	other.status()
+	n.until(1, func() { other.status() })
+	other.gc()
+	a.wantKept()
+	person := other.worker()
+	person.Invoked = false
+	n.want(!person.Spares(n.entries()[0]), "it is spared")
+	n.status()
+	n.wantRecords(0)
+	n.wantClean()
 }
 
-// TestStatusOfOldChain: before CNI 1.1.0, no runtime asks a chain for its STATUS. So a missing plugin leaves the
-// node ready: only new pods fail, as without unwind.
+// TestStatusOfOldChain: before CNI 1.1.0, no runtime asks a chain for its STATUS. So a missing
+// plugin leaves the node ready: only new pods fail, as without unwind.
 func TestStatusOfOldChain(t *testing.T) {
-	stories(t, `
-	versions 1.1.0 1.0.0; chain p0 | {"type": "gone"}
-	status; warned 'plugins are missing; new pods fail" missing=gone'
-	versions 1.1.0 1.1.0; fails status code=50`)
+	t.Parallel()
+	n := newNode(t)
+	n.versions("1.1.0", "1.0.0")
+	n.chain(p0, named("gone"))
+	n.status()
+	n.wantWarned(`plugins are missing; new pods fail" missing=gone`)
+	n.versions("1.1.0", "1.1.0")
+	n.wantCode(n.tryStatus(), 50)
+	n.wantClean()
 }
 
-// TestGuardAfterOff: unwind was off while many pods were deleted. What holds nothing is released without a
-// guard. What the guard kept once does not keep what dies later, nor owners, nor GC.
+// TestGuardAfterOff: unwind was off while many pods were deleted. What holds nothing is released
+// without a guard. What the guard kept once does not keep what dies later, nor owners, nor GC.
 func TestGuardAfterOff(t *testing.T) {
-	stories(t, `
-	chain bridge; crowd 20; crowd 12 gone
-	either deleted while off: past del $gone; drop $gone; gc; entries 20
-	or gone without a DEL: drop $gone; fails gc 'seem dead'; entries 32; gc list $all $gone; entries 32; past add x; let kept 1
-		drop all00 all01; tries gc; entries 30; tries status; entries 30
-		forced; entries 18; del all00 all01; past del x
-	del $all`, acts{"forced": func(s *story, _ []string) {
-		_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Force: true})
-		s.must(err)
-	}})
+	each1(t, oneOf("deleted while off", "gone without a DEL"), func(t *testing.T, ends choice) {
+		n := newNode(t)
+		n.chain(bridge)
+		all, gone := n.crowd(20, "all"), n.crowd(12, "gone")
+		if ends.is("deleted while off") {
+			for _, p := range gone {
+				p.delPast()
+				p.dropNetNS()
+			}
+			n.gc()
+			n.wantRecords(20)
+		} else {
+			for _, p := range gone {
+				p.dropNetNS()
+			}
+			n.wantError(n.tryGC(), "seem dead")
+			n.wantRecords(32)
+			n.gc(valid(slices.Concat(all, gone)...))
+			n.wantRecords(32)
+			x := n.addPast("x")
+			all[0].dropNetNS()
+			all[1].dropNetNS()
+			_ = n.tryGC()
+			n.wantRecords(30)
+			_ = n.tryStatus()
+			n.wantRecords(30)
+			_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{Force: true})
+			must(n, err)
+			n.wantRecords(18)
+			all[0].del()
+			all[1].del()
+			x.delPast()
+		}
+		for _, p := range all {
+			p.del()
+		}
+		n.wantClean()
+	})
 }

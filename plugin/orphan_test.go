@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,72 +16,141 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/facts"
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestOrphanIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for, and
-// what it takes late is released.
+// TestOrphanIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for,
+// and what it takes late is released.
 func TestOrphanIsWaitedFor(t *testing.T) {
-	stories(t, `
-	budget Orphans 3m; chain p0 | p1, "delayMS": 1000
-	plan p1 ADD orphan; killed add a; plan
-	either then DEL: recover a DEL
-	or then ADD: recover a ADD
-	or then the next sandbox: drop a; recover a next sandbox
-	clean; began start ADD p0, end ADD p0, start ADD p1, end ADD p1, start DEL p1, end DEL p1, start DEL p0`)
+	each1(t, recoveries, func(t *testing.T, recovery recovery) {
+		n := newNode(t)
+		n.budget("Orphans=3m")
+		n.chain(p0, p1.delay(1000))
+		n.plan(p1.ADD("orphan"))
+		a := n.newPod("a")
+		n.wantKilled(a.tryAdd())
+		n.plan()
+		if recovery.name == nextSandbox {
+			a.dropNetNS()
+		}
+		recovery.of(a)
+		n.wantClean()
+		n.wantBegan("start ADD p0", "end ADD p0", "start ADD p1", "end ADD p1",
+			"start DEL p1", "end DEL p1", "start DEL p0")
+		n.wantClean()
+	})
 }
 
-// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of the
-// owner's delegate still gets its own time to end.
+// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of
+// the owner's delegate still gets its own time to end.
 func TestOrphansOfAnOwnerThatDies(t *testing.T) {
-	stories(t, `
-	budget Orphans 5s; script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/began ] && exit;
-		touch $dir/began; until [ -e $dir/go ]; do sleep 0.02; done; (sleep 0.3; touch $dir/ended) & kill -9 $PPID; wait'
-	chain p0 | {"type": "p1"}; add a; as b a; names b $netns/a
-	start del a; appears $dir/began; start del b; pause 6s; file $dir/go
-	wait del b; fails wait del a; appears $dir/ended; logged 'replacing a lock file' 0`)
+	t.Parallel()
+	n := newNode(t)
+	n.budget("Orphans=5s")
+	began, goOn, ended := filepath.Join(n.dir, "began"), filepath.Join(n.dir, "go"), filepath.Join(n.dir, "ended")
+	n.script("p1", fmt.Sprintf(`[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e %[1]s ] && exit
+		touch %[1]s; until [ -e %[2]s ]; do sleep 0.02; done; (sleep 0.3; touch %[3]s) & kill -9 $PPID; wait`,
+		began, goOn, ended))
+	n.chain(p0, named("p1"))
+	a := n.add("a")
+	b := n.newPod("b")
+	b.ContainerID, b.NetNS = a.ContainerID, a.NetNS
+	first := a.beginDel()
+	n.awaitFile(began)
+	second := b.beginDel()
+	time.Sleep(6 * time.Second)
+	n.write(goOn, "")
+	second.passes()
+	n.wantError(first.wait())
+	n.awaitFile(ended)
+	n.wantLoggedTimes(0, "replacing a lock file")
+	n.wantClean()
 }
 
 // TestDelEndsALoop: the plugin of an ADD runs one short program after the other, and never ends, at
 // its ADD and at the DEL of its rollback. The runtime's DEL does not wait for as long as they do.
 func TestDelEndsALoop(t *testing.T) {
-	stories(t, `
-	budget Stop 1s; script p1 '[ -e $dir/well ] && exit; touch $dir/$CNI_COMMAND; while :; do sleep 0.05; done'
-	chain p0 | {"type": "p1"}
-	start add a; appears $dir/ADD; start del a; appears $dir/DEL; file $dir/well
-	wait del a; fails wait add a`)
+	t.Parallel()
+	n := newNode(t)
+	n.budget("Stop=1s")
+	well := filepath.Join(n.dir, "well")
+	n.script("p1", fmt.Sprintf(`[ -e %s ] && exit; touch %s/$CNI_COMMAND; while :; do sleep 0.05; done`, well, n.dir))
+	n.chain(p0, named("p1"))
+	a := n.newPod("a")
+	add := a.beginAdd()
+	n.awaitFile(filepath.Join(n.dir, "ADD"))
+	del := a.beginDel()
+	n.awaitFile(filepath.Join(n.dir, "DEL"))
+	n.write(well, "")
+	del.passes()
+	n.wantError(add.wait())
+	n.wantClean()
 }
 
-// TestDelDuringAdd: an ADD that still runs ends once a DEL of its attachment comes, and rolls everything back: the
-// runtime is dead, or has given the ADD up. An ADD of another attachment that releases this one meanwhile is waited
-// for, and does not end.
+// TestDelDuringAdd: an ADD that still runs ends once a DEL of its attachment comes, and rolls
+// everything back: the runtime is dead, or has given the ADD up. An ADD of another attachment that
+// releases this one meanwhile is waited for, and does not end.
 func TestDelDuringAdd(t *testing.T) {
-	stories(t, `
-	hasty; conf delegateTimeout; chain p0 | p1, "delayMS": 700
-	either its delegate hangs: plan p1 ADD hang-effect; start add a; awaits ADD p1; del a
-		fails wait add a 'plugin type="faulty" failed (add): killed: the runtime has sent the DEL of this attachment'
-	or it hangs in its rollback too: plan p1 ADD hang-effect, p1 DEL hang once; start add a; awaits ADD p1; del a; fails wait add a
-		times 2 DEL p1; ends DEL p1
-	or of another attachment: sandbox a b; add a; drop a; plan p1 DEL late; start add b; awaits DEL p1; del a; wait add b; del b
-	clean`)
+	adds := oneOf("its delegate hangs", "it hangs in its rollback too", "of another attachment")
+	each1(t, adds, func(t *testing.T, which choice) {
+		n := newNode(t)
+		n.hasty()
+		n.conf["delegateTimeout"] = nil
+		n.chain(p0, p1.delay(700))
+		a := n.newPod("a")
+		switch {
+		case which.is("its delegate hangs"):
+			n.plan(p1.ADD("hang-effect"))
+			add := a.beginAdd()
+			n.awaitCall("ADD p1")
+			a.del()
+			n.wantError(add.wait(),
+				`plugin type="faulty" failed (add): killed: the runtime has sent the DEL of this attachment`)
+		case which.is("it hangs in its rollback too"):
+			n.plan(p1.ADD("hang-effect"), p1.DEL("hang once"))
+			add := a.beginAdd()
+			n.awaitCall("ADD p1")
+			a.del()
+			n.wantError(add.wait())
+			n.wantTimes(2, "DEL p1")
+			n.wantEnded("DEL p1")
+		case which.is("of another attachment"):
+			b := a.nextSandbox("b")
+			a.add()
+			a.dropNetNS()
+			n.plan(p1.DEL("late"))
+			add := b.beginAdd()
+			n.awaitCall("DEL p1")
+			a.del()
+			add.passes()
+			b.del()
+		}
+		n.wantClean()
+	})
 }
 
-// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The delegate that still runs ends, and
-// the daemon does not. It doesn't hold the attachment up either.
+// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The delegate that
+// still runs ends, and the daemon does not. It doesn't hold the attachment up either.
 func TestDaemonOutlivesUnwind(t *testing.T) {
-	stories(t, `
-	hasty; chain p0 | p1
-	plan p0 ADD daemon, p1 ADD kill-parent-effect; killed add a; plan
-	either then DEL: recover a DEL
-	or then ADD: recover a ADD
-	or then the next sandbox: recover a next sandbox
-	or then STATUS: drop a; until 0 status
-	clean; ends ADD p1; daemons`, acts{
-		"daemons": func(s *story, _ []string) {
-			daemons := leftBy(s, s.callLog()[0].Path, "daemon")
-			s.want(len(daemons) == 1, "%d live", len(daemons))
-		},
+	status := recovery{"STATUS", func(p *pod) {
+		p.dropNetNS()
+		p.until(0, func() { p.status() })
+	}}
+	each1(t, append(slices.Clone(recoveries), status), func(t *testing.T, recovery recovery) {
+		n := newNode(t)
+		n.hasty()
+		n.chain(p0, p1)
+		n.plan(p0.ADD("daemon"), p1.ADD("kill-parent-effect"))
+		a := n.newPod("a")
+		n.wantKilled(a.tryAdd())
+		n.plan()
+		recovery.of(a)
+		n.wantClean()
+		n.wantEnded("ADD p1")
+		n.wantCount("daemons", len(leftBy(n, n.callLog()[0].Path, "daemon")), 1)
+		n.wantClean()
 	})
 }
 
@@ -105,33 +176,61 @@ func leftBy(t testing.TB, path, role string) []int {
 // TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs
 // for both at once.
 func TestTwoAdds(t *testing.T) {
-	stories(t, `
-	chain bridge | p0, "delayMS": 300 | p1, "delayMS": 100
-	plan * ADD late; start add a; awaits ADD p0
-	fails add a 'is already attached (in the same network namespace); delete it first'; wait add a
-	began start ADD p0, end ADD p0, start ADD p1, end ADD p1; calls ADD p0, ADD p1; entry a live
-	plan; del a`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge, p0.delay(300), p1.delay(100))
+	n.plan(everyone.ADD("late"))
+	a := n.newPod("a")
+	first := a.beginAdd()
+	n.awaitCall("ADD p0")
+	n.wantError(a.tryAdd(), "is already attached (in the same network namespace); delete it first")
+	first.passes()
+	n.wantBegan("start ADD p0", "end ADD p0", "start ADD p1", "end ADD p1")
+	n.wantCalls("ADD p0", "ADD p1")
+	a.wantRecord(journal.Live)
+	n.plan()
+	a.del()
+	n.wantClean()
 }
 
-// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another pod's
-// verbs end, and are in the journal.
+// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another
+// pod's verbs end, and are in the journal.
 func TestHangingChainsHoldNobodyUp(t *testing.T) {
-	of16 := func(statement string) (script string) {
-		for i := range 16 {
-			script += fmt.Sprintf("; %s hanging%02d", statement, i)
+	each1(t, []string{"ADD", "DEL"}, func(t *testing.T, verb string) {
+		n := newNode(t)
+		n.chain(p0)
+		var hanging []*pod
+		if verb == "DEL" {
+			hanging = n.crowd(16, "hanging")
+		} else {
+			for i := range 16 {
+				hanging = append(hanging, n.newPod(fmt.Sprintf("hanging%02d", i)))
+			}
 		}
-		return strings.TrimPrefix(script, "; ")
-	}
-	stories(t, `
-	chain p0; let held $dir/faulty/held
-	either ADD: let verb add; let command ADD
-	or DEL: let verb del; let command DEL; crowd 16 hanging
-	plan pod:hanging $command hold
-	`+of16("start $verb")+`
-	appears $held/$command.hanging15.p0; add other; entry other live; del other; gone other
-	plan; shell 'rm $held/*'
-	`+of16("wait $verb")+`
-	`+of16("del"))
+		n.plan(inPod("hanging").on(verb, "hold"))
+		var requests []*underWay
+		for _, p := range hanging {
+			if verb == "ADD" {
+				requests = append(requests, p.beginAdd())
+			} else {
+				requests = append(requests, p.beginDel())
+			}
+		}
+		n.awaitHeld(verb, "hanging15", "p0")
+		other := n.add("other")
+		other.wantRecord(journal.Live)
+		other.del()
+		other.wantGone()
+		n.plan()
+		n.shell("rm %s/held/*", n.faultyDir())
+		for _, r := range requests {
+			r.passes()
+		}
+		for _, p := range hanging {
+			p.del()
+		}
+		n.wantClean()
+	})
 }
 
 // headless runs this program as one whose first thread has ended: see TestMain.
@@ -151,90 +250,112 @@ const (
 	less     = `setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace `
 )
 
-// commands are a shell's: enter starts a process in the pod's namespace and waits until it is there;
-// confined is as above.
-var commands = map[string]string{
-	"enter": `nsenter --net="$POD" sleep 60 & while
-	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `,
-	"umount":   `umount "$POD"; `,
-	"hide":     `mount -t proc -o hidepid=2,gid=12345 proc /proc; `,
-	"confined": less,
+// Commands of a shell that runs on the pod's node. enter starts a process in the pod's namespace
+// and waits until it is there.
+const (
+	enter = `nsenter --net="$POD" sleep 60 & while
+	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `
+	umount = `umount "$POD"; `
+	hide   = `mount -t proc -o hidepid=2,gid=12345 proc /proc; `
+)
+
+// askOnNode asks unwind where these commands of a shell were run before, by process 1 of a PID
+// namespace.
+func (p *pod) askOnNode(verb string, commands ...string) {
+	p.Helper()
+	script := strings.ReplaceAll(strings.Join(commands, "")+`"$0"`, "$POD", p.NetNS)
+	p.askBy(verb, `exec unshare --pid --fork --kill-child --mount-proc sh -c '`+script+`; exit $?' "$0"`)
 }
 
-// onNode is a shell's command that runs a script as process 1 of a PID namespace, instead of
-// unwind.
-func (p *pod) onNode(script string) string {
-	return `exec unshare --pid --fork --kill-child --mount-proc sh -c '` +
-		strings.ReplaceAll(script, "$POD", p.NetNS) + `; exit $?' "$0"`
+// askBy asks unwind, which is $0, by a shell's command in a mount namespace of its own. A GC lists
+// the pod.
+func (p *pod) askBy(verb, command string) {
+	p.Helper()
+	p.outer = "1.1.0" // which has them all
+	changes := keys{}
+	if verb == "GC" {
+		changes = valid(p)
+	}
+	in := p.input(verb, p.entryOf(p.chainOf(p.plugins()...), changes))
+	in.first = command
+	out := p.start(in)
+	p.want(out.code == 0, "%s", out.stdout)
+	p.Logf("%s: %s", verb, out.stderr)
 }
 
-// confinement are statements of these tests.
-func confinement() acts {
-	// by asks unwind, which is $0, by a shell's command in a mount namespace of its own.
-	by := func(s *story, verb string, p *pod, command string) {
-		s.outer = "1.1.0" // which has them all
-		changes := map[string]any{}
-		if verb == "GC" {
-			changes = valid(p)
-		}
-		in := p.input(verb, s.entryOf(s.chainOf(s.plugins(s.node)...), changes))
-		in.first = command
-		out := s.node.start(in)
-		s.want(out.code == 0, "%s", out.stdout)
-		s.Logf("%s: %s", verb, out.stderr)
-	}
-	return acts{
-		"confined":   func(s *story, w []string) { by(s, "STATUS", s.who(w[0]), confined) },
-		"unconfined": func(s *story, w []string) { by(s, "STATUS", s.who(w[0]), ":") },
-		// node VERB POD WORDS: unwind runs where the shell's commands of these words were run before
-		"node": func(s *story, w []string) {
-			script := ""
-			for _, word := range w[2:] {
-				script += commands[word]
-			}
-			by(s, w[0], s.who(w[1]), s.who(w[1]).onNode(script+`"$0"`))
-		},
-		// headless POD: a process is in it whose first thread has ended
-		"headless": func(s *story, w []string) {
-			self, err := os.Executable()
-			s.must(err)
-			cmd := exec.Command("nsenter", "--net="+s.who(w[0]).NetNS, self)
-			cmd.Env = append(os.Environ(), headlessEnv+"=1")
-			s.spawn(cmd)
-			eventually(s, "the first thread gone", func() bool { return ended(cmd.Process) })
-		},
-	}
+// enterHeadless has a process in the pod whose first thread has ended.
+func (p *pod) enterHeadless() {
+	p.Helper()
+	self, err := os.Executable()
+	must(p, err)
+	cmd := exec.Command("nsenter", "--net="+p.NetNS, self)
+	cmd.Env = append(os.Environ(), headlessEnv+"=1")
+	p.spawn(cmd)
+	eventually(p, "the first thread gone", func() bool { return ended(cmd.Process) })
 }
 
 // TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
 // the pod.
 func TestConfinedNode(t *testing.T) {
-	stories(t, `
-	chain p0; add a
-	either lost: node STATUS a umount
-	or lost, processes hidden from others: node STATUS a hide umount
-	or unknown, lost: node STATUS a umount confined
-	or unknown, a process inside: node STATUS a enter umount confined
-	or unknown, lost, processes hidden: node STATUS a hide umount confined
-	or unknown, a process inside, processes hidden: node STATUS a enter umount hide confined
-	if unknown: entry a; leaves`, confinement())
+	type test struct {
+		name     string
+		commands []string
+		unknown  bool // whether the pod is alive
+	}
+	tests := []test{
+		{"lost", []string{umount}, false},
+		{"lost, processes hidden from others", []string{hide, umount}, false},
+		{"unknown, lost", []string{umount, less}, true},
+		{"unknown, a process inside", []string{enter, umount, less}, true},
+		{"unknown, lost, processes hidden", []string{hide, umount, less}, true},
+		{"unknown, a process inside, processes hidden", []string{enter, umount, hide, less}, true},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		n.chain(p0)
+		a := n.add("a")
+		a.askOnNode("STATUS", tt.commands...)
+		if tt.unknown {
+			a.wantKept()
+		} else {
+			n.wantClean()
+		}
+	})
 }
 
 // TestConfinedOrphan: an address that host-local keeps for nobody is released if the network
 // namespaces of all processes can be inspected.
 func TestConfinedOrphan(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1ms; chain bridge; reserve $ip7 orphan eth0; pause 10ms
-	either all can be inspected: node GC a enter umount; reserved 0
-	or not: node GC a enter umount confined; reserved 1; leaves`, confinement())
+	each1(t, oneOf("all can be inspected", "not"), func(t *testing.T, which choice) {
+		n := newNode(t)
+		n.conf["gracePeriod"] = "1ms"
+		n.chain(bridge)
+		n.reserve(n.ip(7), "orphan", "eth0")
+		time.Sleep(10 * time.Millisecond)
+		a := n.newPod("a")
+		if which.is("all can be inspected") {
+			a.askOnNode("GC", enter, umount)
+			n.wantReserved(0)
+			n.wantClean()
+		} else {
+			a.askOnNode("GC", enter, umount, less)
+			n.wantReserved(1)
+		}
+	})
 }
 
 // TestFirstThreadEnds: a process is in a pod's namespace as long as any of its threads lives.
 func TestFirstThreadEnds(t *testing.T) {
-	stories(t, `
-	chain p0; add a; headless a; unpin a
-	unconfined a; entry a live; confined a; entry a live
-	leaves`, confinement())
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0)
+	a := n.add("a")
+	a.enterHeadless()
+	a.unpin()
+	a.askBy("STATUS", ":")
+	a.wantRecord(journal.Live)
+	a.askBy("STATUS", confined)
+	a.wantRecord(journal.Live)
 }
 
 // TestOnThread: the thread that enters a network namespace is never the first one, and does nothing

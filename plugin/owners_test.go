@@ -2,69 +2,123 @@ package plugin
 
 import (
 	"fmt"
-	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"cni-unwind/journal"
 )
 
 // TestDELOfPodsFromBefore installs unwind on a node with pods. DELs through unwind release all they
 // have, with their network namespace and without it.
 func TestDELOfPodsFromBefore(t *testing.T) {
-	stories(t, `
-	chain masquerading bridge dual | {"type": "tuning", "mtu": 1400, "dataDir": "$dir/tuning"}
-		| {"type": "bandwidth", "capabilities": {"bandwidth": true}} | portmap | firewall | p5
-	limited a; past add a; remember a
-	either its network namespace there:
-	or its network namespace gone: drop a
-	del a; vanished a
-	del a`, acts{"limited": func(s *story, w []string) {
-		s.who(w[0]).CapabilityArgs["bandwidth"] = map[string]any{"egressRate": 8000000, "egressBurst": 8000000}
-	}})
+	places := oneOf("its network namespace there", "its network namespace gone")
+	each1(t, places, func(t *testing.T, netns choice) {
+		n := newNode(t)
+		n.chain(
+			masquerading("bridge", "dual"),
+			object(`{"type": "tuning", "mtu": 1400, "dataDir": %q}`, n.tuningDir()),
+			object(`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`),
+			portmap, firewall, p5)
+		a := n.newPod("a")
+		a.CapabilityArgs["bandwidth"] = map[string]any{"egressRate": 8000000, "egressBurst": 8000000}
+		a.addPast()
+		a.remember()
+		if netns.is("its network namespace gone") {
+			a.dropNetNS()
+		}
+		a.del()
+		a.wantVanished()
+		a.del()
+		n.wantClean()
+	})
 }
 
 // TestStaleOwnerIsNoRival: a pod gets an address that by the journal another one still has. The
-// plain chain deleted that one, and its namespace exists, without the address. host-local's file names the
-// new owner, so its DEL removes its rules.
+// plain chain deleted that one, and its namespace exists, without the address. host-local's file
+// names the new owner, so its DEL removes its rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall
-	add a
-	lose $data/$network/$a; flush a
-	lowest; add b; given b $a; entry a live; remember b
-	del b; gone b; vanished b
-	drop a; sweep`, flushing)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge, firewall)
+	a := n.add("a")
+	n.remove(n.poolFile(a.address))
+	a.flushAddresses()
+	n.assignLowest()
+	b := n.add("b")
+	b.wantAddress(a.address)
+	a.wantRecord(journal.Live)
+	b.remember()
+	b.del()
+	b.wantGone()
+	b.wantVanished()
+	a.dropNetNS()
+	n.sweep()
+	n.wantClean()
 }
 
-// TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is still
-// that owner's: its DEL is shown its own address, and takes its rule.
+// TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is
+// still that owner's: its DEL is shown its own address, and takes its rule.
 func TestLongContainerID(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall
-	either 4094: long 4094
-	or 4095: long 4095
-	or 20000: long 20000
-	give add a CNI_CONTAINERID=$long; open $ip2
-	give del a CNI_CONTAINERID=$long; closed $ip2; entries 0`, keepers)
+	each1(t, []int{4094, 4095, 20000}, func(t *testing.T, length int) {
+		n := newNode(t)
+		n.chain(bridge, firewall)
+		long := given{env: map[string]string{"CNI_CONTAINERID": strings.Repeat("a", length)}}
+		a := n.newPod("a")
+		a.give("ADD", long)
+		n.wantOpen(n.ip(2))
+		a.give("DEL", long)
+		n.wantClosed(n.ip(2))
+		n.wantRecords(0)
+		n.wantClean()
+	})
 }
 
 // TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets
 // the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
 func TestNewSandbox(t *testing.T) {
-	stories(t, `
-	chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": {"type": "host-local",
-		"dataDir": "$data", "ranges": [[{"subnet": "$subnet", "rangeStart": "$ip7", "rangeEnd": "$ip7"}]]}} | p1
-	add a
-	either dead, its namespace gone: drop a
-	or dead, of an earlier boot: reboot a
-	or alive, its namespace there:
-	or alive, a process inside, no path: process a; unpin a
-	or alive, held open, no path, no process: hold a; unpin a
-	forgets; sandbox a b
-	if dead: add b; calls DEL p1, ADD p1
-	if alive: fails add b 'no IP addresses available'; calls; entry a live 2
-	if held: end
-	del b a`)
+	olds := oneOf(
+		"dead, its namespace gone",
+		"dead, of an earlier boot",
+		"alive, its namespace there",
+		"alive, a process inside, no path",
+		"alive, held open, no path, no process",
+	)
+	each1(t, olds, func(t *testing.T, old choice) {
+		n := newNode(t)
+		n.chain(object(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": {"type": "host-local",
+			"dataDir": %q, "ranges": [[{"subnet": %q, "rangeStart": %[4]q, "rangeEnd": %[4]q}]]}}`,
+			n.bridge, n.dataDir(), n.subnet, n.ip(7)), p1)
+		a := n.add("a")
+		end := func() {}
+		switch {
+		case old.is("dead, its namespace gone"):
+			a.dropNetNS()
+		case old.is("dead, of an earlier boot"):
+			a.reboot()
+		case old.is("alive, a process inside, no path"):
+			a.processInside()
+			a.unpin()
+		case old.is("alive, held open, no path, no process"):
+			end = a.hold()
+			a.unpin()
+		}
+		n.forgetCalls()
+		b := a.nextSandbox("b")
+		if old.has("dead") {
+			b.add()
+			n.wantCalls("DEL p1", "ADD p1")
+		} else {
+			n.wantError(b.tryAdd(), "no IP addresses available")
+			n.wantCalls()
+			a.wantRecord(journal.Live, 2)
+		}
+		end()
+		b.del()
+		a.del()
+		n.wantClean()
+	})
 }
 
 // A duplicate is an address of a living pod that host-local gives out once more, since it lost the
@@ -73,103 +127,212 @@ func TestNewSandbox(t *testing.T) {
 // TestDuplicateAddress: an ADD that gets the address of a living pod fails. That pod keeps all it
 // has, and the other one leaves nothing. When the address is free, the other pod can have it.
 func TestDuplicateAddress(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall
-	add a; forget $a
-	fails add b 'plugin type="bridge" failed (add): duplicate address $a: already in use by $network/a/eth0'
-	shell 'test -z "$(nsenter --net=$netns/b ip -o link show type veth)"'
-	gone b; reserved 0; counters 'duplicate_addresses 1' 'rollbacks bridge complete 1'
-	del b; open $a; entry a live; pings a
-	del a
-	lowest; add b; given b $a; pings b
-	del b`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge, firewall)
+	a := n.add("a")
+	n.loseReservation(a.address)
+	b := n.newPod("b")
+	n.wantError(b.tryAdd(), fmt.Sprintf(
+		`plugin type="bridge" failed (add): duplicate address %s: already in use by %s/a/eth0`,
+		a.address, n.network))
+	n.shell(`test -z "$(nsenter --net=%s ip -o link show type veth)"`, b.NetNS)
+	b.wantGone()
+	n.wantReserved(0)
+	n.wantCounters("duplicate_addresses 1", "rollbacks bridge complete 1")
+	b.del()
+	n.wantOpen(a.address)
+	a.wantRecord(journal.Live)
+	a.wantPing()
+	a.del()
+	n.assignLowest()
+	b.add()
+	b.wantAddress(a.address)
+	b.wantPing()
+	b.del()
+	n.wantClean()
 }
 
-// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that two networks
-// give out on one bridge.
+// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that
+// two networks give out on one bridge.
 func TestNoDuplicate(t *testing.T) {
-	stories(t, `
-	let chain bridge | firewall
-	either not on the other's interface any more:
-	or another network over the same subnet:
-	or another network on the same bridge: let chain {"type": "bridge", "bridge": "$bridge", "isGateway": true, "ipam": $hostlocal}
-	or static: let chain p0, "address": "$ip7/24"
-	or loopback: let chain loopback
-	or link-local: let chain p0, "address": "fe80::7/64"
-	chain $chain; add a
-	if not on: flush a; forget $a
-	if another network: network other o
-	add b; given b $a
-	if another network over: counters
-	if another network on: counters 'duplicate_addresses 1'
-	del a b; sweep`, flushing)
+	cases := oneOf(
+		"not on the other's interface any more",
+		"another network over the same subnet",
+		"another network on the same bridge",
+		"static",
+		"loopback",
+		"link-local",
+	)
+	each1(t, cases, func(t *testing.T, which choice) {
+		n := newNode(t)
+		switch {
+		case which.is("another network on the same bridge"):
+			n.chain(object(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": %s}`,
+				n.bridge, n.hostLocal(n.subnet)))
+		case which.is("static"):
+			n.chain(p0.address(n.ip(7) + "/24"))
+		case which.is("loopback"):
+			n.chain(loopback)
+		case which.is("link-local"):
+			n.chain(p0.address("fe80::7/64"))
+		default:
+			n.chain(bridge, firewall)
+		}
+		a := n.add("a")
+		if which.is("not on the other's interface any more") {
+			a.flushAddresses()
+			n.loseReservation(a.address)
+		}
+		of := n
+		if which.has("another network") {
+			of = n.newNetworkOn("o", "other")
+		}
+		b := of.add("b")
+		b.wantAddress(a.address)
+		switch {
+		case which.is("another network over the same subnet"):
+			of.wantCounters()
+		case which.is("another network on the same bridge"):
+			of.wantCounters("duplicate_addresses 1")
+		}
+		a.del()
+		b.del()
+		n.sweep()
+		n.wantClean()
+	})
 }
 
-// flushing is a statement: an interface loses its addresses.
-var flushing = acts{"flush": func(s *story, w []string) {
-	run(s, "nsenter", "--net="+s.who(w[0]).NetNS, "ip", "address", "flush", "dev", "eth0")
-}}
+// flushAddresses removes the addresses of the pod's interface.
+func (p *pod) flushAddresses() {
+	p.Helper()
+	run(p, "nsenter", "--net="+p.NetNS, "ip", "address", "flush", "dev", "eth0")
+}
 
-// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The DEL of
-// the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its next sandbox
-// lives or is being added, and no DEL of the old one frees its address: not that of a sweep, and not the
-// runtime's second one. Once the next one is gone, nothing is pending.
+// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The
+// DEL of the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its
+// next sandbox lives or is being added, and no DEL of the old one frees its address: not that of a
+// sweep, and not the runtime's second one. Once the next one is gone, nothing is pending.
 func TestFreedByPod(t *testing.T) {
-	stories(t, `
-	by-pod; add a; held 1
-	either it failed: breaks bridge; fails del a; sandbox a b; add b; works bridge
-	or it failed, and the next is being added: breaks bridge; fails del a; sandbox a b
-		plan p1 ADD hold; start add b; appears $dir/faulty/held/ADD.b.p1; works bridge
-	or unwind was killed: kill undone 2 del a; was-killed; sandbox a b; add b
-	or it passed: del a; sandbox a b; add b
-	held 1
-	either sweep: sweep
-	or STATUS: status
-	or GC: gc
-	or the runtime's second DEL: del a
-	held 1; entry b
-	if being added: plan; lose $dir/faulty/held/ADD.b.p1; wait add b
-	entry b live 2; del b; held 0; sweep; entries 0`, byPod)
+	dels := oneOf(
+		"it failed",
+		"it failed, and the next is being added",
+		"unwind was killed",
+		"it passed",
+	)
+	lates := oneOf("sweep", "STATUS", "GC", "the runtime's second DEL")
+	each2(t, dels, lates, func(t *testing.T, del, late choice) {
+		n := newNode(t)
+		n.mkdir(n.heldDir())
+		n.standIn("spiderpool")
+		n.chain(object(`{"type": "bridge", "bridge": %q, "dir": %q, "ipam": {"type": "spiderpool"}}`,
+			n.bridge, n.heldDir()), p1)
+		a := n.add("a")
+		n.wantHeld(1)
+		var b *pod
+		var add *underWay
+		switch {
+		case del.is("it failed"):
+			repairBridge := n.breakPlugin("bridge")
+			n.wantError(a.tryDel())
+			b = a.nextSandbox("b")
+			b.add()
+			repairBridge()
+		case del.is("it failed, and the next is being added"):
+			repairBridge := n.breakPlugin("bridge")
+			n.wantError(a.tryDel())
+			b = a.nextSandbox("b")
+			n.plan(p1.ADD("hold"))
+			add = b.beginAdd()
+			n.awaitHeld("ADD", "b", "p1")
+			repairBridge()
+		case del.is("unwind was killed"):
+			n.mustKill("undone", 2, a.tryDel)
+			b = a.nextSandbox("b")
+			b.add()
+		case del.is("it passed"):
+			a.del()
+			b = a.nextSandbox("b")
+			b.add()
+		}
+		n.wantHeld(1)
+		switch {
+		case late.is("sweep"):
+			n.sweep()
+		case late.is("STATUS"):
+			n.status()
+		case late.is("GC"):
+			n.gc()
+		case late.is("the runtime's second DEL"):
+			a.del()
+		}
+		n.wantHeld(1)
+		b.wantKept()
+		if add != nil {
+			n.plan()
+			n.letGo("ADD", "b", "p1")
+			add.passes()
+		}
+		b.wantRecord(journal.Live, 2)
+		b.del()
+		n.wantHeld(0)
+		n.sweep()
+		n.wantRecords(0)
+		n.wantClean()
+	})
 }
 
-// byPod are statements about a stand-in for spiderpool (testdata/standin/spiderpool.go).
-var byPod = acts{
-	// by-pod: the chain is a bridge with it, and p1
-	"by-pod": func(s *story, _ []string) {
-		s.vars["holds"] = filepath.Join(s.dir, "held")
-		s.mkdir(s.vars["holds"])
-		s.link("spiderpool", filepath.Join(s.path[2], "standin"))
-		s.chain = []string{fmt.Sprintf(`{"type": "bridge", "bridge": %q, "dir": %q, "ipam": {"type": "spiderpool"}}`, s.bridge, s.vars["holds"]), "p1"}
-	},
-}
-
-// podman is a statement: podman POD: adds it as podman does. That is no pod of Kubernetes. If it has static
-// addresses and the first plugin of the list does not declare "ips", the plugin gets that capability in
-// place of its own.
-var podman = acts{"podman": func(s *story, w []string) {
-	p := s.who(w[0])
-	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", w[0]}}
-	list := s.list(p, false)
+// addByPodman adds the pod as podman does. That is no pod of Kubernetes. If it has static addresses
+// and the first plugin of the list does not declare "ips", the plugin gets that capability in place
+// of its own.
+func (p *pod) addByPodman() {
+	p.Helper()
+	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", p.ContainerID}}
+	list := p.wrapped()
 	if first := list.Plugins[0]; p.CapabilityArgs["ips"] != nil && !first.Network.Capabilities["ips"] {
 		var err error
 		list.Plugins[0], err = libcni.InjectConf(first, map[string]any{"capabilities": map[string]bool{"ips": true}})
-		s.must(err)
+		must(p, err)
 	}
-	s.vars[w[0]] = address(s, p.mustAdd(list))
-}}
+	must(p, p.addBy(list))
+}
 
-// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of podman's
-// container, and the host port works. After its rules were flushed, podman reloads the network by a DEL and
-// an ADD. The same list gives a pod of Kubernetes any address, as without unwind.
+// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of
+// podman's container, and the host port works. After its rules were flushed, podman reloads the
+// network by a DEL and an ADD. The same list gives a pod of Kubernetes any address, as without
+// unwind.
 func TestStaticAddressOfPodman(t *testing.T) {
-	stories(t, `
-	either as unwindctl writes the entry: conf capabilities {"ips": true, "portMappings": true}
-	or none are declared: conf capabilities
-	chain masquerading bridge IPv4 | portmap
-	capabilities a {"ips": ["$ip9"], "portMappings": [{"hostPort": 20999, "containerPort": 80, "protocol": "tcp"}]}
-	podman a; given a $ip9
-	if unwindctl: port $ip9; flush $ip9
-	del a; podman a; given a $ip9
-	if unwindctl: port $ip9
-	del a; capabilities pod {"ips": ["$ip9"]}; add pod; shell 'test $pod != $ip9'; del pod`, hostPorts, podman)
+	entries := oneOf("as unwindctl writes the entry", "none are declared")
+	each1(t, entries, func(t *testing.T, entry choice) {
+		n := newNode(t)
+		portWorks := entry.is("as unwindctl writes the entry")
+		n.conf["capabilities"] = nil
+		if portWorks {
+			n.conf["capabilities"] = map[string]bool{"ips": true, "portMappings": true}
+		}
+		n.chain(masquerading("bridge", "IPv4"), portmap)
+		static := n.ip(9)
+		a := n.newPod("a")
+		a.CapabilityArgs = keys{"ips": []string{static},
+			"portMappings": []keys{{"hostPort": 20999, "containerPort": 80, "protocol": "tcp"}}}
+		a.addByPodman()
+		a.wantAddress(static)
+		if portWorks {
+			n.wantHostPorts(static, 1)
+			n.emptyHostPort(static)
+		}
+		a.del()
+		a.addByPodman()
+		a.wantAddress(static)
+		if portWorks {
+			n.wantHostPorts(static, 1)
+		}
+		a.del()
+		kubernetes := n.newPod("pod")
+		kubernetes.CapabilityArgs = keys{"ips": []string{static}}
+		kubernetes.add()
+		n.want(kubernetes.address != static, "it has the static address")
+		kubernetes.del()
+		n.wantClean()
+	})
 }

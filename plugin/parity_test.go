@@ -63,15 +63,15 @@ type heard struct {
 func (p *pod) life(list *libcni.NetworkConfigList) (l lived) {
 	p.Helper()
 	p.forgetCalls()
-	r, err := p.add(list)
+	r, err := p.addWith(list)
 	if l.Added = err == nil; l.Added {
 		l.Result = valueOf(p, netconf.Marshal(r))
-		l.Checked = p.check(list) == nil
+		l.Checked = p.checkWith(list) == nil
 	} else {
 		l.Calls = p.heard() // before anything is undone
 		l.Calls = slices.DeleteFunc(l.Calls, func(h heard) bool { return h.Verb == "DEL" })
 	}
-	l.Deleted = p.del(list) == nil
+	l.Deleted = p.delWith(list) == nil
 	if l.Added {
 		l.Calls = p.heard()
 	}

@@ -24,12 +24,16 @@ import (
 type pod struct {
 	*node
 	libcni.RuntimeConf
+	added   types.Result // of its last ADD
+	address string       // the first one of that result
+	printed string       // that of the last ADD of give
+	seen    seen         // when it was remembered
 }
 
 // pod makes a network namespace and a pod in it.
 func (n *node) pod(name string) *pod {
 	n.Helper()
-	return &pod{n, libcni.RuntimeConf{
+	return &pod{node: n, RuntimeConf: libcni.RuntimeConf{
 		ContainerID: name, NetNS: n.netns(name), IfName: "eth0",
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}},
 	}}
@@ -74,19 +78,19 @@ func (p *pod) dropNetNS() {
 	})
 }
 
-func (p *pod) add(list *libcni.NetworkConfigList) (types.Result, error) {
+func (p *pod) addWith(list *libcni.NetworkConfigList) (types.Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.AddNetworkList(ctx, list, &p.RuntimeConf)
 }
 
-func (p *pod) del(list *libcni.NetworkConfigList) error {
+func (p *pod) delWith(list *libcni.NetworkConfigList) error {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.DelNetworkList(ctx, list, &p.RuntimeConf)
 }
 
-func (p *pod) check(list *libcni.NetworkConfigList) error {
+func (p *pod) checkWith(list *libcni.NetworkConfigList) error {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
 	return p.cni.CheckNetworkList(ctx, list, &p.RuntimeConf)
@@ -94,7 +98,7 @@ func (p *pod) check(list *libcni.NetworkConfigList) error {
 
 func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
 	p.Helper()
-	r, err := p.add(list)
+	r, err := p.addWith(list)
 	if err != nil {
 		p.Fatalf("ADD %s: %v", p.ContainerID, err)
 	}
@@ -103,7 +107,7 @@ func (p *pod) mustAdd(list *libcni.NetworkConfigList) types.Result {
 
 func (p *pod) mustDel(list *libcni.NetworkConfigList) {
 	p.Helper()
-	if err := p.del(list); err != nil {
+	if err := p.delWith(list); err != nil {
 		p.Fatalf("DEL %s: %v", p.ContainerID, err)
 	}
 }
@@ -161,7 +165,7 @@ func (p *pod) edit(change func(*journal.Entry)) {
 // podman and Nomad do.
 func (p *pod) again() *pod {
 	p.Helper()
-	next := &pod{p.node, p.RuntimeConf}
+	next := &pod{node: p.node, RuntimeConf: p.RuntimeConf}
 	next.NetNS = p.netns(p.ContainerID + "-again")
 	return next
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,120 +19,201 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// orphanage are statements on a node with pods that were added before unwind was installed, or are
-// unknown to its journal. Its libcni has its cache where every runtime has it, below $lib; $any are the
-// words of "give gc" there.
-var orphanage = acts{
-	"orphanage": func(s *story, _ []string) {
-		s.vars["lib"] = filepath.Join(s.dir, "varlib")
-		s.vars["any"] = "any varLib=" + s.vars["lib"]
-		s.cni = libcni.NewCNIConfigWithCacheDir(s.path, filepath.Join(s.vars["lib"], "cni"), &nodeExec{node: s.node})
-		s.chain, s.outer, s.inner = []string{"bridge"}, "1.1.0", "1.1.0"
-	},
-	// gcs N [KEY=JSON …]: GCs after the grace period, until N addresses are reserved. While processes come
-	// and go, not every namespace can be examined each time.
-	"gcs": func(s *story, w []string) {
-		eventually(s, "as many addresses", func() bool {
-			s.passes(append([]string{"give", "gc", "any", "varLib=" + s.vars["lib"], "gracePeriod=0s"}, w[1:]...))
-			return fmt.Sprint(len(s.reserved())) == w[0]
-		})
-	},
-	// have CONTAINERS: just these have an address
-	"have": func(s *story, w []string) {
-		var ids []string
-		for _, owner := range s.reserved() {
-			id, _, _ := strings.Cut(owner, " ")
-			ids = append(ids, id)
-		}
-		slices.Sort(ids)
-		s.want(slices.Equal(ids, w), "%v have an address", ids)
-	},
+// useVarLib has libcni keep its cache where every runtime has it, below varLib. Pods of this node
+// were added before unwind was installed, or are unknown to its journal. It returns a pod whose
+// give runs a GC or a STATUS.
+func (n *node) useVarLib() (runtime *pod) {
+	n.Helper()
+	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.varLib(), "cni"), &nodeExec{node: n})
+	n.chain(bridge)
+	n.versions("1.1.0", "1.1.0")
+	return n.newPod("any")
 }
 
+// giveVarLib runs a GC or a STATUS there.
+func (p *pod) giveVarLib(verb string, changes ...keys) {
+	p.Helper()
+	g := given{varLib: p.varLib(), keys: keys{}}
+	for _, some := range changes {
+		maps.Copy(g.keys, some)
+	}
+	p.give(verb, g)
+}
+
+// gcUntilReserved runs GCs after the grace period, until so many addresses are reserved. While
+// processes come and go, not every namespace can be examined each time.
+func (p *pod) gcUntilReserved(count int, list keys) {
+	p.Helper()
+	eventually(p, "as many addresses", func() bool {
+		p.giveVarLib("GC", list, keys{"gracePeriod": "0s"})
+		return len(p.reserved()) == count
+	})
+}
+
+// wantAddressesOf checks that just these containers have an address.
+func (n *node) wantAddressesOf(containers ...string) {
+	n.Helper()
+	var ids []string
+	for _, owner := range n.reserved() {
+		id, _, _ := strings.Cut(owner, " ")
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	n.wantEqual("owners", ids, containers)
+}
+
+// listOther is a list with a container that is not there.
+var listOther = keys{validKey: rawJSON(`[{"containerID":"other","ifname":"eth0"}]`)}
+
 // TestOrphans: there are pods of every kind from before the install. Only reservations that nobody
-// has and no evidence supports go. The cache has lost one whose interface is there; it never had the one
-// whose ADD and DEL failed.
+// has and no evidence supports go. The cache has lost one whose interface is there; it never had
+// the one whose ADD and DEL failed.
 func TestOrphans(t *testing.T) {
-	stories(t, `
-	orphanage; past add cached gone listed moved; drop gone listed; lose $lib/cni/results/$network-moved-eth0
-	chain bridge | p1; plan p1 ADD fail, p1 DEL fail; fails past add leaked; drop leaked; chain bridge
-	let list 'valid=[{"containerID":"listed","ifname":"eth0"}]'
-	have cached gone leaked listed moved
-	give gc $any; give status $any; give gc $any valid=; give status $any valid=; give gc $any $list gracePeriod=1h
-	have cached gone leaked listed moved
-	gcs 3 $list; have cached listed moved
-	gcs 2 'valid=[{"containerID":"other","ifname":"eth0"}]'; have cached moved; leaves`, orphanage)
+	t.Parallel()
+	n := newNode(t)
+	runtime := n.useVarLib()
+	n.addPast("cached")
+	gone, listed, moved := n.addPast("gone"), n.addPast("listed"), n.addPast("moved")
+	gone.dropNetNS()
+	listed.dropNetNS()
+	n.remove(filepath.Join(n.varLib(), "cni", "results", n.network+"-"+moved.ContainerID+"-eth0"))
+	n.chain(bridge, p1)
+	n.plan(p1.ADD("fail"), p1.DEL("fail"))
+	leaked := n.newPod("leaked")
+	n.wantError(leaked.tryAddPast())
+	leaked.dropNetNS()
+	n.chain(bridge)
+	list := valid(listed)
+	n.wantAddressesOf("cached", "gone", "leaked", "listed", "moved")
+	runtime.giveVarLib("GC")
+	runtime.giveVarLib("STATUS")
+	runtime.giveVarLib("GC", keys{validKey: nil})
+	runtime.giveVarLib("STATUS", keys{validKey: nil})
+	runtime.giveVarLib("GC", list, keys{"gracePeriod": "1h"})
+	n.wantAddressesOf("cached", "gone", "leaked", "listed", "moved")
+	runtime.gcUntilReserved(3, list)
+	n.wantAddressesOf("cached", "listed", "moved")
+	runtime.gcUntilReserved(2, listOther)
+	n.wantAddressesOf("cached", "moved")
 }
 
 // TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
-// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases them, but
-// not by an empty list.
+// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases
+// them, but not by an empty list.
 func TestLostJournal(t *testing.T) {
-	stories(t, `
-	orphanage; add p0 p1 p2; lose $state; let list 'valid=[{"containerID":"other","ifname":"eth0"}]'
-	give gc $any $list gracePeriod=0s; have p0 p1 p2
-	drop p1; give gc $any valid=[] gracePeriod=0s; have p0 p1 p2
-	gcs 2 $list; have p0 p2
-	del p0 p2`, orphanage)
+	t.Parallel()
+	n := newNode(t)
+	runtime := n.useVarLib()
+	first, second, third := n.add("p0"), n.add("p1"), n.add("p2")
+	n.remove(n.stateDir)
+	runtime.giveVarLib("GC", listOther, keys{"gracePeriod": "0s"})
+	n.wantAddressesOf("p0", "p1", "p2")
+	second.dropNetNS()
+	runtime.giveVarLib("GC", valid(), keys{"gracePeriod": "0s"})
+	n.wantAddressesOf("p0", "p1", "p2")
+	runtime.gcUntilReserved(2, listOther)
+	n.wantAddressesOf("p0", "p2")
+	first.del()
+	third.del()
+	n.wantClean()
 }
 
-// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no interface
-// yet. A reaper that goes by the list takes the address from the new pod (whereabouts#207); unwind's
-// grace period keeps it.
+// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no
+// interface yet. A reaper that goes by the list takes the address from the new pod
+// (whereabouts#207); unwind's grace period keeps it.
 func TestReservedWhileListed(t *testing.T) {
-	stories(t, `
-	orphanage; chain p0, "ipam": $hostlocal; plan p0 ADD hold-effect; start past add new; appears $dir/faulty/held/ADD.new.p0
-	have new; give gc $any 'valid=[{"containerID":"other","ifname":"eth0"}]' gracePeriod=10m; have new
-	lose $dir/faulty/held/ADD.new.p0; wait add new; leaves`, orphanage)
+	t.Parallel()
+	n := newNode(t)
+	runtime := n.useVarLib()
+	n.chain(p0.with(`"ipam": %s`, n.hostLocal(n.subnet)))
+	n.plan(p0.ADD("hold-effect"))
+	fresh := n.newPod("new")
+	add := fresh.beginAddPast()
+	n.awaitHeld("ADD", "new", "p0")
+	n.wantAddressesOf("new")
+	runtime.giveVarLib("GC", listOther, keys{"gracePeriod": "10m"})
+	n.wantAddressesOf("new")
+	n.letGo("ADD", "new", "p0")
+	add.passes()
 }
 
 // TestAddressLeftByDEL: host-device does not call its IPAM plugin if its device went with the
 // namespace, and flannel does not if a power loss emptied its file of the ADD (flannel#1662). Their
 // success proves nothing. flannel's entry does not name its IPAM plugin.
 func TestAddressLeftByDEL(t *testing.T) {
-	stories(t, `
-	either plain: let past past; let left 1; leaves
-	or wrapped: let past; let left 0
-	either device: shell 'ip link add d$bridge type veth peer name e$bridge'
-		chain {"type": "host-device", "device": "d$bridge", "ipam": $hostlocal}
-	or flannel: script flannel '[ $CNI_COMMAND = DEL ] || sed "s/\"flannel\"/\"bridge\"/; s/\"ipam\": *{/&\"type\":\"host-local\",/" | exec $cni/bridge'
-		chain {"type": "flannel", "bridge": "$bridge", "ipam": {"subnet": "$subnet", "dataDir": "$data"}}
-	$past add a; drop a; names a; $past del a; reserved $left`)
+	plugins := oneOf("device", "flannel")
+	each2(t, oneOf("plain", "wrapped"), plugins, func(t *testing.T, by, plugin choice) {
+		n := newNode(t)
+		if plugin.is("device") {
+			n.shell("ip link add d%[1]s type veth peer name e%[1]s", n.bridge)
+			n.chain(object(`{"type": "host-device", "device": "d%s", "ipam": %s}`, n.bridge, n.hostLocal(n.subnet)))
+		} else {
+			n.script("flannel", `[ $CNI_COMMAND = DEL ] ||
+				sed "s/\"flannel\"/\"bridge\"/; s/\"ipam\": *{/&\"type\":\"host-local\",/" | exec `+
+				filepath.Join(n.path[1], "bridge"))
+			n.chain(object(`{"type": "flannel", "bridge": %q, "ipam": {"subnet": %q, "dataDir": %q}}`,
+				n.bridge, n.subnet, n.dataDir()))
+		}
+		a := n.newPod("a")
+		add, del := a.add, a.del
+		if by.is("plain") {
+			add, del = a.addPast, a.delPast
+		}
+		add()
+		a.dropNetNS()
+		a.NetNS = ""
+		del()
+		if by.is("plain") {
+			n.wantReserved(1)
+			return
+		}
+		n.wantReserved(0)
+		n.wantClean()
+	})
 }
 
-// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container, as
-// with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
+// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container,
+// as with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
 func TestOrphanRuns(t *testing.T) {
-	stories(t, `
-	conf gracePeriod 1ms; chain bridge; reserve $ip7 orphan eth0; pause 10ms
-	runs orphan; gc list other; reserved 1
-	ends; frees 0`, acts{"frees": func(s *story, w []string) { // while processes come and go, a GC may not see all
-		eventually(s, "as many addresses", func() bool {
-			s.verb("gc")(s, []string{"list", "other"})
-			return fmt.Sprint(len(s.reserved())) == w[0]
-		})
-	}, "runs": func(s *story, w []string) {
-		root := "/sys/fs/cgroup"
-		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
-			root = filepath.Join(root, "systemd") // cgroup v1
-		}
-		process := exec.Command("sleep", "600")
-		s.must(process.Start())
-		move := func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(process.Process.Pid)), 0)
-		}
-		dir := filepath.Join(root, w[0])
-		if os.Mkdir(dir, 0o755) != nil || move(dir) != nil {
-			s.Skip("no cgroup can be made")
-		}
-		end := func() {
-			_ = process.Process.Kill()
-			_ = process.Wait()
-			_ = os.Remove(dir)
-		}
-		s.Cleanup(end)
-		s.undo["ends"] = end
-	}, "ends": func(s *story, _ []string) { s.undo["ends"]() }})
+	t.Parallel()
+	n := newNode(t)
+	n.conf["gracePeriod"] = "1ms"
+	n.chain(bridge)
+	n.reserve(n.ip(7), "orphan", "eth0")
+	time.Sleep(10 * time.Millisecond)
+	end := n.runInCgroup("orphan")
+	n.gc(listOther)
+	n.wantReserved(1)
+	end()
+	eventually(n, "no address", func() bool { // while processes come and go, a GC may not see all
+		n.gc(listOther)
+		return len(n.reserved()) == 0
+	})
+	n.wantClean()
+}
+
+// runInCgroup starts a process in a container's cgroup.
+func (n *node) runInCgroup(container string) (end func()) {
+	n.Helper()
+	root := "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+		root = filepath.Join(root, "systemd") // cgroup v1
+	}
+	process := exec.Command("sleep", "600")
+	must(n, process.Start())
+	pid := []byte(fmt.Sprint(process.Process.Pid))
+	dir := filepath.Join(root, container)
+	move := func() error { return os.WriteFile(filepath.Join(dir, "cgroup.procs"), pid, 0) }
+	if os.Mkdir(dir, 0o755) != nil || move() != nil {
+		n.Skip("no cgroup can be made")
+	}
+	end = func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+		_ = os.Remove(dir)
+	}
+	n.Cleanup(end)
+	return end
 }
 
 // holders records the holder of each address, by the results of the ADDs.
@@ -213,12 +295,12 @@ func TestPoolRace(t *testing.T) {
 		valid = append(valid, netconf.Attachment{ContainerID: p.ContainerID, IfName: "eth0"})
 		all.Go(func() {
 			for range rounds / 3 {
-				if r, err := p.add(list); err == nil {
+				if r, err := p.addWith(list); err == nil {
 					a := address(t, r)
 					h.got(a, p.ContainerID)
 					h.gives(a, p.ContainerID)
 				}
-				if err := p.del(list); err != nil {
+				if err := p.delWith(list); err != nil {
 					t.Error(err)
 				}
 			}

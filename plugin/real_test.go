@@ -104,7 +104,7 @@ func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings b
 	if pings {
 		p.pingsGateways(r)
 	}
-	checked := p.check(list)
+	checked := p.checkWith(list)
 	marks := p.marks(r)
 	there := len(p.traces(marks))
 	p.mustDel(list)

@@ -154,7 +154,7 @@ func (s *soak) hurt(yes bool) {
 			plan[fmt.Sprintf("p%d %s", f.index, f.mode)] = map[string]string{"DEL": f.mode}
 		}
 	}
-	s.plan(plan)
+	s.setModes(plan)
 }
 
 // round lets pods come and go until this many have, sweeps all the while, and once more in the end.
@@ -223,8 +223,8 @@ func (s *soak) pair(r *rand.Rand, id, netns string) {
 		list = s.faults[r.IntN(len(s.faults))]
 		s.count.faults.Add(1)
 	}
-	p := &pod{s.node, libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0"}}
-	result, err := p.add(list)
+	p := &pod{node: s.node, RuntimeConf: libcni.RuntimeConf{ContainerID: id, NetNS: netns, IfName: "eth0"}}
+	result, err := p.addWith(list)
 	switch {
 	case err == nil:
 		given := address(s, result)
@@ -238,7 +238,7 @@ func (s *soak) pair(r *rand.Rand, id, netns string) {
 		s.count.addFailed.Add(1)
 	}
 	for try := range 2 {
-		err := p.del(list)
+		err := p.delWith(list)
 		if err == nil {
 			return
 		}

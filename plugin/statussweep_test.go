@@ -24,230 +24,378 @@ import (
 // waits for no lock.
 func TestStatusSweeps(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	chain p0 | p1 | p2 | p3
-	add live
-	either namespace gone: add a; drop a
-	or ADD cut off in its first delegate: plan p0 ADD kill-parent-effect; killed add a; free a
-	or ADD cut off after its first result, namespace gone: plan p2 ADD kill-parent-effect; killed add a; free a; drop a
-	or ADD and its DEL failed: plan p2 ADD fail-effect, p1 DEL fail; fails add a
-	or DEL failed: add a; plan p2 DEL fail; fails del a
-	or earlier boot: add a; boot a
-	plan; steady
-	network of-another
-	status sweepOnStatus=false; steady
-	unless first delegate: lock a; status; unlock; steady
-	until 1 status
-	entry live live 4; taken live.eth0.p0 live.eth0.p1 live.eth0.p2 live.eth0.p3
-	del live`, acts{
-		"steady": func(s *story, _ []string) { s.steady("taken", fmt.Sprint(s.taken())) },
+	deaths := oneOf(
+		"namespace gone",
+		"ADD cut off in its first delegate",
+		"ADD cut off after its first result, namespace gone",
+		"ADD and its DEL failed",
+		"DEL failed",
+		"earlier boot",
+	)
+	each1(t, deaths, func(t *testing.T, death choice) {
+		n := newNode(t)
+		n.chain(p0, p1, p2, p3)
+		live := n.add("live")
+		a := n.newPod("a")
+		switch {
+		case death.is("namespace gone"):
+			a.add()
+			a.dropNetNS()
+		case death.is("ADD cut off in its first delegate"):
+			n.plan(p0.ADD("kill-parent-effect"))
+			n.wantKilled(a.tryAdd())
+			a.awaitLock()
+		case death.is("ADD cut off after its first result, namespace gone"):
+			n.plan(p2.ADD("kill-parent-effect"))
+			n.wantKilled(a.tryAdd())
+			a.awaitLock()
+			a.dropNetNS()
+		case death.is("ADD and its DEL failed"):
+			n.plan(p2.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+		case death.is("DEL failed"):
+			a.add()
+			n.plan(p2.DEL("fail"))
+			n.wantError(a.tryDel())
+		case death.is("earlier boot"):
+			a.add()
+			a.ofEarlierBoot()
+		}
+		n.plan()
+		taken := n.taken()
+		another := n.newNetwork("of-another")
+		another.status(keys{"sweepOnStatus": false})
+		n.wantTaken(taken...)
+		if !death.is("ADD cut off in its first delegate") {
+			unlock := a.lock()
+			another.status()
+			unlock()
+			n.wantTaken(taken...)
+		}
+		n.until(1, func() { another.status() })
+		live.wantRecord(journal.Live, 4)
+		n.wantTaken("live.eth0.p0", "live.eth0.p1", "live.eth0.p2", "live.eth0.p3")
+		live.del()
+		n.wantClean()
 	})
 }
 
 // TestStatusHasNoList: a runtime's list of valid attachments is for GC. On the stdin of a STATUS it
 // makes nothing dead, and no delegate sees it. With the same list, a GC releases.
 func TestStatusHasNoList(t *testing.T) {
-	stories(t, `
-	chain p0 | p1 | p2 | p3; add a; forgets
-	either valid: let list valid=[]
-	or slip: let list slip=[]
-	status $list; versions 1.0.0 1.1.0; status $list
-	unlisted; entry a live 4
-	versions 1.0.0 1.0.0; gc $list`, acts{"unlisted": func(s *story, _ []string) {
-		s.want(len(s.callLog()) == 4, "%d calls", len(s.callLog()))
-		for _, l := range s.callLog() {
-			s.want(l.Command == "STATUS" && l.Stdin[validKey] == nil && l.Stdin[slipKey] == nil, "%s: %v", l.Command, l.Stdin)
+	each1(t, []string{validKey, slipKey}, func(t *testing.T, key string) {
+		n := newNode(t)
+		n.chain(p0, p1, p2, p3)
+		a := n.add("a")
+		n.forgetCalls()
+		list := keys{key: rawJSON(`[]`)}
+		n.status(list)
+		n.versions("1.0.0", "1.1.0")
+		n.status(list)
+		n.wantCount("calls", len(n.callLog()), 4)
+		for _, l := range n.callLog() {
+			n.want(l.Command == "STATUS" && l.Stdin[validKey] == nil && l.Stdin[slipKey] == nil,
+				"%s: %v", l.Command, l.Stdin)
 		}
-	}})
+		a.wantRecord(journal.Live, 4)
+		n.versions("1.0.0", "1.0.0")
+		n.gc(list)
+		n.wantClean()
+	})
 }
 
 // TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address whose
 // owner host-local never wrote, also if they cannot know that the pool is full (as of flannel).
 func TestStatusReleasesEmpty(t *testing.T) {
-	stories(t, `
-	chain bridge; add a; del a; reserve $ip2; reserved 1
-	either STATUS: status
-	or a failed ADD: status; reserve $ip2; chain bridge | p1; plan p1 ADD fail; fails add b
-	reserved 0; leaves`)
+	each1(t, oneOf("STATUS", "a failed ADD"), func(t *testing.T, by choice) {
+		n := newNode(t)
+		n.chain(bridge)
+		a := n.add("a")
+		a.del()
+		n.reserve(n.ip(2))
+		n.wantReserved(1)
+		n.status()
+		if by.is("a failed ADD") {
+			n.reserve(n.ip(2))
+			n.chain(bridge, p1)
+			n.plan(p1.ADD("fail"))
+			n.wantError(n.newPod("b").tryAdd())
+		}
+		n.wantReserved(0)
+	})
 }
 
-// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The record
-// and the file go with the next sweep. A living pod's file of the same pool stays.
+// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The
+// record and the file go with the next sweep. A living pod's file of the same pool stays.
 func TestCutOffReservation(t *testing.T) {
-	stories(t, `
-	chain bridge | firewall; add container; add other; reboot container
-	let file $data/$network/$container
-	either empty: cut 0 0
-	or zeros: cut 0 12
-	or in the container ID: cut 4 4
-	or before the interface: cut 10 10
-	or in the interface: cut 12 12
-	or in the interface, then zeros: cut 12 15
-	each by status gc sweep
-	until 1 $by; owners '$other other eth0'; del other`, acts{
-		"cut": func(s *story, w []string) { // to this many bytes, and fills it up with zeros
-			file := s.value("$file")
-			run(s, "sh", "-ec", fmt.Sprintf("touch -r %[1]s %[1]s.ref; truncate -s %[2]s %[1]s; truncate -s %[3]s %[1]s; touch -r %[1]s.ref %[1]s; rm %[1]s.ref",
-				file, w[0], w[1]))
-		},
+	type cut struct {
+		name         string
+		kept, zeroed string // bytes: those that stay, and the length with zeros
+	}
+	cuts := []cut{
+		{"empty", "0", "0"},
+		{"zeros", "0", "12"},
+		{"in the container ID", "4", "4"},
+		{"before the interface", "10", "10"},
+		{"in the interface", "12", "12"},
+		{"in the interface, then zeros", "12", "15"},
+	}
+	each2(t, cuts, []string{"status", "gc", "sweep"}, func(t *testing.T, cut cut, by string) {
+		n := newNode(t)
+		n.chain(bridge, firewall)
+		container, other := n.add("container"), n.add("other")
+		container.reboot()
+		n.shell("touch -r %[1]s %[1]s.ref; truncate -s %[2]s %[1]s; truncate -s %[3]s %[1]s; "+
+			"touch -r %[1]s.ref %[1]s; rm %[1]s.ref", n.poolFile(container.address), cut.kept, cut.zeroed)
+		n.until(1, func() {
+			switch by {
+			case "status":
+				n.status()
+			case "gc":
+				n.gc()
+			case "sweep":
+				n.sweep()
+			}
+		})
+		n.wantOwners(other.address + " other eth0")
+		other.del()
+		n.wantClean()
 	})
 }
 
 // TestEmptiedFileOfALivePod: an address whose file somebody emptied stays a living pod's.
 func TestEmptiedFileOfALivePod(t *testing.T) {
-	stories(t, `
-	chain bridge; add a; reserve $ip2
-	either STATUS: status
-	or unwindctl sweep: sweep
-	reserved 1; add b; reserved 2
-	del b; del a; chain bridge | p1; plan p1 ADD fail; fails add c
-	reserved 0; leaves`)
+	each1(t, oneOf("STATUS", "unwindctl sweep"), func(t *testing.T, by choice) {
+		n := newNode(t)
+		n.chain(bridge)
+		a := n.add("a")
+		n.reserve(n.ip(2))
+		if by.is("STATUS") {
+			n.status()
+		} else {
+			n.sweep()
+		}
+		n.wantReserved(1)
+		b := n.add("b")
+		n.wantReserved(2)
+		b.del()
+		a.del()
+		n.chain(bridge, p1)
+		n.plan(p1.ADD("fail"))
+		n.wantError(n.newPod("c").tryAdd())
+		n.wantReserved(0)
+	})
 }
 
 // TestSlowDELBehindStatus: the DELs of three failed ADDs take longer than a STATUS and than the
-// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again. Each
-// STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
+// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again.
+// Each STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
 func TestSlowDELBehindStatus(t *testing.T) {
-	stories(t, `
-	budget Status 2s; versions 1.1.0 1.0.0; chain p0 | p1; plan p1 ADD fail, p0 DEL fail; let held $dir/faulty/held/DEL
-	fails add a; fails add b; fails add c; fails add worst; pauses 4 0s; forgets
-	plan p0 DEL hold, pod:worst DEL fail
-	libcni-status; appears $held.a.p0; appears $held.b.p0; appears $held.c.p0
-	pause 2500ms; libcni-status; libcni-status
-	deleted a 1; deleted b 1; deleted c 1
-	plan pod:worst DEL fail; shell 'rm $held.*'; swept
-	deleted a 1; deleted b 1; deleted c 1; gone a b c; entry worst rolling-back 1
-	plan; sweep`, acts{"swept": func(s *story, _ []string) { s.awaitSweep() }})
+	t.Parallel()
+	n := newNode(t)
+	n.budget("Status=2s")
+	n.versions("1.1.0", "1.0.0")
+	n.chain(p0, p1)
+	n.plan(p1.ADD("fail"), p0.DEL("fail"))
+	slow := []*pod{n.newPod("a"), n.newPod("b"), n.newPod("c")}
+	for _, p := range slow {
+		n.wantError(p.tryAdd())
+	}
+	worst := n.newPod("worst")
+	n.wantError(worst.tryAdd())
+	n.pauseLast(4, 0)
+	n.forgetCalls()
+	n.plan(p0.DEL("hold"), inPod("worst").DEL("fail"))
+	n.libcniStatus()
+	for _, p := range slow {
+		n.awaitHeld("DEL", p.ContainerID, "p0")
+	}
+	time.Sleep(2500 * time.Millisecond)
+	n.libcniStatus()
+	n.libcniStatus()
+	for _, p := range slow {
+		p.wantDELs(1)
+	}
+	n.plan(inPod("worst").DEL("fail"))
+	for _, p := range slow {
+		n.letGo("DEL", p.ContainerID, "p0")
+	}
+	n.awaitSweep()
+	for _, p := range slow {
+		p.wantDELs(1)
+		p.wantGone()
+	}
+	worst.wantRecord(journal.RollingBack, 1)
+	n.plan()
+	n.sweep()
+	n.wantClean()
 }
 
 // TestStatusOpensJournalOnce: a STATUS opens the journal once, however many DELs are pending, and
 // starts no sweep while none of them is due. ADD and DEL of another pod open it twice each.
 func TestStatusOpensJournalOnce(t *testing.T) {
-	stories(t, `
-	each many 1 300
-	owes a 7; copies a $many; pauses $many 4m; wait-for a; openings 1 status; deleted a 0
-	plan; pair-opens 2 2; leaves`, owing(), acts{
-		"wait-for": func(s *story, w []string) {
-			s.who(w[0]).edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(4*time.Minute) })
-		},
-		// pair-opens N M: an ADD of b opens the journal N times, its DEL M times. A slow DEL is recorded once more.
-		"pair-opens": func(s *story, w []string) {
-			eventually(s, "a pair that opens the journal so often", func() bool {
-				add, del := openings(s, "add", "b"), openings(s, "del", "b")
-				return add == s.number(w[0]) && del == s.number(w[1])
-			})
-		},
-		"openings": func(s *story, w []string) { s.wantCount(openings(s, w[1:]...), w[0]) }, // openings N STATEMENT
+	each1(t, []int{1, 300}, func(t *testing.T, many int) {
+		n := newNode(t)
+		a := n.addOwing("a", 7)
+		a.copies(many, "")
+		n.pauseLast(many, 4*time.Minute)
+		a.retryIn(4 * time.Minute)
+		n.wantCount("openings", n.openings(func() { n.status() }), 1)
+		a.wantDELs(0)
+		n.plan()
+		b := n.newPod("b")
+		// A slow DEL is recorded once more.
+		eventually(n, "a pair that opens the journal so often", func() bool {
+			return n.openings(b.add) == 2 && n.openings(b.del) == 2
+		})
 	})
 }
 
-// openings returns how often a statement opens the journal's file.
-func openings(s *story, statement ...string) (n int) {
+// openings returns how often a request opens the journal's file.
+func (n *node) openings(request func()) (count int) {
+	n.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	s.must(err)
+	must(n, err)
 	defer func() { _ = unix.Close(fd) }()
 	// the kernel merges equal events, so that openings are counted with what is between them
-	_, err = unix.InotifyAddWatch(fd, s.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
-	s.must(err)
-	s.verb(statement[0])(s, statement[1:])
+	_, err = unix.InotifyAddWatch(fd, n.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
+	must(n, err)
+	request()
 	events := make([]byte, 1<<20)
 	size, err := unix.Read(fd, events)
-	s.must(err)
+	must(n, err)
 	for at := 0; at < size; at += unix.SizeofInotifyEvent { // an event of a file has no name
 		if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
-			n++
+			count++
 		}
 	}
-	return n
+	return count
 }
 
-// sweepAlone is a script in which the first DEL of a is held, in a sweep that a STATUS has started.
-const sweepAlone = `
-	budget Status 2s; versions 1.1.0 1.0.0; chain p0 | p1; let held $dir/faulty/held/DEL.a.p1
-	add a; drop a; forgets; plan pod:a DEL hold; libcni-status; appears $held
-`
-
-// sweeper are statements about the sweep that a STATUS has started.
-var sweeper = acts{
-	"swept": func(s *story, _ []string) { s.awaitSweep() },
-	"running-for": func(s *story, w []string) { // running-for TIME: it has the lock for so long
-		begun := time.Now().Add(-s.duration(w[0]))
-		s.must(os.Chtimes(filepath.Join(s.stateDir, "sweep.lock"), time.Time{}, begun))
-	},
-	"terminate": func(s *story, _ []string) {
-		pid := s.number(strings.TrimSpace(read(s, filepath.Join(s.stateDir, "sweep.lock"))))
-		s.must(syscall.Kill(pid, syscall.SIGTERM))
-	},
-	"tried": func(s *story, w []string) { // tried POD N …: its pending DELs, in the order of the chain
-		var got []string
-		for _, step := range s.who(w[0]).entry().Undo.Steps {
-			got = append(got, strconv.Itoa(step.Tries))
-		}
-		s.want(slices.Equal(got, w[1:]), "%q", got)
-	},
+// sweepOfStatus has a STATUS start a sweep, in which the first DEL of the pod is held.
+func (n *node) sweepOfStatus() (a *pod) {
+	n.Helper()
+	n.budget("Status=2s")
+	n.versions("1.1.0", "1.0.0")
+	n.chain(p0, p1)
+	a = n.add("a")
+	a.dropNetNS()
+	n.forgetCalls()
+	n.plan(inPod("a").DEL("hold"))
+	n.libcniStatus()
+	n.awaitHeld("DEL", "a", "p1")
+	return a
 }
+
+// sweepLock is the file that a sweep of STATUS locks and writes its process ID to.
+func (n *node) sweepLock() string { return filepath.Join(n.stateDir, "sweep.lock") }
 
 // TestOneSweepBehindStatus: while the sweep of a STATUS runs, that of another one ends at once. One
 // that runs for five minutes keeps nobody from starting; the attachment that it works on stays its
 // own.
 func TestOneSweepBehindStatus(t *testing.T) {
-	stories(t, sweepAlone+`
-	add b; drop b
-	libcni-status; running-for 4m; libcni-status; entry b live
-	running-for 6m; libcni-status; goes b; deleted a 1
-	running-for 1h; plan; shell 'rm $held'; swept; gone a`, sweeper)
+	t.Parallel()
+	n := newNode(t)
+	runningFor := func(d time.Duration) {
+		n.Helper()
+		must(n, os.Chtimes(n.sweepLock(), time.Time{}, time.Now().Add(-d)))
+	}
+	a := n.sweepOfStatus()
+	b := n.add("b")
+	b.dropNetNS()
+	n.libcniStatus()
+	runningFor(4 * time.Minute)
+	n.libcniStatus()
+	b.wantRecord(journal.Live)
+	runningFor(6 * time.Minute)
+	n.libcniStatus()
+	b.awaitGone()
+	a.wantDELs(1)
+	runningFor(time.Hour)
+	n.plan()
+	n.letGo("DEL", "a", "p1")
+	n.awaitSweep()
+	a.wantGone()
+	n.wantClean()
 }
 
-// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and it
-// starts no other one. The try is in the journal, and the next sweep does the rest.
+// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and
+// it starts no other one. The try is in the journal, and the next sweep does the rest.
 func TestSweepBehindStatusEnds(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, sweepAlone+`
-	add b; drop b; terminate; swept
-	entry a deleting 2; tried a 0 1; ends DEL p1; plan
-	status; gone a b`, sweeper)
+	t.Parallel()
+	n := newNode(t)
+	a := n.sweepOfStatus()
+	b := n.add("b")
+	b.dropNetNS()
+	pid, err := strconv.Atoi(strings.TrimSpace(read(n, n.sweepLock())))
+	must(n, err)
+	must(n, syscall.Kill(pid, syscall.SIGTERM))
+	n.awaitSweep()
+	a.wantRecord(journal.Deleting, 2)
+	var tries []int // in the order of the chain
+	for _, step := range a.entry().Undo.Steps {
+		tries = append(tries, step.Tries)
+	}
+	n.want(slices.Equal(tries, []int{0, 1}), "tries: %v", tries)
+	n.wantEnded("DEL p1")
+	n.plan()
+	n.status()
+	a.wantGone()
+	b.wantGone()
+	n.wantClean()
 }
 
-// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of the
-// runtime, and not the configuration where others can read it. Its delegates get no CNI variables of the STATUS.
+// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of
+// the runtime, and not the configuration where others can read it. Its delegates get no CNI
+// variables of the STATUS.
 func TestSweepBehindStatusInherits(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	script spy 'cat >/dev/null; if [ $CNI_COMMAND = ADD ]; then echo "{\"cniVersion\": \"1.0.0\"}"; exit; fi;
-		p=/proc/$PPID; cat $p/cmdline >$dir/args; cat $p/environ >$dir/environ; cut -d" " -f1,5,6 $p/stat >$dir/ids;
-		ls -l $p/fd >$dir/fds; ls -l /proc/self/fd >$dir/its-fds'
-	versions 1.1.0 1.0.0; chain {"type": "spy", "password": "s3cret"}; add a; drop a
-	file $dir/leaked; give status a MARK=1 'first=: && exec 7<$dir/leaked'
-	gone a; spied`, acts{"spied": func(s *story, _ []string) {
-		file := func(name string) string { return read(s, filepath.Join(s.dir, name)) }
-		args, environ, fds := file("args"), file("environ"), file("fds")
-		s.want(strings.HasSuffix(args, "/unwind\x00sweep\x00"), "arguments %q", args)
-		s.want(!strings.Contains(args+environ, "s3cret"), "%s %s", args, environ)
-		s.want(strings.Contains(environ, "MARK=1\x00") && strings.Contains(environ, "CNI_PATH=") &&
-			!strings.Contains(environ, "CNI_COMMAND"), "environment %s", environ)
-		for _, what := range []string{" 0 -> /memfd:unwind (deleted)", " 1 -> /dev/null", " 2 -> /dev/null", "/sweep.lock"} {
-			s.want(strings.Contains(fds, what), "no %s in %s", what, fds)
-		}
-		s.want(!strings.Contains(fds, "/leaked") && !strings.Contains(file("its-fds"), "sweep.lock"), "%s %s", fds, file("its-fds"))
-		var pid, group, session int
-		_, err := fmt.Sscan(file("ids"), &pid, &group, &session)
-		s.want(err == nil && pid == group && pid == session, "process, group, session: %s", file("ids"))
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.script("spy", fmt.Sprintf(`cat >/dev/null; if [ $CNI_COMMAND = ADD ]; then echo "{\"cniVersion\": \"1.0.0\"}"; exit; fi
+		p=/proc/$PPID; cd %s; cat $p/cmdline >args; cat $p/environ >environ; cut -d" " -f1,5,6 $p/stat >ids
+		ls -l $p/fd >fds; ls -l /proc/self/fd >its-fds`, n.dir))
+	n.versions("1.1.0", "1.0.0")
+	n.chain(object(`{"type": "spy", "password": "s3cret"}`))
+	a := n.add("a")
+	a.dropNetNS()
+	leaked := filepath.Join(n.dir, "leaked")
+	n.write(leaked, "")
+	a.give("STATUS", given{env: map[string]string{"MARK": "1"}, first: ": && exec 7<" + leaked})
+	a.wantGone()
+	file := func(name string) string { return read(n, filepath.Join(n.dir, name)) }
+	args, environ, fds, itsFDs := file("args"), file("environ"), file("fds"), file("its-fds")
+	n.want(strings.HasSuffix(args, "/unwind\x00sweep\x00"), "arguments %q", args)
+	n.want(!strings.Contains(args+environ, "s3cret"), "%s %s", args, environ)
+	n.want(strings.Contains(environ, "MARK=1\x00") && strings.Contains(environ, "CNI_PATH=") &&
+		!strings.Contains(environ, "CNI_COMMAND"), "environment %s", environ)
+	for _, what := range []string{" 0 -> /memfd:unwind (deleted)", " 1 -> /dev/null", " 2 -> /dev/null", "/sweep.lock"} {
+		n.want(strings.Contains(fds, what), "no %s in %s", what, fds)
+	}
+	n.want(!strings.Contains(fds, "/leaked") && !strings.Contains(itsFDs, "sweep.lock"), "%s %s", fds, itsFDs)
+	var pid, group, session int
+	_, err := fmt.Sscan(file("ids"), &pid, &group, &session)
+	n.want(err == nil && pid == group && pid == session, "process, group, session: %s", file("ids"))
+	n.wantClean()
 }
 
 // TestSweepIsForStatus: nobody else starts the process that sweeps behind a STATUS.
 func TestSweepIsForStatus(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	chain p0; add a; drop a
-	either a person: refused
-	or with a configuration: refused $entry
-	entry a live; sweep`, acts{"refused": func(s *story, w []string) {
-		cmd := exec.Command(filepath.Join(s.path[0], "unwind"), "sweep")
-		if len(w) > 0 {
-			cmd.Stdin = strings.NewReader(s.entryOf(s.chainOf(s.plugins(s.node)...), nil))
+	each1(t, oneOf("a person", "with a configuration"), func(t *testing.T, who choice) {
+		n := newNode(t)
+		n.chain(p0)
+		a := n.add("a")
+		a.dropNetNS()
+		cmd := exec.Command(filepath.Join(n.path[0], "unwind"), "sweep")
+		if who.is("with a configuration") {
+			cmd.Stdin = strings.NewReader(n.entryOf(n.chainOf(n.plugins()...), nil))
 		}
 		out, err := cmd.CombinedOutput()
-		s.want(err != nil && strings.Contains(string(out), "run unwindctl sweep instead"), "%v: %s", err, out)
-	}})
+		n.want(err != nil && strings.Contains(string(out), "run unwindctl sweep instead"), "%v: %s", err, out)
+		a.wantRecord(journal.Live)
+		n.sweep()
+		n.wantClean()
+	})
 }

@@ -2,14 +2,14 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"path/filepath"
+	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
@@ -57,12 +57,26 @@ func (n *node) plugin() *Plugin {
 // each in the order of its chain, and no two DELs of one at once.
 func TestSweepAfterReboot(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	chain p0, "delayMS": 20 | p1, "delayMS": 20
-	add a; boot a; copies a 60 other; forgets; plan * DEL late
-	sandbox a next; add next; calls DEL p1, DEL p0, ADD p0, ADD p1
-	sweep; entries 1; entry next live; together 2; times 60 DEL p0; times 60 DEL p1; counters 'swept earlier-boot 61'
-	del next`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0.delay(20), p1.delay(20))
+	a := n.add("a")
+	a.ofEarlierBoot()
+	a.copies(60, "other")
+	n.forgetCalls()
+	n.plan(everyone.DEL("late"))
+	next := a.nextSandbox("next")
+	next.add()
+	n.wantCalls("DEL p1", "DEL p0", "ADD p0", "ADD p1")
+	n.sweep()
+	n.wantRecords(1)
+	next.wantRecord(journal.Live)
+	n.wantTogether(2)
+	n.wantTimes(60, "DEL p0")
+	n.wantTimes(60, "DEL p1")
+	n.wantCounters("swept earlier-boot 61")
+	next.del()
+	n.wantClean()
 }
 
 // abandoned returns the record of an attachment that an operator has forgotten, or nil.
@@ -85,33 +99,49 @@ func (n *node) abandoned(key journal.Key) (mark *journal.Entry) {
 // what the other one does.
 func TestTwoSweeps(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	chain p0, "delayMS": 20 | p1, "delayMS": 20
-	add a; boot a; copies a 20; forgets; plan * DEL late
-	gc-twice; together 1; times 21 DEL p0; times 21 DEL p1`, acts{"gc-twice": func(s *story, _ []string) {
-		outs := make(chan outcome)
-		for range 2 {
-			go func() { outs <- s.ask("GC", nil, s.plugins(s.node)...) }()
-		}
-		for range 2 {
-			out := <-outs
-			s.want(out.code == 0, "%s", out.stdout)
-		}
-	}})
+	t.Parallel()
+	n := newNode(t)
+	n.chain(p0.delay(20), p1.delay(20))
+	a := n.add("a")
+	a.ofEarlierBoot()
+	a.copies(20, "")
+	n.forgetCalls()
+	n.plan(everyone.DEL("late"))
+	first, second := n.beginGC(), n.beginGC()
+	first.passes()
+	second.passes()
+	n.wantTogether(1)
+	n.wantTimes(21, "DEL p0")
+	n.wantTimes(21, "DEL p1")
+	n.wantClean()
 }
 
 // TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
 // second try. The ADD leaves other networks alone.
 func TestRoomAfterFailedADD(t *testing.T) {
-	stories(t, `
-	chain bridge; network other o; subnet 128/25; add elsewhere
-	network; subnet 0/29; crowd 5; drop elsewhere $all
-	fails add a 'no IP addresses available'; add a
-	entries 2; entry elsewhere; reserved 1 elsewhere
-	del a; sweep`, subnets)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge)
+	network := strings.TrimSuffix(n.subnet, "0/24")
+	other := n.newNetworkOn("o", "other")
+	other.subnet = network + "128/25"
+	elsewhere := other.add("elsewhere")
+	n.subnet = network + "0/29"
+	all := n.crowd(5, "all")
+	elsewhere.dropNetNS()
+	for _, p := range all {
+		p.dropNetNS()
+	}
+	a := n.newPod("a")
+	n.wantError(a.tryAdd(), "no IP addresses available")
+	a.add()
+	n.wantRecords(2)
+	elsewhere.wantKept()
+	other.wantReserved(1)
+	a.del()
+	n.sweep()
+	n.wantClean()
 }
-
-var subnets = acts{"subnet": func(s *story, w []string) { s.node.subnet = strings.TrimSuffix(s.node.subnet, "0/24") + w[0] }}
 
 // dels returns the instances of the faulty plugin that got the pod's DEL.
 func (p *pod) dels() (instances []string) {
@@ -127,62 +157,99 @@ func (p *pod) dels() (instances []string) {
 // message is that of a line of the log.
 var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
-// owing are statements about a DEL of p1 that has failed.
-func owing() acts {
-	step := func(s *story, name string, change func(*journal.Step)) {
-		s.who(name).edit(func(e *journal.Entry) { change(&e.Undo.Steps[0]) })
-	}
-	return acts{
-		// owes POD N [IN]: p1 has a pending DEL, which has failed N times and is tried again at this time
-		"owes": func(s *story, w []string) {
-			s.chain = []string{"p0", "p1"}
-			s.tell("plan; add " + w[0] + "; plan p1 DEL fail; fails del " + w[0] + "; forgets")
-			step(s, w[0], func(step *journal.Step) {
-				if step.Tries, step.Next.At = s.number(w[1]), 0; len(w) > 2 {
-					step.Next.At = journal.BootNanos() + int64(s.duration(w[2]))
-				}
-			})
-		},
-		"now": func(s *story, w []string) { step(s, w[0], func(step *journal.Step) { step.Next.At = 0 }) },
-		// logs MESSAGE, …: just these
-		"logs": func(s *story, w []string) {
-			var got []string
-			for _, m := range message.FindAllStringSubmatch(read(s, filepath.Join(s.dir, "log")), -1) {
-				got = append(got, m[1]+m[2])
-			}
-			s.want(slices.Equal(got, listed(w)), "%q", got)
-		},
-	}
+// addOwing adds a pod whose p1 has a pending DEL, which has failed so many times and is tried again
+// now.
+func (n *node) addOwing(name string, tries int) *pod {
+	n.Helper()
+	n.chain(p0, p1)
+	n.plan()
+	p := n.add(name)
+	n.plan(p1.DEL("fail"))
+	n.wantError(p.tryDel())
+	n.forgetCalls()
+	p.edit(func(e *journal.Entry) {
+		e.Undo.Steps[0].Tries, e.Undo.Steps[0].Next.At = tries, 0
+	})
+	return p
+}
+
+// retryIn has the pod's first pending DEL tried again after a pause from now.
+func (p *pod) retryIn(pause time.Duration) {
+	p.Helper()
+	p.edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(pause) })
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
 // whose backoff is over, and the next ADDs run none.
 func TestCrashLoop(t *testing.T) {
-	stories(t, `
-	owes a 7; copies a 12; pauses 8 25s
-	sandbox a b; add b; times 5 DEL p1; forgets
-	sandbox a c; add c; calls ADD p0, ADD p1
-	sandbox a d; add d; calls ADD p0, ADD p1
-	plan; del b c d; sweep`, owing())
+	t.Parallel()
+	n := newNode(t)
+	a := n.addOwing("a", 7)
+	a.copies(12, "")
+	n.pauseLast(8, 25*time.Second)
+	b := a.nextSandbox("b")
+	b.add()
+	n.wantTimes(5, "DEL p1")
+	n.forgetCalls()
+	c := a.nextSandbox("c")
+	c.add()
+	n.wantCalls("ADD p0", "ADD p1")
+	d := a.nextSandbox("d")
+	d.add()
+	n.wantCalls("ADD p0", "ADD p1")
+	n.plan()
+	b.del()
+	c.del()
+	d.del()
+	n.sweep()
+	n.wantClean()
 }
 
 // TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
 // log has one line for the first failure and one for the end, and stderr has the delegate's words
 // once; another code is worth another line.
 func TestQuiet(t *testing.T) {
-	stories(t, `
-	conf logLevel; conf logFile $dir/log; let failure DEL failed and is pending; let logged $failure
-	either on stdout: let fails 'echo words >&2; echo "{\"code\": 11, \"msg\": \"process $$\"}"; exit 1'
-	or on stderr only: let fails 'echo "words $$" >&2; exit 1'
-	or killed: let fails 'echo "words $$" >&2; kill -9 $$'
-	or with another code once: let logged '$failure, $failure'
-		let fails 'echo words >&2; [ -e $0.code ] && code=12; touch $0.code; echo "{\"code\": ${code:-11}}"; exit 1'
-	script p1 '[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e $dir/well ] && exit; $fails'
-	chain p0 | {"type": "p1"}; add a
-	tries give del a; words 1; tries gc; words 0; tries gc; words 0; tries gc; words 0
-	file $dir/well; gc; words 0; logs $logged, released`, owing(), acts{"words": func(s *story, w []string) {
-		s.wantCount(strings.Count(s.said.stderr, "words"), w[0])
-	}})
+	const failed = "DEL failed and is pending"
+	type failure struct {
+		name, script string
+		logged       []string
+	}
+	failures := []failure{
+		{"on stdout", `echo words >&2; echo "{\"code\": 11, \"msg\": \"process $$\"}"; exit 1`,
+			[]string{failed, "released"}},
+		{"on stderr only", `echo "words $$" >&2; exit 1`, []string{failed, "released"}},
+		{"killed", `echo "words $$" >&2; kill -9 $$`, []string{failed, "released"}},
+		{"with another code once", `echo words >&2; [ -e $0.code ] && code=12; touch $0.code
+			echo "{\"code\": ${code:-11}}"; exit 1`, []string{failed, failed, "released"}},
+	}
+	each1(t, failures, func(t *testing.T, failure failure) {
+		n := newNode(t)
+		log, well := filepath.Join(n.dir, "log"), filepath.Join(n.dir, "well")
+		n.conf["logLevel"], n.conf["logFile"] = nil, log
+		n.script("p1", `[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit
+			[ -e `+well+` ] && exit; `+failure.script)
+		n.chain(p0, named("p1"))
+		wantWords := func(count int) {
+			n.Helper()
+			n.wantCount("words on stderr", strings.Count(n.said.stderr, "words"), count)
+		}
+		a := n.add("a")
+		_ = a.tryGive("DEL", given{})
+		wantWords(1)
+		for range 3 {
+			_ = n.tryGC()
+			wantWords(0)
+		}
+		n.write(well, "")
+		n.gc()
+		wantWords(0)
+		var messages []string
+		for _, m := range message.FindAllStringSubmatch(read(n, log), -1) {
+			messages = append(messages, m[1]+m[2])
+		}
+		n.wantEqual("logged", messages, failure.logged)
+		n.wantClean()
+	})
 }
 
 // These are those of the code, for any DEL that fails.
@@ -191,123 +258,243 @@ const (
 	maxFailing = 20
 )
 
-// TestPace: a STATUS tries 20 of the attachments whose DELs fail, those with the fewest tries first; GC tries all.
+// TestPace: a STATUS tries 20 of the attachments whose DELs fail, those with the fewest tries
+// first; GC tries all.
 func TestPace(t *testing.T) {
 	sandbox.Concurrent(t)
+	t.Parallel()
 	const pods = 40
-	stories(t, fmt.Sprintf(`
-	conf logLevel; owes a %d; drop a; copies a %d
-	status; times %[3]d DEL p1; status; times %[4]d DEL p1; status; times %[4]d DEL p1; different
-	forgets; tries gc; times %[4]d DEL p1
-	plan; gc`, often+10, pods-1, maxFailing, pods), owing(), acts{
-		"different": func(s *story, _ []string) {
-			tried := map[string]bool{}
-			for _, l := range s.callLog() {
-				tried[l.ContainerID] = true
-			}
-			s.want(len(tried) == pods, "%d attachments had their turn", len(tried))
-		},
-	})
+	n := newNode(t)
+	n.conf["logLevel"] = nil
+	a := n.addOwing("a", often+10)
+	a.dropNetNS()
+	a.copies(pods-1, "")
+	n.status()
+	n.wantTimes(maxFailing, "DEL p1")
+	n.status()
+	n.wantTimes(pods, "DEL p1")
+	n.status()
+	n.wantTimes(pods, "DEL p1")
+	tried := map[string]bool{}
+	for _, l := range n.callLog() {
+		tried[l.ContainerID] = true
+	}
+	n.want(len(tried) == pods, "%d attachments had their turn", len(tried))
+	n.forgetCalls()
+	_ = n.tryGC()
+	n.wantTimes(pods, "DEL p1")
+	n.plan()
+	n.gc()
+	n.wantClean()
 }
 
-// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries 20 of them, and
-// none before its pause is over. A person's sweep tries all.
+// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries 20 of
+// them, and none before its pause is over. A person's sweep tries all.
 func TestAgentKeepsPauses(t *testing.T) {
 	sandbox.Concurrent(t)
-	stories(t, `
-	owes a 2; drop a; copies a 24
-	# One each minute: the pauses of the first 20 tries are over by then.
-	pauses 25 0s; periodic 20; pauses 25 0s; periodic 20
-	pauses 25 4m; periodic 0; sweep; times 25 DEL p1; plan
-	pauses 25 0s; periodic 20; periodic 5; entries 0`, owing(), acts{
-		"periodic": func(s *story, w []string) { // periodic N: the agent's sweep runs so many DELs
-			s.forgetCalls()
-			_, err := s.plugin().Sweep(s.Context(), s.stateDir, sweep.Job{Periodic: true})
-			s.must(err)
-			verbs["times"](s, []string{w[0], "DEL", "p1"})
-			s.forgetCalls()
-		},
-	})
+	t.Parallel()
+	n := newNode(t)
+	a := n.addOwing("a", 2)
+	a.dropNetNS()
+	a.copies(24, "")
+	wantSweepOfAgent := func(dels int) {
+		n.Helper()
+		n.forgetCalls()
+		_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{Periodic: true})
+		must(n, err)
+		n.wantTimes(dels, "DEL p1")
+		n.forgetCalls()
+	}
+	// One each minute: the pauses of the first 20 tries are over by then.
+	n.pauseLast(25, 0)
+	wantSweepOfAgent(20)
+	n.pauseLast(25, 0)
+	wantSweepOfAgent(20)
+	n.pauseLast(25, 4*time.Minute)
+	wantSweepOfAgent(0)
+	n.sweep()
+	n.wantTimes(25, "DEL p1")
+	n.plan()
+	n.pauseLast(25, 0)
+	wantSweepOfAgent(20)
+	wantSweepOfAgent(5)
+	n.wantRecords(0)
+	n.wantClean()
 }
 
-// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of its
-// pods, since the original may use the addresses. It removes what host-local keeps on this disk for
-// exactly these owners: $ip99 is in the form that old releases of host-local wrote. The runtime's own DEL
-// runs, as without unwind.
+// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of
+// its pods, since the original may use the addresses. It removes what host-local keeps on this disk
+// for exactly these owners: one address is in the form that old releases of host-local wrote. The
+// runtime's own DEL runs, as without unwind.
 func TestForeign(t *testing.T) {
-	stories(t, `
-	chain bridge | p1; let by gc
-	either live, STATUS: let by status; add a
-	or live, GC: add a
-	or live, sweep: let by sweep; add a
-	or DEL pending: add a; plan p1 DEL fail; fails del a
-	or ADD failed: plan p1 ADD fail-effect, p1 DEL fail; fails add a
-	or ADD cut off: plan p1 ADD kill-parent-effect; killed add a; free a
-	plan; clone a; drop a
-	reserve $ip100 a eth1; reserve $ip101 aa eth0; reserve $ip102 b eth0; reserve $ip99 a
-	forgets; until 0 $by; calls
-	owners '$ip100 a eth1' '$ip101 aa eth0' '$ip102 b eth0'
-	entries 0; del a; calls DEL p1; locks 0; leaves`)
+	copied := oneOf("live, STATUS", "live, GC", "live, sweep", "DEL pending", "ADD failed", "ADD cut off")
+	each1(t, copied, func(t *testing.T, what choice) {
+		n := newNode(t)
+		n.chain(bridge, p1)
+		sweepBy := func() { n.gc() }
+		a := n.newPod("a")
+		switch {
+		case what.is("live, STATUS"):
+			sweepBy = func() { n.status() }
+			a.add()
+		case what.is("live, GC"):
+			a.add()
+		case what.is("live, sweep"):
+			sweepBy = func() { n.sweep() }
+			a.add()
+		case what.is("DEL pending"):
+			a.add()
+			n.plan(p1.DEL("fail"))
+			n.wantError(a.tryDel())
+		case what.is("ADD failed"):
+			n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+		case what.is("ADD cut off"):
+			n.plan(p1.ADD("kill-parent-effect"))
+			n.wantKilled(a.tryAdd())
+			a.awaitLock()
+		}
+		n.plan()
+		a.ofAnotherMachine()
+		a.dropNetNS()
+		n.reserve(n.ip(100), "a", "eth1")
+		n.reserve(n.ip(101), "aa", "eth0")
+		n.reserve(n.ip(102), "b", "eth0")
+		n.reserve(n.ip(99), "a") // as old releases wrote it
+		n.forgetCalls()
+		n.until(0, sweepBy)
+		n.wantCalls()
+		n.wantOwners(n.ip(100)+" a eth1", n.ip(101)+" aa eth0", n.ip(102)+" b eth0")
+		n.wantRecords(0)
+		a.del()
+		n.wantCalls("DEL p1")
+		n.wantLocks(0)
+	})
 }
 
 // TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that
 // machine is added here. No DEL of the original's runs; what host-local keeps for it on this disk
 // goes.
 func TestForeignContainerIDAgain(t *testing.T) {
-	stories(t, `
-	chain bridge | p1
-	add a; clone a; drop a; forgets
-	move a a; add a
-	reserved 1; calls ADD p1; entry a live 2 1
-	del a`)
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge, p1)
+	a := n.add("a")
+	a.ofAnotherMachine()
+	a.dropNetNS()
+	n.forgetCalls()
+	a.move("a")
+	a.add()
+	n.wantReserved(1)
+	n.wantCalls("ADD p1")
+	a.wantRecord(journal.Live, 2, 1)
+	a.del()
+	n.wantClean()
 }
 
 // TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
-// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no result.
+// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no
+// result.
 func TestReboot(t *testing.T) {
-	stories(t, `
-	chain bridge, "ipMasq": true | firewall | portmap | last
-	add a b; reboot a b; forgets
-	either STATUS: until 0 status
-	or GC: until 0 gc
-	or sweep: until 0 sweep
-	or GC of the network, renamed: network renamed; until 0 gc
-	clean; calls DEL last, DEL last
-	gone a b; uncached a b
-	del a b; calls DEL last, DEL last; clean`)
+	sweeps := oneOf("STATUS", "GC", "sweep", "GC of the network, renamed")
+	each1(t, sweeps, func(t *testing.T, by choice) {
+		n := newNode(t)
+		n.chain(bridge.masq(), firewall, portmap, faulty("last"))
+		a, b := n.add("a"), n.add("b")
+		a.reboot()
+		b.reboot()
+		n.forgetCalls()
+		switch {
+		case by.is("STATUS"):
+			n.until(0, func() { n.status() })
+		case by.is("GC"):
+			n.until(0, func() { n.gc() })
+		case by.is("sweep"):
+			n.until(0, func() { n.sweep() })
+		case by.is("GC of the network, renamed"):
+			renamed := n.newNetwork("renamed")
+			n.until(0, func() { renamed.gc() })
+		}
+		n.wantClean()
+		n.wantCalls("DEL last", "DEL last")
+		a.wantGone()
+		b.wantGone()
+		a.wantUncached()
+		b.wantUncached()
+		a.del()
+		b.del()
+		n.wantCalls("DEL last", "DEL last")
+		n.wantClean()
+	})
 }
 
 // TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
 // DEL succeeds and runs nothing, and the container ID can be used again.
 func TestForget(t *testing.T) {
-	stories(t, `
-	chain p0 | p1
-	plan p1 ADD fail-effect, p1 DEL fail; fails add a
-	either intact:
-	or damaged: damage a
-	forgets; giveup a
-	events '' 'forgotten a '; abandoned a; locks 0
-	del a; calls; taken a.eth0.p1
-	fails giveup a '$network/a/eth0 is not in the journal'
-	plan; add a; del a`)
+	each1(t, oneOf("intact", "damaged"), func(t *testing.T, record choice) {
+		n := newNode(t)
+		n.chain(p0, p1)
+		n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+		a := n.newPod("a")
+		n.wantError(a.tryAdd())
+		if record.is("damaged") {
+			a.damage()
+		}
+		n.forgetCalls()
+		a.giveUp()
+		n.wantEvents("", "forgotten a ")
+		a.wantAbandoned()
+		n.wantLocks(0)
+		a.del()
+		n.wantCalls()
+		n.wantTaken("a.eth0.p1")
+		n.wantError(a.tryGiveUp(), n.network+"/a/eth0 is not in the journal")
+		n.plan()
+		a.add()
+		a.del()
+		n.wantClean()
+	})
 }
 
 // TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged.
 func TestForgetRefuses(t *testing.T) {
-	stories(t, `
-	either live: chain p0; add a; let why is live, not dead (its network namespace exists)
-	or dead, seen from elsewhere: let why is unknown, not dead (cannot judge it from these namespaces
-	or dead, locked: let why its lock is held
-	or dead, damaged and locked: let why its lock is held
-	if dead: chain p0 | p1; plan p1 ADD fail-effect, p1 DEL fail; fails add a
-	if damaged: damage a
-	if locked: lock a
-	if elsewhere: elsewhere a
-	count; fails giveup a '$why'; count
-	unless damaged: entry a
-	leaves`, acts{
-		"count": func(s *story, _ []string) { // the same as before
-			s.steady("count", fmt.Sprint(len(s.node.events()), s.abandoned(s.who("a").key())))
-		},
+	type test struct {
+		name                       string
+		live, damaged, locked, far bool // far: seen from elsewhere
+		why                        string
+	}
+	tests := []test{
+		{"live", true, false, false, false, "is live, not dead (its network namespace exists)"},
+		{"dead, seen from elsewhere", false, false, false, true,
+			"is unknown, not dead (cannot judge it from these namespaces"},
+		{"dead, locked", false, false, true, false, "its lock is held"},
+		{"dead, damaged and locked", false, true, true, false, "its lock is held"},
+	}
+	each1(t, tests, func(t *testing.T, tt test) {
+		n := newNode(t)
+		a := n.newPod("a")
+		if tt.live {
+			n.chain(p0)
+			a.add()
+		} else {
+			n.chain(p0, p1)
+			n.plan(p1.ADD("fail-effect"), p1.DEL("fail"))
+			n.wantError(a.tryAdd())
+		}
+		if tt.damaged {
+			a.damage()
+		}
+		if tt.locked {
+			a.lock()
+		}
+		if tt.far {
+			a.seenElsewhere()
+		}
+		events, abandoned := len(n.events()), n.abandoned(a.key())
+		n.wantError(a.tryGiveUp(), tt.why)
+		n.want(len(n.events()) == events && reflect.DeepEqual(n.abandoned(a.key()), abandoned), "it has changed")
+		if !tt.damaged {
+			a.wantKept()
+		}
 	})
 }

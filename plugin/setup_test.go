@@ -1,0 +1,355 @@
+package plugin
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"cni-unwind/journal"
+	"cni-unwind/plugin/facts"
+	"cni-unwind/plugin/netconf"
+	"cni-unwind/plugin/plugintest/env"
+)
+
+// What happens to a node and its pods, beside requests of the runtime.
+
+// keys are changes of unwind's entry. nil removes a key.
+type keys = map[string]any
+
+// hasty ends the time of a delegate as soon as it hangs, also in an ADD (see env.Hangs). A delegate
+// that outlives its unwind has less.
+func (n *node) hasty() {
+	n.Helper()
+	n.conf["delegateTimeout"] = env.Long.Undo.String()
+	n.mkdir(n.hangsDir())
+	n.env = append(n.env, env.Hangs+"="+n.hangsDir())
+	n.budget("Orphans=500ms")
+}
+
+// versions sets the cniVersion of unwind's list and of the chain.
+func (n *node) versions(outer, inner string) { n.outer, n.inner = outer, inner }
+
+// network returns another network of the machine, on the bridge and the subnet of this one. It
+// begins with the present chain.
+func (n *node) newNetwork(name string) *node {
+	other := *n
+	other.network = n.first.network + "-" + name
+	n.machine.networks = append(n.machine.networks, &other)
+	return &other
+}
+
+// newNetworkOn returns another network with a bridge of its own.
+func (n *node) newNetworkOn(bridgePrefix, name string) *node {
+	other := n.newNetwork(name)
+	other.bridge = bridgePrefix + n.bridge
+	return other
+}
+
+// ip returns an address of the subnet by its last byte.
+func (n *node) ip(host byte) string { return n.prefix(4, host).Addr().String() }
+
+// poolFile is the path of one of host-local's files.
+func (n *node) poolFile(name string) string { return filepath.Join(n.dataDir(), n.network, name) }
+
+// reserve makes a reservation in host-local's files for an owner: a container and perhaps an
+// interface.
+func (n *node) reserve(address string, owner ...string) {
+	n.Helper()
+	n.mkdir(n.poolFile(""))
+	n.write(n.poolFile(address), strings.Join(owner, "\r\n"))
+}
+
+// assignLowest makes host-local assign the lowest free address next.
+func (n *node) assignLowest() {
+	n.Helper()
+	must(n, os.Remove(n.poolFile("last_reserved_ip.0")))
+}
+
+// loseReservation removes host-local's file of an address, which it then assigns next.
+func (n *node) loseReservation(address string) {
+	n.Helper()
+	must(n, os.Remove(n.poolFile(address)))
+	n.assignLowest()
+}
+
+// shell runs a shell's commands.
+func (n *node) shell(format string, a ...any) {
+	n.Helper()
+	run(n, "sh", "-ec", fmt.Sprintf(format, a...))
+}
+
+// remove removes a file or a directory, if it is there.
+func (n *node) remove(path string) {
+	n.Helper()
+	must(n, os.RemoveAll(path))
+}
+
+// awaitFile waits until a file is there.
+func (n *node) awaitFile(path string) {
+	n.Helper()
+	eventually(n, path, func() bool { _, err := os.Lstat(path); return err == nil })
+}
+
+// heldFile is the file of a call that a faulty plugin holds until the file is removed: of its verb,
+// its container and its instance.
+func (n *node) heldFile(verb, container, instance string) string {
+	return filepath.Join(n.faultyDir(), "held", verb+"."+container+"."+instance)
+}
+
+// awaitHeld waits until a faulty plugin holds a call.
+func (n *node) awaitHeld(verb, container, instance string) {
+	n.Helper()
+	n.awaitFile(n.heldFile(verb, container, instance))
+}
+
+// letGo lets a call go on that a faulty plugin holds.
+func (n *node) letGo(verb, container, instance string) {
+	n.Helper()
+	n.remove(n.heldFile(verb, container, instance))
+}
+
+// awaitCall waits until a faulty plugin was called: "ADD p0".
+func (n *node) awaitCall(call string) {
+	n.Helper()
+	eventually(n, call, func() bool { return slices.Contains(n.calls(), call) })
+}
+
+// makeJournal makes an empty journal.
+func (n *node) makeJournal() {
+	n.Helper()
+	must(n, n.store.Update(n.Context(), func(*journal.Tx) error { return nil }))
+}
+
+// breakPlugin makes the DELs of a plugin in CNI_PATH fail until it is repaired.
+func (n *node) breakPlugin(plugin string) (repair func()) {
+	n.Helper()
+	path, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
+	must(n, err)
+	flag := filepath.Join(n.dir, plugin+".broken")
+	n.script(plugin, "[ $CNI_COMMAND = DEL ] && [ -e "+flag+" ] && exit 1\nexec "+path)
+	n.write(flag, "")
+	return func() { must(n, os.Remove(flag)) }
+}
+
+// pauseLast has the last records in the journal tried again after a pause from now.
+func (n *node) pauseLast(count int, pause time.Duration) {
+	n.Helper()
+	all, until := n.entries(), journal.BootNanos()+int64(pause)
+	must(n, n.store.Update(n.Context(), func(tx *journal.Tx) (err error) {
+		for _, e := range all[len(all)-count:] {
+			e.Undo.Steps[0].Next.At = until
+			err = errors.Join(err, tx.Put(e))
+		}
+		return err
+	}))
+}
+
+// newPod makes a pod with a network namespace and a host port.
+func (n *node) newPod(name string) *pod {
+	n.Helper()
+	p := n.pod(name)
+	p.CapabilityArgs = map[string]any{"portMappings": []map[string]any{
+		{"hostPort": 20000 + len(n.machine.pods), "containerPort": 80, "protocol": "tcp"}}}
+	return p.known()
+}
+
+// known lists the pod among those of the machine.
+func (p *pod) known() *pod {
+	p.machine.pods = append(p.machine.pods, p)
+	return p
+}
+
+// add makes a pod and adds it.
+func (n *node) add(name string) *pod {
+	n.Helper()
+	p := n.newPod(name)
+	p.add()
+	return p
+}
+
+// crowd adds pods NAME00, NAME01, …, four at a time.
+func (n *node) crowd(count int, name string) (all []*pod) {
+	n.Helper()
+	slots, errs := make(chan bool, 4), make(chan error)
+	for i := range count {
+		p := n.newPod(fmt.Sprintf("%s%02d", name, i))
+		all = append(all, p)
+		list := p.wrapped()
+		go func() {
+			slots <- true
+			_, err := p.addWith(list)
+			<-slots
+			errs <- err
+		}()
+	}
+	for range all {
+		must(n, <-errs)
+	}
+	return all
+}
+
+// attachments returns the pods' attachments, as CONTAINER.INTERFACE.
+func attachments(pods ...[]*pod) (all []string) {
+	for _, p := range slices.Concat(pods...) {
+		all = append(all, p.ContainerID+"."+p.IfName)
+	}
+	return all
+}
+
+// copies makes more records like that of the pod, of containers NAME-1, NAME-2, …, which belong to
+// the same pod of Kubernetes, or to podName unless that is "".
+func (p *pod) copies(count int, podName string) {
+	p.Helper()
+	name, taken := cmp.Or(podName, p.entry().Added.Pod.Name), p.taken()
+	must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
+		for i := range count {
+			e, err := tx.Get(p.key())
+			must(p, err)
+			id, state := fmt.Sprintf("%s-%d", p.ContainerID, i+1), e.Undo.State
+			e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, name
+			for _, e.Undo.State = range []journal.State{journal.Adding, state} {
+				must(p, tx.Put(e))
+			}
+			for _, file := range taken { // the faulty plugins hold for it what they hold for the pod
+				if rest, is := strings.CutPrefix(file, p.ContainerID+"."); is {
+					p.write(filepath.Join(p.faultyDir(), "taken", id+"."+rest), "")
+				}
+			}
+		}
+		return nil
+	}))
+}
+
+// damage makes the pod's record unreadable.
+func (p *pod) damage() {
+	p.Helper()
+	p.editJournal(func(tx *bolt.Tx) error {
+		entries, prefix := tx.Bucket([]byte("entries")), []string{p.network, p.ContainerID, p.IfName}
+		key, _ := entries.Cursor().Seek([]byte(strings.Join(prefix, "\x00")))
+		return entries.Put(bytes.Clone(key), []byte(`{"network":`))
+	})
+}
+
+// nextSandbox returns the next container of the same pod of Kubernetes.
+func (p *pod) nextSandbox(container string) *pod {
+	p.Helper()
+	next := p.pod(container)
+	next.Args, next.CapabilityArgs = p.Args, p.CapabilityArgs
+	return next.known()
+}
+
+// second returns another interface of the container, in this network.
+func (n *node) second(p *pod) *pod {
+	second := &pod{node: n, RuntimeConf: p.RuntimeConf}
+	second.IfName = "net1"
+	return second.known()
+}
+
+// move gives the pod a new network namespace.
+func (p *pod) move(name string) {
+	p.Helper()
+	p.NetNS = p.netns(name)
+}
+
+// unpin unmounts the pod's network namespace and leaves an empty file at its path.
+func (p *pod) unpin() {
+	p.Helper()
+	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
+}
+
+// takePath moves the pod's network namespace to the former path of another one.
+func (p *pod) takePath(other *pod) {
+	p.Helper()
+	p.write(other.NetNS, "")
+	p.mount(p.NetNS, other.NetNS, "", unix.MS_BIND, "")
+	p.NetNS = other.NetNS
+}
+
+// keepCache keeps what libcni has cached of the pod, whatever a request does to it.
+func (p *pod) keepCache(request func()) {
+	p.Helper()
+	cached := read(p, p.cacheFile())
+	request()
+	p.write(p.cacheFile(), cached)
+}
+
+// lock takes the attachment's lock.
+func (p *pod) lock() (unlock func()) {
+	p.Helper()
+	lock, err := (&journal.Store{Dir: p.stateDir}).TryAcquire(p.key())
+	must(p, err)
+	p.Cleanup(lock.Release)
+	return lock.Release
+}
+
+// awaitLock waits until nobody has the attachment's lock.
+func (p *pod) awaitLock() {
+	p.Helper()
+	eventually(p, "its lock is free", func() bool {
+		lock, err := p.store.LookAtLock(p.key())
+		return !lock.Held && err == nil
+	})
+}
+
+// hold has a process elsewhere keep the pod's network namespace open until end.
+func (p *pod) hold() (end func()) {
+	p.Helper()
+	f, err := os.Open(p.NetNS)
+	must(p, err)
+	defer f.Close()
+	cmd := exec.Command("sleep", "60")
+	cmd.ExtraFiles = []*os.File{f}
+	return p.spawn(cmd)
+}
+
+// reboot removes the pod's network namespace and moves its record to an earlier boot.
+func (p *pod) reboot() {
+	p.Helper()
+	p.dropNetNS()
+	p.ofEarlierBoot()
+}
+
+// seenElsewhere makes the pod's ADD one that ran in other namespaces.
+func (p *pod) seenElsewhere() {
+	p.Helper()
+	p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
+}
+
+// ofAnotherMachine makes this disk a copy of the one of the machine on which the pod was added.
+func (p *pod) ofAnotherMachine() {
+	p.Helper()
+	kind, _, _ := strings.Cut(facts.This().Machine, ":")
+	if kind == "" {
+		p.Skip("this machine has no name")
+	}
+	p.edit(func(e *journal.Entry) {
+		e.Added.Host.BootID, e.Added.Host.Machine = earlier, kind+":another"
+	})
+}
+
+// setState sets the state of the pod's record.
+func (p *pod) setState(state journal.State) {
+	p.Helper()
+	p.edit(func(e *journal.Entry) { e.Undo.State = state })
+}
+
+// cutOff makes the pod's ADD one that was cut off in its first delegate.
+func (p *pod) cutOff() {
+	p.Helper()
+	must(p, os.RemoveAll(p.cacheFile()))
+	p.edit(func(e *journal.Entry) { e.Undo.State, e.Got = journal.Adding, journal.Got{} })
+}
+
+// rawJSON is the value of a key in this form.
+func rawJSON(format string, a ...any) json.RawMessage { return fmt.Appendf(nil, format, a...) }
