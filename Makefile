@@ -69,8 +69,8 @@ FUZZTIME ?= 10s
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The timeout only ends tests that hang. They take 8 minutes on a fast machine, and a slow one may
-# take ten times as long.
+# The timeout only ends tests that hang. They take 10 minutes, and on a slow machine
+# ten times as long.
 GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
 # The programs that tests start. The pattern ./... does not match testdata.
@@ -123,7 +123,7 @@ deps: ## install missing packages with Debian's apt (root)
 
 # go test prints the packages' results in order. ./plugin takes longest, so it runs in a process of
 # its own, and does not delay the results of the others.
-test: deps tools build ## run all tests on real plugins and namespaces (8 minutes, root)
+test: deps tools build ## run all tests on real plugins and namespaces (10 minutes, root)
 	@echo "The tests of ./plugin take longest. They run in parallel with the others, and their result comes last."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \

@@ -78,8 +78,8 @@ func onCommand() *cobra.Command {
 	var flags install.Options
 	cmd := &cobra.Command{
 		Use:   "on",
-		Short: "Switch unwind on again on this node",
-		Long: "Switch unwind on again on this node: remove the file \"off\", and unwind's conflist if\n" +
+		Short: "Switch unwind back on for this node",
+		Long: "Switch unwind back on for this node: remove the file \"off\", and unwind's conflist if\n" +
 			"cilium has renamed it. Then wait until a running agent has installed unwind, or\n" +
 			"install it with the configuration that unwindctl off has kept.",
 		Example: "  unwindctl on\n" +

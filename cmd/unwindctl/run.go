@@ -59,7 +59,7 @@ func runCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&options.NoInstall, "no-install", false,
 		"only sweep: do not install unwind or write its conflist")
 	cmd.Flags().BoolVar(&options.Off, "off", false,
-		"switch unwind off until unwindctl on runs, or an agent starts without this flag")
+		"switch unwind off until somebody runs \"unwindctl on\" or an agent starts without this flag")
 	cmd.Flags().StringVar(&options.ProgramDir, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
 	return cmd

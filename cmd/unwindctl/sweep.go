@@ -76,7 +76,7 @@ func sweepCommand() *cobra.Command {
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
 	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
-		"run the plugins in `DIR` for attachments that are not in the journal "+
+		"look in `DIR` for the plugins of attachments that are not in the journal "+
 			"(default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
 	flags.output.AddFlags(cmd, cmd.Flags(), "findings, including live ones",

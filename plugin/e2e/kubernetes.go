@@ -161,7 +161,7 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	w.StartKubelet()
 	w.AwaitReady()
 	c.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": w.Namespace()}})
-	Eventually(c, clusterTimeout, "the namespace has its service account", func() bool {
+	Eventually(c, clusterTimeout, "the default service account of the namespace exists", func() bool {
 		_, err := c.TryKubectl("get", "serviceaccount", "default", "--namespace", w.Namespace())
 		return err == nil
 	})

@@ -26,7 +26,7 @@ func Table(t *testing.T, path, name, want string) {
 		t.Errorf("%s has no place for the table %s:\n%s", path, name, want)
 	case got == want:
 	case os.Getenv(updateEnv) == "":
-		t.Errorf("%s: %s is\n%swant (make docs)\n%s", path, name, got, want)
+		t.Errorf("%s: %s is out of date; run make docs. It is\n%swant\n%s", path, name, got, want)
 	default:
 		if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
 			t.Fatal(err)

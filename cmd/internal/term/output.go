@@ -44,7 +44,7 @@ func (o *Output) AddFlags(cmd *cobra.Command, flags *pflag.FlagSet, keys string,
 		o.allowed = append(o.allowed, string(f))
 	}
 	flags.VarP(o, "output", "o", "output `FORMAT`: "+strings.Join(o.allowed, ", "))
-	help := "same as -o json; the object's keys: version, " + keys
+	help := "same as -o json, which prints an object with these keys: version, " + keys
 	flags.BoolFunc("json", help, func(value string) error {
 		asJSON, err := strconv.ParseBool(value)
 		if asJSON {

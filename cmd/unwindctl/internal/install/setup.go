@@ -161,7 +161,7 @@ type Target struct{ Runtime, ConfDir, BinDir, File string }
 
 // Find returns the selected runtime, with the given directories.
 func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
-	return p.choose(root, func() ([]node.Runtime, error) { return node.Find(ctx, root) })
+	return p.choose(func() ([]node.Runtime, error) { return node.Find(ctx, root) })
 }
 
 // askWithin bounds the time for which off and uninstall wait for a runtime that does not respond.
@@ -173,7 +173,7 @@ const askWithin = 500 * time.Millisecond
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {
-	r, err := p.choose(root, func() ([]node.Runtime, error) { return node.Read(root) })
+	r, err := p.choose(func() ([]node.Runtime, error) { return node.Read(root) })
 	if err == nil {
 		s := Setup{ConfDir: r.ConfDir, BinDir: r.BinDirs[0], File: p.OwnFile(r)}
 		if p.given() || s.own() != nil && durable.Exists(s.plugin()) {
@@ -185,7 +185,7 @@ func (p Target) FindInstalled(
 	return p.Find(ctx, root)
 }
 
-func (p Target) choose(root string, runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
+func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
 		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",

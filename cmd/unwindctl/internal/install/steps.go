@@ -202,7 +202,7 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 			"attachments could be lost if the state directory changed: %w", is, err)
 	}
 	if len(attachments) > 0 {
-		hint := "leave the journal there, or wait until unwindctl list --state-dir " + is + " is empty"
+		hint := "leave the journal there, or move it once unwindctl list --state-dir " + is + " prints nothing"
 		return "", term.WithHint(hint,
 			"the journal in %s contains %s, which nothing would release if the state directory changed",
 			is, term.Attachments(len(attachments)))

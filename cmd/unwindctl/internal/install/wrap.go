@@ -224,7 +224,7 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case missing:
 		return nil, errors.New(`key "chain" is missing`)
 	case chain[0] != '{':
-		return nil, errors.New(`key "chain" is not an object`)
+		return nil, errors.New(`key "chain" must be an object`)
 	}
 	// wrap writes the chain last; a later equal text is an edit, and restores the same chain
 	const space = " \t\r\n"

@@ -220,7 +220,7 @@ func TestUnwrapEdited(t *testing.T) {
 		{"chainFile", `{"type": "unwind", "chainFile": "/x"}`, `error: the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; to switch unwind off, remove the file`},
 		{"chainFile and null", `{"type": "unwind", "chain": null, "chainFile": "/x"}`, `error: the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; to switch unwind off, remove the file`},
 		{"no chain", `{"type": "unwind"}`, `error: key "chain" is missing`},
-		{"no object", `{"type": "unwind", "chain": []}`, `error: key "chain" is not an object`},
+		{"no object", `{"type": "unwind", "chain": []}`, `error: key "chain" must be an object`},
 		{"an equal text after it", `{"type": "unwind", "chain": {} , "x": [1, {}], "y": "{}"}`, `{}`},
 		{"a neighbour", `{"type": "unwind", "chain": {}}, {"type": "a"}`, "error: " + errNotAlone.Error()},
 	} {

@@ -346,7 +346,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	for _, handler := range slices.Sorted(maps.Keys(handlers)) {
 		if dir := handlers[handler].ConfDir; dir != "" && filepath.Clean(dir) != r.ConfDir {
 			r.Notes = append(r.Notes,
-				fmt.Sprintf("pods of the runtime class handler %q have their conflists in %s and bypass unwind",
+				fmt.Sprintf("pods with the runtime handler %q use the conflists in %s, so they bypass unwind",
 					handler, dir))
 		}
 	}

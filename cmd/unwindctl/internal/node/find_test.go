@@ -162,7 +162,7 @@ func TestFindAsks(t *testing.T) {
 			told(func(*Runtime) {})},
 		{"handlers with conflists of their own", nodetest.ContainerdConfig, "", map[string]string{"cniconfig": cniconfig, "config": `{"containerd": {"runtimes": {"kata": {"cniConfDir": "/kata"}}}}`},
 			told(func(r *Runtime) {
-				r.Notes = []string{`pods of the runtime class handler "kata" have their conflists in /kata`}
+				r.Notes = []string{`pods with the runtime handler "kata" use the conflists in /kata`}
 			})},
 		{"every conflist", nodetest.ContainerdConfig, "", map[string]string{"cniconfig": strings.Replace(cniconfig, "1,", "0,", 1)},
 			told(func(r *Runtime) {

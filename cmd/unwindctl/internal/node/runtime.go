@@ -131,7 +131,7 @@ func (r Runtime) SweepAdvice(ctx context.Context) string {
 	case major == 1:
 		return "containerd 1 calls neither STATUS nor GC: " + Timer
 	case !r.Kubelet:
-		return "This machine has no kubelet to make containerd call STATUS: " + Timer
+		return "This machine has no kubelet, and containerd calls STATUS only when kubelet asks: " + Timer
 	case major >= 2:
 		return "containerd triggers a sweep every few seconds (STATUS)."
 	}
