@@ -22,7 +22,7 @@ const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
 	Swept      EventKind = "swept"       // released without the runtime's DEL
 	Released   EventKind = "released"    // an address whose owner is not in the journal was released
-	Waiting    EventKind = "waiting"     // a DEL waits because its address has another owner
+	Waiting    EventKind = "waiting"     // a DEL waits for a later plugin's DEL (see decide.Due)
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
 	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
 	Dropped    EventKind = "dropped"     // a DEL failed too often, and was dropped (see decide.After)

@@ -408,6 +408,10 @@ func TestInterruptedAfterAnother(t *testing.T) {
 			faults = append(faults, p1.DEL("fail"))
 		}
 		a := n.add("a")
+		if result.has("a pending DEL") {
+			n.plan(p1.DEL("fail"))
+			n.wantError(a.tryDel())
+		}
 		b := a.again()
 		n.plan(faults...)
 		n.wantKilled(b.tryAdd())
@@ -478,6 +482,7 @@ func TestPortOfNewGeneration(t *testing.T) {
 func TestAddedAgainPastTheJournal(t *testing.T) {
 	records := oneOf(
 		"live, its namespace gone",
+		"live, its namespace gone, at the same path",
 		"live, of an earlier boot",
 		"a DEL pending",
 		"cut off",
@@ -490,7 +495,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 		a := n.add("a")
 		a.delPast()
 		switch {
-		case record.is("live, its namespace gone"):
+		case record.has("live, its namespace gone"):
 			a.dropNetNS()
 			n.wantRecords(1)
 		case record.is("live, of an earlier boot"):

@@ -439,8 +439,9 @@ func TestEarlierBoot(t *testing.T) {
 				a.add()
 				a.dropNetNS()
 			} else {
-				n.plan(p1.DEL("fail"))
 				a.add()
+				n.plan(p1.DEL("fail"))
+				n.wantError(a.tryDel())
 				a.dropNetNS()
 				a = a.again()
 				a.add()
