@@ -285,6 +285,31 @@ func value(t testing.TB, data json.RawMessage) (v any) {
 	return v
 }
 
+// TestStepsMayAllocate: a delegate may hold an address that no claim names if its IPAM plugin is not
+// host-local, or if nobody knows the delegate and none before it names an IPAM plugin.
+func TestStepsMayAllocate(t *testing.T) {
+	for _, tt := range []struct {
+		plugins string
+		want    []bool
+	}{
+		{`{"type": "bridge", "ipam": {"type": "host-local"}}, {"type": "own"}`, []bool{false, false}},
+		{`{"type": "own", "ipam": {"type": "host-local"}}`, []bool{true}},
+		{`{"type": "bridge", "ipam": {"type": "static"}}, {"type": "own"}`, []bool{true, false}},
+		{`{"type": "bridge"}, {"type": "own"}, {"type": "own"}`, []bool{false, true, true}},
+		{`{"type": "own"}, {"type": "bridge", "ipam": {"type": "host-local"}}, {"type": "tuning"}, {"type": "own"}`,
+			[]bool{true, false, false, false}},
+	} {
+		chain, c := load(t, `"chain": {"plugins": [`+tt.plugins+`]}`)
+		var got []bool
+		for _, s := range chain.Steps(c) {
+			got = append(got, s.MayAllocate)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.plugins, got, tt.want)
+		}
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for _, tt := range []struct{ name, plugin, keys, want string }{
 		{"numbers are not changed", `{"type": "a", "n": [12345678901234567890, 1e400, 1.10]}`, ``,

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"cni-unwind/journal"
 	"cni-unwind/plugin/plugintest"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -99,6 +100,38 @@ func TestAddresses(t *testing.T) {
 		r, err := ParseResult(json.RawMessage(tt.result))
 		if got := fmt.Sprint(r.Addresses()); got != tt.want || err != nil {
 			t.Errorf("%s: %s, %v, want %s", tt.name, got, err, tt.want)
+		}
+	}
+}
+
+// TestSharedAddresses: two ADDs share an address if they got it from the same pool, or from two pools
+// for the same bridge.
+func TestSharedAddresses(t *testing.T) {
+	entry := func(address, pool, interfaces string) *journal.Entry {
+		e := &journal.Entry{Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool}}}}
+		if interfaces != "" {
+			e.Got.Result = json.RawMessage(`{"cniVersion": "1.0.0", "interfaces": [` + interfaces + `]}`)
+		}
+		return e
+	}
+	const bridge, another, inPod = `{"name": "cni0"}`, `{"name": "cni1"}`, `{"name": "cni0", "sandbox": "/run/netns/a"}`
+	for _, tt := range []struct {
+		name       string
+		one, other *journal.Entry
+		shared     bool
+	}{
+		{"same pool", entry("10.1.0.2", "/p", ""), entry("10.1.0.2", "/p", ""), true},
+		{"another address", entry("10.1.0.2", "/p", bridge), entry("10.1.0.3", "/p", bridge), false},
+		{"other pools", entry("10.1.0.2", "/p", ""), entry("10.1.0.2", "/q", ""), false},
+		{"other pools, same bridge", entry("10.1.0.2", "/p", bridge), entry("10.1.0.2", "/q", bridge), true},
+		{"other pools, other bridges", entry("10.1.0.2", "/p", bridge), entry("10.1.0.2", "/q", another), false},
+		{"other pools, the name is that of a pod's interface", entry("10.1.0.2", "/p", inPod), entry("10.1.0.2", "/q", bridge), false},
+		{"other pools, the name is that of the other pod's interface", entry("10.1.0.2", "/p", bridge), entry("10.1.0.2", "/q", inPod), false},
+		{"no pool", entry("10.1.0.2", "", bridge), entry("10.1.0.2", "", bridge), false},
+		{"the other has no pool", entry("10.1.0.2", "/p", bridge), entry("10.1.0.2", "", bridge), false},
+	} {
+		if got := len(SharedAddresses(tt.one, tt.other)) > 0; got != tt.shared {
+			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
 }
