@@ -119,17 +119,12 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or one that leads to
-// the record's namespace, or the record's path, unless another namespace is there by now.
+// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's
+// path, or one that leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Entry) bool {
-	recorded := e.Added.NetNS
-	switch {
-	case d.netns.Path == "", recorded.Path == "", d.IsAt(e, d.netns):
-		return true
-	case recorded.Known() && d.netns.Known() && d.SameBoot(e) == decide.True:
-		return false
-	}
-	return facts.SamePath(recorded.Path, d.netns.Path)
+	recorded := e.Added.NetNS.Path
+	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
+		d.IsAt(e, d.netns)
 }
 
 // addUnrecorded adds an entry for the ADD of this DEL, which the journal does not contain: it ran

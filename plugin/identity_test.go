@@ -482,7 +482,6 @@ func TestPortOfNewGeneration(t *testing.T) {
 func TestAddedAgainPastTheJournal(t *testing.T) {
 	records := oneOf(
 		"live, its namespace gone",
-		"live, its namespace gone, at the same path",
 		"live, of an earlier boot",
 		"a DEL pending",
 		"cut off",
@@ -492,10 +491,11 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	each2(t, records, seconds, func(t *testing.T, record, second choice) {
 		n := newNode(t)
 		n.chain(bridge.masq(), firewall, portmap)
+		n.budget("HostLink=500ms") // the DEL's prevResult may name the later one's link
 		a := n.add("a")
 		a.delPast()
 		switch {
-		case record.has("live, its namespace gone"):
+		case record.is("live, its namespace gone"):
 			a.dropNetNS()
 			n.wantRecords(1)
 		case record.is("live, of an earlier boot"):
@@ -520,6 +520,10 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 		n.afterEachSweep(a.wantUnchanged)
 		a.wantKept()
 		a.del()
+		if record.has("at the same path") {
+			a.dropNetNS() // its DEL was shown no namespace: see TestLateDELAtAnothersPath
+			eventually(n, "its interface is gone", func() bool { return len(n.ports()) == 0 })
+		}
 		a.wantVanished()
 		n.wantClean()
 	})
@@ -531,6 +535,9 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 	lates := oneOf("after a sweep", "a DEL pending", "its ADD failed")
 	others := oneOf("the other added through unwind", "the other added past unwind")
 	each2(t, lates, others, func(t *testing.T, late, other choice) {
+		if !late.is("a DEL pending") && other.is("the other added past unwind") {
+			t.Skip("the journal has neither: see TestUnknownDELAtAnothersPath")
+		}
 		n := newNode(t)
 		n.chain(bridge.masq(), firewall, portmap)
 		a := n.newPod("a")
