@@ -200,7 +200,7 @@ func reported(t *testing.T, archive []byte) (files map[string]string, names []st
 }
 
 // secrets are in the conflist, in libcni's cache, and in a plugin's error.
-var secrets = []string{"t0ken-of-calico", "pa55word", "client-key-data: LS0tLS1C", "MIIEowIBAAKCAQ", "987654321987", "u53r-pw", "eyJhbGciOi.eyJpc3M.c2ln", "in-cni-args"}
+var secrets = []string{"t0ken-of-calico", "pa55word", "client-key-data: LS0tLS1C", "MIIEowIBAAKCAQ", "987654321987", "u53r-pw", "eyJhbGciOi.eyJpc3M.c2ln", "in-cni-args", "in-environment"}
 
 // TestReport: a report contains what its help says, and no secret, even if parts of it fail.
 func TestReport(t *testing.T) {
@@ -210,7 +210,7 @@ func TestReport(t *testing.T) {
 	n := newCheckedNode(t, "10.78.0.9")
 	secretive := fmt.Sprintf(`{"type": "calico", "etcd_key_file": "/etc/calico/etcd.key", "kubernetes": {"kubeconfig": "/etc/cni/net.d/calico-kubeconfig",
 		"k8s_auth_token": %q}, "policy": {"credentials": {"user": "x", "value": %q}}, "kubeconfig": %q, "ca": "-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----",
-		"secretNumber": %s, "url": "https://admin:%s@etcd:2379", "args": ["a", "b", %q]}`, secrets[0], secrets[1], "users:\n- "+secrets[2], secrets[3], secrets[4], secrets[5], secrets[6])
+		"secretNumber": %s, "url": "https://admin:%s@etcd:2379", "args": ["a", "b", %q], "env": [{"name": "DB_PASSWORD", "value": %q}]}`, secrets[0], secrets[1], "users:\n- "+secrets[2], secrets[3], secrets[4], secrets[5], secrets[6], secrets[8])
 	conflist := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [%s, %s]}`, network, n.chain, secretive)
 	check(t, os.WriteFile(n.conf("10-podnet.conflist"), []byte(conflist), 0o600))
 	check(t, os.WriteFile(n.conf("20-broken.conflist"), []byte(`{"token": "`+secrets[0]), 0o600))

@@ -69,10 +69,14 @@ func (b *Bundle) AddJSON(name string, data []byte) error {
 func (b *Bundle) redact(key string, value any) any {
 	switch v := value.(type) {
 	case map[string]any:
+		named, _ := v["name"].(string) // an environment variable, as {"name": …, "value": …}
 		for name := range v {
 			inner := name
 			if secretKey.MatchString(key) {
 				inner = key
+			}
+			if name == "value" && secretKey.MatchString(named) {
+				inner = named
 			}
 			v[name] = b.redact(inner, v[name])
 		}
