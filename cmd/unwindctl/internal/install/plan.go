@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/utils"
+
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/durable"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -257,6 +259,9 @@ func (s Setup) readSource(p *Plan) error {
 			path)
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
+	case utils.ValidateNetworkName(p.Source.Name) != nil:
+		return term.WithHint(half, "%s: key \"name\": %q is not the name of a network", path,
+			p.Source.Name)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}
 	if p.chain, err = conf.ParseChain(p.Source.Data, ""); err != nil {
