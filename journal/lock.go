@@ -108,8 +108,9 @@ func (s *Store) TakeOver(k Key) (*Lock, error) {
 	l, err := take(s.LockPath(k), ownedByte)
 	if err == nil {
 		if err = setLock(l.held, unix.F_WRLCK, heldByte); errors.Is(err, ErrBusy) {
-			cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Warn("replacing a lock file: the unwind process "+
-				"that ran a plugin was killed, and a child of the plugin still holds the lock", "attachment", k.String())
+			cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Warn("replacing a lock file: the unwind "+
+				"process that ran a plugin was killed, and a child of the plugin still holds the lock",
+				"attachment", k.String())
 			err = l.replace()
 		}
 	}

@@ -30,7 +30,8 @@ var exits = []exit{
 	{"sweep", term.ExitError, "a DEL failed or was not attempted, a state is unknown, a guard " +
 		"keeps attachments, or the runtime needs unwind's plugin and it is missing"},
 	{"", term.ExitUsage, "usage error; nothing was done"},
-	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (with --fail-on: 0 or 1)"},
+	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (with --fail-on: 0 " +
+		"or 1)"},
 	{"doctor", exitWarning, "the worst problem is a warning"},
 	{"check", exitWarning, "the network works, with a warning"},
 	{"unwindctl", exitFailure, "doctor, check: the worst problem is an error (with --fail-on: 1)"},

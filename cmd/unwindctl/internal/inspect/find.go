@@ -277,7 +277,7 @@ func nothing(arg, stateDir string) error {
 			"releases leaked ones",
 			"no attachment %s: there is no journal in %s", arg, stateDir)
 	}
-	return term.WithHint("to release leaked addresses that are not in the journal, run unwindctl sweep "+
-		"without an argument",
+	return term.WithHint("to release leaked addresses that are not in the journal, run unwindctl "+
+		"sweep without an argument",
 		"no attachment %s in the journal in %s; unwindctl list shows all attachments", arg, stateDir)
 }

@@ -202,8 +202,8 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 			"attachments could be lost if the state directory changed: %w", is, err)
 	}
 	if len(attachments) > 0 {
-		hint := "leave the journal there, or move it once unwindctl list --state-dir " + is + " prints nothing"
-		return "", term.WithHint(hint,
+		return "", term.WithHint("leave the journal there, or move it once unwindctl list --state-dir "+
+			is+" prints nothing",
 			"the journal in %s contains %s, which nothing would release if the state directory changed",
 			is, term.Attachments(len(attachments)))
 	}
