@@ -39,7 +39,7 @@ func TestE2EDirectories(t *testing.T) {
 			t.Errorf("while containerd is down: %v, %s", err, stderr)
 		}
 		rt.Start()
-		if out := plan(); !strings.Contains(out, "unchanged: /opt/cni/moved/unwind (") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json (") {
+		if out := plan(); !strings.Contains(out, "unchanged: /opt/cni/moved/unwind\n") || !strings.Contains(out, "would write /etc/cni/moved/00-unwind.json (") {
 			t.Errorf("after an imported file changed the directories:\n%s", out)
 		}
 	})

@@ -103,10 +103,13 @@ func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
 	return byAddress
 }
 
-// Results counts the findings by result.
+// Results counts the findings by result, and those that are kept by verdict.
 func Results(of map[string]Found) map[string]int {
 	count := map[string]int{}
 	for _, f := range of {
+		if f.Result == "kept" {
+			f.Result = f.Verdict
+		}
 		count[f.Result]++
 	}
 	return count

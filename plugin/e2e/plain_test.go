@@ -55,7 +55,7 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 		}
 	}
 	dry := e2e.Results(n.Sweep(0, "--dry-run"))
-	if dry["would be released"] != leaked || dry["kept"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
+	if dry["would be released"] != leaked || dry["live"] != len(n.Live) || len(all.Reserved) != leaked+len(n.Live) {
 		n.Errorf("sweep --dry-run: %v, want %d would be released and %d live", dry, leaked, len(n.Live))
 	}
 	n.Unchanged("ipam and sweep --dry-run", all)
@@ -105,11 +105,7 @@ func (n *plainE2E) freeFailing() {
 	n.FailPods("failing", dead)
 	leaked, listed := n.Look(), len(n.RT.Pods())-len(n.Live)
 	n.wantLeak("failing pods", before, leaked, 0)
-	young := map[string]int{"live": len(n.Live), "recent": dead}
-	if listed > 0 { // containerd 1.6
-		young = map[string]int{"live": len(n.Live) + listed}
-	}
-	n.wantSweep("within the grace period", young)
+	n.wantSweep("within the grace period", map[string]int{"live": len(n.Live) + dead})
 	n.Unchanged("a sweep within the grace period", leaked)
 	n.Age()
 	if listed > 0 {
