@@ -332,14 +332,18 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	}
 }
 
-// disk reports whether the disk is full, and warns of one in memory.
-func (e *examination) disk() (full bool) {
+// disk reports whether the disk cannot be written, and warns of one in memory.
+func (e *examination) disk() (unwritable bool) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {
 		return false
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
+	case st.Flags&unix.ST_RDONLY != 0: // before its size
+		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
+			e.StateDir)
+		return true
 	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
 		e.add("journal", Failure, "free disk space",
 			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
