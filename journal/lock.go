@@ -69,7 +69,7 @@ func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err er
 		case state.Owned && p.SkipOwned:
 			return nil, err
 		case state.Owned:
-			limit = (time.Time{})
+			limit = time.Time{}
 			if p.EndADD {
 				waiting = s.lockThird(k, waiting)
 			}

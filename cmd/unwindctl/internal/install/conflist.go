@@ -45,7 +45,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 		set("loadOnlyInlinedPlugins", "true")
 		for key, is := range map[string]bool{"disableCheck": p.chain.DisableCheck,
 			"disableGC": p.chain.DisableGC} {
-			if delete(list, key); is {
+			delete(list, key)
+			if is {
 				set(key, "true")
 			}
 		}

@@ -250,7 +250,13 @@ type Rewrite struct {
 
 // Run rewrites a file, or the standard input if path is "-".
 func (r Rewrite) Run(path string) error {
-	shown, read := path, func() ([]byte, error) { return netconf.ReadFile(path) }
+	shown, read := path, func() ([]byte, error) {
+		target, err := followLinks(path)
+		if err != nil {
+			return nil, err
+		}
+		return netconf.ReadFile(target)
+	}
 	if path == "-" {
 		path, shown, read = "", "stdin", func() ([]byte, error) { return netconf.ReadAll(r.Streams.In) }
 	}
@@ -288,12 +294,35 @@ func (r Rewrite) rewrite(path, shown string, data []byte) error {
 	return err
 }
 
-// replace replaces a file, at the target of a link. Like netconf.ReadFile, the caller has refused a
-// link in a directory that others can write to.
+// followLinks returns the path of a file after following symbolic links. Like the plugin, it
+// doesn't follow links in a directory that others can write to: they could choose which file is
+// replaced.
+func followLinks(path string) (string, error) {
+	for range 40 { // the kernel's limit, path_resolution(7)
+		target, err := os.Readlink(path)
+		if err != nil {
+			return path, nil //nolint:nilerr // not a link, or missing: reading it reports that
+		}
+		dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+		if err != nil {
+			return "", err
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
+			return "", errors.Join(err,
+				errors.New("symbolic link in a directory that other users can write to; pass its target"))
+		}
+		if path = target; !filepath.IsAbs(target) {
+			path = filepath.Join(dir, target)
+		}
+	}
+	return "", errors.New("too many symbolic links; pass the file itself")
+}
+
+// replace replaces a file, at the target of a link.
 func replace(path string, text []byte) error {
 	err := fits(path, text)
 	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
+		path, err = followLinks(path)
 	}
 	if err != nil {
 		return err
