@@ -186,10 +186,10 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 			again++
 		}
 	}
+	if strings.HasSuffix(found.class, " is slow") && again < 2 {
+		return // the machine was
+	}
 	if again == 0 {
-		if strings.HasSuffix(found.class, " is slow") {
-			return // the machine was
-		}
 		say := t.Logf // a loaded machine may be to blame
 		if sandbox.Long() {
 			say = t.Errorf
