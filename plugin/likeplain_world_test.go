@@ -238,7 +238,7 @@ func (w *plainWorld) writeBinary(name string) {
 				"fail-effect": "real >/dev/null; " + refuse(999, verb+" refused afterwards"),
 				"garbage":     "real >/dev/null; echo not json; exit 0",
 				"slow":        "sleep 0.2; real; exit",
-				"hang":        fmt.Sprintf(": >%s; echo $$ >>%s; exec sleep 600", filepath.Join(w.hangsDir(), "hangs"), w.hanging()),
+				"hang":        fmt.Sprintf("echo $$ >>%s; : >%s; exec sleep 600", w.hanging(), filepath.Join(w.hangsDir(), "hangs")),
 			}[mode])
 		}
 	}
@@ -383,6 +383,9 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 				case <-poll:
 					if _, err := os.Lstat(file); err == nil {
 						cancel()
+						if w.called == "P" { // libcni would wait for the children of the plugin that it killed
+							w.killHanging()
+						}
 						return
 					}
 				}
@@ -662,16 +665,21 @@ func (w *plainWorld) sweeps(times int) error {
 	return err
 }
 
-// reboot ends what does not outlive a boot. It also ends a full disk, on which the boot of the records
-// could not be changed.
-func (w *plainWorld) reboot() {
+func (w *plainWorld) killHanging() {
 	w.Helper()
-	w.free()
 	for _, pid := range strings.Fields(read(w, w.hanging())) {
 		n, err := strconv.Atoi(pid)
 		must(w, err)
 		_ = unix.Kill(n, unix.SIGKILL)
 	}
+}
+
+// reboot ends what does not outlive a boot. It also ends a full disk, on which the boot of the records
+// could not be changed.
+func (w *plainWorld) reboot() {
+	w.Helper()
+	w.free()
+	w.killHanging()
 	must(w, os.WriteFile(w.hanging(), nil, 0o600))
 	for _, p := range w.pods {
 		w.drop(p)
