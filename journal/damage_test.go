@@ -295,7 +295,7 @@ func TestDamagedFile(t *testing.T) {
 			})
 		}, ErrDamaged},
 		{"a newer bbolt's", otherVersion(true), ErrNewer},
-		{"the version bytes of both meta pages", otherVersion(false), ErrDamaged}, // issue 51
+		{"the version bytes of both meta pages", otherVersion(false), ErrDamaged},
 	}
 	for _, name := range buckets {
 		rows = append(rows, row{"without " + string(name), func(t *testing.T, s *Store) {

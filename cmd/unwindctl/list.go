@@ -54,14 +54,14 @@ func listCommand() *cobra.Command {
 	return cmd
 }
 
-// look returns a report of the node. It warns on stderr if the runtime returns no list.
+// look returns a report of the node, after warnings on stderr.
 func look(cmd *cobra.Command, of inspect.Scope) (*inspect.Report, error) {
 	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
 		return nil, err
 	}
 	r, err := inspect.Look(cmd.Context(), streams(cmd), of)
 	if err == nil {
-		r.WarnOfRuntime(cmd.ErrOrStderr())
+		r.Warn(cmd.ErrOrStderr())
 	}
 	return r, err
 }

@@ -160,7 +160,7 @@ func (n *machine) leftAlone(where place) {
 				n.Errorf("sweep %v of %s: %q, want kept, %s", args, id, r, why)
 			}
 		}
-		want := fmt.Sprintf("error: kept %d attachments whose state is unknown; see the REASON column\n", len(ids))
+		want := fmt.Sprintf("error: kept %d attachments whose state is unknown\n", len(ids))
 		if out.code != 1 || out.stderr != want {
 			n.Errorf("sweep %v: exit code %d, %q, want 1, %q", args, out.code, out.stderr, want)
 		}

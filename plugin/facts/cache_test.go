@@ -130,7 +130,7 @@ func TestLaterBesideRecords(t *testing.T) {
 }
 
 // TestLoopback: a runtime may have thousands of attachments of lo in the cache. Cache skips their
-// files without reading them (issue 51).
+// files without reading them.
 func TestLoopback(t *testing.T) {
 	t.Parallel()
 	n := nodeAt(t)
@@ -145,7 +145,7 @@ func TestLoopback(t *testing.T) {
 }
 
 // TestLongNames: the cache file of a long container ID would need a name of more than 255 bytes,
-// which no file can have. Later returns false without an error (issue 51).
+// which no file can have. Later returns false without an error.
 func TestLongNames(t *testing.T) {
 	t.Parallel()
 	n, key := nodeAt(t), attachment

@@ -15,9 +15,9 @@ type Column struct {
 }
 
 // Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
-// far as its columns allow. It first cuts the columns that are furthest above their Least, and
-// marks cut cells with "…". If that is not enough, it leaves out the last optional column. A line
-// below the table reports the cut.
+// far as its columns allow. It first leaves out columns without a value. Then it cuts the columns
+// that are furthest above their Least, and marks cut cells with "…". If that is not enough,
+// it leaves out the last optional column. A line below the table reports the cut.
 type Table struct {
 	columns []Column
 	rows    [][]string
@@ -79,6 +79,9 @@ func (t *Table) leaveOut(unwanted func(Column) bool) {
 
 // fit cuts cells and leaves out columns until the table fits the width or cannot shrink further.
 func (t *Table) fit(width int) {
+	if _, total := t.widths(); total > width {
+		t.leaveOut(func(c Column) bool { return t.isEmpty(c.Name) })
+	}
 	for {
 		widths, total := t.widths()
 		for total > width {
@@ -107,6 +110,15 @@ func (t *Table) fit(width int) {
 		t.leaveOut(func(c Column) bool { return c.Name == last })
 		t.isCut = true
 	}
+}
+
+// isEmpty reports whether no row has a value in a column, which has a name.
+func (t *Table) isEmpty(name string) bool {
+	if name == "" || len(t.rows) < 2 {
+		return false
+	}
+	at := slices.IndexFunc(t.columns, func(c Column) bool { return c.Name == name })
+	return !slices.ContainsFunc(t.rows[1:], func(row []string) bool { return row[at] != "-" })
 }
 
 func (t *Table) widths() (widths []int, total int) {

@@ -53,6 +53,18 @@ func TestFit(t *testing.T) {
 	}
 }
 
+// TestFitEmpty: a column without a value goes first.
+func TestFitEmpty(t *testing.T) {
+	t.Parallel()
+	table := NewTable(Column{Name: "NAME"}, Column{Name: "POD", Least: 3}, Column{Name: "TEXT", Least: 6})
+	table.Add("NAME", "POD", "TEXT")
+	table.Add("key", "-", "a long text")
+	table.fit(17)
+	if got := strings.Join(table.rows[1], "  "); got != "key  a long text" || table.isCut {
+		t.Errorf("the table is cut to %q", got)
+	}
+}
+
 // TestFitFairly: of two texts the one that is further above its least is cut.
 func TestFitFairly(t *testing.T) {
 	t.Parallel()

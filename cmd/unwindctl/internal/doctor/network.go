@@ -58,6 +58,10 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
 	own := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}
 	obstacle := own.Obstacle(e.StateDir)
+	if obstacle != nil && obstacle.Reason == install.Off && durable.Exists(own.Path()) {
+		obstacle = install.NewObstacle(install.Off, "run unwindctl off, or unwindctl on",
+			"%v, but the runtime still uses %s", obstacle, own.Path())
+	}
 	if obstacle != nil {
 		e.add("network", map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()],
 			inspect.HintFor(obstacle), "%v", obstacle)
@@ -74,14 +78,19 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			"--conf-dir to the runtime's directory", "no conflist in %s%s", r.ConfDir, text)
 		return nil, nil
 	}
+	e.writable("network", r.ConfDir)
 	var ours *netconf.Conflist
 	for i, path := range paths {
+		e.writable("network", path)
 		c, err := netconf.ReadConflist(path)
+		if c != nil && c.Unwind == nil && i == 0 {
+			_, _, err = c.Chain()
+		}
 		switch {
 		case install.Broken(path):
 			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod "+
 				"can start", "%s: %v", path, err)
-		case c == nil && i == 0:
+		case (c == nil || c.Unwind == nil && err != nil) && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)
 		case c == nil, c.Unwind == nil && (i > 0 || obstacle != nil):
@@ -206,6 +215,13 @@ func (e *examination) entry(
 	return chain
 }
 
+// writable warns of a file or directory that other users can write to.
+func (e *examination) writable(what, path string) {
+	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {
+		e.add(what, Warning, "chmod go-w "+path, "%s is writable by other users", path)
+	}
+}
+
 // plugins checks that every plugin of the chain exists and supports the chain's cniVersion.
 func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netconf.Chain) {
 	asked, dirs := map[string]bool{}, strings.Join(r.BinDirs, ", ")
@@ -223,9 +239,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 			e.add("plugins", Failure, remedy, "%s not found in %s", name, dirs)
 			return
 		}
-		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o022 != 0 {
-			e.add("plugins", Warning, "chmod go-w "+path, "%s is writable by other users", path)
-		}
+		e.writable("plugins", path)
 		versions, err := install.SupportedVersions(ctx, path)
 		switch {
 		case err != nil && install.NoExec(filepath.Dir(path)):

@@ -213,9 +213,9 @@ func Remaining(findings []sweep.Finding) error {
 		n    int
 		text string
 	}{
-		{failed, "%s could not be released completely; see the REASON column"},
+		{failed, "%s could not be released completely"},
 		{untried, "%s not attempted; run unwindctl sweep again"},
-		{unknown, "kept %s whose state is unknown; see the REASON column"},
+		{unknown, "kept %s whose state is unknown"},
 	} {
 		if left.n > 0 {
 			errs = append(errs, fmt.Errorf(left.text, term.Attachments(left.n)))

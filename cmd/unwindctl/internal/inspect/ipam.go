@@ -146,9 +146,13 @@ func (r *Report) next() string {
 	var text strings.Builder
 	switch {
 	case leaked > 0:
+		force := ""
+		if r.Guard != nil {
+			force = " --force"
+		}
 		fmt.Fprintf(&text, "\n%s %s. To see what a sweep would free, run unwindctl sweep "+
-			"--dry-run%s\n",
-			term.Plural(leaked, "address is", "addresses are"), what, r.ListFlags())
+			"--dry-run%s%s\n",
+			term.Plural(leaked, "address is", "addresses are"), what, r.ListFlags(), force)
 	case undecided == 0:
 		text.WriteString("\nNo address is leaked.\n")
 	}
@@ -173,7 +177,8 @@ func (r *Report) next() string {
 func (r *Report) noList() string {
 	switch {
 	case r.NoRuntime:
-		return ", and no runtime was found. Set its socket with --cri."
+		return ", and no runtime was found. Set its socket with --cri or, if it has none, list its " +
+			"containers with unwindctl sweep --valid-attachments."
 	case r.ListErr != nil:
 		return ", and it returned no list."
 	}

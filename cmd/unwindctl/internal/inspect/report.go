@@ -155,10 +155,14 @@ func (a *Attachment) uses(address netip.Addr) bool {
 // Err returns why the journal, or a part of it, cannot be read.
 func (r *Report) Err() error { return errors.Join(errors.Join(r.Damaged...), r.JournalErr) }
 
-// WarnOfRuntime prints a warning if the runtime returned no list.
-func (r *Report) WarnOfRuntime(stderr io.Writer) {
+// Warn prints a warning if the runtime returned no list, or if unwind cannot write its journal.
+func (r *Report) Warn(stderr io.Writer) {
 	if r.ListErr != nil {
 		_ = term.Print(stderr, fmt.Sprintf("warning: %v\n", r.ListErr))
+	}
+	if r.Unwritable != nil {
+		_ = term.Print(stderr,
+			fmt.Sprintf("warning: ADDs and DELs run without the journal: %v\n", r.Unwritable))
 	}
 }
 

@@ -58,10 +58,12 @@ func Run(ctx context.Context, to term.Streams, o Options) error {
 	if done.none() {
 		header = "Nothing to do: unwind is in use."
 	}
-	printErr := term.Print(to.Out, header+"\n")
-	printErr = cmp.Or(printErr, done.print(to.Out, &o.Output))
+	if o.Output.IsObject() {
+		return errors.Join(err, done.print(to.Out, &o.Output))
+	}
+	printErr := term.Print(to.Out, header+"\n"+done.String())
 	if err == nil && !o.DryRun {
-		_ = term.Print(to.Out, o.advice(ctx, r, p))
+		_ = term.Print(to.Out, o.advice(ctx, r))
 	}
 	return errors.Join(err, printErr)
 }
@@ -97,8 +99,8 @@ func (o Options) plan(
 // checkJournal returns an error if each ADD would run without the journal.
 func (s Setup) checkJournal() error {
 	if err := inspect.Unwritable(s.stateDir()); err != nil {
-		return term.WithHint("correct that, or choose another directory with --state-dir; nothing was "+
-			"changed", "unwind could not write its journal: %w", err)
+		return term.WithHint("let root write there, or choose another directory with "+
+			"--state-dir; nothing was changed", "unwind could not write its journal: %w", err)
 	}
 	return nil
 }
@@ -231,7 +233,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 }
 
 // advice returns the steps that follow an install.
-func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text string) {
+func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +
 			"unwind-sweep.timer unwind-sweep-boot.service\nTo run the agent with systemd, run systemctl " +
@@ -247,5 +249,5 @@ func (o Options) advice(ctx context.Context, r node.Runtime, p *Plan) (text stri
 	if o.Target != (Target{}) {
 		off += " with the same directories"
 	}
-	return text + fmt.Sprintf("To switch unwind off, run %s, or rm %s\n", off, p.path)
+	return text + "To switch unwind off, run " + off + "\n"
 }

@@ -53,6 +53,9 @@ func (s *space) works() {
 		} else if a, _ := s.record(ctx, s.conf.StateDir); a != nil {
 			err = s.explained("%w; pending DELs: %s", err, pending(a))
 		}
+		if s.result == nil { // the ADD failed, so some plugins may not have run
+			return "", err
+		}
 		return s.plugins(), err
 	}) {
 		s.step("nothing left", func(ctx context.Context) (string, error) {
