@@ -16,9 +16,9 @@ func TestAllocations(t *testing.T) {
 	update := testing.AllocsPerRun(20, func() {
 		check(t, s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) }))
 	})
-	const entries = 1000
+	const records = 1000
 	check(t, s.Update(t.Context(), func(tx *Tx) error {
-		for i := range entries {
+		for i := range records {
 			check(t, tx.Put(adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.1.%d.%d", i/250, i%250))))
 		}
 		return nil
@@ -28,12 +28,12 @@ func TestAllocations(t *testing.T) {
 			return tx.Outlines(func(Outline, error) error { return nil })
 		}))
 	})
-	t.Logf("allocations: one update %.0f, reading %d outlines %.0f", update, entries, look)
+	t.Logf("allocations: one update %.0f, reading %d outlines %.0f", update, records, look)
 	if update > maxUpdateAllocs {
 		t.Errorf("one update allocates %.0f times, want at most %d", update, maxUpdateAllocs)
 	}
-	if look > maxLookAllocs+perOutline*entries {
-		t.Errorf("reading %d outlines allocates %.0f times, want at most %d for each plus %d", entries, look, perOutline, maxLookAllocs)
+	if look > maxLookAllocs+perOutline*records {
+		t.Errorf("reading %d outlines allocates %.0f times, want at most %d for each plus %d", records, look, perOutline, maxLookAllocs)
 	}
 }
 
@@ -62,9 +62,9 @@ func TestSteady(t *testing.T) {
 	for i := range pairs + there {
 		if i < pairs {
 			e := adding(fmt.Sprintf("c%d", i), fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255))
-			e.Undo.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, 8*i%2000, i)
+			e.Steps[0].Config = fmt.Appendf(nil, `{"type": "bridge", "padding": "%0*d"}`, 8*i%2000, i)
 			put(t, s, e)
-			e.Undo.State = Live
+			e.State = Live
 			put(t, s, e)
 		}
 		if i >= there {
@@ -74,7 +74,7 @@ func TestSteady(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				e.Undo.State = Deleting
+				e.State = Deleting
 				return tx.Put(e)
 			}))
 			check(t, s.Update(t.Context(), func(tx *Tx) error { return remove(tx, k) }))

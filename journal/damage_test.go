@@ -30,22 +30,22 @@ var (
 	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
-// populated is the number of entries that populate makes.
+// populated is the number of records that populate makes.
 const populated = 40
 
-// big returns the i-th of a series of entries that take more than half a kilobyte each.
-func big(i int) *Entry {
+// big returns the i-th of a series of records that take more than half a kilobyte each.
+func big(i int) *Record {
 	e := adding(fmt.Sprintf("%05d", i), fmt.Sprintf("10.0.%d.%d", i/250, i%250), fmt.Sprintf("fd00::%x", i))
 	e.Added.Pod = Pod{Namespace: "ns", Name: fmt.Sprintf("pod-%d", i/2), UID: fmt.Sprint(i)}
-	e.Undo.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", 300) + `"`)
+	e.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", 300) + `"`)
 	return e
 }
 
-// spread is a step for bigs: every spread-th entry is on another page of the file.
+// spread is a step for bigs: every spread-th record is on another page of the file.
 const spread = 13
 
-// bigs returns every step-th of the first n big entries.
-func bigs(n, step int) (all []*Entry) {
+// bigs returns every step-th of the first n big records.
+func bigs(n, step int) (all []*Record) {
 	for i := 0; i < n; i += step {
 		all = append(all, big(i))
 	}
@@ -205,7 +205,7 @@ func found(ctx context.Context, s *Store, k Key) error {
 	return s.View(ctx, func(tx *Tx) error {
 		e, err := tx.Get(k)
 		if e == nil {
-			err = errors.Join(err, errors.New("the entry just written is missing"))
+			err = errors.Join(err, errors.New("the record just written is missing"))
 		}
 		return err
 	})
@@ -320,7 +320,7 @@ func TestDamagedFile(t *testing.T) {
 			switch {
 			case tt.want == nil:
 				check(t, err)
-				wantEntries(t, s, "a", "b")
+				wantRecords(t, s, "a", "b")
 				raw(t, s, func(btx *bolt.Tx) error {
 					if got := btx.Bucket(bucketMeta).Get(keyFormat); !bytes.Contains(data, got) {
 						t.Errorf("the format record changed to %s", got)
@@ -334,7 +334,7 @@ func TestDamagedFile(t *testing.T) {
 				changed()
 			default:
 				check(t, err)
-				wantEntries(t, s, "b")
+				wantRecords(t, s, "b")
 				aside := wantAside(t, s, 1)[0]
 				kept, err := os.ReadFile(aside)
 				if info, errInfo := os.Lstat(aside); err != nil || errInfo != nil || !bytes.Equal(kept, data) || info.Mode() != 0o600 {
@@ -393,12 +393,12 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage replaces the stored bytes of an entry by what value returns for the entry's number.
+// damage replaces the stored bytes of a record by what value returns for the record's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
 		number := numberOf(btx, k)
-		return btx.Bucket(bucketEntries).Put(recordKey(k, number), []byte(value(number)))
+		return btx.Bucket(bucketRecords).Put(recordKey(k, number), []byte(value(number)))
 	})
 }
 
@@ -406,15 +406,15 @@ func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 // record whose key has the truncated one as a prefix.
 func TestDeleteMalformed(t *testing.T) {
 	s, k := newStore(t), Key{Network: "n"}
-	update(t, s, func(tx *Tx) error { return tx.Put(&Entry{Key: Key{"n", "id", "eth0"}, Undo: Undo{State: Abandoned}}) })
-	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketEntries).Put([]byte(k.Network), []byte("x")) })
+	update(t, s, func(tx *Tx) error { return tx.Put(&Record{Key: Key{"n", "id", "eth0"}, State: Abandoned}) })
+	raw(t, s, func(btx *bolt.Tx) error { return btx.Bucket(bucketRecords).Put([]byte(k.Network), []byte("x")) })
 	view(t, s, func(tx *Tx) error {
 		if all, err := tx.Records(k); len(all) > 0 || err == nil {
 			t.Errorf("%d records (%v) of a malformed key", len(all), err)
 		}
 		return nil
 	})
-	update(t, s, func(tx *Tx) error { return tx.Delete(&Entry{Key: k}) })
+	update(t, s, func(tx *Tx) error { return tx.Delete(&Record{Key: k}) })
 	if undone(t, s, Key{"n", "id", "eth0"}) == nil {
 		t.Error("the tombstone of another attachment in the network was deleted")
 	}
@@ -422,17 +422,17 @@ func TestDeleteMalformed(t *testing.T) {
 
 // numberOf returns the number of an attachment's only record.
 func numberOf(btx *bolt.Tx, k Key) uint64 {
-	key, _ := btx.Bucket(bucketEntries).Cursor().Seek(encodeKey(k))
+	key, _ := btx.Bucket(bucketRecords).Cursor().Seek(encodeKey(k))
 	_, number, _ := decodeKey(key)
 	return number
 }
 
-// told returns what a journal reports, as container IDs: all its entries and which of them are
-// damaged, the entries of one pod, and the entries of two addresses.
+// told returns what a journal reports, as container IDs: all its records and which of them are
+// damaged, the records of one pod, and the records of two addresses.
 func told(t *testing.T, s *Store) (text string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {
-		err := tx.All(func(e *Entry, err error) error {
+		err := tx.All(func(e *Record, err error) error {
 			var damaged *DamagedError
 			if errors.As(err, &damaged) {
 				one, err := tx.Get(damaged.Key)
@@ -449,9 +449,9 @@ func told(t *testing.T, s *Store) (text string) {
 			return err
 		})
 		check(t, err)
-		find := func(what string, entries []*Entry, err error) {
+		find := func(what string, records []*Record, err error) {
 			text += what
-			for _, e := range entries {
+			for _, e := range records {
 				text += " " + e.ContainerID
 			}
 			check(t, err)
@@ -459,8 +459,8 @@ func told(t *testing.T, s *Store) (text string) {
 		pod, err := tx.ByPod(Pod{Namespace: "ns", Name: "pod"})
 		find("/ pod", pod, err)
 		for i, address := range []string{"10.0.0.1", "10.0.0.3"} {
-			entries, err := tx.ByAddress(netip.MustParseAddr(address))
-			find([]string{" / .1", " / .3"}[i], entries, err)
+			records, err := tx.ByAddress(netip.MustParseAddr(address))
+			find([]string{" / .1", " / .3"}[i], records, err)
 		}
 		return nil
 	})
@@ -474,19 +474,19 @@ func wantTold(t *testing.T, s *Store, when, want string) {
 	}
 }
 
-// ofPod returns an entry of the pod that told looks up.
-func ofPod(id string, addresses ...string) *Entry {
+// ofPod returns a record of the pod that told looks up.
+func ofPod(id string, addresses ...string) *Record {
 	e := adding(id, addresses...)
 	e.Added.Pod = Pod{Namespace: "ns", Name: "pod"}
 	return e
 }
 
-// TestDamagedEntry: a damaged entry hides no other entry. Check finds it, and Put and Delete
+// TestDamagedRecord: a damaged record hides no other record. Check finds it, and Put and Delete
 // replace and remove it like any other.
-func TestDamagedEntry(t *testing.T) {
-	_, anothers, err := encodeEntry(ofPod("z", "10.0.0.1"))
+func TestDamagedRecord(t *testing.T) {
+	_, anothers, err := encodeRecord(ofPod("z", "10.0.0.1"))
 	check(t, err)
-	_, itsOwn, err := encodeEntry(ofPod("b", "10.0.0.1"))
+	_, itsOwn, err := encodeRecord(ofPod("b", "10.0.0.1"))
 	check(t, err)
 	const outline = `{"state":"live"}` + "\n"
 	sealed := func(number uint64, data string) string {
@@ -498,7 +498,7 @@ func TestDamagedEntry(t *testing.T) {
 		"cut":            func(uint64) string { return string(itsOwn[:len(itsOwn)/2]) },
 		"another's":      func(uint64) string { return string(anothers) },
 		"another number": func(number uint64) string { return sealed(number+1, outline+`{}`) },
-		"no JSON":        func(number uint64) string { return sealed(number, outline+`{"undo":`) },
+		"no JSON":        func(number uint64) string { return sealed(number, outline+`{"steps":`) },
 		"bad address":    func(number uint64) string { return sealed(number, outline+`{"got":{"claims":[{"address":"10.0.0"}]}}`) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,9 +29,9 @@ func TestDiskFull(t *testing.T) {
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	var want []string
-	// tried puts an entry and reports whether it fitted. Without an error the journal must contain
-	// the entry.
-	tried := func(e *Entry) bool {
+	// tried puts a record and reports whether it fitted. Without an error the journal must contain
+	// the record.
+	tried := func(e *Record) bool {
 		t.Helper()
 		err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
 		if err == nil {
@@ -39,7 +39,7 @@ func TestDiskFull(t *testing.T) {
 		} else if !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("got error %v, want ENOSPC", err)
 		}
-		wantEntries(t, s, want...)
+		wantRecords(t, s, want...)
 		return err == nil
 	}
 
@@ -57,11 +57,11 @@ func TestDiskFull(t *testing.T) {
 		}
 	}
 	if failed < 10 || len(want) == 0 {
-		t.Errorf("%d entries fitted and %d did not", len(want), failed)
+		t.Errorf("%d records fitted and %d did not", len(want), failed)
 	}
 	check(t, os.Remove(ballast))
 	if !tried(big(1000)) {
-		t.Error("an entry does not fit although the disk has room again")
+		t.Error("a record does not fit although the disk has room again")
 	}
 	wantAside(t, s, 0)
 }
@@ -86,12 +86,12 @@ func TestReadOnlyDisk(t *testing.T) {
 	if lock, err := s.LookAtLock(keyOf("a")); lock != (LockState{}) || err != nil {
 		t.Errorf("%+v, %v", lock, err)
 	}
-	wantEntries(t, s, "a")
+	wantRecords(t, s, "a")
 	changed()
 
 	check(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
 	put(t, s, adding("b"))
-	wantEntries(t, s, "a", "b")
+	wantRecords(t, s, "a", "b")
 }
 
 // TestEIO: read errors of the disk don't make the journal set its file aside, because the disk may

@@ -47,7 +47,7 @@ func TestFlippedKey(t *testing.T) {
 			_ = trusting.Update(t.Context(), func(tx *Tx) error {
 				if old, _ := tx.Get(e.Key); old != nil {
 					e = old
-					e.Undo.State = Live
+					e.State = Live
 				}
 				return tx.Put(e)
 			})
@@ -55,7 +55,7 @@ func TestFlippedKey(t *testing.T) {
 		for _, s := range []*Store{trusting, s} {
 			n, forever := 0, errors.New("the reader does not end")
 			err := s.View(t.Context(), func(tx *Tx) error {
-				return tx.All(func(*Entry, error) error {
+				return tx.All(func(*Record, error) error {
 					if n++; n > count+writes {
 						return forever
 					}
@@ -96,7 +96,7 @@ func TestFlippedBit(t *testing.T) {
 		all = map[string]string{}
 		err = s.View(t.Context(), func(tx *Tx) error {
 			return tx.scan(nil, func(key, value []byte) error {
-				_, err := decodeEntry(key, value)
+				_, err := decodeRecord(key, value)
 				_, outlineErr := decodeOutline(key, value)
 				all[string(key)] = string(value)
 				return errors.Join(err, outlineErr)

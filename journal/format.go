@@ -21,13 +21,13 @@ import (
 //
 //	bucket    key                                             value
 //	meta      "format"                                        sum, the format as JSON
-//	entries   network 00 containerID 00 ifname 00 number      sum, Outline and Entry: JSON, 2 lines
+//	records   network 00 containerID 00 ifname 00 number      sum, Outline and Record: JSON, 2 lines
 var (
 	bucketMeta    = []byte("meta")
-	bucketEntries = []byte("entries")
+	bucketRecords = []byte("records")
 	keyFormat     = []byte("format")
 
-	buckets = [][]byte{bucketMeta, bucketEntries}
+	buckets = [][]byte{bucketMeta, bucketRecords}
 )
 
 const sumSize = 4 // bytes
@@ -84,7 +84,7 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one entry that cannot be read, until the next ADD or DEL of its attachment
+// DamagedError is about one record that cannot be read, until the next ADD or DEL of its attachment
 // or, if its key is malformed, Delete removes it.
 type DamagedError struct {
 	Key Key
@@ -92,30 +92,30 @@ type DamagedError struct {
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("journal: entry %s is damaged: %v", e.Key, e.Err)
+	return fmt.Sprintf("journal: record %s is damaged: %v", e.Key, e.Err)
 }
 
-// encodeEntry returns the key and the value that are stored for an entry.
-func encodeEntry(e *Entry) (key, value []byte, err error) {
+// encodeRecord returns the key and the value that are stored for a record.
+func encodeRecord(e *Record) (key, value []byte, err error) {
 	key = recordKey(e.Key, e.Number)
 	if !utf8.Valid(encodeKey(e.Key)) {
 		return nil, nil, errors.New("its key is not valid UTF-8") // JSON would change it
 	}
-	outline, err := json.Marshal(Outline{State: e.Undo.State, BootID: e.Added.Host.BootID,
+	outline, err := json.Marshal(Outline{State: e.State, BootID: e.Added.Host.BootID,
 		NetNS: e.Added.NetNS})
 	data, entryErr := json.Marshal(e)
 	return key, Seal(key, slices.Concat(outline, []byte("\n"), data)), errors.Join(err, entryErr)
 }
 
-// decodeLine decodes a line of a value: the first into an Outline, or the second into an Entry.
+// decodeLine decodes a line of a value: the first into an Outline, or the second into a Record.
 func decodeLine(key, value []byte, line int, to any) (k Key, number uint64, err error) {
 	if k, number, err = decodeKey(key); err != nil {
 		return k, number, err
 	}
 	data, err := unseal(key, value)
 	if err == nil {
-		outline, entry, _ := bytes.Cut(data, []byte("\n"))
-		err = json.Unmarshal([][]byte{outline, entry}[line], to)
+		outline, record, _ := bytes.Cut(data, []byte("\n"))
+		err = json.Unmarshal([][]byte{outline, record}[line], to)
 	}
 	if err != nil {
 		err = &DamagedError{k, err}
@@ -128,15 +128,15 @@ func decodeOutline(key, value []byte) (o Outline, err error) {
 	return o, err
 }
 
-func decodeEntry(key, value []byte) (e *Entry, err error) {
-	e = &Entry{}
+func decodeRecord(key, value []byte) (e *Record, err error) {
+	e = &Record{}
 	if e.Key, e.Number, err = decodeLine(key, value, 1, e); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-// isAbandoned reports whether an encoded entry is abandoned. It decodes nothing.
+// isAbandoned reports whether an encoded record is abandoned. It decodes nothing.
 func isAbandoned(value []byte) bool {
 	return bytes.HasPrefix(value[min(sumSize, len(value)):], []byte(`{"state":"`+Abandoned+`"`))
 }

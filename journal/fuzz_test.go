@@ -13,12 +13,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// FuzzDecodeEntry decodes arbitrary bytes as an entry. Their checksum is right, as if a newer
-// release had written them. The result is a usable entry, or a DamagedError that names the
-// attachment. Encoding the entry and decoding it again gives the same entry. If one bit changes,
+// FuzzDecodeRecord decodes arbitrary bytes as a record. Their checksum is right, as if a newer
+// release had written them. The result is a usable record, or a DamagedError that names the
+// attachment. Encoding the record and decoding it again gives the same record. If one bit changes,
 // decoding fails.
-func FuzzDecodeEntry(f *testing.F) {
-	key, whole, err := encodeEntry(everything())
+func FuzzDecodeRecord(f *testing.F) {
+	key, whole, err := encodeRecord(everything())
 	check(f, err)
 	whole = whole[sumSize:]
 	f.Add(key, whole, uint16(0))
@@ -35,8 +35,8 @@ func FuzzDecodeEntry(f *testing.F) {
 		} else {
 			damagedValue[bit/8-len(key)] ^= 1 << (bit % 8)
 		}
-		if e, err := decodeEntry(damagedKey, damagedValue); err == nil {
-			t.Errorf("decodeEntry accepts a changed bit: %+v", e)
+		if e, err := decodeRecord(damagedKey, damagedValue); err == nil {
+			t.Errorf("decodeRecord accepts a changed bit: %+v", e)
 		}
 		if o, err := decodeOutline(damagedKey, damagedValue); err == nil {
 			t.Errorf("decodeOutline accepts a changed bit: %+v", o)
@@ -46,7 +46,7 @@ func FuzzDecodeEntry(f *testing.F) {
 			t.Errorf("key %q is %q", key, recordKey(k, number))
 		}
 		_, _ = decodeOutline(key, value)
-		e, err := decodeEntry(key, value)
+		e, err := decodeRecord(key, value)
 		if err != nil {
 			var damaged *DamagedError
 			if e != nil || errors.As(err, &damaged) && damaged.Key != k {
@@ -57,19 +57,19 @@ func FuzzDecodeEntry(f *testing.F) {
 		if e == nil || e.Key != k || e.Number != number {
 			t.Fatalf("%+v under the key %q", e, key)
 		}
-		_, again, err := encodeEntry(e)
+		_, again, err := encodeRecord(e)
 		if err != nil {
 			return // the key is not valid UTF-8
 		}
 		o, err := decodeOutline(key, again)
-		if err != nil || o.Key != k || o.State != e.Undo.State || o.BootID != e.Added.Host.BootID || o.NetNS.Path != e.Added.NetNS.Path {
+		if err != nil || o.Key != k || o.State != e.State || o.BootID != e.Added.Host.BootID || o.NetNS.Path != e.Added.NetNS.Path {
 			t.Fatalf("the outline is %+v, %v", o, err)
 		}
-		back, err := decodeEntry(key, again)
+		back, err := decodeRecord(key, again)
 		if err != nil {
-			t.Fatalf("decoding the entry that was encoded again: %v", err)
+			t.Fatalf("decoding the record that was encoded again: %v", err)
 		}
-		if _, twice, err := encodeEntry(back); err != nil || !bytes.Equal(again, twice) {
+		if _, twice, err := encodeRecord(back); err != nil || !bytes.Equal(again, twice) {
 			t.Errorf("encoded once: %q,\ntwice: %q (%v)", again, twice, err)
 		}
 	})
@@ -85,7 +85,7 @@ func FuzzRecords(f *testing.F) {
 	update(f, s, func(tx *Tx) error {
 		return errors.Join(tx.Put(beside), buryIn(tx, keyOf("buried"), "", ""))
 	})
-	entryKey, whole, err := encodeEntry(everything())
+	entryKey, whole, err := encodeRecord(everything())
 	check(f, err)
 	key := recordKey(keyOf("a"), 9)
 	f.Add(uint8(2), []byte("format"), []byte(`{"writer": 1, "oldestReader": 99}`))
@@ -140,7 +140,7 @@ func readAll(t *testing.T, tx *Tx, k Key) {
 			t.Errorf("%v, want a DamagedError", err)
 		}
 	}
-	known(tx.All(func(e *Entry, err error) error {
+	known(tx.All(func(e *Record, err error) error {
 		known(err)
 		if (e == nil) == (err == nil) {
 			t.Errorf("%+v, %v", e, err)
@@ -166,13 +166,13 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 		return
 	}
 	key := recordKey(k, e.Number)
-	if back, err := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key)); err != nil || back.Undo.State != Adding {
+	if back, err := decodeRecord(key, tx.btx.Bucket(bucketRecords).Get(key)); err != nil || back.State != Adding {
 		t.Errorf("%+v, %v", back, err)
 	}
 	if found, err := tx.ByAddress(netip.MustParseAddr("10.0.0.3")); err != nil || len(found) != 1 {
 		t.Errorf("by address: %d, %v", len(found), err)
 	}
-	if err := errors.Join(tx.Delete(e), tx.Put(&Entry{Key: k, Undo: Undo{State: Abandoned}})); err != nil {
+	if err := errors.Join(tx.Delete(e), tx.Put(&Record{Key: k, State: Abandoned})); err != nil {
 		t.Errorf("DEL: %v", err)
 		return
 	}
@@ -181,11 +181,11 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside looks the undamaged entry up by its key, pod and address. It must be found, unless the
+// findBeside looks the undamaged record up by its key, pod and address. It must be found, unless the
 // fuzzed key overwrote it.
-func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
+func findBeside(t *testing.T, tx *Tx, beside *Record, bucket, key []byte) {
 	t.Helper()
-	if string(bucket) == string(bucketEntries) && strings.HasPrefix(string(key), string(encodeKey(beside.Key))) {
+	if string(bucket) == string(bucketRecords) && strings.HasPrefix(string(key), string(encodeKey(beside.Key))) {
 		return
 	}
 	e, err := tx.Get(beside.Key)
@@ -194,9 +194,9 @@ func findBeside(t *testing.T, tx *Tx, beside *Entry, bucket, key []byte) {
 	if err := errors.Join(err, podErr, addressErr); err != nil || e == nil {
 		t.Errorf("%+v, %v", e, err)
 	}
-	for name, found := range map[string][]*Entry{"pod": pods, "address": addresses} {
-		if !slices.ContainsFunc(found, func(e *Entry) bool { return e.Key == beside.Key }) {
-			t.Errorf("the lookup by %s finds %d entries, but not this one", name, len(found))
+	for name, found := range map[string][]*Record{"pod": pods, "address": addresses} {
+		if !slices.ContainsFunc(found, func(e *Record) bool { return e.Key == beside.Key }) {
+			t.Errorf("the lookup by %s finds %d records, but not this one", name, len(found))
 		}
 	}
 }

@@ -23,16 +23,16 @@ type id struct {
 
 // model is the expected content of a journal.
 type model struct {
-	records map[id]Entry
+	records map[id]Record
 	number  uint64 // the highest number assigned so far
 }
 
 func (m model) clone() model { return model{maps.Clone(m.records), m.number} }
 
 // newest returns the record of an attachment's newest ADD, ignoring abandoned records.
-func (m model) newest(k Key) (newest Entry, there bool) {
+func (m model) newest(k Key) (newest Record, there bool) {
 	for _, e := range m.records {
-		if e.Key == k && e.Undo.State != Abandoned && e.Number >= newest.Number {
+		if e.Key == k && e.State != Abandoned && e.Number >= newest.Number {
 			newest, there = e, true
 		}
 	}
@@ -79,7 +79,7 @@ func TestJournalIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n++
 		s := &Store{Dir: filepath.Join(dir, fmt.Sprint(n))}
-		m := model{map[id]Entry{}, 0}
+		m := model{map[id]Record{}, 0}
 		for range rapid.IntRange(1, 4).Draw(t, "transactions") {
 			var err error
 			m, err = m.transaction(s, rapid.SliceOfN(operations, 1, 12).Draw(t, "operations"), rapid.Bool().Draw(t, "roll back"))
@@ -129,24 +129,24 @@ func (m *model) do(tx *Tx, o operation) error {
 		old.Key = o.key
 		err := tx.Delete(&old)
 		if err == nil {
-			maps.DeleteFunc(m.records, func(i id, e Entry) bool {
-				return i.Key == o.key && (e.Undo.State == Abandoned || i.number == old.Number)
+			maps.DeleteFunc(m.records, func(i id, e Record) bool {
+				return i.Key == o.key && (e.State == Abandoned || i.number == old.Number)
 			})
 		}
 		return err
 	}
-	e, from := old, old.Undo.State
+	e, from := old, old.State
 	if !there || o.fresh {
 		e, from = *adding(""), Gone
 		e.Key = o.key
 	}
-	e.Undo.State, e.Added.Pod = o.state, o.pod
+	e.State, e.Added.Pod = o.state, o.pod
 	e.Got.Claims = adding("", o.addresses...).Got.Claims
 	e.Added.NetNS, e.Added.Host.BootID = o.netns, o.reason
 	e.Added.NetNS.Path = "/run/netns/" + o.reason
-	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.Undo.State})
+	number, legalNow := e.Number, slices.Contains(legal, [2]State{from, e.State})
 	if err := tx.Put(&e); (err == nil) != legalNow {
-		return fmt.Errorf("%q over %q: %w", e.Undo.State, from, err)
+		return fmt.Errorf("%q over %q: %w", e.State, from, err)
 	}
 	if !legalNow {
 		return nil
@@ -155,7 +155,7 @@ func (m *model) do(tx *Tx, o operation) error {
 		return fmt.Errorf("number %d after %d, it was %d", n, m.number, number)
 	}
 	if number == 0 {
-		maps.DeleteFunc(m.records, func(i id, e Entry) bool { return i.Key == o.key && e.Undo.State == Abandoned })
+		maps.DeleteFunc(m.records, func(i id, e Record) bool { return i.Key == o.key && e.State == Abandoned })
 	}
 	m.number = max(m.number, e.Number)
 	m.records[id{o.key, e.Number}] = e
@@ -164,15 +164,15 @@ func (m *model) do(tx *Tx, o operation) error {
 
 // compare compares a journal with its model.
 func (m model) compare(tx *Tx) error {
-	pending, wantPending := map[id]Entry{}, map[id]Entry{}
+	pending, wantPending := map[id]Record{}, map[id]Record{}
 	outlines, wantOutlines := map[id]Outline{}, map[id]Outline{}
 	var all error
 	for i, e := range m.records {
-		if e.Undo.State != Abandoned {
-			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.Undo.State, e.Added.Host.BootID, e.Added.NetNS}
+		if e.State != Abandoned {
+			wantPending[i], wantOutlines[i] = e, Outline{e.Key, e.Number, e.State, e.Added.Host.BootID, e.Added.NetNS}
 		}
 		records, err := tx.Records(i.Key)
-		at := slices.IndexFunc(records, func(r *Entry) bool { return r.Number == i.number })
+		at := slices.IndexFunc(records, func(r *Record) bool { return r.Number == i.number })
 		if at < 0 {
 			return fmt.Errorf("%v is not among its %d records (%w)", i, len(records), err)
 		}
@@ -184,7 +184,7 @@ func (m model) compare(tx *Tx) error {
 		}
 		all = errors.Join(all, err)
 	}
-	err := tx.All(func(e *Entry, err error) error {
+	err := tx.All(func(e *Record, err error) error {
 		if err == nil {
 			pending[id{e.Key, e.Number}] = *e
 		}
@@ -203,31 +203,31 @@ func (m model) compare(tx *Tx) error {
 // finds exactly the model's records.
 func (m model) lookUp(tx *Tx) error {
 	var all error
-	finds := func(what any, same func(Entry) bool) func([]*Entry, error) {
-		return func(entries []*Entry, err error) {
+	finds := func(what any, same func(Record) bool) func([]*Record, error) {
+		return func(records []*Record, err error) {
 			want, got := map[string]bool{}, map[string]bool{}
 			for _, e := range m.records {
-				if e.Undo.State != Abandoned && same(e) {
+				if e.State != Abandoned && same(e) {
 					want[fmt.Sprint(e.Key, e.Number)] = true
 				}
 			}
-			for _, e := range entries {
+			for _, e := range records {
 				got[fmt.Sprint(e.Key, e.Number)] = true
 			}
 			all = errors.Join(all, err, differ(fmt.Sprint("by ", what), want, got))
 		}
 	}
 	for _, p := range samplePods {
-		finds(p, func(e Entry) bool {
+		finds(p, func(e Record) bool {
 			return p.Name != "" && e.Added.Pod.Namespace == p.Namespace && e.Added.Pod.Name == p.Name
 		})(tx.ByPod(p))
 	}
 	for _, n := range sampleNetNS {
-		finds(n, func(e Entry) bool { return e.Added.NetNS.Same(n) })(tx.ByNetNS(n))
+		finds(n, func(e Record) bool { return e.Added.NetNS.Same(n) })(tx.ByNetNS(n))
 	}
 	for _, text := range append(sampleAddresses, "10.0.0.2") {
 		a := netip.MustParseAddr(text)
-		finds(a, func(e Entry) bool {
+		finds(a, func(e Record) bool {
 			return slices.ContainsFunc(e.Addresses(), func(b netip.Addr) bool { return a.Unmap() == b.Unmap() })
 		})(tx.ByAddress(a))
 	}
@@ -237,7 +237,7 @@ func (m model) lookUp(tx *Tx) error {
 // TestLookupsDecodeNoOther: a lookup in a snapshot decodes only the matching records.
 func TestLookupsDecodeNoOther(t *testing.T) {
 	s := newStore(t)
-	var all []*Entry
+	var all []*Record
 	for i := range 100 {
 		e := adding(fmt.Sprintf("c%03d", i), fmt.Sprintf("10.0.1.%d", i))
 		e.Added.Pod = Pod{Namespace: "default", Name: fmt.Sprintf("pod%03d", i)}
@@ -250,10 +250,10 @@ func TestLookupsDecodeNoOther(t *testing.T) {
 		if i > 0 {
 			pod, netns, address = all[i].Added.Pod, all[i].Added.NetNS, all[i].Addresses()[0]
 		}
-		for name, look := range map[string]func(*Tx) ([]*Entry, error){
-			"ByPod":     func(tx *Tx) ([]*Entry, error) { return tx.ByPod(pod) },
-			"ByNetNS":   func(tx *Tx) ([]*Entry, error) { return tx.ByNetNS(netns) },
-			"ByAddress": func(tx *Tx) ([]*Entry, error) { return tx.ByAddress(address) },
+		for name, look := range map[string]func(*Tx) ([]*Record, error){
+			"ByPod":     func(tx *Tx) ([]*Record, error) { return tx.ByPod(pod) },
+			"ByNetNS":   func(tx *Tx) ([]*Record, error) { return tx.ByNetNS(netns) },
+			"ByAddress": func(tx *Tx) ([]*Record, error) { return tx.ByAddress(address) },
 		} {
 			check(t, s.View(t.Context(), func(tx *Tx) error {
 				snapshot, err := tx.Snapshot()

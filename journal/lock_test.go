@@ -210,14 +210,14 @@ func TestLock(t *testing.T) {
 		{"a sweep removes the files of free locks", func(c *cast) {
 			we, p := c.here(), c.elsewhere()
 			we.sweep().ok()
-			we.put("entry").ok()
-			we.acquire("entry").is("taken")
-			we.release("entry").ok()
+			we.put("record").ok()
+			we.acquire("record").is("taken")
+			we.release("record").ok()
 			we.acquire("stray").is("taken")
 			we.release("stray").ok()
 			p.acquire("a").is("taken")
 			we.sweep().ok()
-			we.look("entry").is("free, no file")
+			we.look("record").is("free, no file")
 			we.look("stray").is("free, no file")
 			we.look("a").is("owned")
 		}},
@@ -252,7 +252,7 @@ func helpRounds(s *Store, args []string) error {
 	for round := range rounds {
 		err := s.Update(ctx, func(tx *Tx) error {
 			tx.size = 1
-			_, err := tx.btx.Bucket(bucketEntries).NextSequence()
+			_, err := tx.btx.Bucket(bucketRecords).NextSequence()
 			return err
 		})
 		l, errLock := s.Acquire(ctx, k, Patience{Orphans: sandbox.Patience})
@@ -295,7 +295,7 @@ func TestRounds(t *testing.T) {
 				p.expect("")
 			}
 			view(t, s, func(tx *Tx) error {
-				if n := tx.btx.Bucket(bucketEntries).Sequence(); n != 4*rounds {
+				if n := tx.btx.Bucket(bucketRecords).Sequence(); n != 4*rounds {
 					t.Errorf("the journal counted %d writes, want %d", n, 4*rounds)
 				}
 				return nil

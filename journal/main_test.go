@@ -163,13 +163,13 @@ func view(t testing.TB, s *Store, fn func(*Tx) error) {
 	check(t, s.View(t.Context(), fn))
 }
 
-func put(t testing.TB, s *Store, entries ...*Entry) {
+func put(t testing.TB, s *Store, records ...*Record) {
 	t.Helper()
-	update(t, s, func(tx *Tx) error { return putAll(tx, entries...) })
+	update(t, s, func(tx *Tx) error { return putAll(tx, records...) })
 }
 
-func putAll(tx *Tx, entries ...*Entry) error {
-	for _, e := range entries {
+func putAll(tx *Tx, records ...*Record) error {
+	for _, e := range records {
 		if err := tx.Put(e); err != nil {
 			return err
 		}
@@ -177,8 +177,8 @@ func putAll(tx *Tx, entries ...*Entry) error {
 	return nil
 }
 
-// get returns the entry of an attachment, or nil.
-func get(t testing.TB, s *Store, k Key) (e *Entry) {
+// get returns the record of an attachment, or nil.
+func get(t testing.TB, s *Store, k Key) (e *Record) {
 	t.Helper()
 	view(t, s, func(tx *Tx) (err error) {
 		e, err = tx.Get(k)
@@ -187,12 +187,12 @@ func get(t testing.TB, s *Store, k Key) (e *Entry) {
 	return e
 }
 
-// wantEntries checks the container IDs of all entries of a journal.
-func wantEntries(t testing.TB, s *Store, want ...string) {
+// wantRecords checks the container IDs of all records of a journal.
+func wantRecords(t testing.TB, s *Store, want ...string) {
 	t.Helper()
 	got, err := (&actor{Store: s}).list(t.Context())
 	if err != nil || got != strings.Join(want, " ") {
-		t.Fatalf("entries: %s, %v, want %v", got, err, want)
+		t.Fatalf("records: %s, %v, want %v", got, err, want)
 	}
 }
 
@@ -208,8 +208,8 @@ func raw(t testing.TB, s *Store, fn func(*bolt.Tx) error) {
 func keyOf(id string) Key { return Key{Network: "podnet", ContainerID: id, IfName: "eth0"} }
 
 // adding returns a small record in the state adding that claims the addresses.
-func adding(id string, addresses ...string) *Entry {
-	e := &Entry{Key: keyOf(id), Undo: Undo{State: Adding, Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}}, Added: Added{Path: "/opt/cni/bin", CNIVersion: "1.0.0"}}
+func adding(id string, addresses ...string) *Record {
+	e := &Record{Key: keyOf(id), State: Adding, Steps: []Step{{Type: "bridge", Config: []byte(`{}`)}}, Added: Added{Path: "/opt/cni/bin", CNIVersion: "1.0.0"}}
 	for _, a := range addresses {
 		e.Got.Claims = append(e.Got.Claims, Claim{Address: netip.MustParseAddr(a)})
 	}
@@ -228,14 +228,14 @@ func remove(tx *Tx, k Key) error {
 
 // buryIn replaces all records of an attachment by one abandoned record.
 func buryIn(tx *Tx, k Key, bootID, reason string) error {
-	return errors.Join(remove(tx, k), tx.Put(&Entry{Key: k, Undo: Undo{State: Abandoned, Reason: reason}, Added: Added{Host: Host{BootID: bootID}}}))
+	return errors.Join(remove(tx, k), tx.Put(&Record{Key: k, State: Abandoned, Reason: reason, Added: Added{Host: Host{BootID: bootID}}}))
 }
 
 // undoneOf returns the abandoned record of an attachment, or nil.
-func undoneOf(tx *Tx, k Key) (*Entry, error) {
+func undoneOf(tx *Tx, k Key) (*Record, error) {
 	all, err := tx.Records(k)
 	for _, e := range all {
-		if e.Undo.State == Abandoned {
+		if e.State == Abandoned {
 			return e, err
 		}
 	}

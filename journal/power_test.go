@@ -35,7 +35,7 @@ type powerStep struct {
 }
 
 // powerSteps returns the steps of a journal's life: ADDs, each with an intent, claims and a result;
-// DELs; a tombstone; the lock of an attachment; more entries than the file has room for, then
+// DELs; a tombstone; the lock of an attachment; more records than the file has room for, then
 // fewer. Twice a step damages the file, so that the next step starts a new one.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
@@ -44,11 +44,11 @@ func powerSteps() (steps []powerStep) {
 	}
 	add := func(id string, addresses ...string) {
 		tx("intent of "+id, func(tx *Tx) error { return tx.Put(adding(id)) })
-		tx("claims of "+id, changing(id, func(e *Entry) { e.Got.Claims = adding(id, addresses...).Got.Claims }))
-		tx("result of "+id, changing(id, func(e *Entry) { e.Undo.State = Live }))
+		tx("claims of "+id, changing(id, func(e *Record) { e.Got.Claims = adding(id, addresses...).Got.Claims }))
+		tx("result of "+id, changing(id, func(e *Record) { e.State = Live }))
 	}
 	del := func(id string) {
-		tx("DEL of "+id, changing(id, func(e *Entry) { e.Undo.State = Deleting }))
+		tx("DEL of "+id, changing(id, func(e *Record) { e.State = Deleting }))
 		tx("end of "+id, func(tx *Tx) error { return remove(tx, keyOf(id)) })
 	}
 	damage := func(name string, size int64) {
@@ -99,8 +99,8 @@ func powerSteps() (steps []powerStep) {
 	return steps
 }
 
-// changing returns a transaction that changes an existing entry.
-func changing(id string, fn func(*Entry)) func(*Tx) error {
+// changing returns a transaction that changes an existing record.
+func changing(id string, fn func(*Record)) func(*Tx) error {
 	return func(tx *Tx) error {
 		e, err := tx.Get(keyOf(id))
 		if e == nil || err != nil {
@@ -346,13 +346,13 @@ func (p *power) reopen(dir string, l lost) (err error) {
 	return nil
 }
 
-// use writes to the journal as an ADD does, and checks that no earlier entry is lost.
+// use writes to the journal as an ADD does, and checks that no earlier record is lost.
 func (p *power) use(s *Store) error {
-	var before []*Entry
+	var before []*Record
 	e := adding("after", "10.9.9.9")
 	err := s.Update(context.Background(), func(tx *Tx) error {
 		before = nil
-		return errors.Join(tx.Check(), checkByBolt(tx), tx.All(func(e *Entry, err error) error {
+		return errors.Join(tx.Check(), checkByBolt(tx), tx.All(func(e *Record, err error) error {
 			before = append(before, e)
 			return err
 		}), tx.Put(e))

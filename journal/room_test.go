@@ -18,9 +18,9 @@ import (
 )
 
 // sized returns a record of an ADD whose plugin has a configuration of the given size.
-func sized(id string, bytes int) *Entry {
+func sized(id string, bytes int) *Record {
 	e := adding(id, "10.0.0."+fmt.Sprint(len(id)))
-	e.Undo.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", bytes) + `"`)
+	e.Steps[0].Config = json.RawMessage(`"` + strings.Repeat("x", bytes) + `"`)
 	return e
 }
 
@@ -34,7 +34,7 @@ func TestRoom(t *testing.T) {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
 			t.Parallel()
 			s, random := newStore(t), rand.New(rand.NewPCG(*seedFlag, uint64(bytes)))
-			var live []*Entry
+			var live []*Record
 			for range verbs {
 				var allowed, before, after int64
 				update(t, s, func(tx *Tx) (err error) {
@@ -46,7 +46,7 @@ func TestRoom(t *testing.T) {
 						err = tx.Put(e)
 					case n < 14 && len(live) > 0:
 						e := live[random.IntN(len(live))]
-						e.Undo.State, e.Got.Result = Live, json.RawMessage(`"`+strings.Repeat("y", bytes/4)+`"`)
+						e.State, e.Got.Result = Live, json.RawMessage(`"`+strings.Repeat("y", bytes/4)+`"`)
 						err = tx.Put(e)
 					case len(live) > 0:
 						i := random.IntN(len(live))
@@ -82,7 +82,7 @@ func TestReserved(t *testing.T) {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {
 			disk := smallDisk(t)
 			s := &Store{Dir: filepath.Join(disk, "state")}
-			intent := func(e *Entry) func(*Tx) error {
+			intent := func(e *Record) func(*Tx) error {
 				return func(tx *Tx) error { return tx.Put(e) }
 			}
 			e := sized("a", bytes)
@@ -90,9 +90,9 @@ func TestReserved(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(err)
 			}
-			e.Undo.State, e.Got.Result = Live, json.RawMessage(`{"ips": []}`)
+			e.State, e.Got.Result = Live, json.RawMessage(`{"ips": []}`)
 			put(t, s, e)
-			e.Undo.State = RollingBack
+			e.State = RollingBack
 			put(t, s, e)
 			inode := inodeOf(t, s.Path())
 			for i := range 100 {

@@ -52,12 +52,12 @@ func untouched(t testing.TB, dir string) func() {
 	}
 }
 
-// look calls every read of a transaction: it reads all entries, and looks some of them up.
+// look calls every read of a transaction: it reads all records, and looks some of them up.
 func look(tx *Tx) error {
 	n := 0
-	visit := func(e *Entry, err error) error {
+	visit := func(e *Record, err error) error {
 		if n++; err != nil || n%8 != 1 {
-			return nil // look ignores damaged entries
+			return nil // look ignores damaged records
 		}
 		_, err = tx.Get(e.Key)
 		_, errPod := tx.ByPod(e.Added.Pod)
@@ -76,7 +76,7 @@ func TestLookingChangesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		prepare func(t *testing.T, s *Store)
-		entries int
+		records int
 	}{
 		{"no directory", func(*testing.T, *Store) {}, 0},
 		{"empty directory", func(t *testing.T, s *Store) { check(t, os.Mkdir(s.Dir, 0o700)) }, 0},
@@ -99,13 +99,13 @@ func TestLookingChangesNothing(t *testing.T) {
 			changed := untouched(t, filepath.Dir(s.Dir))
 			n := 0
 			view(t, s, func(tx *Tx) error {
-				return errors.Join(look(tx), tx.All(func(*Entry, error) error {
+				return errors.Join(look(tx), tx.All(func(*Record, error) error {
 					n++
 					return nil
 				}))
 			})
-			if n != tt.entries {
-				t.Errorf("%d entries, want %d", n, tt.entries)
+			if n != tt.records {
+				t.Errorf("%d records, want %d", n, tt.records)
 			}
 			if lock, err := s.LookAtLock(keyOf("a")); lock != (LockState{}) || err != nil {
 				t.Errorf("%+v, %v", lock, err)
@@ -155,7 +155,7 @@ func TestModes(t *testing.T) {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
 			p.put("b").ok()
-			wantEntries(t, s, "a", "b")
+			wantRecords(t, s, "a", "b")
 		})
 	}
 }
@@ -228,7 +228,7 @@ func TestRefused(t *testing.T) {
 			ran := false
 			err = s.View(t.Context(), func(tx *Tx) error {
 				ran = true
-				return tx.All(func(*Entry, error) error { return errors.New("there are entries") })
+				return tx.All(func(*Record, error) error { return errors.New("there are records") })
 			})
 			if !tt.views && err == nil || ran && !tt.views {
 				t.Errorf("View: %v, it ran: %t", err, ran)
@@ -249,7 +249,7 @@ func TestFailingCaller(t *testing.T) {
 	mine := errors.New("mine")
 	for name, fail := range map[string]func() error{
 		"error": func() error { return mine },
-		"nil":   func() error { var e *Entry; e.Undo.State = Live; return nil },
+		"nil":   func() error { var e *Record; e.State = Live; return nil },
 		"panic": func() error { panic("fault") },
 	} {
 		for verb, run := range map[string]func(context.Context, func(*Tx) error) error{"Update": s.Update, "View": s.View} {
@@ -262,12 +262,12 @@ func TestFailingCaller(t *testing.T) {
 			if err == nil || errors.Is(err, mine) != (name == "error") || errors.Is(err, ErrDamaged) {
 				t.Errorf("%s in %s: %v", name, verb, err)
 			}
-			wantEntries(t, s, "a")
+			wantRecords(t, s, "a")
 		}
 	}
 	wantAside(t, s, 0)
 	put(t, s, adding("c"))
-	wantEntries(t, s, "a", "c")
+	wantRecords(t, s, "a", "c")
 }
 
 // TestWrites: an Update that only reads changes nothing. Each kind of write is one commit, and a
@@ -290,7 +290,7 @@ func TestWrites(t *testing.T) {
 	for name, fn := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(adding("b")) },
 		"Delete": func(tx *Tx) error { return remove(tx, keyOf("a")) },
-		"undone": func(tx *Tx) error { return tx.Put(&Entry{Key: keyOf("a"), Undo: Undo{State: Abandoned}}) },
+		"undone": func(tx *Tx) error { return tx.Put(&Record{Key: keyOf("a"), State: Abandoned}) },
 	} {
 		changed := untouched(t, s.Dir)
 		if err := s.View(t.Context(), fn); err == nil {
@@ -304,7 +304,7 @@ func TestWrites(t *testing.T) {
 }
 
 // undone returns the abandoned record of an attachment, or nil.
-func undone(t *testing.T, s *Store, k Key) (e *Entry) {
+func undone(t *testing.T, s *Store, k Key) (e *Record) {
 	t.Helper()
 	view(t, s, func(tx *Tx) (err error) {
 		e, err = undoneOf(tx, k)

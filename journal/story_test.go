@@ -282,7 +282,7 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		err = os.RemoveAll(a.Dir)
 	case "put":
 		err = a.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) })
-	case "fill": // put entries on several pages and leave no page free
+	case "fill": // put records on several pages and leave no page free
 		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, 1)...) })
 	case "spread": // change several of the pages that "fill" wrote
 		err = a.Update(ctx, func(tx *Tx) error { return putAll(tx, bigs(populated, spread)...) })
@@ -373,10 +373,10 @@ func (a *actor) look(k Key) (said string, err error) {
 	return said, err
 }
 
-// list returns the container IDs of all entries.
+// list returns the container IDs of all records.
 func (a *actor) list(ctx context.Context) (said string, err error) {
 	err = a.View(ctx, func(tx *Tx) error {
-		return tx.All(func(e *Entry, err error) error {
+		return tx.All(func(e *Record, err error) error {
 			said = strings.TrimSpace(said + " " + e.ContainerID)
 			return err
 		})
@@ -384,7 +384,7 @@ func (a *actor) list(ctx context.Context) (said string, err error) {
 	return said, err
 }
 
-// hold puts an entry in a transaction, in which it first waits for a line from the test. If wreck
+// hold puts a record in a transaction, in which it first waits for a line from the test. If wreck
 // is set, the first run of the transaction damages the file, and Update runs it again in a new one.
 func (a *actor) hold(wreck bool, id string) error {
 	return a.Update(context.Background(), func(tx *Tx) error {

@@ -17,15 +17,15 @@ type Tx struct {
 	size   int      // the bytes that it puts or deletes; 0: there is nothing to commit
 	begins bool     // it puts an intent; two more transactions of its size follow
 
-	copied  [][2][]byte       // a snapshot's keys and values, in key order
-	decoded map[string]*Entry // its records that were decoded, by key
+	copied  [][2][]byte        // a snapshot's keys and values, in key order
+	decoded map[string]*Record // its records that were decoded, by key
 }
 
 // Snapshot returns a copy of the records, for one goroutine, to be read after the transaction. The
 // caller must not change the records that the copy returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
 	const chunk = 256 << 10 // an allocation for each record would clear its memory first
-	s, room := &Tx{decoded: map[string]*Entry{}}, []byte{}
+	s, room := &Tx{decoded: map[string]*Record{}}, []byte{}
 	return s, tx.scan(nil, func(k, v []byte) error {
 		if size := len(k) + len(v); cap(room)-len(room) < size {
 			room = make([]byte, 0, max(chunk, size))
@@ -55,7 +55,7 @@ func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 		return nil
 	}
 	var last []byte
-	c := tx.btx.Bucket(bucketEntries).Cursor()
+	c := tx.btx.Bucket(bucketRecords).Cursor()
 	for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
 		if bytes.Compare(k, last) <= 0 {
 			return fmt.Errorf("%w: its keys are out of order", ErrDamaged)
@@ -69,7 +69,7 @@ func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 }
 
 // Get returns the record of an attachment's newest ADD, or nil. It skips abandoned ones.
-func (tx *Tx) Get(k Key) (*Entry, error) {
+func (tx *Tx) Get(k Key) (*Record, error) {
 	all, err := tx.Pending(k)
 	if len(all) == 0 || err != nil {
 		return nil, err
@@ -78,14 +78,14 @@ func (tx *Tx) Get(k Key) (*Entry, error) {
 }
 
 // Pending returns an attachment's records except abandoned ones, newest first.
-func (tx *Tx) Pending(k Key) ([]*Entry, error) {
+func (tx *Tx) Pending(k Key) ([]*Record, error) {
 	all, err := tx.Records(k)
-	return slices.DeleteFunc(all, func(e *Entry) bool { return e.Undo.State == Abandoned }), err
+	return slices.DeleteFunc(all, func(e *Record) bool { return e.State == Abandoned }), err
 }
 
 // Records returns all records of an attachment, including abandoned ones, newest first. It omits
 // damaged records; the error names them.
-func (tx *Tx) Records(k Key) ([]*Entry, error) {
+func (tx *Tx) Records(k Key) ([]*Record, error) {
 	return tx.records(encodeKey(k), k.Malformed())
 }
 
@@ -96,7 +96,7 @@ func (tx *Tx) Check() error {
 }
 
 // records returns the records whose keys begin with a prefix or, if exact is set, are that prefix.
-func (tx *Tx) records(prefix []byte, exact bool) (all []*Entry, err error) {
+func (tx *Tx) records(prefix []byte, exact bool) (all []*Record, err error) {
 	var errs []error
 	err = tx.scan(prefix, func(key, value []byte) error {
 		if exact && len(key) > len(prefix) {
@@ -114,11 +114,11 @@ func (tx *Tx) records(prefix []byte, exact bool) (all []*Entry, err error) {
 }
 
 // decode decodes a record. A snapshot decodes each record once.
-func (tx *Tx) decode(key, value []byte) (*Entry, error) {
+func (tx *Tx) decode(key, value []byte) (*Record, error) {
 	if e := tx.decoded[string(key)]; e != nil {
 		return e, nil
 	}
-	e, err := decodeEntry(key, value)
+	e, err := decodeRecord(key, value)
 	if err == nil && tx.decoded != nil {
 		tx.decoded[string(key)] = e
 	}
@@ -129,12 +129,12 @@ func (tx *Tx) decode(key, value []byte) (*Entry, error) {
 // Adding), the transaction fails before it writes anything, unless the file has room for two more
 // of its size: for the result, and for the DELs that a failed ADD leaves. Put assigns a number to
 // the record of a new ADD, and then deletes the attachment's abandoned and damaged records.
-func (tx *Tx) Put(e *Entry) error {
-	from, err := tx.checkChange(e, e.Undo.State)
+func (tx *Tx) Put(e *Record) error {
+	from, err := tx.checkChange(e, e.State)
 	if err != nil {
 		return err
 	}
-	switch b := tx.btx.Bucket(bucketEntries); {
+	switch b := tx.btx.Bucket(bucketRecords); {
 	case e.Number == 0:
 		if err = tx.dropAbandoned(e.Key); err == nil {
 			e.Number, err = b.NextSequence()
@@ -146,34 +146,34 @@ func (tx *Tx) Put(e *Entry) error {
 		return err
 	}
 	e.Updated = Now()
-	if from != e.Undo.State || e.Undo.Since == (Time{}) {
-		e.Undo.Since = e.Updated
+	if from != e.State || e.Since == (Time{}) {
+		e.Since = e.Updated
 	}
-	tx.begins = tx.begins || e.Undo.State == Adding
+	tx.begins = tx.begins || e.State == Adding
 	return tx.write(e)
 }
 
 // Amend writes a record that the transaction has read. Unlike Put, it leaves the record's time, so
 // that the attachment does not become younger.
-func (tx *Tx) Amend(e *Entry) error {
-	if _, err := tx.checkChange(e, e.Undo.State); err != nil {
+func (tx *Tx) Amend(e *Record) error {
+	if _, err := tx.checkChange(e, e.State); err != nil {
 		return err
 	}
 	return tx.write(e)
 }
 
-func (tx *Tx) write(e *Entry) error {
-	key, value, err := encodeEntry(e)
+func (tx *Tx) write(e *Record) error {
+	key, value, err := encodeRecord(e)
 	if err != nil {
 		return fmt.Errorf("journal: record of %s: %w", e.Key, err)
 	}
 	tx.size += len(key) + len(value)
-	return tx.btx.Bucket(bucketEntries).Put(key, value)
+	return tx.btx.Bucket(bucketRecords).Put(key, value)
 }
 
 // Delete removes a record, which may be missing, and the attachment's abandoned and damaged
 // records, or the only record with a malformed key.
-func (tx *Tx) Delete(e *Entry) error {
+func (tx *Tx) Delete(e *Record) error {
 	if e.Key.Malformed() {
 		return tx.drop([]byte(e.Key.Network))
 	}
@@ -184,10 +184,10 @@ func (tx *Tx) Delete(e *Entry) error {
 }
 
 // checkChange returns the state of the stored record, and an error if it may not change to another.
-func (tx *Tx) checkChange(e *Entry, to State) (from State, err error) {
+func (tx *Tx) checkChange(e *Record, to State) (from State, err error) {
 	key := recordKey(e.Key, e.Number)
-	if old, _ := decodeEntry(key, tx.btx.Bucket(bucketEntries).Get(key)); old != nil {
-		from = old.Undo.State
+	if old, _ := decodeRecord(key, tx.btx.Bucket(bucketRecords).Get(key)); old != nil {
+		from = old.State
 	}
 	if err = CheckEdge(from, to); err != nil {
 		err = fmt.Errorf("%w (%s)", err, e.Key)
@@ -199,7 +199,7 @@ func (tx *Tx) checkChange(e *Entry, to State) (from State, err error) {
 func (tx *Tx) dropAbandoned(k Key) error {
 	var keys [][]byte
 	err := tx.scan(encodeKey(k), func(key, value []byte) error {
-		if e, _ := decodeEntry(key, value); e == nil || e.Undo.State == Abandoned {
+		if e, _ := decodeRecord(key, value); e == nil || e.State == Abandoned {
 			keys = append(keys, key)
 		}
 		return nil
@@ -209,7 +209,7 @@ func (tx *Tx) dropAbandoned(k Key) error {
 
 // drop removes records. A missing record is not an error.
 func (tx *Tx) drop(keys ...[]byte) error {
-	b := tx.btx.Bucket(bucketEntries)
+	b := tx.btx.Bucket(bucketRecords)
 	for _, key := range keys {
 		if value := b.Get(key); value != nil {
 			tx.size += len(key) + len(value)
@@ -232,50 +232,50 @@ func IgnoreDamaged(err error) error {
 
 // ByPod returns the pending records of a pod, by namespace and name, in all networks. It omits
 // damaged ones.
-func (tx *Tx) ByPod(p Pod) ([]*Entry, error) {
+func (tx *Tx) ByPod(p Pod) ([]*Record, error) {
 	if p.Name == "" {
 		return nil, nil
 	}
 	name, _ := json.Marshal(p.Name) // as in the record
-	return tx.matching(name, func(e *Entry) bool {
+	return tx.matching(name, func(e *Record) bool {
 		return e.Added.Pod.Name == p.Name && e.Added.Pod.Namespace == p.Namespace
 	})
 }
 
 // ByNetNS returns the records whose ADD was in a network namespace of this boot, like ByPod. Within
 // a boot, records of the same namespace have the same inode.
-func (tx *Tx) ByNetNS(n NetNS) ([]*Entry, error) {
+func (tx *Tx) ByNetNS(n NetNS) ([]*Record, error) {
 	if !n.Known() {
 		return nil, nil
 	}
 	return tx.matching(fmt.Appendf(nil, `"ino":%d`, n.Ino),
-		func(e *Entry) bool { return e.Added.NetNS.Same(n) })
+		func(e *Record) bool { return e.Added.NetNS.Same(n) })
 }
 
 // ByAddress returns the records that claim an address, like ByPod.
-func (tx *Tx) ByAddress(a netip.Addr) ([]*Entry, error) {
+func (tx *Tx) ByAddress(a netip.Addr) ([]*Record, error) {
 	a = a.Unmap()
-	return tx.matching([]byte(a.String()+`"`), func(e *Entry) bool { return e.ClaimsAddress(a) })
+	return tx.matching([]byte(a.String()+`"`), func(e *Record) bool { return e.ClaimsAddress(a) })
 }
 
 // matching returns the pending records that match. It decodes only those that contain a text. An
 // index would save 40 µs with 110 records, but a changed byte in it would hide a record.
-func (tx *Tx) matching(text []byte, match func(*Entry) bool) (entries []*Entry, err error) {
+func (tx *Tx) matching(text []byte, match func(*Record) bool) (records []*Record, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {
 			return nil
 		}
 		if e, err := tx.decode(k, v); err == nil && match(e) {
-			entries = append(entries, e)
+			records = append(records, e)
 		}
 		return nil
 	})
-	return entries, err
+	return records, err
 }
 
 // All calls fn for every record except abandoned ones, in key order. For a damaged record, fn gets
 // a DamagedError.
-func (tx *Tx) All(fn func(*Entry, error) error) error {
+func (tx *Tx) All(fn func(*Record, error) error) error {
 	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
 }
 

@@ -14,7 +14,7 @@ var native = binary.NativeEndian
 // bboltFile is the content of a journal's file, and the pages and elements that tests damage.
 type bboltFile struct {
 	data           []byte
-	branch         uint64 // the root page of the bucket of entries
+	branch         uint64 // the root page of the bucket of records
 	freelist       uint64
 	branchElements []element
 	leaf           []element // the elements of the branch's first child
@@ -32,7 +32,7 @@ func newFile(t testing.TB) *bboltFile {
 	}
 	f := &bboltFile{data: data, freelist: m.freelist}
 	for _, e := range f.elements(t, m.root) {
-		if bytes.Equal(e.key, bucketEntries) {
+		if bytes.Equal(e.key, bucketRecords) {
 			f.branch = native.Uint64(e.value)
 		}
 	}
@@ -118,8 +118,8 @@ func TestVerify(t *testing.T) {
 		}, "out of order"},
 		{"a bucket without a root", func(f *bboltFile) {
 			for i := range f.data {
-				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketEntries), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
-					f.data[i+len(bucketEntries)] = 0
+				if bytes.HasPrefix(f.data[i:], append(bytes.Clone(bucketRecords), byte(f.branch), 0, 0, 0, 0, 0, 0, 0)) {
+					f.data[i+len(bucketRecords)] = 0
 				}
 			}
 		}, "invalid bucket of 16 bytes"},

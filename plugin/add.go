@@ -29,10 +29,10 @@ import (
 type adding struct {
 	*op
 	chain   *netconf.Chain
-	entry   *journal.Entry
-	started int              // number of delegates that were started
-	prior   []*journal.Entry // earlier ADDs of the attachment in the journal, newest first
-	samePod []*journal.Entry // other attachments of the pod that may be dead
+	record  *journal.Record
+	started int               // number of delegates that were started
+	prior   []*journal.Record // earlier ADDs of the attachment in the journal, newest first
+	samePod []*journal.Record // other attachments of the pod that may be dead
 }
 
 // add runs an ADD.
@@ -40,15 +40,15 @@ type adding struct {
 //  1. Read the configuration and find every binary. If that fails, nothing has been allocated.
 //  2. Take the attachment's lock.
 //  3. Release what earlier ADDs of this attachment and of its pod have left. Write the intent: the
-//     entry in state adding, with the whole chain.
-//  4. Run each delegate. If its result differs from the previous one, write the entry in state
+//     record in state adding, with the whole chain.
+//  4. Run each delegate. If its result differs from the previous one, write the record in state
 //     live, with the result and claims on the new addresses.
 //  5. Print the result.
 //  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. This
 //     needs no journal.
 //
 // If the intent cannot be written, the ADD continues without the journal, or fails (see
-// journalFailed). Every later write that fails makes the ADD fail. So if an entry is in state
+// journalFailed). Every later write that fails makes the ADD fail. So if a record is in state
 // adding and its lock is free, unwind never printed success, and the attachment is dead.
 //
 // After a crash, every delegate of the chain gets a DEL, because the journal does not record which
@@ -115,7 +115,7 @@ func lasting(d time.Duration, condition func() bool) func() bool {
 func (a *adding) carryOut(ctx context.Context) *delegate.Failure {
 	for i := range a.chain.Delegates {
 		result, f := a.runDelegate(ctx, i)
-		if f == nil && !bytes.Equal(result, a.entry.Got.Result) {
+		if f == nil && !bytes.Equal(result, a.record.Got.Result) {
 			f = a.commit(ctx, i, result)
 		}
 		if f != nil {
@@ -133,10 +133,10 @@ func (a *adding) callOf(i int) *delegate.Call {
 func (a *adding) runDelegate(
 	ctx context.Context, i int,
 ) (result json.RawMessage, f *delegate.Failure) {
-	step := &a.entry.Undo.Steps[i]
+	step := &a.record.Steps[i]
 	a.started = i + 1
 	c := a.callOf(i)
-	c.Stdin = netconf.WithPrevResult(step.Config, a.entry.Got.Result)
+	c.Stdin = netconf.WithPrevResult(step.Config, a.record.Got.Result)
 	if a.Conf.DelegateTimeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.Conf.DelegateTimeout)
@@ -161,7 +161,7 @@ func (a *adding) runDelegate(
 // setResult stores a result in a record. It returns new claims by a step's delegate, which uses the
 // given IPAM plugin, on the result's addresses that the ADD does not claim yet.
 func setResult(
-	e *journal.Entry, raw json.RawMessage, by journal.Step, ipamPlugin string,
+	e *journal.Record, raw json.RawMessage, by journal.Step, ipamPlugin string,
 ) (claims []journal.Claim, err error) {
 	r, err := netconf.ParseResult(raw)
 	if err != nil {
@@ -177,7 +177,7 @@ func setResult(
 	return claims, nil
 }
 
-// commit writes the entry as live, with a delegate's result and claims. It waits as long as other
+// commit writes the record as live, with a delegate's result and claims. It waits as long as other
 // processes write. If the result cannot be written, the ADD fails: success would leave a live
 // attachment in state adding.
 //
@@ -185,22 +185,22 @@ func setResult(
 // it in the transaction that writes the claims. So if two ADDs get the same address at the same
 // time, the later one finds the other.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
-	claims, err := setResult(a.entry, result, a.entry.Undo.Steps[i], a.chain.Delegates[i].IPAM)
+	claims, err := setResult(a.record, result, a.record.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
 		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
 	}
-	a.entry.Got.Claims = append(a.entry.Got.Claims, claims...)
+	a.record.Got.Claims = append(a.record.Got.Claims, claims...)
 	if a.Journal.Lost != nil {
 		return nil //nolint:nilerr // the ADD goes on without the journal
 	}
-	addresses := (&journal.Entry{Got: journal.Got{Claims: claims}}).Addresses()
-	var others []*journal.Entry
+	addresses := (&journal.Record{Got: journal.Got{Claims: claims}}).Addresses()
+	var others []*journal.Record
 	write := func(tx *journal.Tx) (err error) {
 		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {
 			return err
 		}
-		a.entry.Undo.State = journal.Live
-		return tx.Put(a.entry)
+		a.record.State = journal.Live
+		return tx.Put(a.record)
 	}
 	err = a.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
@@ -217,7 +217,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 // refuseDuplicates returns a failure if another attachment of the network has one of a delegate's
 // new addresses. It counts each such address, also one of another network.
 func (a *adding) refuseDuplicates(
-	ctx context.Context, i int, addresses []netip.Addr, others []*journal.Entry,
+	ctx context.Context, i int, addresses []netip.Addr, others []*journal.Record,
 ) *delegate.Failure {
 	for _, other := range others {
 		for _, address := range a.duplicates(ctx, addresses, other) {
@@ -235,9 +235,9 @@ func (a *adding) refuseDuplicates(
 // duplicates returns the addresses, of the given ones, that another attachment certainly uses (see
 // netconf.SharedAddresses): it is not dead, and its interface has the address.
 func (a *adding) duplicates(
-	ctx context.Context, addresses []netip.Addr, other *journal.Entry,
+	ctx context.Context, addresses []netip.Addr, other *journal.Record,
 ) []netip.Addr {
-	used := slices.DeleteFunc(netconf.SharedAddresses(a.entry, other),
+	used := slices.DeleteFunc(netconf.SharedAddresses(a.record, other),
 		func(address netip.Addr) bool { return !slices.Contains(addresses, address) })
 	if len(used) == 0 || a.Judge(ctx, other).Fate == decide.Dead {
 		return nil
@@ -255,7 +255,7 @@ func (a *adding) duplicates(
 // convert a result of that version, because libcni would not either.
 func (a *adding) printResult() *delegate.Failure {
 	last := a.callOf(len(a.chain.Delegates) - 1)
-	printed := a.entry.Got.Result
+	printed := a.record.Got.Result
 	if !netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
 		var err error
 		if printed, err = netconf.ConvertResult(printed, a.Conf.CNIVersion); err != nil {
@@ -278,23 +278,23 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	ctx, end := a.watched(ctx, a.Budgets.Stop, a.Budgets.Undo)
 	defer end(nil)
 	a.Journal.Invalidate() // the ADD may have taken long
-	left, reason := &a.entry.Undo, decide.FailedADD
-	left.Steps = left.Steps[:a.started]
+	reason := decide.FailedADD
+	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
-	job := undo.Job{Entry: a.entry, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
-	event, result := record.EventOf(journal.RolledBack, a.entry), "complete"
+	job := undo.Job{Record: a.record, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
+	event, result := record.EventOf(journal.RolledBack, a.record), "complete"
 	_, _, err := a.Undo(ctx, job, reason)
 	lost := cmp.Or(err, a.Journal.Lost)
-	if len(left.Steps) > 0 {
+	if len(a.record.Steps) > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
 	a.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
 	if lost != nil {
 		a.log.Error("cannot write the journal after a failed ADD", "err", lost, "pending",
-			strings.Join(undo.PendingSteps(a.entry), ", "))
+			strings.Join(undo.PendingSteps(a.record), ", "))
 	}
-	err = addError(f, a.entry, lost)
+	err = addError(f, a.record, lost)
 	if !a.lock.Awaited() {
 		a.makeRoom(ctx)
 	}
@@ -303,9 +303,9 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 
 // addError returns the failed delegate's message, followed by the pending DELs. lost is the error
 // that keeps the journal from recording these DELs, or nil.
-func addError(f *delegate.Failure, e *journal.Entry, lost error) *types.Error {
+func addError(f *delegate.Failure, e *journal.Record, lost error) *types.Error {
 	pending := ""
-	if len(e.Undo.Steps) > 0 {
+	if len(e.Steps) > 0 {
 		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
 		if lost != nil {
 			pending += ", which the journal cannot record: " + netconf.Shorten(lost.Error(), 200)

@@ -15,7 +15,7 @@ import (
 
 // check runs CHECK of every delegate that was added and is still in the chain, in chain order, with
 // the configuration of the ADD or, if that fails, with the present one. It calls a delegate only if
-// the runtime would call it without unwind. If the attachment has no journal entry, check logs a
+// the runtime would call it without unwind. If the attachment has no journal record, check logs a
 // warning and does not fail, because Nomad destroys a network namespace on a failed CHECK.
 //
 // check does not take the lock. Delegates do not change anything in CHECK, so other verbs need not
@@ -32,13 +32,13 @@ func (o *op) check(ctx context.Context) error {
 	if e != nil {
 		e = e.Clone()
 	}
-	if e == nil || e.Undo.State != journal.Live {
+	if e == nil || e.State != journal.Live {
 		if err != nil {
 			return badConfig(err)
 		}
 		o.log.Warn("the attachment is not in the journal; running CHECK with the chain that the " +
 			"runtime passed")
-		e = o.newEntry(journal.Live, chain)
+		e = o.newRecord(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil //nolint:nilerr // an invalid version has no CHECK
@@ -46,8 +46,8 @@ func (o *op) check(ctx context.Context) error {
 	if o.Conf.PrevResult != nil {
 		e.Got.Result = o.Conf.PrevResult
 	}
-	for i := range e.Undo.Steps {
-		step := &e.Undo.Steps[i]
+	for i := range e.Steps {
+		step := &e.Steps[i]
 		if o.HasLeft(e, step) {
 			continue
 		}
@@ -65,7 +65,7 @@ func (o *op) check(ctx context.Context) error {
 
 // checkWith runs CHECK of a delegate with a configuration.
 func (o *op) checkWith(
-	ctx context.Context, e *journal.Entry, plugin string, config json.RawMessage,
+	ctx context.Context, e *journal.Record, plugin string, config json.RawMessage,
 ) *delegate.Failure {
 	c := o.call("CHECK", plugin)
 	conf := types.PluginConf{CNIVersion: e.Added.CNIVersion}

@@ -222,22 +222,22 @@ func (n *node) wantClosed(address string) {
 // all its records, and of the records.
 func (p *pod) wantRecord(state journal.State, counts ...int) {
 	p.Helper()
-	e, all, steps := p.entry(), p.records(), 0
+	e, all, steps := p.record(), p.records(), 0
 	if e == nil {
 		p.Fatalf("%s has no record", p.ContainerID)
 	}
 	for _, one := range all {
-		steps += len(one.Undo.Steps)
+		steps += len(one.Steps)
 	}
 	got := []int{steps, len(all)}[:len(counts)]
-	p.want(e.Undo.State == state && slices.Equal(got, counts), "%s is %s, %v, not %s, %v: %s",
-		p.ContainerID, e.Undo.State, got, state, counts, asJSON(p, e.Undo))
+	p.want(e.State == state && slices.Equal(got, counts), "%s is %s, %v, not %s, %v: %s",
+		p.ContainerID, e.State, got, state, counts, asJSON(p, e))
 }
 
 // wantKept checks that the pod has a record.
 func (p *pod) wantKept() {
 	p.Helper()
-	if p.entry() == nil {
+	if p.record() == nil {
 		p.Fatalf("%s has no record", p.ContainerID)
 	}
 }
@@ -245,15 +245,15 @@ func (p *pod) wantKept() {
 // wantGone checks that the pod has no record.
 func (p *pod) wantGone() {
 	p.Helper()
-	if e := p.entry(); e != nil {
-		p.Errorf("kept: %s, %s, %v, %s", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
+	if e := p.record(); e != nil {
+		p.Errorf("kept: %s, %s, %v, %s", e.Key, e.State, undo.PendingSteps(e), e.Reason)
 	}
 }
 
 // awaitGone waits until the pod has no record: a sweep behind a STATUS may still run.
 func (p *pod) awaitGone() {
 	p.Helper()
-	eventually(p, "no record of "+p.ContainerID, func() bool { return p.entry() == nil })
+	eventually(p, "no record of "+p.ContainerID, func() bool { return p.record() == nil })
 }
 
 // wantPending checks the plugins that have pending DELs, of the newest record first, each record in
@@ -262,7 +262,7 @@ func (p *pod) wantPending(plugins ...string) {
 	p.Helper()
 	var got []string
 	for _, e := range p.records() {
-		for _, step := range e.Undo.Steps {
+		for _, step := range e.Steps {
 			var conf struct{ Instance string }
 			_ = json.Unmarshal(step.Config, &conf)
 			got = append(got, cmp.Or(conf.Instance, step.Type))
@@ -273,7 +273,7 @@ func (p *pod) wantPending(plugins ...string) {
 
 func (n *node) wantRecords(count int) {
 	n.Helper()
-	n.wantCount("records", len(n.entries()), count)
+	n.wantCount("records", len(n.records()), count)
 }
 
 // wantAttachments checks that just these attachments, CONTAINER.INTERFACE, are in the journal, and
@@ -281,7 +281,7 @@ func (n *node) wantRecords(count int) {
 func (n *node) wantAttachments(want ...string) {
 	n.Helper()
 	var known, taken []string
-	for _, e := range n.entries() {
+	for _, e := range n.records() {
 		known = append(known, e.ContainerID+"."+e.IfName)
 	}
 	for _, file := range n.taken() {
@@ -467,8 +467,8 @@ func (n *node) nothingOnDisk() {
 	if reserved := n.reserved(); len(reserved) > 0 {
 		n.Errorf("host-local still holds %v", reserved)
 	}
-	for _, e := range n.entries() {
-		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
+	for _, e := range n.records() {
+		n.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
 	}
 	if locks := n.names(filepath.Join(n.stateDir, "locks")); len(locks) > 0 {
 		n.Errorf("%d lock files are left", len(locks))

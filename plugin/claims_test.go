@@ -164,8 +164,8 @@ func TestLateDELAgainstClaim(t *testing.T) {
 func (p *pod) awaitTries(count int) {
 	p.Helper()
 	eventually(p, "on record as tried", func() bool {
-		e := p.entry()
-		return e != nil && e.Undo.Steps[len(e.Undo.Steps)-1].Tries == count
+		e := p.record()
+		return e != nil && e.Steps[len(e.Steps)-1].Tries == count
 	})
 }
 

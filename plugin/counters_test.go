@@ -117,7 +117,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 				panic("this commit fails")
 			}
 		}
-		n.want(worker.Release(n.Context(), a.key()) != nil && a.entry() != nil, "the journal could be told")
+		n.want(worker.Release(n.Context(), a.key()) != nil && a.record() != nil, "the journal could be told")
 		worker.Journal.Store.Point = nil
 		worker.Journal.Flush()
 		n.wantEvents()
@@ -217,7 +217,7 @@ func TestNotesOfTheKilled(t *testing.T) {
 					n.chain(faulty("another"))
 					killed = n.kill("", at, n.tryLibcniStatus)
 				}
-				there, told := a.entry() != nil, len(n.events()) > 0
+				there, told := a.record() != nil, len(n.events()) > 0
 				n.want(!told || !there, "told, and still there: %v", n.events())
 				n.sweep()
 				n.want((told || there) == (len(n.events()) == 1),

@@ -122,7 +122,7 @@ func (p *pod) recoverByNextSandbox() {
 	next := p.nextSandbox("b")
 	next.add()
 	_, gone := os.Stat(p.NetNS)
-	if e := p.entry(); (e != nil) != (live && gone == nil) {
+	if e := p.record(); (e != nil) != (live && gone == nil) {
 		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
 	}
 	next.mustDel(p.anotherChain())
@@ -131,8 +131,8 @@ func (p *pod) recoverByNextSandbox() {
 
 func (p *pod) isLive() bool {
 	p.Helper()
-	e := p.entry()
-	return e != nil && e.Undo.State == journal.Live
+	e := p.record()
+	return e != nil && e.State == journal.Live
 }
 
 // anotherChain is a chain whose DELs have nothing to release.
@@ -224,7 +224,7 @@ var aftermaths = []aftermath{
 	}},
 	{reboot, func(n *node, _, _ *pod) {
 		for _, p := range n.machine.pods {
-			if p.ends(); p.entry() != nil {
+			if p.ends(); p.record() != nil {
 				p.ofEarlierBoot()
 			}
 		}
@@ -379,7 +379,7 @@ func TestPowerLossInAVerb(t *testing.T) {
 					n.nothingOnDisk()
 					if verb.has("ADD") {
 						live := !killed && a.added != nil
-						n.want(!live || a.entry() == nil, "the sweep released nothing")
+						n.want(!live || a.record() == nil, "the sweep released nothing")
 					}
 					return killed
 				})
@@ -399,7 +399,7 @@ func (p *pod) losePower() {
 			must(p, os.Remove(file))
 		}
 	}
-	if p.dropNetNS(); p.entry() != nil {
+	if p.dropNetNS(); p.record() != nil {
 		p.ofEarlierBoot()
 	}
 }

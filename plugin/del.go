@@ -23,24 +23,24 @@ import (
 // deleting is one DEL.
 type deleting struct {
 	*op
-	records   []*journal.Entry // the ADDs to undo, newest first
-	abandoned []*journal.Entry // ADDs that an operator has forgotten
-	netns     journal.NetNS    // the namespace that the DEL names; without a path if it names none
+	records   []*journal.Record // the ADDs to undo, newest first
+	abandoned []*journal.Record // ADDs that an operator has forgotten
+	netns     journal.NetNS     // the namespace that the DEL names; without a path if it names none
 	// claimed are the records that got claims from host-local's files. All are read before a DEL frees
 	// what another record claims.
-	claimed map[*journal.Entry]bool
+	claimed map[*journal.Record]bool
 }
 
 // del runs a DEL.
 //
 //  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the
 //     runtime that started it is dead or has abandoned it.
-//  2. Find the entries to undo. If an operator has forgotten this ADD, there is nothing to do. If
-//     the journal does not contain this ADD, create an entry from the chain on stdin. Write the
-//     entries if they have changed.
-//  3. Undo the entries, and write the DELs that are still pending.
+//  2. Find the records to undo. If an operator has forgotten this ADD, there is nothing to do. If
+//     the journal does not contain this ADD, create a record from the chain on stdin. Write the
+//     records if they have changed.
+//  3. Undo the records, and write the DELs that are still pending.
 //
-// No error in the journal or in the configuration stops a pod's DEL. After a crash, the entry still
+// No error in the journal or in the configuration stops a pod's DEL. After a crash, the record still
 // contains every DEL that may not have run.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
@@ -56,18 +56,18 @@ func (o *op) del(ctx context.Context) error {
 	}
 	defer d.lock.Release()
 	if err := d.find(ctx); err != nil || len(d.records) == 0 {
-		_ = d.lock.Remove() // no entry needs it
+		_ = d.lock.Remove() // no record needs it
 		return err
 	}
 	failures, durable := d.undo(ctx)
 	if d.Journal.Lost != nil && !slices.ContainsFunc(d.records,
-		func(e *journal.Entry) bool { return len(e.Undo.Steps) > 0 }) {
+		func(e *journal.Record) bool { return len(e.Steps) > 0 }) {
 		_ = d.lock.Remove() // Finish did not, and nothing is pending
 	}
 	return d.report(failures, durable)
 }
 
-// find sets d.records to the entries to undo: the journal's entries, and a new one if none of them
+// find sets d.records to the records to undo: the journal's records, and a new one if none of them
 // records this DEL's ADD. d.records stays empty if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
@@ -83,7 +83,7 @@ func (d *deleting) find(ctx context.Context) error {
 			return err
 		}
 	}
-	d.claimed = map[*journal.Entry]bool{}
+	d.claimed = map[*journal.Record]bool{}
 	for _, e := range d.records {
 		d.claimed[e] = d.ClaimHeld(e)
 		if e.Got.Result == nil && d.isOf(e) && d.mayHaveResult(e) {
@@ -95,7 +95,7 @@ func (d *deleting) find(ctx context.Context) error {
 
 // mayHaveResult reports whether the runtime's prevResult may be of a record's ADD, which has none.
 // It is of an earlier ADD if host-local assigns only other addresses to the attachment.
-func (d *deleting) mayHaveResult(e *journal.Entry) bool {
+func (d *deleting) mayHaveResult(e *journal.Record) bool {
 	return len(e.Got.Claims) == 0 ||
 		slices.ContainsFunc(netconf.AddressesOf(d.Conf.PrevResult), e.ClaimsAddress)
 }
@@ -111,7 +111,7 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 	all, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
 	for _, e := range all {
-		if e = e.Clone(); e.Undo.State == journal.Abandoned {
+		if e = e.Clone(); e.State == journal.Abandoned {
 			d.abandoned = append(d.abandoned, e)
 		} else {
 			d.records = append(d.records, e)
@@ -121,15 +121,15 @@ func (d *deleting) readJournal(ctx context.Context) {
 
 // isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's
 // path, or one that leads to the record's namespace.
-func (d *deleting) isOf(e *journal.Entry) bool {
+func (d *deleting) isOf(e *journal.Record) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
 		d.IsAt(e, d.netns)
 }
 
-// addUnrecorded adds an entry for the ADD of this DEL, which the journal does not contain: it ran
+// addUnrecorded adds a record for the ADD of this DEL, which the journal does not contain: it ran
 // before unwind was installed, while unwind was off, or while the journal could not be written.
-// Without any entry, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
+// Without any record, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
 func (d *deleting) addUnrecorded(ctx context.Context) error {
 	e, err := d.reconstruct(ctx)
 	switch {
@@ -147,7 +147,7 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 	case err == nil:
 		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil)
 	case d.Conf.NeverAdded():
-		d.noteIdle("the journal has no entry, and the runtime has no ADD result", err)
+		d.noteIdle("the journal has no record, and the runtime has no ADD result", err)
 	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && d.Journal.Lost == nil:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
 		d.noteIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
@@ -159,15 +159,15 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 	return nil
 }
 
-// reconstruct returns an entry for an ADD that the journal does not contain, from the runtime's
+// reconstruct returns a record for an ADD that the journal does not contain, from the runtime's
 // input, or nil if no delegate can have allocated anything. An error means that the chain cannot be
 // read.
-func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
+func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 	chain, err := d.Chain()
 	if err != nil {
 		return nil, err
 	}
-	e := d.newEntry(journal.Deleting, chain)
+	e := d.newRecord(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
 	hosts := d.IsHost(d.netns) && !d.overridesNetNS()
 	// a path in prevResult may lead elsewhere by now
@@ -175,17 +175,17 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 		e.Added.NetNS = d.netns
 	}
 	if d.Conf.NeverAdded() {
-		undo.Interrupted(e.Undo.Steps)
+		undo.Interrupted(e.Steps)
 		missing := func(s journal.Step) bool {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil || unix.Access(binary, unix.X_OK) != nil
 		}
 		// A delegate that cannot be started allocated nothing, unless host-local shows that it ran.
-		if slices.ContainsFunc(e.Undo.Steps, missing) && !d.ClaimHeld(e) {
-			e.Undo.Steps = slices.DeleteFunc(e.Undo.Steps, missing)
+		if slices.ContainsFunc(e.Steps, missing) && !d.ClaimHeld(e) {
+			e.Steps = slices.DeleteFunc(e.Steps, missing)
 		}
 	}
-	if len(e.Undo.Steps) == 0 {
+	if len(e.Steps) == 0 {
 		return nil, nil
 	}
 	if err := d.checkText(); err != nil {
@@ -196,11 +196,11 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Entry, error) {
 
 // takePrevResult stores the runtime's prevResult as the result of a record's ADD, with claims for
 // the first delegate that calls an IPAM plugin.
-func (d *deleting) takePrevResult(e *journal.Entry) {
-	if d.Conf.PrevResult == nil || len(e.Undo.Steps) == 0 {
+func (d *deleting) takePrevResult(e *journal.Record) {
+	if d.Conf.PrevResult == nil || len(e.Steps) == 0 {
 		return
 	}
-	by := e.Undo.Steps[max(0, slices.IndexFunc(e.Undo.Steps,
+	by := e.Steps[max(0, slices.IndexFunc(e.Steps,
 		func(s journal.Step) bool { return known.IPAMOf(s.Config).Name != "" }))]
 	raw, err := netconf.ConvertResult(d.Conf.PrevResult, e.Added.CNIVersion)
 	var claims []journal.Claim
@@ -218,19 +218,19 @@ func (d *deleting) takePrevResult(e *journal.Entry) {
 func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, durable bool) {
 	ran, later := 0, 0
 	for _, e := range d.records {
-		later += len(e.Undo.Steps)
+		later += len(e.Steps)
 	}
 	durable = true
 	for _, e := range d.records {
-		later -= len(e.Undo.Steps)
-		job := undo.Job{Entry: e, Mode: undo.Requested, Lock: d.lock, Later: later,
+		later -= len(e.Steps)
+		job := undo.Job{Record: e, Mode: undo.Requested, Lock: d.lock, Later: later,
 			Changed: d.claimed[e]}
 		if d.isOf(e) {
 			job.Netns = d.args.Netns
 		}
 		reason := decide.Requested
-		if e != d.records[0] || e.Undo.State == journal.RollingBack {
-			reason = decide.Recorded(e.Undo.Cause, e.Undo.Reason)
+		if e != d.records[0] || e.State == journal.RollingBack {
+			reason = decide.Recorded(e.Cause, e.Reason)
 		}
 		failed, n, err := d.Undo(ctx, job, reason)
 		failures, ran = append(failures, failed...), ran+n

@@ -158,12 +158,12 @@ func FuzzStdin(f *testing.F) {
 			t.Errorf("%s printed %q", command, stdout)
 		}
 		store := &journal.Store{Dir: conf.StateDir}
-		entries := entriesOf(t, store)
+		entries := recordsOf(t, store)
 		key := journal.Key{Network: conf.Name, ContainerID: containerID, IfName: ifname}
 		for _, e := range entries {
 			chain, err := conf.LoadChain()
-			if command != "DEL" || err != nil || e.Key != key || e.Undo.State != journal.Deleting || len(e.Undo.Steps) != len(chain.Delegates) {
-				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.Undo.State, undo.PendingSteps(e), err)
+			if command != "DEL" || err != nil || e.Key != key || e.State != journal.Deleting || len(e.Steps) != len(chain.Delegates) {
+				t.Errorf("after %s (exit %d) the journal has %s: %s, %v (%v)", command, code, e.Key, e.State, undo.PendingSteps(e), err)
 			}
 		}
 		if strings.Contains(said.Msg, "; see unwindctl show ") && len(entries) == 0 {
@@ -222,13 +222,13 @@ func FuzzDelegate(f *testing.F) {
 			t.Fatal(err)
 		}
 		calls := strings.Split(strings.TrimSpace(string(data)), "\n")
-		entries := entriesOf(t, store)
+		entries := recordsOf(t, store)
 		undone := slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "fuzzed DEL", "before DEL"}) ||
 			slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD", "after DEL", "fuzzed DEL", "before DEL"}) || len(data) == 0
 		switch {
 		case code == 0:
 			_, err := netconf.ParseResult(printed)
-			added := len(entries) == 1 && entries[0].Undo.State == journal.Live && len(entries[0].Undo.Steps) == 3
+			added := len(entries) == 1 && entries[0].State == journal.Live && len(entries[0].Steps) == 3
 			if err != nil || exit != 0 || !added || !slices.Equal(calls, []string{"before ADD", "fuzzed ADD", "after ADD"}) {
 				t.Errorf("success with %q (%v), calls %v, %d entries", printed, err, calls, len(entries))
 			}

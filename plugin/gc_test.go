@@ -275,9 +275,9 @@ func TestGCWithFailingDELs(t *testing.T) {
 			n.wantCode(n.tryGC(valid()), 11, texts...)
 			n.wantRecords(tt.pods)
 			n.wantCount("taken", len(n.taken()), tt.pods)
-			for _, e := range n.entries() {
-				step := e.Undo.Steps[0]
-				n.want(e.Undo.State == journal.Deleting && e.Undo.Reason != "" && len(e.Undo.Steps) == 1 &&
+			for _, e := range n.records() {
+				step := e.Steps[0]
+				n.want(e.State == journal.Deleting && e.Reason != "" && len(e.Steps) == 1 &&
 					step.Code == 77 && step.Tries == tries+1 && step.Last == "faulty: bad DEL refused", "%+v", e)
 			}
 		}

@@ -76,8 +76,8 @@ func (a *adding) open(ctx context.Context) error {
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
-	a.entry = a.newEntry(journal.Adding, a.chain)
-	a.entry.Added.NetNS, a.entry.Added.Occupant = seen.Netns, seen.Occupant()
+	a.record = a.newRecord(journal.Adding, a.chain)
+	a.record.Added.NetNS, a.record.Added.Occupant = seen.Netns, seen.Occupant()
 	if a.Journal.Lost != nil {
 		return a.refuseUnseen()
 	}
@@ -100,9 +100,9 @@ func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
 		return err
 	}
-	a.samePod, err = tx.ByPod(a.entry.Added.Pod)
-	a.samePod = slices.DeleteFunc(a.samePod, func(e *journal.Entry) bool {
-		return e.Key == a.Key || e.Undo.State == journal.Live && e.ContainerID == a.Key.ContainerID
+	a.samePod, err = tx.ByPod(a.record.Added.Pod)
+	a.samePod = slices.DeleteFunc(a.samePod, func(e *journal.Record) bool {
+		return e.Key == a.Key || e.State == journal.Live && e.ContainerID == a.Key.ContainerID
 	})
 	if err != nil || len(a.prior) > 0 {
 		return err
@@ -114,22 +114,22 @@ func (a *adding) putFirst(tx *journal.Tx) (err error) {
 }
 
 func (a *adding) putIntent(tx *journal.Tx) error {
-	a.entry.Number = 0 // the transaction may run twice
-	return tx.Put(a.entry)
+	a.record.Number = 0 // the transaction may run twice
+	return tx.Put(a.record)
 }
 
 // writeIntent runs a transaction that writes the intent. A commit that failed may have happened, so
 // writeIntent reads the journal once more: an intent that is there counts as written. If that is
-// unknown, the ADD fails, because an entry in state adding must not belong to an ADD that succeeds.
+// unknown, the ADD fails, because a record in state adding must not belong to an ADD that succeeds.
 // Otherwise journalFailed decides. writeIntent returns an error with which write refuses the ADD.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
-	a.entry.Number = 0
+	a.record.Number = 0
 	err := a.Journal.Update(ctx, write)
 	if refused := new(types.Error); err == nil || errors.As(err, &refused) {
 		return err
 	}
-	if a.entry.Number != 0 { // otherwise, no commit was tried
-		var stored *journal.Entry
+	if a.record.Number != 0 { // otherwise, no commit was tried
+		var stored *journal.Record
 		unread := a.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
 			stored, err = tx.Get(a.Key)
 			return journal.IgnoreDamaged(err)
@@ -138,7 +138,7 @@ func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error)
 		case unread != nil && !errors.Is(unread, journal.ErrDamaged):
 			return ownError(types.ErrTryAgainLater, "%v; it is unknown whether the journal contains "+
 				"the ADD: %v; retry later", err, unread)
-		case stored != nil && stored.Number == a.entry.Number:
+		case stored != nil && stored.Number == a.record.Number:
 			a.log.Warn("the journal reported an error, but it contains the ADD", "err", err)
 			return nil
 		}
@@ -162,7 +162,7 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	ready := slices.DeleteFunc(slices.Clone(a.samePod),
-		func(e *journal.Entry) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
+		func(e *journal.Record) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range ready {
 		left := time.Until(deadline)
@@ -187,7 +187,7 @@ func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
 	defer cancel()
 	for _, prior := range a.prior {
-		if prior.Undo.State == journal.Live {
+		if prior.State == journal.Live {
 			if err := a.refuseLive(prior); err != nil {
 				return err
 			}
@@ -203,7 +203,7 @@ func (a *adding) supersede(ctx context.Context) error {
 		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
 			reason = v.Reason
 		}
-		job := undo.Job{Entry: prior, Mode: undo.Superseding, Lock: a.lock}
+		job := undo.Job{Record: prior, Mode: undo.Superseding, Lock: a.lock}
 		if _, _, err := a.Undo(ctx, job, reason); err != nil {
 			return a.journalFailed(err)
 		}
@@ -214,11 +214,11 @@ func (a *adding) supersede(ctx context.Context) error {
 // refuseLive returns an error if the attachment of an earlier ADD is still in use: this ADD's
 // namespace is its namespace and has the interface, or a process is in its namespace elsewhere.
 // SPEC 1.1 §2 forbids a second ADD without a DEL.
-func (a *adding) refuseLive(prior *journal.Entry) error {
+func (a *adding) refuseLive(prior *journal.Record) error {
 	was := prior.Added.NetNS
-	same := was.Same(a.entry.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
+	same := was.Same(a.record.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.SameBoot(prior) == decide.False, same && a.entry.Added.Occupant == "":
+	case a.SameBoot(prior) == decide.False, same && a.record.Added.Occupant == "":
 		return nil
 	case same:
 		return a.addedAlready("in the same network namespace")
@@ -233,11 +233,11 @@ func (a *adding) refuseLive(prior *journal.Entry) error {
 // namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
 // would remove those of the first ADD.
 func (a *adding) refuseUnseen() error {
-	if a.entry.Added.Occupant == "" {
+	if a.record.Added.Occupant == "" {
 		return nil
 	}
 	if cached, err := a.CachedInterface(a.Key); err != nil || !cached.There() ||
-		!cached.Netns.Same(a.entry.Added.NetNS) {
+		!cached.Netns.Same(a.record.Added.NetNS) {
 		return nil //nolint:nilerr // nothing proves such an ADD
 	}
 	return a.addedAlready("in the same network namespace")
@@ -245,6 +245,6 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	_ = a.lock.Remove() // the attachment may have no entry
+	_ = a.lock.Remove() // the attachment may have no record
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
 }

@@ -138,8 +138,8 @@ var allowedDifferences = []struct {
 
 // waitsForLeft reports whether all that is pending of a record are DELs that failed and whose plugins nobody
 // would call now, and such as wait for one of them.
-func (y *year) waitsForLeft(e *journal.Entry) bool {
-	return !slices.ContainsFunc(e.Undo.Steps, func(s journal.Step) bool {
+func (y *year) waitsForLeft(e *journal.Record) bool {
+	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))
 		return !left && s.Next.Why != journal.ForRules
 	})

@@ -46,7 +46,7 @@ func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "
 // shortened.
 type difference struct {
 	class, text string
-	record      *journal.Entry // of the class "pending"
+	record      *journal.Record // of the class "pending"
 }
 
 // attempt is one run of a sequence as a test, with its own failure and cleanup.

@@ -692,8 +692,8 @@ func (w *plainWorld) reboot() {
 		return
 	}
 	err := w.store.Update(w.Context(), func(tx *journal.Tx) error {
-		var all []*journal.Entry
-		err := tx.All(func(e *journal.Entry, err error) error {
+		var all []*journal.Record
+		err := tx.All(func(e *journal.Record, err error) error {
 			all = append(all, e)
 			return err
 		})
@@ -927,20 +927,20 @@ func (w *plainWorld) left() (all []string) {
 }
 
 // pending returns the journal's records that are not undone.
-func (w *plainWorld) pending() (all []*journal.Entry) {
+func (w *plainWorld) pending() (all []*journal.Record) {
 	w.Helper()
 	if !w.unwinds {
 		return nil
 	}
-	return slices.DeleteFunc(w.entries(), func(e *journal.Entry) bool { return e.Undo.State == journal.Abandoned })
+	return slices.DeleteFunc(w.records(), func(e *journal.Record) bool { return e.State == journal.Abandoned })
 }
 
 // describe says what a record waits for.
-func describe(e *journal.Entry) string {
+func describe(e *journal.Record) string {
 	var steps []string
-	for _, s := range e.Undo.Steps {
+	for _, s := range e.Steps {
 		text, _ := json.Marshal(map[string]any{"next": s.Next, "tries": s.Tries, "last": s.Last, "add": s.ADD})
 		steps = append(steps, s.Type+" "+string(text))
 	}
-	return fmt.Sprintf("%s is %s (%s): %s", e.Key, e.Undo.State, e.Undo.Reason, strings.Join(steps, "; "))
+	return fmt.Sprintf("%s is %s (%s): %s", e.Key, e.State, e.Reason, strings.Join(steps, "; "))
 }

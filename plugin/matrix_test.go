@@ -118,7 +118,7 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 				n.awaitHeld("DEL", "a", chain[index].instance)
 				tried := func(step journal.Step) bool { return step.Index == index && step.Tries > 0 }
 				eventually(n, "it is on record as tried", func() bool {
-					return slices.ContainsFunc(a.entry().Undo.Steps, tried)
+					return slices.ContainsFunc(a.record().Steps, tried)
 				})
 				n.letGo("DEL", "a", chain[index].instance)
 				n.wantError(del.wait())

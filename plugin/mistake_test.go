@@ -398,11 +398,11 @@ func TestRejectedConfiguration(t *testing.T) {
 			n.wantClean()
 			return
 		}
-		e := a.entry()
-		if e == nil || len(e.Undo.Steps) != 1 {
+		e := a.record()
+		if e == nil || len(e.Steps) != 1 {
 			n.Fatalf("the journal has %+v", e)
 		}
-		step := e.Undo.Steps[0]
+		step := e.Steps[0]
 		n.want(strings.Contains(string(step.Config), `"modes":`), "%+v", step)
 		n.want(dels == 0 || step.Code == tt.code, "%+v", step)
 		n.wantCount("taken", len(n.taken()), 1)

@@ -124,11 +124,11 @@ func (w *world) roomFor(p *pod) bool {
 	w.locksFree()
 	w.mustAsk("GC", nil)
 	others := 0
-	for _, e := range w.entries() {
+	for _, e := range w.records() {
 		switch {
-		case e.Undo.State == journal.Live && e.Key == p.key():
+		case e.State == journal.Live && e.Key == p.key():
 			return false
-		case e.Undo.State == journal.Live:
+		case e.State == journal.Live:
 			others++
 		}
 	}

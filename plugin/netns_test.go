@@ -172,7 +172,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 		wrong := fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) // what the DEL names
 		a := n.newPod("a")
 		recordWrong := func() {
-			a.edit(func(e *journal.Entry) { e.Added.NetNS.Path = wrong })
+			a.edit(func(e *journal.Record) { e.Added.NetNS.Path = wrong })
 		}
 		var b *pod
 		switch {

@@ -208,15 +208,15 @@ func (n *node) list(cniVersion string, plugins ...string) *libcni.NetworkConfigL
 }
 
 // entries returns the whole journal.
-func (n *node) entries() []*journal.Entry {
+func (n *node) records() []*journal.Record {
 	n.Helper()
-	return entriesOf(n, n.store)
+	return recordsOf(n, n.store)
 }
 
-func entriesOf(t testing.TB, s *journal.Store) (all []*journal.Entry) {
+func recordsOf(t testing.TB, s *journal.Store) (all []*journal.Record) {
 	t.Helper()
 	err := s.View(context.Background(), func(tx *journal.Tx) error {
-		return tx.All(func(e *journal.Entry, err error) error {
+		return tx.All(func(e *journal.Record, err error) error {
 			all = append(all, e)
 			return err
 		})

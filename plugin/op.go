@@ -234,11 +234,11 @@ func (o *op) call(command, plugin string) *delegate.Call {
 	}
 }
 
-// newEntry returns a record of an ADD of the whole chain, created from the runtime's input.
-func (o *op) newEntry(state journal.State, chain *netconf.Chain) *journal.Entry {
-	e := &journal.Entry{
-		Key:  o.Key,
-		Undo: journal.Undo{State: state, Steps: chain.Steps(o.Conf)},
+// newRecord returns a record of an ADD of the whole chain, created from the runtime's input.
+func (o *op) newRecord(state journal.State, chain *netconf.Chain) *journal.Record {
+	e := &journal.Record{
+		Key:   o.Key,
+		State: state, Steps: chain.Steps(o.Conf),
 		Added: journal.Added{
 			Pod: netconf.PodOf(o.args.Args), NetNS: journal.NetNS{Path: o.args.Netns},
 			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),

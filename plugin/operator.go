@@ -21,10 +21,10 @@ import (
 // Forget drops a dead attachment with its pending DELs. It runs no DEL, so the delegates' resources
 // stay allocated. It is for an attachment whose DELs can never succeed, for example because a
 // plugin was removed for good. The history keeps the attachment, and an abandoned record makes a
-// later DEL of the runtime succeed. Forget also drops a damaged entry.
+// later DEL of the runtime succeed. Forget also drops a damaged record.
 //
 // by is who forgets it. Forget refuses an attachment that is not dead, because the DEL of that
-// attachment needs the entry.
+// attachment needs the record.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, by string) error {
 	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir
@@ -66,13 +66,13 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, b
 // caller holds the lock, so the records cannot change.
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
-) (records []*journal.Entry, err error) {
+) (records []*journal.Record, err error) {
 	snapshot := o.Journal.Snapshot(ctx)
 	records, err = snapshot.Pending(key)
 	var damaged *journal.DamagedError
 	switch {
 	case errors.As(err, &damaged):
-		return []*journal.Entry{{Key: key}}, nil
+		return []*journal.Record{{Key: key}}, nil
 	case cmp.Or(err, snapshot.Err) != nil:
 		return nil, cmp.Or(err, snapshot.Err)
 	case len(records) == 0:

@@ -20,9 +20,9 @@ import (
 // that came after their pause, at each of which the chain lacked the plugin.
 func (p *pod) tire() {
 	p.Helper()
-	p.edit(func(e *journal.Entry) {
-		for i := range e.Undo.Steps {
-			s := &e.Undo.Steps[i]
+	p.edit(func(e *journal.Record) {
+		for i := range e.Steps {
+			s := &e.Steps[i]
 			s.Failures, s.Absent, s.Next = 299, min(s.Absent, 1)*299, journal.Next{}
 		}
 	})
@@ -416,7 +416,7 @@ func (p *pod) bootOn(machine string) {
 			must(p, tx.Delete(e))
 			e.Added.Host.BootID, e.Added.Host.Machine = earlier, machine
 			e.Number = 0
-			for _, e.Undo.State = range []journal.State{journal.Adding, e.Undo.State} {
+			for _, e.State = range []journal.State{journal.Adding, e.State} {
 				must(p, tx.Put(e))
 			}
 		}
@@ -486,7 +486,7 @@ func TestObservingInAnotherNetwork(t *testing.T) {
 	a.wantKept()
 	person := other.worker()
 	person.Invoked = false
-	n.want(!person.Spares(n.entries()[0]), "it is spared")
+	n.want(!person.Spares(n.records()[0]), "it is spared")
 	n.status()
 	n.wantRecords(0)
 	n.wantClean()

@@ -65,9 +65,9 @@ func (p *pod) dropNetNS() {
 	p.Helper()
 	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 	must(p, os.Remove(p.NetNS))
-	entries := p.entries()
+	records := p.node.records()
 	eventually(p, "host interfaces of "+p.ContainerID+" gone", func() bool {
-		for _, e := range entries {
+		for _, e := range records {
 			if e.ContainerID == p.ContainerID {
 				if there, _ := facts.LinkThere(e.Got.HostLinks); there {
 					return false
@@ -118,7 +118,7 @@ func (p *pod) key() journal.Key {
 }
 
 // entry returns the pod's entry in the journal, or nil.
-func (p *pod) entry() *journal.Entry {
+func (p *pod) record() *journal.Record {
 	p.Helper()
 	if all := p.records(); len(all) > 0 {
 		return all[0]
@@ -139,7 +139,7 @@ func (p *pod) whole(m marks) string {
 }
 
 // edit changes the pod's entry in the journal, past the rules for a change of state.
-func (p *pod) edit(change func(*journal.Entry)) {
+func (p *pod) edit(change func(*journal.Record)) {
 	p.Helper()
 	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(p.key())
@@ -151,7 +151,7 @@ func (p *pod) edit(change func(*journal.Entry)) {
 		}
 		change(e)
 		e.Number = 0
-		for _, e.Undo.State = range []journal.State{journal.Adding, e.Undo.State} {
+		for _, e.State = range []journal.State{journal.Adding, e.State} {
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func (p *pod) again() *pod {
 const earlier = "11111111-2222-3333-4444-555555555555"
 
 // ofEarlierBoot moves the pod's entry to an earlier boot.
-func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Entry) { e.Added.Host.BootID = earlier }) }
+func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Record) { e.Added.Host.BootID = earlier }) }
 
 // spawn starts a process. It returns a function that ends it, as the end of the test does.
 func (n *node) spawn(cmd *exec.Cmd) (end func()) {
@@ -239,11 +239,11 @@ func read(t testing.TB, path string) string {
 }
 
 // records returns the records of all ADDs of the pod that are not undone, newest first.
-func (p *pod) records() (all []*journal.Entry) {
+func (p *pod) records() (all []*journal.Record) {
 	p.Helper()
-	for _, e := range p.entries() {
+	for _, e := range p.node.records() {
 		if e.Key == p.key() {
-			all = append([]*journal.Entry{e}, all...)
+			all = append([]*journal.Record{e}, all...)
 		}
 	}
 	return all

@@ -319,7 +319,7 @@ func (n *node) until(records int, verb func()) {
 	n.Helper()
 	eventually(n, fmt.Sprint(records, " records"), func() bool {
 		verb()
-		return len(n.entries()) == records
+		return len(n.records()) == records
 	})
 }
 

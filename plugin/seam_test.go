@@ -39,7 +39,7 @@ func (f *fakes) Run(_ context.Context, c *delegate.Call, _ io.Writer) ([]byte, *
 	defer f.mu.Unlock()
 	what := c.ContainerID + " " + c.Plugin
 	holds := c.Command == "ADD" || f.taken[what] // a DEL without a result may not be on record
-	if entries := f.entries()[c.ContainerID]; holds && !onRecord(entries, c.Plugin) {
+	if entries := f.records()[c.ContainerID]; holds && !onRecord(entries, c.Plugin) {
 		f.t.Fatalf("%s of %s runs, and the journal has %+v", c.Command, c.Plugin, entries)
 	}
 	f.calls = append(f.calls, c.Command+" "+c.Plugin)
@@ -92,10 +92,10 @@ func (s *seam) verb(do func(*op, context.Context) error, id string) error {
 }
 
 // entries returns the journal's entries by container: one for each of its ADDs that holds something.
-func (s *seam) entries() map[string][]*journal.Entry {
-	all := map[string][]*journal.Entry{}
+func (s *seam) records() map[string][]*journal.Record {
+	all := map[string][]*journal.Record{}
 	err := (&journal.Store{Dir: filepath.Join(s.dir, "state")}).View(context.Background(), func(tx *journal.Tx) error {
-		return tx.All(func(e *journal.Entry, err error) error {
+		return tx.All(func(e *journal.Record, err error) error {
 			if err == nil {
 				all[e.ContainerID] = append(all[e.ContainerID], e)
 			}
@@ -143,15 +143,15 @@ func TestProtocolOverSeam(t *testing.T) {
 			}
 		}
 		s.sees(nil)
-		if len(s.fakes.taken) > 0 || len(s.entries()) > 0 {
-			t.Fatalf("left: %v, %v", s.fakes.taken, s.entries())
+		if len(s.fakes.taken) > 0 || len(s.records()) > 0 {
+			t.Fatalf("left: %v, %v", s.fakes.taken, s.records())
 		}
 	})
 }
 
 // sees compares what the delegates have taken with the journal.
 func (s *seam) sees(added map[string]bool) {
-	entries := s.entries()
+	entries := s.records()
 	for what := range s.fakes.taken {
 		id, plugin, _ := strings.Cut(what, " ")
 		if !onRecord(entries[id], plugin) {
@@ -159,7 +159,7 @@ func (s *seam) sees(added map[string]bool) {
 		}
 	}
 	for id := range maps.Keys(added) {
-		live := func(e *journal.Entry) bool { return e.Undo.State == journal.Live }
+		live := func(e *journal.Record) bool { return e.State == journal.Live }
 		if added[id] && !slices.ContainsFunc(entries[id], live) {
 			s.t.Fatalf("%s was added and is not live; calls %v", id, s.fakes.calls)
 		}
@@ -172,8 +172,8 @@ func (s *seam) sees(added map[string]bool) {
 }
 
 // onRecord tells whether a step of entries names plugin.
-func onRecord(entries []*journal.Entry, plugin string) bool {
-	return slices.ContainsFunc(entries, func(e *journal.Entry) bool {
-		return slices.ContainsFunc(e.Undo.Steps, func(step journal.Step) bool { return step.Type == plugin })
+func onRecord(entries []*journal.Record, plugin string) bool {
+	return slices.ContainsFunc(entries, func(e *journal.Record) bool {
+		return slices.ContainsFunc(e.Steps, func(step journal.Step) bool { return step.Type == plugin })
 	})
 }

@@ -145,10 +145,10 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 // pauseLast has the last records in the journal tried again after a pause from now.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
-	all, until := n.entries(), journal.BootNanos()+int64(pause)
+	all, until := n.records(), journal.BootNanos()+int64(pause)
 	must(n, n.store.Update(n.Context(), func(tx *journal.Tx) (err error) {
 		for _, e := range all[len(all)-count:] {
-			e.Undo.Steps[0].Next.At = until
+			e.Steps[0].Next.At = until
 			err = errors.Join(err, tx.Put(e))
 		}
 		return err
@@ -211,14 +211,14 @@ func attachments(pods ...[]*pod) (all []string) {
 // the same pod of Kubernetes, or to podName unless that is "".
 func (p *pod) copies(count int, podName string) {
 	p.Helper()
-	name, taken := cmp.Or(podName, p.entry().Added.Pod.Name), p.taken()
+	name, taken := cmp.Or(podName, p.record().Added.Pod.Name), p.taken()
 	must(p, p.store.Update(p.Context(), func(tx *journal.Tx) error {
 		for i := range count {
 			e, err := tx.Get(p.key())
 			must(p, err)
-			id, state := fmt.Sprintf("%s-%d", p.ContainerID, i+1), e.Undo.State
+			id, state := fmt.Sprintf("%s-%d", p.ContainerID, i+1), e.State
 			e.ContainerID, e.Number, e.Added.Pod.Name = id, 0, name
-			for _, e.Undo.State = range []journal.State{journal.Adding, state} {
+			for _, e.State = range []journal.State{journal.Adding, state} {
 				must(p, tx.Put(e))
 			}
 			for _, file := range taken { // the faulty plugins hold for it what they hold for the pod
@@ -323,7 +323,7 @@ func (p *pod) reboot() {
 // seenElsewhere makes the pod's ADD one that ran in other namespaces.
 func (p *pod) seenElsewhere() {
 	p.Helper()
-	p.edit(func(e *journal.Entry) { e.Added.Host.MountNS = "mnt:[1]" })
+	p.edit(func(e *journal.Record) { e.Added.Host.MountNS = "mnt:[1]" })
 }
 
 // ofAnotherMachine makes this disk a copy of the one of the machine on which the pod was added.
@@ -333,7 +333,7 @@ func (p *pod) ofAnotherMachine() {
 	if kind == "" {
 		p.Skip("this machine has no name")
 	}
-	p.edit(func(e *journal.Entry) {
+	p.edit(func(e *journal.Record) {
 		e.Added.Host.BootID, e.Added.Host.Machine = earlier, kind+":another"
 	})
 }
@@ -341,14 +341,14 @@ func (p *pod) ofAnotherMachine() {
 // setState sets the state of the pod's record.
 func (p *pod) setState(state journal.State) {
 	p.Helper()
-	p.edit(func(e *journal.Entry) { e.Undo.State = state })
+	p.edit(func(e *journal.Record) { e.State = state })
 }
 
 // cutOff makes the pod's ADD one that was cut off in its first delegate.
 func (p *pod) cutOff() {
 	p.Helper()
 	must(p, os.RemoveAll(p.cacheFile()))
-	p.edit(func(e *journal.Entry) { e.Undo.State, e.Got = journal.Adding, journal.Got{} })
+	p.edit(func(e *journal.Record) { e.State, e.Got = journal.Adding, journal.Got{} })
 }
 
 // rawJSON is the value of a key in this form.

@@ -251,7 +251,7 @@ func TestStatusEndsInTime(t *testing.T) {
 			n.want(errors.Is(err, syscall.ESRCH), "%s of %s is still there: %v", l.Command, l.Instance, err)
 		}
 		if thing.is(delHangs) {
-			n.want(len(n.entries()[0].Undo.Steps) > 0, "no DEL is pending")
+			n.want(len(n.records()[0].Steps) > 0, "no DEL is pending")
 		}
 	})
 }

@@ -337,7 +337,7 @@ func TestSweepBehindStatusEnds(t *testing.T) {
 	n.awaitSweep()
 	a.wantRecord(journal.Deleting, 2)
 	var tries []int // in the order of the chain
-	for _, step := range a.entry().Undo.Steps {
+	for _, step := range a.record().Steps {
 		tries = append(tries, step.Tries)
 	}
 	n.want(slices.Equal(tries, []int{0, 1}), "tries: %v", tries)

@@ -80,12 +80,12 @@ func TestSweepAfterReboot(t *testing.T) {
 }
 
 // abandoned returns the record of an attachment that an operator has forgotten, or nil.
-func (n *node) abandoned(key journal.Key) (mark *journal.Entry) {
+func (n *node) abandoned(key journal.Key) (mark *journal.Record) {
 	n.Helper()
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {
 		all, err := tx.Records(key)
 		for _, e := range all {
-			if e.Undo.State == journal.Abandoned {
+			if e.State == journal.Abandoned {
 				mark = e
 			}
 		}
@@ -167,8 +167,8 @@ func (n *node) addOwing(name string, tries int) *pod {
 	n.plan(p1.DEL("fail"))
 	n.wantError(p.tryDel())
 	n.forgetCalls()
-	p.edit(func(e *journal.Entry) {
-		e.Undo.Steps[0].Tries, e.Undo.Steps[0].Next.At = tries, 0
+	p.edit(func(e *journal.Record) {
+		e.Steps[0].Tries, e.Steps[0].Next.At = tries, 0
 	})
 	return p
 }
@@ -176,7 +176,7 @@ func (n *node) addOwing(name string, tries int) *pod {
 // retryIn has the pod's first pending DEL tried again after a pause from now.
 func (p *pod) retryIn(pause time.Duration) {
 	p.Helper()
-	p.edit(func(e *journal.Entry) { e.Undo.Steps[0].Next.At = journal.BootNanos() + int64(pause) })
+	p.edit(func(e *journal.Record) { e.Steps[0].Next.At = journal.BootNanos() + int64(pause) })
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those

@@ -163,7 +163,7 @@ func (n *node) owners(live []*resident) map[string]string {
 		if got := reserved[r.address]; got != r.ContainerID+" eth0" {
 			n.Errorf("%s is live and its address %s is %q's", r.ContainerID, r.address, got)
 		}
-		if e := r.entry(); e == nil || e.Undo.State != journal.Live {
+		if e := r.record(); e == nil || e.State != journal.Live {
 			n.Errorf("%s is live and its entry is %+v", r.ContainerID, e)
 		}
 	}
@@ -214,8 +214,8 @@ func (w *world) instances() []string {
 // owed returns what the journal's pending DELs would release, in the delegates' names.
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
-	for _, e := range w.entries() {
-		for _, s := range e.Undo.Steps {
+	for _, e := range w.records() {
+		for _, s := range e.Steps {
 			instance := fmt.Sprintf("p%d", s.Index)
 			owed[e.ContainerID+"."+e.IfName+"."+instance] = true
 			for _, c := range e.Got.Claims {
@@ -245,8 +245,8 @@ func (w *world) end(forgotten bool) {
 	if left := slices.Concat(w.taken(), slices.Sorted(maps.Keys(w.reserved())), w.addressRules()); len(left) > 0 {
 		w.Errorf("left: %v", left)
 	}
-	for _, e := range w.entries() {
-		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.Undo.State, undo.PendingSteps(e), e.Undo.Reason)
+	for _, e := range w.records() {
+		w.Errorf("the journal still has %s: %s, %v (%s)", e.Key, e.State, undo.PendingSteps(e), e.Reason)
 	}
 	for _, r := range w.people {
 		r.mustDel(w.list)

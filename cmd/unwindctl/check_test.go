@@ -86,7 +86,7 @@ func (n *checkedNode) there() (all []string) {
 		}
 	}
 	for _, e := range n.entries() {
-		all = append(all, fmt.Sprintf("%s %s %d", e.Key, e.Undo.State, len(e.Undo.Steps)))
+		all = append(all, fmt.Sprintf("%s %s %d", e.Key, e.State, len(e.Steps)))
 	}
 	for line := range strings.Lines(n.must(home.command(n.machine, "ip", "-o", "link", "show", "master", checkBridge))) {
 		all = append(all, "link "+strings.Fields(line)[1])

@@ -40,7 +40,7 @@ func putThree(dir, near string) {
 			if e == nil || err != nil {
 				e = deadEntry(id)
 			}
-			e.Undo.State = state
+			e.State = state
 			return tx.Put(e)
 		})
 	}
@@ -55,9 +55,9 @@ func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 
 // deadEntry returns the record of a dead attachment, which is past its grace period from the start: a
 // command says the same of it at any time.
-func deadEntry(id string) *journal.Entry {
-	return nodetest.Here(&journal.Entry{
-		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), Undo: journal.Undo{State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}}, Added: journal.Added{CNIVersion: "1.0.0", GracePeriod: 1, NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
+func deadEntry(id string) *journal.Record {
+	return nodetest.Here(&journal.Record{
+		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}, Added: journal.Added{CNIVersion: "1.0.0", GracePeriod: 1, NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
 	})
 }
 

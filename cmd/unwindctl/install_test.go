@@ -206,7 +206,7 @@ func TestUninstallDuringADD(t *testing.T) {
 	lock, err := n.store.TryAcquire(key)
 	check(t, err)
 	check(t, n.store.Update(context.Background(), func(tx *journal.Tx) error {
-		return tx.Put(&journal.Entry{Key: key, Undo: journal.Undo{State: journal.Adding}})
+		return tx.Put(&journal.Record{Key: key, State: journal.Adding})
 	}))
 	plugin := filepath.Join(n.BinDir(), "unwind")
 	if out := n.ctl("uninstall"); !out.says("kept:      " + plugin + " (used by a running operation on 1 attachment)") {

@@ -51,7 +51,7 @@ func (n *machine) crowd(many int) (confDir string) {
 	n.plan(map[string]string{"ADD": "fail-effect", "DEL": "fail"})
 	n.verb(home, "ADD", "stuck", n.pin("stuck"))
 	n.plan(nil)
-	if e := n.entry("stuck"); e == nil || e.Undo.State != journal.RollingBack {
+	if e := n.entry("stuck"); e == nil || e.State != journal.RollingBack {
 		n.Fatalf("the journal has %+v, want one with a pending DEL", e)
 	}
 	err = errors.Join(err, os.WriteFile(filepath.Join(n.dir, "ipam", network, "10.9.0.99"), []byte("stranger"), 0o600))
@@ -230,7 +230,7 @@ func writing(pid int) bool {
 }
 
 // entry returns that of a container, or nil.
-func (n *machine) entry(id string) *journal.Entry {
+func (n *machine) entry(id string) *journal.Record {
 	n.Helper()
 	for _, e := range n.entries() {
 		if e.ContainerID == id {

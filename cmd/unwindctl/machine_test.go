@@ -227,7 +227,7 @@ func (n *machine) calls(command string) int {
 }
 
 // edit changes an entry in the journal.
-func (n *machine) edit(id string, change func(*journal.Entry)) {
+func (n *machine) edit(id string, change func(*journal.Record)) {
 	n.Helper()
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
@@ -288,11 +288,11 @@ func (n *machine) removeLink(name string) {
 }
 
 // entries returns the whole journal.
-func (n *machine) entries() []*journal.Entry {
+func (n *machine) entries() []*journal.Record {
 	n.Helper()
-	var all []*journal.Entry
+	var all []*journal.Record
 	err := n.store.View(context.Background(), func(tx *journal.Tx) error {
-		return tx.All(func(e *journal.Entry, err error) error {
+		return tx.All(func(e *journal.Record, err error) error {
 			all = append(all, e)
 			return err
 		})

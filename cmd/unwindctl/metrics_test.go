@@ -52,10 +52,10 @@ func counted(t *testing.T) (n *machine, confDir string) {
 		if err != nil {
 			return err
 		}
-		frees, port := stuck.Undo.Steps[0], stuck.Undo.Steps[0] // the first waits for the second
-		frees.Index, port.Index = len(stuck.Undo.Steps), len(stuck.Undo.Steps)+1
+		frees, port := stuck.Steps[0], stuck.Steps[0] // the first waits for the second
+		frees.Index, port.Index = len(stuck.Steps), len(stuck.Steps)+1
 		port.ADD, port.Config = journal.AddPassed, json.RawMessage(`{"runtimeConfig": {"portMappings": [{}]}}`)
-		stuck.Undo.Steps = append(stuck.Undo.Steps, frees, port)
+		stuck.Steps = append(stuck.Steps, frees, port)
 		stuck.Got.Claims = append(stuck.Got.Claims, journal.Claim{Address: netip.MustParseAddr("10.9.9.9"), Step: frees.Index})
 		return tx.Put(stuck)
 	})

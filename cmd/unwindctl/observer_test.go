@@ -123,7 +123,7 @@ func (n *machine) addKinds(where place) {
 	n.plan(nil)
 	states := map[string]journal.State{}
 	for _, e := range n.entries() {
-		states[e.ContainerID] = e.Undo.State
+		states[e.ContainerID] = e.State
 	}
 	want := map[string]journal.State{
 		"there": "live", "gone": "live", "rolling-back": "rolling-back", "deleting": "deleting", "adding": "adding",
@@ -142,7 +142,7 @@ func (n *machine) addKinds(where place) {
 func (n *machine) addEarlier() {
 	n.Helper()
 	n.add(home, "earlier", n.pin("there"))
-	n.edit("earlier", func(e *journal.Entry) { e.Added.Host.BootID = "earlier" })
+	n.edit("earlier", func(e *journal.Record) { e.Added.Host.BootID = "earlier" })
 }
 
 // leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows

@@ -192,7 +192,7 @@ var verbs = map[string]verb{
 	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
 	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range n.addAll(ids) {
-			n.edit(id, func(e *journal.Entry) { e.Added.GracePeriod = 1 })
+			n.edit(id, func(e *journal.Record) { e.Added.GracePeriod = 1 })
 		}
 	},
 	"dead": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
@@ -202,8 +202,8 @@ var verbs = map[string]verb{
 	},
 	// pause ID: the last try of its DEL was just now, and one of many.
 	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
-		n.edit(ids[0], func(e *journal.Entry) {
-			s := &e.Undo.Steps[0]
+		n.edit(ids[0], func(e *journal.Record) {
+			s := &e.Steps[0]
 			s.Tries, s.Next = 30, journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(4*time.Minute)}
 		})
 	},

@@ -68,7 +68,7 @@ func sweepCommand() *cobra.Command {
 		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.Force, "force", false,
 		"also release attachments that are kept because too many seem dead, the list is empty or an "+
-			"entry is damaged")
+			"record is damaged")
 	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
 		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+
 			"for an address of unknown age")

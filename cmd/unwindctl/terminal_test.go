@@ -69,7 +69,7 @@ func (n *machine) dead(many int, mode string) {
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e.Added.Host.BootID = "earlier"
 		for i := range many {
-			e.ContainerID, e.Number, e.Undo.State = fmt.Sprintf("d-%d", i), 0, journal.Live
+			e.ContainerID, e.Number, e.State = fmt.Sprintf("d-%d", i), 0, journal.Live
 			if err := journaltest.PutIn(tx, e); err != nil {
 				return err
 			}

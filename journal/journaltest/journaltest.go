@@ -11,18 +11,18 @@ import (
 	"cni-unwind/journal"
 )
 
-// PutIn puts an entry in any state. The journal allows only certain changes of state, so PutIn puts
-// the entry as adding first. It keeps e.Undo.Since if that is set.
-func PutIn(tx *journal.Tx, e *journal.Entry) error {
-	want, since := e.Undo.State, e.Undo.Since
-	e.Undo.State = journal.Adding
+// PutIn puts a record in any state. The journal allows only certain changes of state, so PutIn puts
+// the record as adding first. It keeps e.Since if that is set.
+func PutIn(tx *journal.Tx, e *journal.Record) error {
+	want, since := e.State, e.Since
+	e.State = journal.Adding
 	err := tx.Put(e)
 	if want != journal.Adding && err == nil {
-		e.Undo.State = want
+		e.State = want
 		err = tx.Put(e)
 	}
 	if since != (journal.Time{}) && err == nil && want != journal.Live {
-		e.Undo.Since = since
+		e.Since = since
 		err = tx.Put(e)
 	}
 	return err

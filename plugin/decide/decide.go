@@ -73,7 +73,7 @@ func Undecided(text, doubt string) Verdict {
 }
 
 // Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead, or of
-// another machine, only if no later ADD without a journal entry added it again: to undo the earlier
+// another machine, only if no later ADD without a journal record added it again: to undo the earlier
 // ADD would remove resources of the later one.
 func Decide(ev Evidence) Verdict {
 	v := decideRecorded(ev)
@@ -83,7 +83,7 @@ func Decide(ev Evidence) Verdict {
 			"undoes both")
 		v.Warn = true
 	case v.Releasable() && unknown(ev.AddedUnseen):
-		return Undecided("cannot tell whether an ADD without a journal entry added it again",
+		return Undecided("cannot tell whether an ADD without a journal record added it again",
 			why(ev.AddedUnseen))
 	}
 	return v
@@ -266,7 +266,7 @@ var (
 		"it was added before the last boot, possibly on another machine"}
 )
 
-// Recorded returns an entry's reason, given its code and text.
+// Recorded returns a record's reason, given its code and text.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// recordable are the reasons that an entry of the journal may contain.
+// recordable are the reasons that a record of the journal may contain.
 var recordable = []Reason{Requested, Superseded, FailedADD, EarlierBoot, Interrupted, NetNSGone, Unlisted, OtherMachine}
 
 // TestReasonsHaveLabels: each recordable reason has a code of its own, which is also its label.

@@ -23,7 +23,7 @@ func TestE2ELeak(t *testing.T) {
 				t.Parallel()
 				plain, unwind := e2e.Suffer(t, v, trouble, false, nil), e2e.Suffer(t, v, trouble, true, nil)
 				table.Row(v.Name, trouble.Name, plain.During, plain.After, word(plain.Starts), unwind.During, unwind.Owed, unwind.After,
-					len(unwind.Entries), word(unwind.Starts), unwind.Healed.Round(100*time.Millisecond))
+					len(unwind.Records), word(unwind.Starts), unwind.Healed.Round(100*time.Millisecond))
 				t.Logf("plain: %+v\nunwind: %+v", plain, unwind)
 				if plain.During.Addresses == 0 {
 					t.Errorf("without unwind nothing leaks, so the test proves nothing: %+v", plain)
@@ -31,8 +31,8 @@ func TestE2ELeak(t *testing.T) {
 				if !unwind.During.HasNothing() {
 					t.Errorf("during the trouble unwind leaves %s", unwind.During)
 				}
-				if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
-					t.Errorf("after the trouble unwind leaves %s, and %+v", unwind.After, unwind.Entries)
+				if unwind.After != (e2e.Left{}) || len(unwind.Records) > 0 {
+					t.Errorf("after the trouble unwind leaves %s, and %+v", unwind.After, unwind.Records)
 				}
 				if unwind.Starts != nil {
 					t.Errorf("with unwind no pod starts after the trouble: %v", unwind.Starts)

@@ -26,13 +26,13 @@ func TestE2EKill(t *testing.T) {
 				t.Run(v.Name+"/"+command+", plugins "+plugins, func(t *testing.T) {
 					t.Parallel()
 					plain, unwind := kill(t, v, command, plugins, false), kill(t, v, command, plugins, true)
-					table.Row(v.Name, command, plugins, plain.During, plain.After, unwind.During, unwind.After, len(unwind.Entries))
+					table.Row(v.Name, command, plugins, plain.During, plain.After, unwind.During, unwind.After, len(unwind.Records))
 					if plain.During.Addresses != atOnce || unwind.During.Addresses != atOnce {
 						t.Errorf("addresses when containerd is killed: plain %d, unwind %d, want %d",
 							plain.During.Addresses, unwind.During.Addresses, atOnce)
 					}
-					if unwind.After != (e2e.Left{}) || len(unwind.Entries) > 0 {
-						t.Errorf("unwind leaves %s, and %+v", unwind.After, unwind.Entries)
+					if unwind.After != (e2e.Left{}) || len(unwind.Records) > 0 {
+						t.Errorf("unwind leaves %s, and %+v", unwind.After, unwind.Records)
 					}
 				})
 			}
@@ -77,7 +77,7 @@ func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o 
 	}
 	if unwind {
 		o.Healed = rt.Heal()
-		o.Entries = n.Journal()
+		o.Records = n.Journal()
 	}
 	o.After = n.Settled()
 	return o

@@ -86,7 +86,7 @@ func (n *Node) Rules() (rules []string) {
 	return rules
 }
 
-// Attachment is an entry of the journal, as unwindctl list --json prints it.
+// Attachment is a record of the journal, as unwindctl list --json prints it.
 type Attachment struct {
 	ContainerID string
 	State       string
@@ -95,7 +95,7 @@ type Attachment struct {
 	Steps       []struct{ Plugin, LastError string }
 }
 
-// Journal returns the entries of unwind's journal.
+// Journal returns the records of unwind's journal.
 func (n *Node) Journal() []Attachment {
 	n.Helper()
 	var list struct{ Attachments []Attachment }

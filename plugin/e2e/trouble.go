@@ -52,8 +52,8 @@ type Outcome struct {
 	Known   int          // sandboxes that the runtime knows at the end of the trouble
 	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
 	Begun   int          // pods that started during the trouble
-	Owed    int          // entries of the journal at the end of the trouble
-	Entries []Attachment // entries of the journal after Heal
+	Owed    int          // records of the journal at the end of the trouble
+	Records []Attachment // records of the journal after Heal
 	Healed  time.Duration
 	Starts  error // the error of one more pod's start, at the very end
 }
@@ -93,7 +93,7 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	}
 	if unwind {
 		o.Healed = rt.Heal()
-		o.Entries = n.Journal()
+		o.Records = n.Journal()
 	}
 	o.After = n.Settled()
 	_, o.Starts = rt.RunPod(Pod{Name: "next"})
@@ -117,7 +117,7 @@ func (c *Containerd) Heal() time.Duration {
 	return time.Since(begin)
 }
 
-// Owed returns the journal's entries that do not belong to running pods.
+// Owed returns the journal's records that do not belong to running pods.
 func (n *Node) Owed(c *CRI) []Attachment {
 	n.Helper()
 	pods := c.Pods()

@@ -68,7 +68,7 @@ func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 		ran := 0
 		err := (&journal.Store{Dir: state}).View(context.Background(), func(tx *journal.Tx) error {
 			ran++
-			return tx.All(func(e *journal.Entry, err error) error {
+			return tx.All(func(e *journal.Record, err error) error {
 				t.Errorf("the journal still has %s", e.Key)
 				return err
 			})

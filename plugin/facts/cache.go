@@ -131,7 +131,7 @@ func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
 // CachedOf returns the file of libcni's cache that has a record's ADD, with the same path and the
 // same addresses, or nil.
-func (n *Node) CachedOf(e *journal.Entry) (*Cached, error) {
+func (n *Node) CachedOf(e *journal.Record) (*Cached, error) {
 	c, err := n.readCached(fileName(e.Key))
 	if c == nil || err != nil || !SamePath(c.NetNS, e.Added.NetNS.Path) ||
 		!slices.Equal(netconf.AddressesOf(c.Result), netconf.AddressesOf(e.Got.Result)) {
@@ -149,14 +149,14 @@ func (c Cached) netNSThere() bool {
 // unwind was off or the journal could not be written. The DELs of the old ADD go by container ID,
 // and would release the later ADD's resources; the runtime's DEL undoes both. The evidence is an
 // interface (see CachedInterface) in a namespace that is neither a record's nor the host's.
-func (n *Node) Later(ctx context.Context, e *journal.Entry) (bool, error) {
+func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
 		return false, err
 	}
 	all, _ := n.Journal.Snapshot(ctx).Records(e.Key) // a damaged record names no namespace
 	known := slices.ContainsFunc(all,
-		func(o *journal.Entry) bool { return n.IsAt(o, seen.Netns) })
+		func(o *journal.Record) bool { return n.IsAt(o, seen.Netns) })
 	return !known && !n.Anothers(ctx, e.Key, seen.Netns), nil
 }
 

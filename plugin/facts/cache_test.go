@@ -73,7 +73,7 @@ func TestLater(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
+		e := &journal.Record{Key: attachment, State: journal.Live, Added: journal.Added{NetNS: tt.netns, Host: journal.Host{BootID: tt.boot}}}
 		if got, err := n.Later(t.Context(), e); decide.TruthOf(got, err) != tt.want {
 			t.Errorf("%s: %t (%v), want %v", tt.name, got, err, tt.want)
 		}
@@ -91,15 +91,15 @@ func TestLaterBesideRecords(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name   string
-		change func(n *Node, other *journal.Entry)
+		change func(n *Node, other *journal.Record)
 		want   decide.Truth
 	}{
-		{"a namespace of no record", func(_ *Node, other *journal.Entry) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, decide.True},
-		{"an earlier record's", func(*Node, *journal.Entry) {}, decide.False},
-		{"another attachment's", func(_ *Node, other *journal.Entry) { other.ContainerID = "b" }, decide.False},
-		{"another interface's", func(_ *Node, other *journal.Entry) { other.ContainerID, other.IfName = "b", "eth1" }, decide.True},
-		{"another attachment's that is being undone", func(_ *Node, other *journal.Entry) { other.ContainerID, other.Undo.State = "b", journal.Deleting }, decide.True},
-		{"the runtime's", func(n *Node, other *journal.Entry) {
+		{"a namespace of no record", func(_ *Node, other *journal.Record) { other.Added.NetNS.Ino, other.Added.NetNS.Cookie = 1, 1 }, decide.True},
+		{"an earlier record's", func(*Node, *journal.Record) {}, decide.False},
+		{"another attachment's", func(_ *Node, other *journal.Record) { other.ContainerID = "b" }, decide.False},
+		{"another interface's", func(_ *Node, other *journal.Record) { other.ContainerID, other.IfName = "b", "eth1" }, decide.True},
+		{"another attachment's that is being undone", func(_ *Node, other *journal.Record) { other.ContainerID, other.State = "b", journal.Deleting }, decide.True},
+		{"the runtime's", func(n *Node, other *journal.Record) {
 			n.Host.NetNS, other.Added.NetNS.Ino, other.Added.NetNS.Cookie = linkOf(seen.Netns), 1, 1
 		}, decide.False},
 	} {
@@ -108,12 +108,12 @@ func TestLaterBesideRecords(t *testing.T) {
 			"netns": "/proc/self/ns/net"}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{Host: n.Host}}
-		other := &journal.Entry{Key: attachment, Undo: journal.Undo{State: journal.Live}, Added: journal.Added{Host: n.Host, NetNS: seen.Netns}}
+		e := &journal.Record{Key: attachment, State: journal.Live, Added: journal.Added{Host: n.Host}}
+		other := &journal.Record{Key: attachment, State: journal.Live, Added: journal.Added{Host: n.Host, NetNS: seen.Netns}}
 		tt.change(n, other)
-		state := other.Undo.State
+		state := other.State
 		err := n.Journal.Store.Update(t.Context(), func(tx *journal.Tx) error {
-			for _, other.Undo.State = range []journal.State{journal.Adding, state} {
+			for _, other.State = range []journal.State{journal.Adding, state} {
 				if err := tx.Put(other); err != nil {
 					return err
 				}
@@ -150,7 +150,7 @@ func TestLongNames(t *testing.T) {
 	t.Parallel()
 	n, key := nodeAt(t), attachment
 	key.ContainerID = strings.Repeat("a", 256)
-	if later, err := n.Later(t.Context(), &journal.Entry{Key: key}); later || err != nil {
+	if later, err := n.Later(t.Context(), &journal.Record{Key: key}); later || err != nil {
 		t.Errorf("%t, %v", later, err)
 	}
 }

@@ -14,14 +14,14 @@ import (
 )
 
 // Judge returns the verdict on an attachment, without its lock.
-func (n *Node) Judge(ctx context.Context, e *journal.Entry) decide.Verdict {
+func (n *Node) Judge(ctx context.Context, e *journal.Record) decide.Verdict {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
 
 // Gather returns the evidence on an attachment. ours is its lock if the caller holds it, or nil.
-func (n *Node) Gather(ctx context.Context, e *journal.Entry, ours *journal.Lock) decide.Evidence {
+func (n *Node) Gather(ctx context.Context, e *journal.Record, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
-		State: e.Undo.State, Reason: decide.Recorded(e.Undo.Cause, e.Undo.Reason),
+		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
 		Locked: decide.False, SameNamespaces: n.SameNamespaces(e),
 		SameBoot: n.SameBoot(e), OtherHost: n.otherHost(e), Listed: n.List.has(e),
 		AddedUnseen: &fact{look: func() (bool, error) { return n.Later(ctx, e) }},
@@ -83,7 +83,7 @@ func Known(f decide.Fact) (v decide.Truth, looked bool) {
 
 // GraceOf returns an attachment's grace period: the configured one for the network whose
 // configuration this process has read, and otherwise the recorded one.
-func (n *Node) GraceOf(e *journal.Entry) time.Duration {
+func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
 	}
@@ -92,7 +92,7 @@ func (n *Node) GraceOf(e *journal.Entry) time.Duration {
 
 // GraceLeft returns how much of an attachment's grace period is left. Once it is negative, a list
 // can prove the attachment dead.
-func (n *Node) GraceLeft(e *journal.Entry) time.Duration {
+func (n *Node) GraceLeft(e *journal.Record) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }
 
@@ -149,7 +149,7 @@ func NewList(network string, valid []netconf.Attachment) *List {
 
 // has reports whether an attachment is on the list: unknown if the list does not cover it, and nil
 // if there is no list.
-func (l *List) has(e *journal.Entry) decide.Fact {
+func (l *List) has(e *journal.Record) decide.Fact {
 	if l == nil {
 		return nil
 	}

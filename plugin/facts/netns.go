@@ -115,7 +115,7 @@ func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 }
 
 // AddressesOf returns the addresses that the interface of an attachment has now.
-func AddressesOf(e *journal.Entry) ([]netip.Addr, error) {
+func AddressesOf(e *journal.Record) ([]netip.Addr, error) {
 	place, err := Find(e.Added.NetNS, e.IfName)
 	place.Close()
 	return place.Seen.Addresses, err

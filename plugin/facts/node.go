@@ -117,14 +117,14 @@ func present(list string) string {
 	return strings.Join(dirs, string(filepath.ListSeparator))
 }
 
-func (n *Node) SameBoot(e *journal.Entry) decide.Truth {
+func (n *Node) SameBoot(e *journal.Record) decide.Truth {
 	theirs, ours := e.Added.Host.BootID, n.Host.BootID
 	return decide.TruthIf(theirs != "" && ours != "", theirs == ours)
 }
 
 // otherHost reports whether an ADD ran on another machine: unknown if one machine is identified by
 // its DMI UUID and the other by its machine-id.
-func (n *Node) otherHost(e *journal.Entry) decide.Truth {
+func (n *Node) otherHost(e *journal.Record) decide.Truth {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
 	return decide.TruthIf(ours != "" && ours == theirs, e.Added.Host.Machine != n.Host.Machine)
@@ -134,7 +134,7 @@ func (n *Node) otherHost(e *journal.Entry) decide.Truth {
 // namespace or process that it cannot see really gone: in a container with the state directory
 // mounted, every network namespace looks gone. After a reboot, numbers of namespaces mean nothing,
 // except that of the initial PID namespace; its process 1 runs in the other initial namespaces.
-func (n *Node) SameNamespaces(e *journal.Entry) decide.Truth {
+func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	theirs := e.Added.Host
 	if n.SameBoot(e) == decide.False {
 		theirs = namespacesOf("/proc/1")
@@ -190,7 +190,7 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 
 // IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
 // the paths must be the same, too, because an inode may have been reused.
-func (n *Node) IsAt(e *journal.Entry, at journal.NetNS) bool {
+func (n *Node) IsAt(e *journal.Record, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
 	return n.SameBoot(e) != decide.False && e.Added.NetNS.Same(at) &&
 		(hasCookies || SamePath(e.Added.NetNS.Path, at.Path))
@@ -211,8 +211,8 @@ func cleaned(path string) string {
 // network namespace. A damaged record does not count.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
 	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // never fails
-	return slices.ContainsFunc(there, func(o *journal.Entry) bool {
-		return decide.KeepsContainer(o.Undo.State) && o.Key != key && o.IfName == key.IfName &&
+	return slices.ContainsFunc(there, func(o *journal.Record) bool {
+		return decide.KeepsContainer(o.State) && o.Key != key && o.IfName == key.IfName &&
 			n.SameBoot(o) == decide.True
 	})
 }

@@ -21,7 +21,7 @@ func TestOtherHost(t *testing.T) {
 		{"", "", decide.Unclear}, {"", "dmi:1", decide.Unclear}, {"dmi:1", "", decide.Unclear},
 	} {
 		o := &Node{Host: journal.Host{Machine: c.ours}}
-		if got := o.otherHost(&journal.Entry{Added: journal.Added{Host: journal.Host{Machine: c.theirs}}}); got != c.want {
+		if got := o.otherHost(&journal.Record{Added: journal.Added{Host: journal.Host{Machine: c.theirs}}}); got != c.want {
 			t.Errorf("this machine %q, the entry's %q: %d, want %d", c.ours, c.theirs, got, c.want)
 		}
 	}
@@ -43,7 +43,7 @@ func TestGraceLeft(t *testing.T) {
 		{"podnet", 11 * time.Minute, -year, false}, {"other", 11 * time.Minute, year, true}, {"other", 2 * time.Hour, 0, false},
 	} {
 		at := journal.Time{Boot: journal.BootNanos() - int64(c.boot), Wall: time.Now().Add(-c.age)}
-		e := &journal.Entry{Key: journal.Key{Network: c.network}, Added: journal.Added{GracePeriod: time.Hour, At: at}, Updated: at}
+		e := &journal.Record{Key: journal.Key{Network: c.network}, Added: journal.Added{GracePeriod: time.Hour, At: at}, Updated: at}
 		if young := n.GraceLeft(e) > 0; young != c.young {
 			t.Errorf("%+v: %t", c, young)
 		}

@@ -61,7 +61,7 @@ func (r *Result) SharesLink(other *Result) bool {
 // SharedAddresses returns the addresses that an ADD and another one both got from the same
 // node-local pool, or from node-local pools for the same bridge, because an installer has renamed
 // the network. Between other networks, the same address is no error.
-func SharedAddresses(e, other *journal.Entry) (shared []netip.Addr) {
+func SharedAddresses(e, other *journal.Record) (shared []netip.Addr) {
 	own, _ := ParseResult(e.Got.Result)
 	theirs, _ := ParseResult(other.Got.Result)
 	bridged := own.SharesLink(theirs)

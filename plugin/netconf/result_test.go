@@ -107,8 +107,8 @@ func TestAddresses(t *testing.T) {
 // TestSharedAddresses: two ADDs share an address if they got it from the same pool, or from two pools
 // for the same bridge.
 func TestSharedAddresses(t *testing.T) {
-	entry := func(address, pool, interfaces string) *journal.Entry {
-		e := &journal.Entry{Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool}}}}
+	entry := func(address, pool, interfaces string) *journal.Record {
+		e := &journal.Record{Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool}}}}
 		if interfaces != "" {
 			e.Got.Result = json.RawMessage(`{"cniVersion": "1.0.0", "interfaces": [` + interfaces + `]}`)
 		}
@@ -117,7 +117,7 @@ func TestSharedAddresses(t *testing.T) {
 	const bridge, another, inPod = `{"name": "cni0"}`, `{"name": "cni1"}`, `{"name": "cni0", "sandbox": "/run/netns/a"}`
 	for _, tt := range []struct {
 		name       string
-		one, other *journal.Entry
+		one, other *journal.Record
 		shared     bool
 	}{
 		{"same pool", entry("10.1.0.2", "/p", ""), entry("10.1.0.2", "/p", ""), true},

@@ -1,4 +1,4 @@
-// Package record writes entries and events to the journal.
+// Package record writes records and events to the journal.
 package record
 
 import (
@@ -49,8 +49,8 @@ func (r *Recorder) Update(ctx context.Context, fn func(*journal.Tx) error) error
 	return err
 }
 
-// Save writes an entry. The caller holds the lock of the attachment.
-func (r *Recorder) Save(ctx context.Context, e *journal.Entry) error {
+// Save writes a record. The caller holds the lock of the attachment.
+func (r *Recorder) Save(ctx context.Context, e *journal.Record) error {
 	return r.Update(ctx, func(tx *journal.Tx) error { return tx.Put(e) })
 }
 
@@ -74,8 +74,8 @@ func (r *Recorder) Degraded(verb string, err error) {
 	}
 }
 
-// EventOf returns an event of an attachment, filled from the current entry.
-func EventOf(kind journal.EventKind, e *journal.Entry) journal.Event {
+// EventOf returns an event of an attachment, filled from the current record.
+func EventOf(kind journal.EventKind, e *journal.Record) journal.Event {
 	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Added.Pod, Addresses: e.Addresses()}
 }
 
@@ -146,10 +146,10 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 }
 
 // AnyLives reports whether any record that is live or being added matches, or is damaged.
-func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) (lives bool) {
-	err := s.All(func(e *journal.Entry, err error) error {
+func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
+	err := s.All(func(e *journal.Record, err error) error {
 		if err == nil {
-			lives = lives || decide.KeepsContainer(e.Undo.State) && is(e)
+			lives = lives || decide.KeepsContainer(e.State) && is(e)
 		}
 		return err
 	})
@@ -157,23 +157,23 @@ func (s *Snapshot) AnyLives(is func(*journal.Entry) bool) (lives bool) {
 }
 
 // AddedAgain returns the records of an attachment's other ADDs, given the record of one.
-func (s *Snapshot) AddedAgain(e *journal.Entry) ([]*journal.Entry, error) {
+func (s *Snapshot) AddedAgain(e *journal.Record) ([]*journal.Record, error) {
 	records, err := s.Pending(e.Key)
 	return slices.DeleteFunc(records,
-		func(o *journal.Entry) bool { return o.Number == e.Number }), err
+		func(o *journal.Record) bool { return o.Number == e.Number }), err
 }
 
 // Others returns the records of other attachments that claim one of the addresses.
 func (s *Snapshot) Others(
 	key journal.Key, addresses []netip.Addr,
-) (others []*journal.Entry, err error) {
+) (others []*journal.Record, err error) {
 	for _, address := range addresses {
-		entries, err := s.ByAddress(address)
+		records, err := s.ByAddress(address)
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range entries {
-			known := func(o *journal.Entry) bool { return o.Key == e.Key && o.Number == e.Number }
+		for _, e := range records {
+			known := func(o *journal.Record) bool { return o.Key == e.Key && o.Number == e.Number }
 			if e.Key != key && !slices.ContainsFunc(others, known) {
 				others = append(others, e)
 			}
@@ -186,7 +186,7 @@ func (s *Snapshot) Others(
 // cannot be read.
 func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	records, err := s.ByAddress(address)
-	return s.Err != nil || err != nil || slices.ContainsFunc(records, func(e *journal.Entry) bool {
+	return s.Err != nil || err != nil || slices.ContainsFunc(records, func(e *journal.Record) bool {
 		return slices.ContainsFunc(e.Got.Claims,
 			func(c journal.Claim) bool { return c.Pool == pool && c.Address == address })
 	})

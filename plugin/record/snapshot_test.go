@@ -22,9 +22,9 @@ func TestSnapshot(t *testing.T) {
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state"), Logger: slog.New(slog.DiscardHandler)}
 	r := &Recorder{Store: store}
 	address := netip.MustParseAddr("10.1.0.2")
-	put := func(id string) *journal.Entry {
+	put := func(id string) *journal.Record {
 		t.Helper()
-		e := &journal.Entry{Key: journal.Key{Network: "n", ContainerID: id, IfName: "eth0"}, Undo: journal.Undo{State: journal.Adding},
+		e := &journal.Record{Key: journal.Key{Network: "n", ContainerID: id, IfName: "eth0"}, State: journal.Adding,
 			Got: journal.Got{Claims: []journal.Claim{{Address: address, Pool: id}}}}
 		if err := r.Save(t.Context(), e); err != nil {
 			t.Fatal(err)
@@ -35,7 +35,7 @@ func TestSnapshot(t *testing.T) {
 		t.Helper()
 		s := r.Snapshot(t.Context())
 		others, err := s.Others(journal.Key{}, []netip.Addr{address, address})
-		lives := s.AnyLives(func(e *journal.Entry) bool { return e.ContainerID == "b" })
+		lives := s.AnyLives(func(e *journal.Record) bool { return e.ContainerID == "b" })
 		if known, damaged := s.Containers(); damaged != (s.Err != nil) || known["a"] != a || known["b"] != b || lives != b || len(others) != len(known) || err != nil {
 			t.Errorf("%s: %v, b lives %t, %d others (%v)", when, known, lives, len(others), err)
 		}

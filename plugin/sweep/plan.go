@@ -42,7 +42,7 @@ type Finding struct {
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
 	// Records has the attachment's records before the release, newest first. If it is dead, and the
 	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
-	Records []*journal.Entry
+	Records []*journal.Record
 	// Older has the verdict on each record but the newest, by its own evidence. The sweep does not use
 	// it: it releases all records of an attachment, or none.
 	Older []Finding
@@ -71,21 +71,21 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 
 // plan is Plan with the current snapshot. It stops at a finding for which enough returns true.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
-	records := s.w.Journal.Snapshot(ctx)
-	findings, keys := s.skipLive(records)
-	entries := make([][]*journal.Entry, 0, len(keys))
+	snapshot := s.w.Journal.Snapshot(ctx)
+	findings, keys := s.skipLive(snapshot)
+	attachments := make([][]*journal.Record, 0, len(keys))
 	for _, k := range keys {
-		all, err := records.Pending(k)
+		all, err := snapshot.Pending(k)
 		switch {
 		case err != nil:
 			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
-				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal entry cannot be read"}}})
+				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal record cannot be read"}}})
 		case len(all) > 0 && !s.w.Spares(all[0]):
-			entries = append(entries, all)
+			attachments = append(attachments, all)
 		}
 	}
-	sortByAge(entries, journal.BootNanos())
-	for _, all := range entries {
+	sortByAge(attachments, journal.BootNanos())
+	for _, all := range attachments {
 		f := s.finding(ctx, all)
 		findings = append(findings, f)
 		if enough(&f) {
@@ -98,15 +98,15 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 // sortByAge sorts attachments by the time since the last change of their newest record, the longest
 // first. It uses the boot clock, because somebody may set the wall clock. A time after now is from
 // an earlier boot.
-func sortByAge(attachments [][]*journal.Entry, now int64) {
-	changed := func(records []*journal.Entry) int64 {
+func sortByAge(attachments [][]*journal.Record, now int64) {
+	changed := func(records []*journal.Record) int64 {
 		if records[0].Updated.Boot > now {
 			return 0
 		}
 		return records[0].Updated.Boot
 	}
 	slices.SortStableFunc(attachments,
-		func(a, b []*journal.Entry) int { return cmp.Compare(changed(a), changed(b)) })
+		func(a, b []*journal.Record) int { return cmp.Compare(changed(a), changed(b)) })
 }
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
@@ -143,23 +143,23 @@ func (s *Sweep) skipLive(
 }
 
 // finding judges an attachment by its newest record.
-func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
+func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding {
 	e := records[0]
-	f := Finding{Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State}
+	f := Finding{Key: e.Key, Pod: e.Added.Pod, State: e.State}
 	ev := s.w.Node.Gather(ctx, e, nil)
 	f.Evidence = ev
 	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
 	f.Busy = f.Verdict == decide.Locked
-	f.counts = e.Undo.State == journal.Live && decide.Yes(ev.SameBoot) &&
+	f.counts = e.State == journal.Live && decide.Yes(ev.SameBoot) &&
 		!(f.Fate == decide.Dead && holdsNothing(records, ev))
 	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
 		f.failed, f.Deferred = undo.FailedTries(e), !s.w.Ready(ctx, e, !s.Periodic)
-		for i := range e.Undo.Steps {
-			if s.w.HasLeft(e, &e.Undo.Steps[i]) {
-				f.Removed = append(f.Removed, e.Undo.Steps[i].Type)
+		for i := range e.Steps {
+			if s.w.HasLeft(e, &e.Steps[i]) {
+				f.Removed = append(f.Removed, e.Steps[i].Type)
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 		f.Records = append(f.Records, e)
 		if len(f.Records) > 1 {
 			ev := s.w.Node.Gather(ctx, e, nil)
-			f.Older = append(f.Older, Finding{Key: e.Key, Pod: e.Added.Pod, State: e.Undo.State,
+			f.Older = append(f.Older, Finding{Key: e.Key, Pod: e.Added.Pod, State: e.State,
 				Evidence: ev, Verdict: decide.Decide(ev), Left: s.w.Node.GraceLeft(e)})
 		}
 	}
@@ -181,10 +181,10 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Entry) Finding {
 }
 
 // waiting returns a copy of a record whose steps say what their DELs wait for now.
-func (s *Sweep) waiting(ctx context.Context, e *journal.Entry) *journal.Entry {
+func (s *Sweep) waiting(ctx context.Context, e *journal.Record) *journal.Record {
 	now := e.Clone()
 	for i, next := range s.w.Due(ctx, e, false) {
-		now.Undo.Steps[i].Next = next
+		now.Steps[i].Next = next
 	}
 	return now
 }
@@ -218,10 +218,10 @@ func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 // holdsNothing reports whether a dead attachment provably holds nothing: its addresses were
 // host-local's, which has freed them all, and its interface has no host end. So its DEL has run,
 // for example while unwind was off.
-func holdsNothing(records []*journal.Entry, ev decide.Evidence) bool {
-	return decide.No(ev.HostLink) && !slices.ContainsFunc(records, func(e *journal.Entry) bool {
+func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
+	return decide.No(ev.HostLink) && !slices.ContainsFunc(records, func(e *journal.Record) bool {
 		return len(e.Got.Claims) == 0 ||
-			slices.ContainsFunc(e.Undo.Steps, func(s journal.Step) bool { return s.MayAllocate }) ||
+			slices.ContainsFunc(e.Steps, func(s journal.Step) bool { return s.MayAllocate }) ||
 			slices.ContainsFunc(e.Got.Claims, func(c journal.Claim) bool {
 				owner := ipam.Owner{ContainerID: e.ContainerID, IfName: e.IfName}
 				there, err := ipam.HasFileOf(c.Pool, owner, c.Address)
@@ -244,7 +244,7 @@ func (s *Sweep) guardMassRelease(findings []Finding) error {
 		live++
 		if f.Fate == decide.Dead {
 			dead = append(dead, f)
-			if f.Records[0].Undo.Guarded {
+			if f.Records[0].Guarded {
 				kept = append(kept, f)
 			}
 		}
@@ -276,10 +276,10 @@ func (s *Sweep) noteGuarded(ctx context.Context, findings []Finding) error {
 			if err != nil {
 				return err
 			}
-			if e == nil || e.Number != f.Records[0].Number || e.Undo.State != journal.Live {
+			if e == nil || e.Number != f.Records[0].Number || e.State != journal.Live {
 				continue // a verb has come in between
 			}
-			e.Undo.Guarded = true
+			e.Guarded = true
 			if err := tx.Amend(e); err != nil {
 				return err
 			}

@@ -15,18 +15,18 @@ import (
 // that record comes first.
 func TestSortByAge(t *testing.T) {
 	t.Parallel()
-	var entries [][]*journal.Entry
+	var records [][]*journal.Record
 	for _, e := range []struct {
 		id   string
 		boot int64
 		wall int
 	}{{"last", 90, 1}, {"first", 10, 3}, {"second", 20, 2}, {"earlier boot", 101, 4}} {
-		entries = append(entries, []*journal.Entry{{Key: journal.Key{ContainerID: e.id},
+		records = append(records, []*journal.Record{{Key: journal.Key{ContainerID: e.id},
 			Updated: journal.Time{Boot: e.boot, Wall: time.Unix(int64(e.wall), 0)}}})
 	}
-	sortByAge(entries, 100)
+	sortByAge(records, 100)
 	var got []string
-	for _, e := range entries {
+	for _, e := range records {
 		got = append(got, e[0].ContainerID)
 	}
 	if !slices.Equal(got, []string{"earlier boot", "first", "second", "last"}) {
@@ -105,7 +105,7 @@ func TestMassReleaseGuard(t *testing.T) {
 				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
 			}
 			add(c.counts.earlier, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}})
-			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, counts: true, Records: []*journal.Entry{{}}})
+			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, counts: true, Records: []*journal.Record{{}}})
 			add(c.counts.deleting, Finding{State: journal.Deleting, Verdict: decide.Verdict{Fate: decide.Dead}})
 			add(c.counts.live, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Live}, counts: true})
 			add(c.counts.unknown, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Unknown}, counts: true})

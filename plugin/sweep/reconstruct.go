@@ -77,11 +77,11 @@ func (s *Sweep) undoOwner(
 // the reason why it has none. If nothing is left that another sweep would find, undoRecord sets
 // Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
-	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Entry, why error,
+	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Record, why error,
 ) error {
 	f.Pending = nil
 	if e != nil {
-		failures, _ := w.Run(ctx, undo.Job{Entry: e, Mode: undo.Reconstructed})
+		failures, _ := w.Run(ctx, undo.Job{Record: e, Mode: undo.Reconstructed})
 		f.Pending = undo.PendingSteps(e)
 		if err := whyReserved(e, failures); err != nil {
 			return err
@@ -102,7 +102,7 @@ func (s *Sweep) undoRecord(
 		f.Released = true
 		return fmt.Errorf("%w; its host-local addresses are released, but rules and devices may remain",
 			why)
-	case cached != nil && (e == nil || len(e.Undo.Steps) > 0):
+	case cached != nil && (e == nil || len(e.Steps) > 0):
 		return nil
 	case cached != nil:
 		if err := os.Remove(cached.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -115,13 +115,13 @@ func (s *Sweep) undoRecord(
 
 // whyReserved returns an error if the addresses of a record must stay reserved: there was no time
 // for a DEL, or a host port may still forward to them.
-func whyReserved(e *journal.Entry, failures []*delegate.Failure) (err error) {
+func whyReserved(e *journal.Record, failures []*delegate.Failure) (err error) {
 	for _, f := range failures {
 		if f.Unstarted && f.Code == types.ErrTryAgainLater {
 			return f
 		}
 	}
-	p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps}
+	p := decide.Pass{SameBoot: true, Steps: e.Steps}
 	if slices.ContainsFunc(e.Got.Claims,
 		func(c journal.Claim) bool { return decide.PortPending(c.Step, p) }) {
 		err = errors.New("its addresses stay reserved, because a host port may still forward to them")
@@ -150,13 +150,13 @@ const (
 // reconstruct returns the record that an owner's ADD would have left if it had run through unwind,
 // in this boot and in these namespaces. The source is libcni's cache, or else the conflist with the
 // owner's pool. reconstruct returns nil for an owner that gets no DELs.
-func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
+func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	if !o.getsDELs() {
 		return nil, nil
 	}
 	now, conf, result := journal.Now(), *o.conf, resultOf(o)
-	e := &journal.Entry{Key: o.Key, Updated: now,
-		Undo: journal.Undo{State: journal.Deleting, Since: now},
+	e := &journal.Record{Key: o.Key, Updated: now,
+		State: journal.Deleting, Since: now,
 		Added: journal.Added{CNIVersion: o.chain.CNIVersion, Host: s.w.Node.Host, At: now,
 			GracePeriod: s.graceOf(o)}}
 	if c := o.cached; c != nil {
@@ -165,10 +165,10 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 		func(d netconf.Delegate) bool { return d.Capabilities[portMappings] }) {
 		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
 	}
-	e.Undo.Steps = o.chain.Steps(&conf)
-	for i := range e.Undo.Steps {
-		if o.cached == nil && decide.HasPorts(&e.Undo.Steps[i]) {
-			e.Undo.Steps[i].ADD = journal.AddFailed // an invented mapping forwards nothing
+	e.Steps = o.chain.Steps(&conf)
+	for i := range e.Steps {
+		if o.cached == nil && decide.HasPorts(&e.Steps[i]) {
+			e.Steps[i].ADD = journal.AddFailed // an invented mapping forwards nothing
 		}
 	}
 	if len(conf.RuntimeConfig) > 0 {
@@ -178,7 +178,7 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Entry, error) {
 	if e.Got.Result, err = netconf.ConvertResult(result, e.Added.CNIVersion); err != nil {
 		return nil, fmt.Errorf("the ADD's result: %w", err)
 	}
-	e.Got.Claims, e.Added.Pod = claimsOf(o, e.Undo.Steps), netconf.PodOf(e.Added.Args)
+	e.Got.Claims, e.Added.Pod = claimsOf(o, e.Steps), netconf.PodOf(e.Added.Args)
 	return e, nil
 }
 

@@ -75,16 +75,16 @@ func TestReconstruct(t *testing.T) {
 			}
 			s := &Sweep{w: &undo.Worker{Node: &facts.Node{}}}
 			e, err := s.reconstruct(o)
-			if err != nil || e.Key != o.Key || e.Undo.State != journal.Deleting {
+			if err != nil || e.Key != o.Key || e.State != journal.Deleting {
 				t.Fatalf("%+v, %v", e, err)
 			}
-			p := decide.Pass{SameBoot: true, Steps: e.Undo.Steps}
+			p := decide.Pass{SameBoot: true, Steps: e.Steps}
 			if decide.PortPending(-1, p) != (c.cached != nil && c.want.Ports != "") {
 				t.Errorf("only a port mapping from the cache is a real one: %+v", p.Steps)
 			}
 			g := e
 			got := want{Claims: g.Got.Claims, Args: g.Added.Args}
-			for i, step := range g.Undo.Steps {
+			for i, step := range g.Steps {
 				if step.Index != i {
 					t.Errorf("step %d has the index %d", i, step.Index)
 				}

@@ -33,7 +33,7 @@ type Job struct {
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
 	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
-	// empty or an entry is damaged, it releases attachments that are not in the journal.
+	// empty or a record is damaged, it releases attachments that are not in the journal.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the backoff of DELs
 	Quick    bool // part of an ADD or of a STATUS: don't repeat warnings in each of them
@@ -49,10 +49,10 @@ var ErrNotTried = errors.New("not attempted: out of time")
 
 // Sweep is one running sweep. Its steps:
 //
-//  1. Plan: read the journal and judge every entry, without taking locks. Keep all live entries if
+//  1. Plan: read the journal and judge every record, without taking locks. Keep all live records if
 //     too many of them seem dead (see MassReleaseError).
 //  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
-//     each under its lock, without waiting for the lock, and judge it again by its current entry.
+//     each under its lock, without waiting for the lock, and judge it again by its current record.
 //  3. Judge and release the attachments that are not in the journal, in the same two steps (see
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
@@ -254,7 +254,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 		return s.undoOwner(ctx, w, f, lock)
 	}
 	out := w.ReleaseLocked(ctx, lock, f.Key)
-	if e := out.Entry; e != nil {
+	if e := out.Record; e != nil {
 		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
 		f.Pending = undo.PendingSteps(e)
 	}

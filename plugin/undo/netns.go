@@ -45,13 +45,13 @@ func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remov
 func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	sent := u.sentPath()
 	n := decide.NetNS{Found: u.state == there, Sent: sent != "",
-		Unknown: u.Entry.Got.Result == nil && len(u.Entry.Got.Claims) == 0}
+		Unknown: u.Record.Got.Result == nil && len(u.Record.Got.Claims) == 0}
 	switch {
 	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
-		seen, err := u.place.Look(u.Entry.IfName)
+		seen, err := u.place.Look(u.Record.IfName)
 		n.Interface = decide.TruthOf(seen.There(), err)
 	case !n.Found && n.Sent:
-		seen, err := facts.Look(sent, u.Entry.IfName)
+		seen, err := facts.Look(sent, u.Record.IfName)
 		n.Anothers = err == nil && (u.Node.IsHost(seen.Netns) || u.isAnothers(ctx, seen))
 	}
 	return n
@@ -62,7 +62,7 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 // the runtime's verb also undoes this earlier ADD and nothing is at the path. Otherwise, sentPath
 // returns "".
 func (u *undoing) sentPath() string {
-	switch path := u.Entry.Added.NetNS.Path; {
+	switch path := u.Record.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
 		return ""
 	case u.Job.Netns == "" && isMissing(path):
@@ -85,7 +85,7 @@ const (
 // path, at its other mounts, and by its processes. It never returns a different namespace at one of
 // these paths. where is empty unless the namespace is there.
 func (u *undoing) locate(ctx context.Context) (where facts.Place, state located) {
-	e := u.Entry
+	e := u.Record
 	var err error
 	switch {
 	case u.SameBoot(e) == decide.False:
@@ -117,25 +117,25 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 // time after its last user is gone. In addition, either there was a host end, or the search had no
 // error. If the ADD did not identify the namespace, its path replaces the search.
 func (u *undoing) provenGone(err error) bool {
-	if added := u.Entry.Added.NetNS; !added.Known() {
+	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.Look(added.Path, "")
 		return pathErr != nil && u.awaitHostLinkGone()
 	}
-	return u.awaitHostLinkGone() && (len(u.Entry.Got.HostLinks) > 0 || err == nil)
+	return u.awaitHostLinkGone() && (len(u.Record.Got.HostLinks) > 0 || err == nil)
 }
 
 // isAnothers reports whether the interface in a namespace was there before the ADD, or the
 // namespace belongs to another attachment in the journal.
 func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
-	return u.Entry.Added.Occupant != "" && seen.Occupant() == u.Entry.Added.Occupant ||
-		u.Node.Anothers(ctx, u.Entry.Key, seen.Netns)
+	return u.Record.Added.Occupant != "" && seen.Occupant() == u.Record.Added.Occupant ||
+		u.Node.Anothers(ctx, u.Record.Key, seen.Netns)
 }
 
 // awaitHostLinkGone reports whether the host end of the container's interface is gone, or
 // disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
 	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
-		there, err := facts.LinkThere(u.Entry.Got.HostLinks)
+		there, err := facts.LinkThere(u.Record.Got.HostLinks)
 		if err != nil || !there || time.Now().After(end) {
 			return err == nil && !there
 		}
@@ -157,7 +157,7 @@ func (u *undoing) scratch(s *journal.Step) (path string, remove func()) {
 		path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
-			err = addInterface(u.Entry.IfName, u.addressesHad())
+			err = addInterface(u.Record.IfName, u.addressesHad())
 		}
 		ready <- err
 		<-done
@@ -174,11 +174,11 @@ func (u *undoing) scratch(s *journal.Step) (path string, remove func()) {
 // addressesHad returns the addresses that the container's interface had, from the last known
 // result, or else from the claims.
 func (u *undoing) addressesHad() []netip.Prefix {
-	if r, err := netconf.ParseResult(u.Entry.Got.Result); err == nil && len(r.Prefixes()) > 0 {
+	if r, err := netconf.ParseResult(u.Record.Got.Result); err == nil && len(r.Prefixes()) > 0 {
 		return r.Prefixes()
 	}
 	var prefixes []netip.Prefix
-	for _, c := range u.Entry.Got.Claims {
+	for _, c := range u.Record.Got.Claims {
 		prefixes = append(prefixes, netip.PrefixFrom(c.Address, c.Address.BitLen()))
 	}
 	return prefixes

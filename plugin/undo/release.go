@@ -21,11 +21,11 @@ import (
 
 // Outcome is the result of releasing an attachment.
 type Outcome struct {
-	Entry    *journal.Entry // the record of the newest ADD, after the release; nil if none existed
-	State    journal.State  // the state before the release
-	Verdict  decide.Verdict // the verdict under the attachment's lock
-	Released bool           // nothing is left
-	Err      error          // why something is left, unless the verdict says so
+	Record   *journal.Record // the record of the newest ADD, after the release; nil if none existed
+	State    journal.State   // the state before the release
+	Verdict  decide.Verdict  // the verdict under the attachment's lock
+	Released bool            // nothing is left
+	Err      error           // why something is left, unless the verdict says so
 }
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
@@ -53,7 +53,7 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (out Outcome) {
-	var records []*journal.Entry
+	var records []*journal.Record
 	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
 		records, out.Err = w.Journal.Snapshot(ctx).Pending(key)
 	}
@@ -67,23 +67,23 @@ func (w *Worker) ReleaseLocked(
 	for i, e := range records {
 		records[i] = e.Clone()
 	}
-	out.Entry = records[0]
-	out.State, out.Verdict = out.Entry.Undo.State, decide.Decide(w.Node.Gather(ctx, out.Entry, lock))
+	out.Record = records[0]
+	out.State, out.Verdict = out.Record.State, decide.Decide(w.Node.Gather(ctx, out.Record, lock))
 	if !out.Verdict.Releasable() {
 		return out
 	}
 	out.Released = true
 	for _, e := range records {
 		v := out.Verdict
-		if v.Fate == decide.Dead && (e != out.Entry || e.Undo.State == journal.RollingBack) {
-			v.Reason = decide.Recorded(cmp.Or(e.Undo.Cause, v.Reason.Code),
-				cmp.Or(e.Undo.Reason, v.Reason.Text))
+		if v.Fate == decide.Dead && (e != out.Record || e.State == journal.RollingBack) {
+			v.Reason = decide.Recorded(cmp.Or(e.Cause, v.Reason.Code),
+				cmp.Or(e.Reason, v.Reason.Text))
 		}
-		if e.Undo.State == journal.Live || e.Undo.State == journal.Adding {
+		if e.State == journal.Live || e.State == journal.Adding {
 			w.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Fate), "reason", v.Reason.Text)
 		}
-		failures, _, err := w.Undo(ctx, Job{Entry: e, Lock: lock}, v.Reason)
+		failures, _, err := w.Undo(ctx, Job{Record: e, Lock: lock}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
 			if err == nil && !f.Unreported {
 				err = f
@@ -93,7 +93,7 @@ func (w *Worker) ReleaseLocked(
 			err = failures[0]
 		}
 		out.Err = cmp.Or(out.Err, err)
-		out.Released = out.Released && err == nil && len(e.Undo.Steps) == 0
+		out.Released = out.Released && err == nil && len(e.Steps) == 0
 	}
 	if out.Released {
 		w.Log.Info("released", "attachment", key.String(), "reason", out.Verdict.Reason.Text)
@@ -102,9 +102,9 @@ func (w *Worker) ReleaseLocked(
 }
 
 // purge releases an ADD's host-local reservations on this disk.
-func purge(ctx context.Context, e *journal.Entry) error {
+func purge(ctx context.Context, e *journal.Record) error {
 	pools := map[string]bool{}
-	for _, step := range e.Undo.Steps {
+	for _, step := range e.Steps {
 		pools[ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)] = true
 	}
 	for _, c := range e.Got.Claims {
@@ -144,7 +144,7 @@ func Interrupted(steps []journal.Step) {
 // dropCached removes a record's ADD from libcni's cache. If that fails, the record goes
 // nevertheless: the runtime's late DEL then gets only addresses that are certainly its own (see
 // decide.Gets).
-func (w *Worker) dropCached(e *journal.Entry) {
+func (w *Worker) dropCached(e *journal.Record) {
 	c, err := w.CachedOf(e)
 	if c != nil && err == nil {
 		err = os.Remove(c.Path)

@@ -47,10 +47,10 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	o := decide.Outcome{Jitter: rand.Float64()}
 	if f != nil {
 		o.Failed, o.Code, o.Words = true, f.Code, wordsOf(f)
-		o.NotInChain = u.HasLeft(u.Entry, s)
+		o.NotInChain = u.HasLeft(u.Record, s)
 		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
 		o.NetNSGone = u.state == gone
-		o.MayHold = decide.MayHold(s, slices.DeleteFunc(slices.Clone(u.Entry.Got.Claims), u.isFree))
+		o.MayHold = decide.MayHold(s, slices.DeleteFunc(slices.Clone(u.Record.Got.Claims), u.isFree))
 	}
 	*s, done = decide.After(*s, o, p.Now)
 	u.report(&before, s, f, done)
@@ -77,7 +77,7 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 func (u *undoing) record(
 	kind journal.EventKind, s *journal.Step, reason string, counter ...string,
 ) {
-	event := record.EventOf(kind, u.Entry)
+	event := record.EventOf(kind, u.Record)
 	event.Reason, event.Plugins = reason, []string{s.Type}
 	u.Journal.Event(event, counter...)
 }
@@ -88,13 +88,13 @@ func (u *undoing) record(
 func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Failure {
 	was := s.Started
 	s.Started = true
-	frees := slices.ContainsFunc(u.Entry.Got.Claims,
+	frees := slices.ContainsFunc(u.Record.Got.Claims,
 		func(c journal.Claim) bool { return c.Step == s.Index && c.Pool == "" })
 	others := slices.ContainsFunc(u.byAddress, func(index int) bool { return index != s.Index })
 	if was || !frees || !others || !u.recorded() {
 		return nil
 	}
-	err := u.Journal.Save(context.WithoutCancel(ctx), u.Entry)
+	err := u.Journal.Save(context.WithoutCancel(ctx), u.Record)
 	switch {
 	case err == nil:
 		return nil
@@ -117,9 +117,9 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	if !u.recorded() {
 		return func() {}
 	}
-	marked, done := u.Entry.Clone(), make(chan struct{})
-	for i := range marked.Undo.Steps {
-		if m := &marked.Undo.Steps[i]; m.Index == s.Index {
+	marked, done := u.Record.Clone(), make(chan struct{})
+	for i := range marked.Steps {
+		if m := &marked.Steps[i]; m.Index == s.Index {
 			m.Tries++
 			m.Last, m.Code = "unwind was killed while the DEL ran", types.ErrTryAgainLater
 		}
@@ -147,9 +147,9 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	if f == nil {
 		return nil
 	}
-	f.Unreported = u.HasLeft(u.Entry, s)
+	f.Unreported = u.HasLeft(u.Record, s)
 	for _, retry := range decide.Retries(s, f.Code) {
-		config := u.Present(u.Entry, s, retry)
+		config := u.Present(u.Record, s, retry)
 		if f.Killed || f.Unstarted || config == nil || bytes.Equal(config, s.Config) {
 			continue
 		}
@@ -168,7 +168,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 func (u *undoing) delWith(
 	ctx context.Context, s *journal.Step, config json.RawMessage,
 ) *delegate.Failure {
-	e := u.Entry
+	e := u.Record
 	c := &delegate.Call{
 		Command: "DEL", Plugin: s.Type, Path: e.Added.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
 		Args: e.Added.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env, Watch: u.Watch,
@@ -229,15 +229,15 @@ func (u *undoing) leaveScratch(
 func (u *undoing) prevResult(
 	ctx context.Context, s *journal.Step, config json.RawMessage,
 ) (json.RawMessage, error) {
-	if u.Entry.Got.Result == nil {
+	if u.Record.Got.Result == nil {
 		return nil, nil
 	}
-	conf := types.PluginConf{CNIVersion: u.Entry.Added.CNIVersion}
+	conf := types.PluginConf{CNIVersion: u.Record.Added.CNIVersion}
 	_ = json.Unmarshal(config, &conf)
 	if has, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil, err
 	}
-	result, err := netconf.ConvertResult(u.Entry.Got.Result, conf.CNIVersion)
+	result, err := netconf.ConvertResult(u.Record.Got.Result, conf.CNIVersion)
 	withheld := u.withheldFrom(ctx, s)
 	if err != nil || len(withheld) == 0 {
 		return result, err
@@ -249,12 +249,12 @@ func (u *undoing) prevResult(
 
 // pass returns the facts about the record for the decisions on its steps.
 func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
-	e := u.Entry
+	e := u.Record
 	return decide.Pass{
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True,
-		IgnorePause: ignorePause, Steps: e.Undo.Steps, Claims: e.Got.Claims,
-		PodLives: slices.ContainsFunc(e.Undo.Steps, decide.FreesByPod) &&
-			u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Entry) bool {
+		IgnorePause: ignorePause, Steps: e.Steps, Claims: e.Got.Claims,
+		PodLives: slices.ContainsFunc(e.Steps, decide.FreesByPod) &&
+			u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Record) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
 				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
 					pod.Namespace == own.Namespace
@@ -266,7 +266,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 // looks at host-local's files, so it is called right before the DEL. Only the attachment's own DELs
 // free an address of its own, and they need its lock.
 func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses []netip.Addr) {
-	for _, c := range u.Entry.Got.Claims {
+	for _, c := range u.Record.Got.Claims {
 		if !decide.Gets(s, c, u.ownerOf(ctx, c)) {
 			addresses = append(addresses, c.Address)
 		}
@@ -279,11 +279,11 @@ func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner)
 		o.InFile = !u.isFree(c)
 		return o
 	}
-	o.Freed = u.Entry.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Entry.Undo.Steps,
+	o.Freed = u.Record.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Record.Steps,
 		func(s journal.Step) bool { return s.Index == c.Step && s.Started })
-	claimants, err := u.Journal.Snapshot(ctx).Others(u.Entry.Key, []netip.Addr{c.Address})
+	claimants, err := u.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
 	o.Others = err != nil || slices.ContainsFunc(claimants,
-		func(e *journal.Entry) bool { return decide.KeepsContainer(e.Undo.State) })
+		func(e *journal.Record) bool { return decide.KeepsContainer(e.State) })
 	return o
 }
 
@@ -296,13 +296,13 @@ func ownerOf(k journal.Key) ipam.Owner {
 // is done. That delegate is unknown in some reconstructed records.
 func (u *undoing) isFree(c journal.Claim) bool {
 	if c.Pool == "" {
-		return c.Step >= 0 && u.Entry.Freed(c)
+		return c.Step >= 0 && u.Record.Freed(c)
 	}
 	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err != nil || !given || !owner.Is(u.Entry.ContainerID, u.Entry.IfName)
+	return err != nil || !given || !owner.Is(u.Record.ContainerID, u.Record.IfName)
 }
 
 // recorded reports whether the record is in the journal, where other processes find it.
 func (u *undoing) recorded() bool {
-	return u.Journal.Lost == nil && u.Entry.Number != 0
+	return u.Journal.Lost == nil && u.Record.Number != 0
 }

@@ -19,7 +19,7 @@ import (
 
 // Job is a record with pending DELs.
 type Job struct {
-	Entry   *journal.Entry
+	Record  *journal.Record
 	Mode    Mode
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
 	Later   int           // number of steps that the caller must run after this record's
@@ -59,12 +59,12 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 func (w *Worker) Undo(
 	ctx context.Context, job Job, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
-	e, foreign := job.Entry, reason.Is(decide.OtherMachine)
+	e, foreign := job.Record, reason.Is(decide.OtherMachine)
 	if foreign {
 		if err := purge(ctx, e); err != nil {
 			return nil, 0, err
 		}
-		e.Undo.Steps, e.Undo.Cause, e.Undo.Reason = nil, reason.Code, reason.Text
+		e.Steps, e.Cause, e.Reason = nil, reason.Code, reason.Text
 	} else {
 		if w.mark(e, job, reason) && w.Journal.Lost == nil {
 			err = w.Journal.Save(ctx, e)
@@ -91,7 +91,7 @@ func (w *Worker) Undo(
 	case job.Mode == Superseding && !foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
 		w.Journal.Event(event)
-	case !job.Mode.ofVerb() && len(e.Undo.Steps) == 0 || foreign:
+	case !job.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
 		w.Journal.Event(event, record.CountSwept, reason.Label())
 	}
 	w.Journal.Flush()
@@ -106,33 +106,33 @@ func (w *Worker) Undo(
 //   - if the journal does not contain a record that has a result or addresses. (One without either
 //     is of a second DEL, or of an ADD that nobody recorded: the runtime repeats a DEL that is
 //     killed.)
-func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritten bool) {
+func (w *Worker) mark(e *journal.Record, job Job, reason decide.Reason) (unwritten bool) {
 	mode := job.Mode
 	if unwritten = job.Changed; mode != Requested { // the runtime's DEL has read all claims before
 		unwritten = w.ClaimHeld(e)
 	}
 	if mode == Rollback {
-		e.Undo.State = journal.RollingBack
+		e.State = journal.RollingBack
 	} else {
 		unwritten = unwritten || mode != Requested ||
 			e.Number == 0 && (e.Got.Result != nil || len(e.Got.Claims) > 0)
 	}
-	switch e.Undo.State {
+	switch e.State {
 	case journal.Adding:
-		e.Undo.State = journal.RollingBack
-		Interrupted(e.Undo.Steps)
+		e.State = journal.RollingBack
+		Interrupted(e.Steps)
 	case journal.Live:
-		e.Undo.State = journal.Deleting
+		e.State = journal.Deleting
 		// unwind may have been killed after it recorded the first result
 		if mode == Requested && w.Verb.Conf.NeverAdded() {
-			Interrupted(e.Undo.Steps[min(1, len(e.Undo.Steps)):])
+			Interrupted(e.Steps[min(1, len(e.Steps)):])
 		}
 	}
 	// a recorded text for the same reason stays, because it may contain more details
-	if e.Undo.Reason == "" || !decide.Recorded(e.Undo.Cause, e.Undo.Reason).Is(reason) {
-		e.Undo.Reason = reason.Text
+	if e.Reason == "" || !decide.Recorded(e.Cause, e.Reason).Is(reason) {
+		e.Reason = reason.Text
 	}
-	e.Undo.Cause = reason.Code
+	e.Cause = reason.Code
 	return unwritten
 }
 
@@ -141,9 +141,9 @@ func (w *Worker) mark(e *journal.Entry, job Job, reason decide.Reason) (unwritte
 // after its own DEL. The runtime's late DEL then has no result, so it harms no next owner of the
 // address.
 func (w *Worker) Finish(ctx context.Context, job Job) error {
-	e := job.Entry
-	done := len(e.Undo.Steps) == 0
-	foreign := e.Undo.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
+	e := job.Record
+	done := len(e.Steps) == 0
+	foreign := e.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
 	if done && job.Mode == Sweep && !foreign {
 		w.dropCached(e)
 	}
@@ -151,7 +151,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 	change := func(tx *journal.Tx) error {
 		left, err := tx.Pending(e.Key)
 		last = done && !slices.ContainsFunc(left,
-			func(o *journal.Entry) bool { return o.Number != e.Number })
+			func(o *journal.Record) bool { return o.Number != e.Number })
 		switch {
 		case journal.IgnoreDamaged(err) != nil:
 			return journal.IgnoreDamaged(err)
@@ -208,15 +208,15 @@ type undoing struct {
 // when there is no time for the next step. A crash leaves the record as it was before the pass (but
 // see markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
-	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Entry.Key.String())}
+	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Record.Key.String())}
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
-	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Entry) == decide.True &&
-		facts.SearchPathsThere(u.Entry.Added.Env) {
-		u.env = u.Entry.Added.Env
+	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Record) == decide.True &&
+		facts.SearchPathsThere(u.Record.Added.Env) {
+		u.env = u.Record.Added.Env
 	}
-	for i := range u.Entry.Undo.Steps {
-		if s := &u.Entry.Undo.Steps[i]; decide.ByAddress(s) {
+	for i := range u.Record.Steps {
+		if s := &u.Record.Steps[i]; decide.ByAddress(s) {
 			u.byAddress = append(u.byAddress, s.Index)
 		}
 	}
@@ -227,19 +227,19 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	order := decide.Order(u.pass(ctx, true))
 	for n, index := range order {
 		at := func(s journal.Step) bool { return s.Index == index }
-		s := &u.Entry.Undo.Steps[slices.IndexFunc(u.Entry.Undo.Steps, at)]
+		s := &u.Record.Steps[slices.IndexFunc(u.Record.Steps, at)]
 		left := time.Until(deadline)
 		if left < u.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time",
-				Unreported: u.HasLeft(u.Entry, s)}), u.ran
+				Unreported: u.HasLeft(u.Record, s)}), u.ran
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
 			timeFor(left, len(order)-n-1+job.Later, u.Budgets.Step))
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
-			u.Entry.Undo.Steps = slices.DeleteFunc(u.Entry.Undo.Steps, at)
+			u.Record.Steps = slices.DeleteFunc(u.Record.Steps, at)
 		}
 		if f != nil {
 			failures = append(failures, f)
@@ -264,9 +264,9 @@ func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration
 // fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
 // attachment claims, or that a pending DEL needs (see decide.Reserved).
 func (u *undoing) releaseHeld(ctx context.Context) {
-	p, own := u.pass(ctx, true), ownerOf(u.Entry.Key)
-	for _, c := range u.Entry.Got.Claims {
-		if c.Pool == "" || !u.Entry.Freed(c) && u.state != gone {
+	p, own := u.pass(ctx, true), ownerOf(u.Record.Key)
+	for _, c := range u.Record.Got.Claims {
+		if c.Pool == "" || !u.Record.Freed(c) && u.state != gone {
 			continue
 		}
 		// the file may be cut off by a power loss
@@ -289,9 +289,9 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 // live or running, it may have the address even if its record lacks it, because an ADD writes a
 // claim only after the delegate has run.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
-	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Entry)
-	return err != nil || slices.ContainsFunc(others, func(e *journal.Entry) bool {
-		return e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.Undo.State)
+	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Record)
+	return err != nil || slices.ContainsFunc(others, func(e *journal.Record) bool {
+		return e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.State)
 	})
 }
 
@@ -299,8 +299,8 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 // delegates that were interrupted before their result was written. The claims must be written
 // before the first DEL. That DEL frees the addresses, and a second DEL must still know them.
 // ClaimHeld reports whether it added any.
-func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
-	for _, step := range e.Undo.Steps {
+func (w *Worker) ClaimHeld(e *journal.Record) (found bool) {
+	for _, step := range e.Steps {
 		pool := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)
 		if pool == "" || slices.ContainsFunc(e.Got.Claims,
 			func(c journal.Claim) bool { return c.Step == step.Index }) {
@@ -321,31 +321,31 @@ func (w *Worker) ClaimHeld(e *journal.Entry) (found bool) {
 
 // Ready reports whether a record has a step whose DEL is due. If ignorePause is set, the pause
 // after a failed try does not count.
-func (w *Worker) Ready(ctx context.Context, e *journal.Entry, ignorePause bool) bool {
+func (w *Worker) Ready(ctx context.Context, e *journal.Record, ignorePause bool) bool {
 	return slices.Contains(w.Due(ctx, e, ignorePause), journal.Next{})
 }
 
 // Due returns for each step of a record when its DEL runs (see decide.Due).
 func (w *Worker) Due(
-	ctx context.Context, e *journal.Entry, ignorePause bool,
+	ctx context.Context, e *journal.Record, ignorePause bool,
 ) (next []journal.Next) {
-	u := &undoing{Worker: w, Job: Job{Entry: e}, Log: w.Log}
+	u := &undoing{Worker: w, Job: Job{Record: e}, Log: w.Log}
 	p := u.pass(ctx, ignorePause)
 	others, _ := w.Journal.Snapshot(ctx).AddedAgain(e)
-	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Entry) bool {
-		return o.Number > e.Number && decide.KeepsContainer(o.Undo.State)
+	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Record) bool {
+		return o.Number > e.Number && decide.KeepsContainer(o.State)
 	})
-	for i := range e.Undo.Steps {
-		next = append(next, decide.Due(&e.Undo.Steps[i], p))
+	for i := range e.Steps {
+		next = append(next, decide.Due(&e.Steps[i], p))
 	}
 	return next
 }
 
 // FailedTries returns the fewest tries of a record's pending DELs if all of them have failed, and
 // otherwise 0. A DEL that waits for one of them does not count (see decide.Reserved).
-func FailedTries(e *journal.Entry) (tries int) {
-	for i := range e.Undo.Steps {
-		switch s := &e.Undo.Steps[i]; {
+func FailedTries(e *journal.Record) (tries int) {
+	for i := range e.Steps {
+		switch s := &e.Steps[i]; {
 		case s.Next.Why == journal.ForRules:
 		case !decide.Failing(s):
 			return 0
@@ -357,11 +357,11 @@ func FailedTries(e *journal.Entry) (tries int) {
 }
 
 // PendingSteps names the delegates with a pending DEL, each with its state in words.
-func PendingSteps(e *journal.Entry) []string {
+func PendingSteps(e *journal.Record) []string {
 	var names []string
-	for i := range e.Undo.Steps {
-		name := e.Undo.Steps[i].Type
-		if words := decide.Words(&e.Undo.Steps[i]); words != "" {
+	for i := range e.Steps {
+		name := e.Steps[i].Type
+		if words := decide.Words(&e.Steps[i]); words != "" {
 			name += " (" + words + ")"
 		}
 		names = append(names, name)

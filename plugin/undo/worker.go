@@ -1,5 +1,5 @@
-// Package undo runs the pending DELs of an entry. It decides their order, time, namespace and
-// configuration, and whether each is done. Nothing else changes the steps of an entry in the
+// Package undo runs the pending DELs of a record. It decides their order, time, namespace and
+// configuration, and whether each is done. Nothing else changes the steps of a record in the
 // journal.
 package undo
 
@@ -63,7 +63,7 @@ type Verb struct {
 // Spares reports whether a verb of the runtime leaves a dead attachment alone, because its network
 // only observes: by its present configuration, or by that of the ADD if the verb has another
 // network's.
-func (w *Worker) Spares(e *journal.Entry) bool {
+func (w *Worker) Spares(e *journal.Record) bool {
 	if w.Conf.Name == e.Network {
 		return w.Conf.Observes()
 	}
@@ -152,14 +152,14 @@ var DefaultBudgets = Budgets{
 // arguments of the ADD. Present returns nil if the network's chain contains no such delegate, or
 // several.
 func (w *Worker) Present(
-	e *journal.Entry, s *journal.Step, retry decide.Retry,
+	e *journal.Record, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {
 	chain, of := w.chainOf(e.Network)
 	if chain == nil {
 		return nil
 	}
 	i := chain.Only(s.Type)
-	if i < 0 || slices.ContainsFunc(e.Undo.Steps,
+	if i < 0 || slices.ContainsFunc(e.Steps,
 		func(o journal.Step) bool { return o.Type == s.Type && o.Index != s.Index }) {
 		return nil
 	}
@@ -179,7 +179,7 @@ func (w *Worker) Present(
 
 // HasLeft reports whether a step's plugin has left the chain of the record's network. A chain that
 // cannot be read contains every plugin.
-func (w *Worker) HasLeft(e *journal.Entry, s *journal.Step) bool {
+func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
 	chain, _ := w.chainOf(e.Network)
 	return chain != nil && !slices.ContainsFunc(chain.Delegates,
 		func(d netconf.Delegate) bool { return d.Type == s.Type })

@@ -33,7 +33,7 @@ var chains = map[string]struct {
 }
 
 // The kinds of networks, which the benchmarks compare. "plain" runs without unwind. The journal of
-// "unwind" has 10 entries, that of "unwind-full" as many as -live says. "noop" runs a plugin that
+// "unwind" has 10 records, that of "unwind-full" as many as -live says. "noop" runs a plugin that
 // does nothing before the same chain.
 const (
 	plain      = "plain"
@@ -170,7 +170,7 @@ func (p *pod) gone() error {
 	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
 }
 
-// fill adds a pod, and copies its journal entry so that there are many. The copies share the pod's
+// fill adds a pod, and copies its journal record so that there are many. The copies share the pod's
 // namespace, so all of them are live.
 func (n *network) fill(ctx context.Context, many int) error {
 	p, err := n.newPod(3999)
@@ -194,7 +194,7 @@ func (n *network) fill(ctx context.Context, many int) error {
 			e.Number = 0
 			e.Got.Claims = []journal.Claim{{Address: netip.AddrFrom4([4]byte{192, 168,
 				byte(i >> 8), byte(i)})}}
-			for _, e.Undo.State = range []journal.State{journal.Adding, journal.Live} {
+			for _, e.State = range []journal.State{journal.Adding, journal.Live} {
 				if err := tx.Put(&e); err != nil {
 					return err
 				}

@@ -45,7 +45,7 @@ func benchStatus(ctx context.Context, work string, many int) error {
 		}
 	}
 	ms := func(name string) float64 { return 1000 * quantile(times[name], 0.5).Seconds() }
-	fmt.Printf("\nmedians: process (VERSION) %.1f ms; STATUS with 0 entries %.1f ms, with %d %.1f "+
+	fmt.Printf("\nmedians: process (VERSION) %.1f ms; STATUS with 0 records %.1f ms, with %d %.1f "+
 		"ms; GC with 0 %.1f ms, with %d %.1f ms\n",
 		ms("VERSION0"), ms("STATUS0"), many, ms("STATUS1"), ms("GC0"), many, ms("GC1"))
 	return nil

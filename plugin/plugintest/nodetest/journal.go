@@ -32,11 +32,11 @@ type writer struct {
 
 // WriteJournal is a command of script tests: journal VERB DIR ARG…. The verbs are:
 //
-//	entry KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts an entry
-//	put FILE…      puts entries, each a JSON file
-//	bury KEY…      replaces entries by tombstones
-//	years N        adds N years to the wall times (of the ADD, state, last change) of all entries
-//	damage KEY…    replaces the bytes of entries
+//	attachment KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts a record
+//	put FILE…      puts records, each a JSON file
+//	bury KEY…      replaces records by tombstones
+//	years N        adds N years to the wall times (of the ADD, state, last change) of all records
+//	damage KEY…    replaces the bytes of records
 //	newer          marks the journal as readable by newer releases only
 //	record FILE…   records events, each a JSON file, in which "ago" is the event's age
 //	count N NAME LABEL…   adds N to a counter
@@ -45,16 +45,16 @@ func WriteJournal(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 var journalVerbs = map[string]func(writer, []string) error{
-	"put": writer.put, "entry": writer.entry, "bury": writer.bury, "damage": writer.damage, "newer": writer.newer,
+	"put": writer.put, "attachment": writer.attachment, "bury": writer.bury, "damage": writer.damage, "newer": writer.newer,
 	"years":  writer.years,
 	"record": writer.recordEvents, "count": writer.count,
 }
 
-// put puts the entry in each file. A file may contain variables of the script as $NAME, and
+// put puts the record in each file. A file may contain variables of the script as $NAME, and
 // $MACHINE for the kind of this machine's ID.
 func (w writer) put(files []string) error {
 	for _, file := range files {
-		e := &journal.Entry{}
+		e := &journal.Record{}
 		err := json.Unmarshal([]byte(os.Expand(w.ReadFile(file), func(name string) string {
 			if name == "MACHINE" {
 				kind, _, _ := strings.Cut(facts.This().Machine, ":")
@@ -63,7 +63,7 @@ func (w writer) put(files []string) error {
 			return w.Getenv(name)
 		})), e)
 		if err == nil {
-			err = putEntry(w.Store, Here(e))
+			err = putRecord(w.Store, Here(e))
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
@@ -72,16 +72,16 @@ func (w writer) put(files []string) error {
 	return nil
 }
 
-func putEntry(s *journal.Store, e *journal.Entry) error {
+func putRecord(s *journal.Store, e *journal.Record) error {
 	return s.Update(context.Background(), func(tx *journal.Tx) error { return journaltest.PutIn(tx, e) })
 }
 
-// entry puts an entry. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of netns
+// attachment puts a record. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of netns
 // is a path, or "gone" for a namespace that no longer exists. The value of copies is the number of
-// entries to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key of the
+// records to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key of the
 // next plugin's configuration. STEP is a JSON object with fields of the preceding plugin's step.
-func (w writer) entry(args []string) error {
-	e := &journal.Entry{Key: journaltest.KeyOf(args[0]), Undo: journal.Undo{State: journal.State(args[1])}, Added: journal.Added{CNIVersion: "1.0.0"}}
+func (w writer) attachment(args []string) error {
+	e := &journal.Record{Key: journaltest.KeyOf(args[0]), State: journal.State(args[1]), Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
 	g.Added.Path = filepath.Join(w.Getenv("TOOLS"), "test")
 	for _, arg := range args[2:] {
@@ -89,12 +89,12 @@ func (w writer) entry(args []string) error {
 		var err error
 		switch {
 		case strings.HasPrefix(arg, "{"):
-			err = json.Unmarshal([]byte(arg), &g.Undo.Steps[len(g.Undo.Steps)-1])
+			err = json.Unmarshal([]byte(arg), &g.Steps[len(g.Steps)-1])
 		case !has:
 			if name == "faulty" {
 				config["dir"] = cmp.Or(config["dir"], w.Getenv("WORK"))
 			}
-			g.Undo.Steps = append(g.Undo.Steps, journal.Step{Index: len(g.Undo.Steps), Type: name, Config: netconf.Marshal(config)})
+			g.Steps = append(g.Steps, journal.Step{Index: len(g.Steps), Type: name, Config: netconf.Marshal(config)})
 			config = map[string]string{"name": e.Network}
 		case arg == "netns=gone":
 			g.Added.NetNS = journal.NetNS{Path: "/none", Dev: 4, Ino: 1}
@@ -108,7 +108,7 @@ func (w writer) entry(args []string) error {
 			address, pool, _ := strings.Cut(value, "@")
 			g.Got.Claims = append(g.Got.Claims, journal.Claim{Address: netip.MustParseAddr(address), Pool: pool})
 		case name == "reason":
-			e.Undo.Reason = value
+			e.Reason = value
 		case name == "boot":
 			g.Added.Host.BootID = value
 		case name == "path":
@@ -124,12 +124,12 @@ func (w writer) entry(args []string) error {
 	}
 	Here(e)
 	if copies == 0 {
-		return putEntry(w.Store, e)
+		return putRecord(w.Store, e)
 	}
 	id := e.ContainerID
 	for i := range copies {
 		e.ContainerID, g.Number = fmt.Sprintf("%s-%d", id, i+1), 0
-		if err := putEntry(w.Store, e); err != nil {
+		if err := putRecord(w.Store, e); err != nil {
 			return err
 		}
 	}
@@ -145,10 +145,10 @@ func (w writer) bury(keys []string) error {
 				return err
 			}
 			if e == nil {
-				e = &journal.Entry{Key: key}
+				e = &journal.Record{Key: key}
 			}
 			e.Abandon("forgotten by an operator")
-			e.Undo.Reason = "settled"
+			e.Reason = "settled"
 			if err := tx.Put(e); err != nil {
 				return err
 			}
@@ -159,7 +159,7 @@ func (w writer) bury(keys []string) error {
 
 func (w writer) damage(keys []string) error {
 	for _, key := range keys {
-		if err := journaltest.InFile(w.Store, "entries", strings.ReplaceAll(key, "/", "\x00"), journaltest.Become(`{"network":`)); err != nil {
+		if err := journaltest.InFile(w.Store, "records", strings.ReplaceAll(key, "/", "\x00"), journaltest.Become(`{"network":`)); err != nil {
 			return err
 		}
 	}
@@ -170,18 +170,18 @@ var wallYear = regexp.MustCompile(`"wall":"\d{4}`)
 
 func (w writer) years(args []string) error {
 	years, err := strconv.Atoi(args[0])
-	entries, moved := 0, 0
-	err = errors.Join(err, journaltest.InFile(w.Store, "entries", "", func(key, entry []byte) []byte {
-		entries++
+	records, moved := 0, 0
+	err = errors.Join(err, journaltest.InFile(w.Store, "records", "", func(key, record []byte) []byte {
+		records++
 		const sum = 4
-		return journal.Seal(key, wallYear.ReplaceAllFunc(entry[sum:], func(b []byte) []byte {
+		return journal.Seal(key, wallYear.ReplaceAllFunc(record[sum:], func(b []byte) []byte {
 			moved++
 			year, _ := strconv.Atoi(string(b[len(b)-4:]))
 			return fmt.Appendf(nil, `"wall":"%d`, year+years)
 		}))
 	}))
-	if err == nil && (entries == 0 || moved != 3*entries) {
-		err = fmt.Errorf("moved %d times of %d entries, want 3 of each", moved, entries)
+	if err == nil && (records == 0 || moved != 3*records) {
+		err = fmt.Errorf("moved %d times of %d records, want 3 of each", moved, records)
 	}
 	return err
 }
@@ -215,9 +215,9 @@ func (w writer) count(args []string) error {
 	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
 }
 
-// Here fills the empty fields of an entry as if its ADD had run on this host, and its network
+// Here fills the empty fields of a record as if its ADD had run on this host, and its network
 // namespace were the one at its path.
-func Here(e *journal.Entry) *journal.Entry {
+func Here(e *journal.Record) *journal.Record {
 	g, host := e, facts.This()
 	given := g.Added.Host
 	g.Added.Host = journal.Host{
@@ -230,8 +230,8 @@ func Here(e *journal.Entry) *journal.Entry {
 		g.Added.NetNS.Dev, g.Added.NetNS.Ino = there.Dev, there.Ino
 	}
 	soon := journal.BootNanos() + int64(4*time.Minute)
-	for i := range e.Undo.Steps { // a later time would count as one of another boot
-		e.Undo.Steps[i].Next.At = min(e.Undo.Steps[i].Next.At, soon)
+	for i := range e.Steps { // a later time would count as one of another boot
+		e.Steps[i].Next.At = min(e.Steps[i].Next.At, soon)
 	}
 	return e
 }

@@ -41,7 +41,7 @@ func (e *examination) journal(found *inspect.Report) {
 	e.lastSweep(found)
 }
 
-// damaged reports damaged entries: all of them, or the first ones and the number of the others.
+// damaged reports damaged records: all of them, or the first ones and the number of the others.
 func (e *examination) damaged(all []error) {
 	const most = 5
 	for _, err := range all[:min(most, len(all))] {
@@ -49,7 +49,7 @@ func (e *examination) damaged(all []error) {
 	}
 	if more := len(all) - most; more > 0 {
 		e.add("journal", Warning, "unwindctl list names them", "%s damaged",
-			term.Plural(more, "more entry is", "more entries are"))
+			term.Plural(more, "more record is", "more records are"))
 	}
 }
 

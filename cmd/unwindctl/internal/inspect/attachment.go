@@ -21,7 +21,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Attachment is a journal entry as the JSON output shows it. It omits the plugins' configurations,
+// Attachment is a journal record as the JSON output shows it. It omits the plugins' configurations,
 // which may contain secrets.
 type Attachment struct {
 	journal.Key
@@ -38,7 +38,7 @@ type Attachment struct {
 	Steps     []Step        `json:"steps"`
 
 	freed   []netip.Addr // addresses that may have another owner by now
-	of      *journal.Entry
+	of      *journal.Record
 	finding *sweep.Finding // nil without a verdict
 }
 
@@ -121,11 +121,11 @@ func podName(p *journal.Pod) string {
 	return term.OneLine(p.Namespace + "/" + p.Name)
 }
 
-func describe(e *journal.Entry) Attachment {
+func describe(e *journal.Record) Attachment {
 	a := Attachment{
-		Key: e.Key, State: e.Undo.State, Reason: e.Undo.Reason, NetNS: e.Added.NetNS.Path,
+		Key: e.Key, State: e.State, Reason: e.Reason, NetNS: e.Added.NetNS.Path,
 		Addresses: e.Addresses(),
-		Created:   e.Added.At.Wall, Since: e.Undo.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
+		Created:   e.Added.At.Wall, Since: e.Since.Wall, Updated: e.Updated.Wall, Steps: []Step{},
 		of: e,
 	}
 	if a.Addresses == nil {
@@ -139,7 +139,7 @@ func describe(e *journal.Entry) Attachment {
 			a.freed = append(a.freed, c.Address)
 		}
 	}
-	for _, s := range e.Undo.Steps {
+	for _, s := range e.Steps {
 		a.Steps = append(a.Steps, Step{
 			Plugin: s.Type, Tries: s.Tries, Last: s.Last, Code: s.Code, WaitsFor: s.Next.Why,
 			of: s,
@@ -149,7 +149,7 @@ func describe(e *journal.Entry) Attachment {
 }
 
 // judged returns a record of the journal with the verdict on its attachment.
-func judged(e *journal.Entry, f *sweep.Finding) Attachment {
+func judged(e *journal.Record, f *sweep.Finding) Attachment {
 	a := describe(e)
 	a.finding, a.Verdict, a.Why = f, f.Fate, term.OneLine(whyOf(f))
 	if a.PendingDEL() && f.Fate == decide.Dead && a.Reason != "" {
@@ -226,7 +226,7 @@ func pending(a Attachment) string {
 // Leaks describes the resources that may remain on this machine if an attachment's DELs never run.
 func Leaks(f *sweep.Finding) (leaks []string) {
 	if len(f.Records) == 0 {
-		return []string{"unknown: the attachment's journal entry cannot be read"}
+		return []string{"unknown: the attachment's journal record cannot be read"}
 	}
 	e := f.Records[0]
 	for _, l := range e.Got.HostLinks {
@@ -235,14 +235,14 @@ func Leaks(f *sweep.Finding) (leaks []string) {
 		}
 		leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 	}
-	for _, s := range e.Undo.Steps {
+	for _, s := range e.Steps {
 		leaks = append(leaks, leaksOfStep(e, &s)...)
 	}
 	slices.Sort(leaks)
 	return slices.Compact(leaks)
 }
 
-func leaksOfStep(e *journal.Entry, s *journal.Step) (leaks []string) {
+func leaksOfStep(e *journal.Record, s *journal.Step) (leaks []string) {
 	addresses := term.Join(term.Addresses(e.Addresses()))
 	plugin := known.IPAMOf(s.Config).Name
 	if pool := ipam.Pool(plugin, s.Config, e.Network); pool != "" {

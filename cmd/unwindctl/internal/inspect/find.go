@@ -108,7 +108,7 @@ func FindKey(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 }
 
 // FindOne returns the finding on the only attachment that an argument names. It finds a damaged
-// entry by its full name alone.
+// record by its full name alone.
 func (r *Report) FindOne(arg string) (*sweep.Finding, error) {
 	for i := range r.Findings {
 		if f := &r.Findings[i]; f.Key.String() == arg && len(f.Records) == 0 && f.Err != nil {
@@ -207,14 +207,14 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 }
 
 // explainNothing explains an argument that names no attachment in the journal that can be read. It
-// uses the damaged entries, the pools and past events.
+// uses the damaged records, the pools and past events.
 func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error {
 	var text strings.Builder
 	none := nothing(arg, r.StateDir)
 	for _, err := range r.Damaged {
 		var damaged *journal.DamagedError
 		if errors.As(err, &damaged) && damaged.Key.String() == arg {
-			fmt.Fprintf(&text, "The journal entry of %s cannot be read. Sweeps keep it.\n", arg)
+			fmt.Fprintf(&text, "The journal record of %s cannot be read. Sweeps keep it.\n", arg)
 			none = nil
 		}
 	}

@@ -201,7 +201,7 @@ func Remaining(findings []sweep.Finding) error {
 		switch f := &findings[i]; {
 		case f.Fate == decide.Unknown:
 			unknown++
-			errs = append(errs, f.Err) // nil, or about a damaged entry
+			errs = append(errs, f.Err) // nil, or about a damaged record
 		case f.Err == nil, guarded(f):
 		case errors.Is(f.Err, sweep.ErrNotTried):
 			untried++

@@ -30,7 +30,7 @@ import (
 type Report struct {
 	Scope
 	Attachments []Attachment    // in the journal, sorted by their keys
-	Damaged     []error         // one for each damaged entry, which Attachments leaves out
+	Damaged     []error         // one for each damaged record, which Attachments leaves out
 	Findings    []sweep.Finding // on attachments and addresses, also those outside the journal
 	Pools       []*Pool
 	Events      []journal.Event
@@ -219,7 +219,7 @@ func ReadJournal(ctx context.Context, store *journal.Store) (all []Attachment, e
 	var damaged []error
 	err = store.View(ctx, func(tx *journal.Tx) error {
 		all, damaged = nil, nil
-		return tx.All(func(e *journal.Entry, err error) error {
+		return tx.All(func(e *journal.Record, err error) error {
 			if err != nil {
 				damaged = append(damaged, err)
 			} else {
@@ -245,10 +245,10 @@ func HintFor(err error) string {
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
 	case errors.As(err, &damaged) && damaged.Key.Malformed():
-		return "to drop the entry, which no ADD or DEL replaces, run unwindctl forget " +
+		return "to drop the record, which no ADD or DEL replaces, run unwindctl forget " +
 			damaged.Key.String()
 	case errors.As(err, &damaged):
-		return "the attachment's next ADD or DEL replaces the entry. If its container no longer " +
+		return "the attachment's next ADD or DEL replaces the record. If its container no longer " +
 			"exists, run unwindctl forget " + damaged.Key.String()
 	}
 	return ""

@@ -26,7 +26,7 @@ type shown struct {
 }
 
 // Show prints the attachments that an argument names. It then returns errors, which may be about
-// other entries.
+// other records.
 func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	found, err := Find(r.Attachments, arg)
 	if err != nil {
@@ -140,7 +140,7 @@ func factsOf(f *sweep.Finding) []Fact {
 		fact("the host end of its interface exists", ev.HostLink),
 		fact("the runtime lists it", ev.Listed),
 		fact("it is older than the grace period", ev.PastGracePeriod),
-		fact("it was added again without a journal entry", ev.AddedUnseen),
+		fact("it was added again without a journal record", ev.AddedUnseen),
 	}
 }
 

@@ -27,7 +27,7 @@ func TestStepState(t *testing.T) {
 		{journal.Step{Tries: 1}, -time.Hour, "killed, or still running"},
 	} {
 		tt.step.Next = journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(tt.next+time.Second)}
-		e := &journal.Entry{Undo: journal.Undo{State: journal.Deleting, Steps: []journal.Step{tt.step}}}
+		e := &journal.Record{State: journal.Deleting, Steps: []journal.Step{tt.step}}
 		a := judged(e, &sweep.Finding{})
 		if got := a.Steps[0].state(true); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
@@ -57,7 +57,7 @@ func TestHint(t *testing.T) {
 
 // TestLeaks: what one delegate may leave.
 func TestLeaks(t *testing.T) {
-	e := &journal.Entry{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
+	e := &journal.Record{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
 		Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}}
 	const anything = "anything that bridge created for container c, interface eth0"
 	for _, tt := range []struct{ plugin, config, want string }{

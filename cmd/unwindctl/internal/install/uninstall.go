@@ -331,7 +331,7 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	files, err := node.Cache()
 	count := 0
 	for _, f := range files {
-		// If the recorded namespace is gone and the journal has no entry, a sweep has released the
+		// If the recorded namespace is gone and the journal has no record, a sweep has released the
 		// attachment, because the runtime forgot it.
 		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {

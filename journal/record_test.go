@@ -18,7 +18,7 @@ import (
 // and addresses by value.
 var byMeaning = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}),
-	cmpopts.IgnoreUnexported(Entry{}),
+	cmpopts.IgnoreUnexported(Record{}),
 	cmp.Transformer("JSON", func(m json.RawMessage) (v any) {
 		d := json.NewDecoder(bytes.NewReader(m))
 		d.UseNumber()
@@ -36,14 +36,14 @@ func want(t testing.TB, what string, got, want any) {
 	}
 }
 
-// everything returns an entry in which no field is empty.
-func everything() *Entry {
-	return &Entry{
-		Key: Key{"podnet", "c0ffee", "eth0"}, Number: 7, Undo: Undo{State: RollingBack, Steps: []Step{{
+// everything returns a record in which no field is empty.
+func everything() *Record {
+	return &Record{
+		Key: Key{"podnet", "c0ffee", "eth0"}, Number: 7, State: RollingBack, Steps: []Step{{
 			Index: 1, Type: "bridge",
 			Config: json.RawMessage(`{"type":"bridge", "big":9007199254740993, "e":1.10, "s":"<&>\u0000 \\/"}`),
 			ADD:    AddUnknown, MayAllocate: true, Tries: 3, Failures: 2, Absent: 1, Last: "exit status 1", Code: 999, Next: Next{ForRules, 1 << 62}, Started: true,
-		}}, Guarded: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\""}, Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Observed: true, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
+		}}, Guarded: true, Cause: "failed-add", Reason: "delegate portmap: ADD: \"no\"", Added: Added{Pod: Pod{"ns", "pod", "1234-uid"}, NetNS: NetNS{Path: "/var/run/netns/a b", Dev: 4, Ino: 4026532281, Cookie: 1<<64 - 1}, Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;X=\"<&>\\\t\u2028é", Path: "/opt/cni/bin:/usr/lib/cni", CNIVersion: "1.1.0", RuntimeConfig: json.RawMessage(`{"portMappings":[{"hostPort":8080}]}`), Host: Host{"b007", "4c4c4544", "mnt:[4026531841]", "pid:[4026531836]", "net:[4026531840]", "time:[4026531834]"}, At: Time{Boot: 123456789, Wall: time.Date(2026, 2, 3, 4, 5, 6, 7e6, time.UTC)}, GracePeriod: 10 * time.Minute, Env: map[string]string{"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "", "XTABLES_LIBDIR": "/usr/lib/xtables"}, Observed: true, Occupant: "5 0a:00:00:00:00:01"}, Got: Got{Result: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}`), Claims: []Claim{
 			{netip.MustParseAddr("10.0.0.7"), 0, "host-local:/var/lib/cni/networks/podnet"},
 			{netip.MustParseAddr("::ffff:10.0.0.8"), 1, ""},
 			{netip.MustParseAddr("fe80::1%eth0"), 1, ""},
@@ -75,16 +75,16 @@ func TestRoundTrip(t *testing.T) {
 	s := newStore(t)
 	whole := everything()
 	first := whole.Clone()
-	first.Undo.State = Adding
+	first.State = Adding
 	put(t, s, adding("another"), first, whole)
 	filled := map[string]bool{}
 	visit(reflect.ValueOf(whole), func(field string, zero bool) { filled[field] = filled[field] || !zero })
 	for field, ok := range filled {
 		if !ok {
-			t.Errorf("set %s in everything(); if a tombstone needs it, also in Entry.Abandon", field)
+			t.Errorf("set %s in everything(); if a tombstone needs it, also in Record.Abandon", field)
 		}
 	}
-	want(t, "entry read back", get(t, s, whole.Key), whole)
+	want(t, "record read back", get(t, s, whole.Key), whole)
 }
 
 func TestSameNetNS(t *testing.T) {
@@ -110,7 +110,7 @@ func TestSameNetNS(t *testing.T) {
 }
 
 func TestClaim(t *testing.T) {
-	g := Entry{Undo: Undo{Steps: []Step{{Index: 0}, {Index: 2}}}}
+	g := Record{Steps: []Step{{Index: 0}, {Index: 2}}}
 	for _, tt := range []struct {
 		step  int
 		freed bool
@@ -122,7 +122,7 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestSince: Updated is the time of an entry's last write. Since is the time at which the entry
+// TestSince: Updated is the time of a record's last write. Since is the time at which the record
 // entered its state, however often it is written again in that state.
 func TestSince(t *testing.T) {
 	t.Parallel()
@@ -133,26 +133,26 @@ func TestSince(t *testing.T) {
 	if u := began.Updated; u.Boot < before.Boot || u.Boot > after.Boot || u.Wall.Before(before.Wall) || u.Wall.After(after.Wall) {
 		t.Errorf("updated %v, want between %v and %v", u, before, after)
 	}
-	if began.Undo.Since != began.Updated || began.Undo.Since == (Time{}) {
-		t.Errorf("since %v, updated %v", began.Undo.Since, began.Updated)
+	if began.Since != began.Updated || began.Since == (Time{}) {
+		t.Errorf("since %v, updated %v", began.Since, began.Updated)
 	}
 	time.Sleep(2 * time.Millisecond)
 	put(t, s, began)
 	again := get(t, s, e.Key)
-	if again.Undo.Since.Boot != began.Undo.Since.Boot || again.Updated.Boot == again.Undo.Since.Boot {
-		t.Errorf("written again: since %v, updated %v", again.Undo.Since, again.Updated)
+	if again.Since.Boot != began.Since.Boot || again.Updated.Boot == again.Since.Boot {
+		t.Errorf("written again: since %v, updated %v", again.Since, again.Updated)
 	}
-	again.Undo.State = Live
+	again.State = Live
 	put(t, s, again)
 	live := get(t, s, e.Key)
-	if live.Undo.Since.Boot != live.Updated.Boot || live.Undo.Since.Boot == began.Undo.Since.Boot {
-		t.Errorf("another state: since %v, updated %v", live.Undo.Since, live.Updated)
+	if live.Since.Boot != live.Updated.Boot || live.Since.Boot == began.Since.Boot {
+		t.Errorf("another state: since %v, updated %v", live.Since, live.Updated)
 	}
-	live.Undo.State = Deleting
+	live.State = Deleting
 	put(t, s, live)
 	put(t, s, adding("a"))
-	if got := get(t, s, e.Key); got.Undo.Since.Boot <= live.Undo.Since.Boot || got.Number <= live.Number {
-		t.Errorf("another ADD: since %v, number %d", got.Undo.Since, got.Number)
+	if got := get(t, s, e.Key); got.Since.Boot <= live.Since.Boot || got.Number <= live.Number {
+		t.Errorf("another ADD: since %v, number %d", got.Since, got.Number)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestLostRecord(t *testing.T) {
 		s, e := newStore(t), adding("a", "10.0.0.1")
 		put(t, s, adding("first"), e)
 		check(t, os.Remove(s.Path()))
-		e.Undo.State = state
+		e.State = state
 		put(t, s, e)
 		later := adding("b")
 		put(t, s, later)
@@ -202,20 +202,20 @@ func TestEdges(t *testing.T) {
 	}
 	e := adding("a", "10.0.0.1")
 	put(t, s, e)
-	e.Undo.State = unknown
-	_, value, err := encodeEntry(e)
+	e.State = unknown
+	_, value, err := encodeRecord(e)
 	check(t, err)
 	damage(t, s, e.Key, func(uint64) string { return string(value) })
 	for name, change := range map[string]func(*Tx) error{
 		"Put": func(tx *Tx) error {
 			live := e.Clone()
-			live.Undo.State = Live
+			live.State = Live
 			return tx.Put(live)
 		},
 		"Delete": func(tx *Tx) error { return tx.Delete(e) },
 	} {
 		if err := s.Update(t.Context(), change); err == nil {
-			t.Errorf("%s of an entry of an unknown state: no error", name)
+			t.Errorf("%s of a record of an unknown state: no error", name)
 		}
 		want(t, "after "+name, get(t, s, e.Key), e)
 	}

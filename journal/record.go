@@ -92,15 +92,24 @@ func CheckEdge(from, to State) error {
 		"unwind", from, to)
 }
 
-// Entry is the record of one ADD, with everything that its DELs need. If a runtime reuses a
-// container ID before it sends the DEL (nerdctl, podman and Nomad do), the attachment has two.
-type Entry struct {
+// Record is all that the journal has about one ADD, with everything that its DELs need. If a
+// runtime reuses a container ID before it sends the DEL (nerdctl, podman and Nomad do), the
+// attachment has two.
+type Record struct {
 	Key
-	Number  uint64 `json:"number"` // grows with every ADD in this journal
-	Added   Added  `json:"added"`
-	Got     Got    `json:"got,omitzero"`
-	Undo    Undo   `json:"undo"`
-	Updated Time   `json:"updated"`
+	Number uint64 `json:"number"` // grows with every ADD in this journal
+	Added  Added  `json:"added"`
+	Got    Got    `json:"got,omitzero"`
+
+	State  State  `json:"state"`
+	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
+	Reason string `json:"reason,omitempty"` // the cause in words
+	Since  Time   `json:"since"`            // when the record entered this state
+	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
+	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
+	Guarded bool `json:"guarded,omitempty"`
+
+	Updated Time `json:"updated"`
 }
 
 // Added is the input of the ADD. It never changes.
@@ -131,26 +140,15 @@ type Got struct {
 	HostLinks []HostLink      `json:"hostLinks,omitempty"`
 }
 
-// Undo is the state of the attachment, with its pending DELs.
-type Undo struct {
-	State  State  `json:"state"`
-	Cause  string `json:"cause,omitempty"`  // why it is in its state (decide.Reason.Code)
-	Reason string `json:"reason,omitempty"` // the cause in words
-	Since  Time   `json:"since"`            // when the record entered this state
-	Steps  []Step `json:"steps,omitempty"`  // pending DELs, in chain order
-	// Guarded is set if the mass-release guard has kept the attachment (see sweep.MassReleaseError).
-	Guarded bool `json:"guarded,omitempty"`
-}
-
 // Clone returns a copy with its own claims and steps.
-func (e *Entry) Clone() *Entry {
+func (e *Record) Clone() *Record {
 	c := *e
-	c.Got.Claims, c.Undo.Steps = slices.Clone(e.Got.Claims), slices.Clone(e.Undo.Steps)
+	c.Got.Claims, c.Steps = slices.Clone(e.Got.Claims), slices.Clone(e.Steps)
 	return &c
 }
 
 // Addresses returns every address that the record claims, sorted.
-func (e *Entry) Addresses() []netip.Addr {
+func (e *Record) Addresses() []netip.Addr {
 	var all []netip.Addr
 	for _, c := range e.Got.Claims {
 		all = append(all, c.Address)
@@ -160,24 +158,23 @@ func (e *Entry) Addresses() []netip.Addr {
 }
 
 // ClaimsAddress reports whether the record claims an address, as IPv4 or mapped to IPv6.
-func (e *Entry) ClaimsAddress(address netip.Addr) bool {
+func (e *Record) ClaimsAddress(address netip.Addr) bool {
 	return slices.ContainsFunc(e.Got.Claims,
 		func(c Claim) bool { return c.Address.Unmap() == address.Unmap() })
 }
 
 // Freed reports whether the DEL of the delegate that allocated a claimed address is done.
-func (e *Entry) Freed(c Claim) bool {
-	return !slices.ContainsFunc(e.Undo.Steps, func(s Step) bool { return s.Index == c.Step })
+func (e *Record) Freed(c Claim) bool {
+	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
 // Abandon makes the record Abandoned, so that it only lets the runtime's later DEL succeed.
-func (e *Entry) Abandon(reason string) {
-	added, undo := e.Added, e.Undo
-	*e = Entry{
+func (e *Record) Abandon(reason string) {
+	*e = Record{
 		Key: e.Key, Number: e.Number, Updated: e.Updated,
-		Added: Added{Pod: added.Pod, NetNS: added.NetNS, At: added.At,
-			Host: Host{BootID: added.Host.BootID}},
-		Undo: Undo{State: Abandoned, Cause: undo.Cause, Reason: reason, Since: undo.Since},
+		Added: Added{Pod: e.Added.Pod, NetNS: e.Added.NetNS, At: e.Added.At,
+			Host: Host{BootID: e.Added.Host.BootID}},
+		State: Abandoned, Cause: e.Cause, Reason: reason, Since: e.Since,
 	}
 }
 
