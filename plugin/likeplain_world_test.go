@@ -383,9 +383,15 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 				case <-poll:
 					if _, err := os.Lstat(file); err == nil {
 						cancel()
-						if w.called == "P" { // libcni would wait for the children of the plugin that it killed
-							w.killHanging()
+						// libcni waits for the children of the plugin that it killed. unwind's next verb sees them.
+						if w.called == "U" {
+							select {
+							case <-done:
+								return
+							case <-time.After(15 * time.Second):
+							}
 						}
+						w.killHanging()
 						return
 					}
 				}
