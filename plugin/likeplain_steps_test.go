@@ -90,14 +90,18 @@ var allowedDifferences = []struct {
 	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and the address was freed before its next try;
 	// or the pool that the chain has now does not show whose an unrecorded address is.
 	{"an ACCEPT rule", func(y *year, d difference) bool {
-		did := func(words ...string) bool {
-			return slices.ContainsFunc(y.log, func(line string) bool {
-				return slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(line, word) })
-			})
-		}
-		failed := did("again ", "break firewall", "remove firewall", "renew firewall")
-		return d.class == "left: rule" && (failed || did("off", "uninstall", "nostate") && did("set dataDir")) &&
+		failed := y.did("again ", "break firewall", "remove firewall", "renew firewall")
+		return d.class == "left: rule" && (failed || y.did("off", "uninstall", "nostate") && y.did("set dataDir")) &&
 			!strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
+	}},
+	// LIMITS, "CRI-O without a conflist": the configuration in libcni's cache names the chain's file, which lacks
+	// the plugin by now, and nobody else knows of the plugin.
+	{"a plugin that left the chain of a pod that nobody recorded", func(y *year, d difference) bool {
+		crio := slices.ContainsFunc(y.log, func(line string) bool {
+			return strings.HasPrefix(line, "del ") && strings.HasSuffix(line, " crio")
+		})
+		return strings.HasPrefix(d.class, "left: ") && y.u.chosen.ChainFile && crio &&
+			y.did("nostate", "uninstall") && y.did("remove ", "set main")
 	}},
 	// LIMITS, "An ADD that bypassed unwind": under the new name the runtime has no result, so the DEL seems to be
 	// of an ADD that did not begin.
@@ -150,6 +154,13 @@ var allowedDifferences = []struct {
 	{"no journal and no chain", func(_ *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "is not in the journal, and the chain cannot be read")
 	}},
+}
+
+// did reports whether a step began with one of the words.
+func (y *year) did(words ...string) bool {
+	return slices.ContainsFunc(y.log, func(line string) bool {
+		return slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(line, word) })
+	})
 }
 
 // waitsForLeft reports whether all that is pending of a record are DELs that failed and whose plugins nobody
