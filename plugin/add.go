@@ -239,7 +239,7 @@ func (a *adding) duplicates(
 ) []netip.Addr {
 	used := slices.DeleteFunc(netconf.SharedAddresses(a.record, other),
 		func(address netip.Addr) bool { return !slices.Contains(addresses, address) })
-	if len(used) == 0 || a.Judge(ctx, other).Fate == decide.Dead {
+	if len(used) == 0 || a.Judge(ctx, other).Verdict == decide.Dead {
 		return nil
 	}
 	has, err := facts.AddressesOf(other)

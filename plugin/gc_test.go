@@ -60,12 +60,12 @@ func TestSweepJudgesAgain(t *testing.T) {
 		n.forgetCalls()
 		sweeping := sweep.New(n.worker(), sweep.Job{List: facts.NewList(n.network, nil)})
 		findings, err := sweeping.Plan(n.Context())
-		n.want(err == nil && len(findings) == 1 && findings[0].Fate == decide.Dead, "%+v (%v)", findings, err)
-		act := func(fate decide.Fate, releases bool) {
+		n.want(err == nil && len(findings) == 1 && findings[0].Verdict == decide.Dead, "%+v (%v)", findings, err)
+		act := func(verdict decide.Verdict, releases bool) {
 			n.Helper()
 			sweeping.Apply(n.Context(), findings)
 			f := findings[0]
-			n.want(f.Err == nil && f.Fate == fate && f.Released == releases, "%+v", f)
+			n.want(f.Err == nil && f.Verdict == verdict && f.Released == releases, "%+v", f)
 		}
 		switch {
 		case change.is("nothing happens"):

@@ -200,7 +200,7 @@ func (a *adding) supersede(ctx context.Context) error {
 			continue
 		}
 		reason := decide.Superseded
-		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Fate == decide.Foreign {
+		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Verdict == decide.Foreign {
 			reason = v.Reason
 		}
 		job := undo.Job{Record: prior, Mode: undo.Superseding, Lock: a.lock}

@@ -387,7 +387,7 @@ func TestCoveredPod(t *testing.T) {
 	n.mount(dir, dir, "", unix.MS_BIND, "")
 	n.status()
 	for _, f := range n.sweep() {
-		n.want(f.Fate == decide.Unknown, "%s: %s (%s)", f.Key, f.Fate, f.Reason)
+		n.want(f.Verdict == decide.Unknown, "%s: %s (%s)", f.Key, f.Verdict, f.Reason)
 	}
 	a.wantRecord(journal.Live, 1)
 	n.wantReserved(1)

@@ -80,7 +80,7 @@ func (o *op) toForget(
 	}
 	if v := decide.Decide(o.Gather(ctx, records[0], lock)); !v.Releasable() {
 		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key,
-			v.Fate, v.Reason)
+			v.Verdict, v.Reason)
 	}
 	return records, nil
 }

@@ -40,7 +40,7 @@ func forgetCommand() *cobra.Command {
 				return err
 			}
 			if f.Err == nil && !f.Releasable() {
-				return fmt.Errorf("%s is %s (%s); only dead attachments can be forgotten", f.Key, f.Fate,
+				return fmt.Errorf("%s is %s (%s); only dead attachments can be forgotten", f.Key, f.Verdict,
 					f.Reason.Text)
 			}
 			word, err := "to be forgotten", errors.New("nothing was forgotten; run this again with --yes")

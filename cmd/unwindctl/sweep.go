@@ -113,7 +113,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		return err
 	}
 	unjudged := slices.ContainsFunc(r.Findings, func(f sweep.Finding) bool {
-		return f.Fate == decide.Unknown && len(f.Addresses) > 0
+		return f.Verdict == decide.Unknown && len(f.Addresses) > 0
 	})
 	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // as on a node of Nomad
 		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")

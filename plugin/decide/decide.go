@@ -25,33 +25,33 @@ type Evidence struct {
 	AddedUnseen     Fact   // an ADD that is not in the journal added it again (see facts.Node.Later)
 }
 
-// Fate is the verdict on an attachment.
-type Fate string
+// Verdict is whether an attachment is dead.
+type Verdict string
 
-// The fates. A sweep keeps Unknown attachments, as it keeps Live ones.
+// The verdicts. A sweep keeps Unknown attachments, as it keeps Live ones.
 const (
-	Unknown Fate = "unknown"
-	Live    Fate = "live"
-	Dead    Fate = "dead"
+	Unknown Verdict = "unknown"
+	Live    Verdict = "live"
+	Dead    Verdict = "dead"
 	// Foreign is an attachment of an earlier boot that may be another machine's, whose disk was
 	// cloned. Nothing in a kernel outlives its boot, and a DEL could release what the other machine
 	// uses of a cluster-wide IPAM plugin or a load balancer. So unwind releases only host-local's
 	// reservations on this disk.
-	Foreign Fate = "other-machine"
+	Foreign Verdict = "other-machine"
 )
 
-// Verdict is the fate of an attachment, with the reason.
-type Verdict struct {
-	Fate   Fate
-	Reason Reason
-	Warn   bool // live, but not on the runtime's list
+// Judgment is the verdict on an attachment, with the reason.
+type Judgment struct {
+	Verdict Verdict
+	Reason  Reason
+	Warn    bool // live, but not on the runtime's list
 }
 
 // Releasable reports whether the attachment should be released.
-func (v Verdict) Releasable() bool { return v.Fate == Dead || v.Fate == Foreign }
+func (v Judgment) Releasable() bool { return v.Verdict == Dead || v.Verdict == Foreign }
 
 // Recent reports whether the verdict is live only because the grace period has not expired.
-func (v Verdict) Recent() bool { return v.Reason.Is(WithinGrace) }
+func (v Judgment) Recent() bool { return v.Reason.Is(WithinGrace) }
 
 // NetNSThere and Locked are the verdicts that need no further evidence.
 var (
@@ -59,23 +59,23 @@ var (
 	Locked     = live("its lock is held by a running operation")
 )
 
-func live(text string) Verdict { return Verdict{Fate: Live, Reason: Reason{Text: text}} }
+func live(text string) Judgment { return Judgment{Verdict: Live, Reason: Reason{Text: text}} }
 
-func dead(reason Reason) Verdict { return Verdict{Fate: Dead, Reason: reason} }
+func dead(reason Reason) Judgment { return Judgment{Verdict: Dead, Reason: reason} }
 
 // Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", it follows
 // the text as the cause.
-func Undecided(text, doubt string) Verdict {
+func Undecided(text, doubt string) Judgment {
 	if doubt != "" {
 		text += ": " + doubt
 	}
-	return Verdict{Fate: Unknown, Reason: Reason{Text: text}}
+	return Judgment{Verdict: Unknown, Reason: Reason{Text: text}}
 }
 
 // Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead, or of
 // another machine, only if no later ADD without a journal record added it again: to undo the earlier
 // ADD would remove resources of the later one.
-func Decide(ev Evidence) Verdict {
+func Decide(ev Evidence) Judgment {
 	v := decideRecorded(ev)
 	switch {
 	case v.Releasable() && Yes(ev.AddedUnseen):
@@ -90,7 +90,7 @@ func Decide(ev Evidence) Verdict {
 }
 
 // decideRecorded returns the verdict on the ADD in the journal.
-func decideRecorded(ev Evidence) Verdict {
+func decideRecorded(ev Evidence) Judgment {
 	switch {
 	case Yes(ev.Locked):
 		return Locked
@@ -100,7 +100,7 @@ func decideRecorded(ev Evidence) Verdict {
 		return Undecided("cannot judge it from these namespaces; run this on the host, or "+
 			"with --host", "")
 	case No(ev.SameBoot) && !No(ev.OtherHost):
-		return Verdict{Fate: Foreign, Reason: OtherMachine}
+		return Judgment{Verdict: Foreign, Reason: OtherMachine}
 	case ev.State == journal.RollingBack:
 		return dead(FailedADD)
 	case ev.State == journal.Deleting:
@@ -133,7 +133,7 @@ func decideRecorded(ev Evidence) Verdict {
 // namespace may still exist. A process may merely hold the namespace open, so the host end of the
 // interface alone does not prove that the attachment is live. The list may be older than the
 // attachment.
-func decideUnlisted(ev Evidence) Verdict {
+func decideUnlisted(ev Evidence) Judgment {
 	switch {
 	case Yes(ev.HasProcess):
 		v := live("a process is in its network namespace, though the runtime does not list it")
@@ -145,7 +145,7 @@ func decideUnlisted(ev Evidence) Verdict {
 	case unknown(ev.PastGracePeriod):
 		return Undecided("the runtime does not list it, and its age is unknown", "")
 	case No(ev.PastGracePeriod):
-		return Verdict{Fate: Live, Reason: WithinGrace}
+		return Judgment{Verdict: Live, Reason: WithinGrace}
 	}
 	return dead(Unlisted)
 }
@@ -165,7 +165,7 @@ type Stray struct {
 // DecideStray returns the verdict on a reservation whose owner is not in the journal: a pod that
 // started before unwind was installed or, if the journal was lost, any pod (antrea#8239). The
 // reservation is dead only if all evidence agrees.
-func DecideStray(o Stray) Verdict {
+func DecideStray(o Stray) Judgment {
 	switch {
 	case !Yes(o.SameNamespaces):
 		return Undecided("this process does not run in the runtime's namespaces (run this on the "+
@@ -183,11 +183,11 @@ func DecideStray(o Stray) Verdict {
 		return Undecided("its age is unknown, because this process cannot see whether it runs in the "+
 			"time namespace of process 1 (run this on the host as root, or with --host)", "")
 	case No(o.PastGracePeriod) && o.Undated:
-		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
+		return Judgment{Verdict: Live, Reason: Reason{WithinGrace.Code,
 			"the runtime does not list its owner, but its age is unknown, because the clock was set " +
 				"after its file was written"}}
 	case No(o.PastGracePeriod):
-		return Verdict{Fate: Live, Reason: Reason{WithinGrace.Code,
+		return Judgment{Verdict: Live, Reason: Reason{WithinGrace.Code,
 			"the runtime does not list its owner, but the grace period has not expired"}}
 	case unknown(o.Cached):
 		return Undecided("libcni's cache cannot be read", "")

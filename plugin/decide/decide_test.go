@@ -32,7 +32,7 @@ func TestDecide(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ev   Evidence
-		want Fate
+		want Verdict
 	}{
 		{"nothing is known", Evidence{}, Unknown},
 		{"nothing is known except that the lock is free", Evidence{Locked: False}, Unknown},
@@ -119,10 +119,10 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := Decide(c.ev)
-			if v.Fate != c.want || v.Reason.Text == "" {
+			if v.Verdict != c.want || v.Reason.Text == "" {
 				t.Errorf("%+v, want %s and a reason", v, c.want)
 			}
-			unlisted := c.ev.Listed == False && c.ev.HasProcess == True && v.Fate == Live && c.ev.Locked == False
+			unlisted := c.ev.Listed == False && c.ev.HasProcess == True && v.Verdict == Live && c.ev.Locked == False
 			if warn := unlisted || strings.HasPrefix(v.Reason.Text, "it was added again"); v.Warn != warn {
 				t.Errorf("warns: %t", v.Warn)
 			}
@@ -149,7 +149,7 @@ func TestDecideAll(t *testing.T) {
 		}
 		n++
 		v := Decide(ev)
-		if v.Reason.Text == "" || (v.Fate == Dead || v.Fate == Foreign) != proven(ev) {
+		if v.Reason.Text == "" || (v.Verdict == Dead || v.Verdict == Foreign) != proven(ev) {
 			t.Errorf("%+v: %+v", ev, v)
 		}
 		if known := slices.ContainsFunc(recordable, v.Reason.Is); v.Releasable() != known {
@@ -159,8 +159,8 @@ func TestDecideAll(t *testing.T) {
 			less := ev
 			*field(&less) = Unclear
 			was, is := Decide(ev), Decide(less)
-			if is.Releasable() && !was.Releasable() && is.Fate != was.Fate && !keptByMore(ev, less) {
-				t.Errorf("%+v: %s, but %s without one piece of evidence", ev, was.Fate, is.Fate)
+			if is.Releasable() && !was.Releasable() && is.Verdict != was.Verdict && !keptByMore(ev, less) {
+				t.Errorf("%+v: %s, but %s without one piece of evidence", ev, was.Verdict, is.Verdict)
 			}
 		}
 	}
@@ -208,7 +208,7 @@ func keptByMore(more, less Evidence) bool {
 func TestDecideStray(t *testing.T) {
 	t.Parallel()
 	dead := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: True, Cached: False, Runs: False, InUse: False}
-	if v := DecideStray(dead); v.Fate != Dead {
+	if v := DecideStray(dead); v.Verdict != Dead {
 		t.Errorf("%+v", v)
 	}
 	answers := []Truth{Unclear, False, True}
@@ -216,11 +216,11 @@ func TestDecideStray(t *testing.T) {
 		o := Stray{SameNamespaces: answers[i%3], Listed: answers[i/3%3], PastGracePeriod: answers[i/9%3],
 			Cached: answers[i/27%3], InUse: answers[i/81%3], Runs: answers[i/243]}
 		v := DecideStray(o)
-		if (v.Fate == Dead) != (o == dead) || v.Reason.Text == "" {
+		if (v.Verdict == Dead) != (o == dead) || v.Reason.Text == "" {
 			t.Errorf("%+v: %+v", o, v)
 		}
 		if uncovered := o.SameNamespaces == True && o.Listed == Unclear; uncovered &&
-			(v.Fate == Live) != (o.InUse == True || o.Runs == True) {
+			(v.Verdict == Live) != (o.InUse == True || o.Runs == True) {
 			t.Errorf("no list covers the owner: %+v: %+v", o, v)
 		}
 	}
@@ -247,9 +247,9 @@ func TestDoubt(t *testing.T) {
 	used, uncovered := runs, runs
 	used.Runs, used.InUse = False, why
 	uncovered.Listed = nil
-	for i, v := range []Verdict{Decide(netns), Decide(process), Decide(link), Decide(unlisted), Decide(again),
+	for i, v := range []Judgment{Decide(netns), Decide(process), Decide(link), Decide(unlisted), Decide(again),
 		DecideStray(runs), DecideStray(used), DecideStray(uncovered), DecideStray(Stray{SameNamespaces: why})} {
-		if v.Fate != Unknown || !strings.HasSuffix(v.Reason.Text, string(why)) {
+		if v.Verdict != Unknown || !strings.HasSuffix(v.Reason.Text, string(why)) {
 			t.Errorf("%d: %+v", i, v)
 		}
 	}
@@ -276,12 +276,12 @@ func TestAskedLate(t *testing.T) {
 	there.NetNS = True
 	deleting.State, deleting.AddedUnseen = journal.Deleting, False
 	for _, ev := range []Evidence{locked, earlier, there, deleting} {
-		if v := Decide(ev); v.Fate == Unknown {
+		if v := Decide(ev); v.Verdict == Unknown {
 			t.Errorf("%+v", v)
 		}
 	}
 	stray := Stray{SameNamespaces: True, Listed: False, PastGracePeriod: False, Cached: later, Runs: later, InUse: later}
-	if v := DecideStray(stray); v.Fate != Live {
+	if v := DecideStray(stray); v.Verdict != Live {
 		t.Errorf("%+v", v)
 	}
 }

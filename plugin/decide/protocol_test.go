@@ -384,7 +384,7 @@ func (s *state) drop(i int8, p int) {
 }
 
 // judge calls Decide with the evidence on a record.
-func (m *protocol) judge(s *state, i int8, r *record) Verdict {
+func (m *protocol) judge(s *state, i int8, r *record) Judgment {
 	c := &s.c[i]
 	answer := func(b bool) Truth { return TruthOf(b, nil) }
 	its := r.n == c.adds // the record is of the newest ADD

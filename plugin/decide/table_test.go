@@ -85,7 +85,7 @@ type verdictTable struct {
 	reasons map[string]bool
 }
 
-func (table *verdictTable) add(words string, v Verdict) {
+func (table *verdictTable) add(words string, v Judgment) {
 	if table.text == "" {
 		table.text = "| evidence | verdict |\n|---|---|\n"
 	}
@@ -93,8 +93,8 @@ func (table *verdictTable) add(words string, v Verdict) {
 		table.Errorf("%s: an earlier row has the same reason, %q", words, v.Reason)
 	}
 	table.reasons[v.Reason.Text] = true
-	verdict := string(v.Fate)
-	if v.Releasable() && v.Reason.Code != string(v.Fate) {
+	verdict := string(v.Verdict)
+	if v.Releasable() && v.Reason.Code != string(v.Verdict) {
 		verdict += " (`" + v.Reason.Code + "`)"
 	}
 	if v.Warn {

@@ -14,7 +14,7 @@ import (
 )
 
 // Judge returns the verdict on an attachment, without its lock.
-func (n *Node) Judge(ctx context.Context, e *journal.Record) decide.Verdict {
+func (n *Node) Judge(ctx context.Context, e *journal.Record) decide.Judgment {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
 
@@ -105,7 +105,7 @@ type Owner struct {
 }
 
 // JudgeOwner returns the verdict on a container that is not in the journal, and its grace period.
-func (n *Node) JudgeOwner(o Owner) (v decide.Verdict, grace decide.Grace) {
+func (n *Node) JudgeOwner(o Owner) (v decide.Judgment, grace decide.Grace) {
 	cache, err := n.readCache(o.Network + "-" + o.ContainerID + "-")
 	cached := slices.ContainsFunc(cache, Cached.netNSThere)
 	grace = n.GraceOfOwner(o.Written, o.Grace)

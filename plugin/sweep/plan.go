@@ -24,7 +24,7 @@ import (
 // contains the outcome of the release.
 type Finding struct {
 	journal.Key
-	decide.Verdict
+	decide.Judgment
 	Addresses []netip.Addr // set if the attachment is not in the journal
 	Cached    bool         // the attachment is in libcni's cache
 	Pod       journal.Pod
@@ -56,7 +56,7 @@ type Finding struct {
 // Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
 // namespaces.
 func (f *Finding) Elsewhere() bool {
-	return f.Fate == decide.Unknown && f.Err == nil && !f.Cached &&
+	return f.Verdict == decide.Unknown && f.Err == nil && !f.Cached &&
 		!decide.Yes(f.Evidence.SameNamespaces)
 }
 
@@ -78,8 +78,8 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 		all, err := snapshot.Pending(k)
 		switch {
 		case err != nil:
-			findings = append(findings, Finding{Key: k, Err: err, Verdict: decide.Verdict{
-				Fate: decide.Unknown, Reason: decide.Reason{Text: "its journal record cannot be read"}}})
+			findings = append(findings, Finding{Key: k, Err: err, Judgment: decide.Judgment{
+				Verdict: decide.Unknown, Reason: decide.Reason{Text: "its journal record cannot be read"}}})
 		case len(all) > 0 && !s.w.Spares(all[0]):
 			attachments = append(attachments, all)
 		}
@@ -137,7 +137,7 @@ func (s *Sweep) skipLive(
 			continue
 		}
 		findings = append(findings,
-			Finding{Key: o.Key, State: o.State, Verdict: decide.NetNSThere, counts: true})
+			Finding{Key: o.Key, State: o.State, Judgment: decide.NetNSThere, counts: true})
 	}
 	return findings, look
 }
@@ -148,10 +148,10 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding 
 	f := Finding{Key: e.Key, Pod: e.Added.Pod, State: e.State}
 	ev := s.w.Node.Gather(ctx, e, nil)
 	f.Evidence = ev
-	f.Verdict, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
-	f.Busy = f.Verdict == decide.Locked
+	f.Judgment, f.Left = decide.Decide(ev), s.w.Node.GraceLeft(e)
+	f.Busy = f.Judgment == decide.Locked
 	f.counts = e.State == journal.Live && decide.Yes(ev.SameBoot) &&
-		!(f.Fate == decide.Dead && holdsNothing(records, ev))
+		!(f.Verdict == decide.Dead && holdsNothing(records, ev))
 	if f.Warn && !s.Quick {
 		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
@@ -171,7 +171,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding 
 		if len(f.Records) > 1 {
 			ev := s.w.Node.Gather(ctx, e, nil)
 			f.Older = append(f.Older, Finding{Key: e.Key, Pod: e.Added.Pod, State: e.State,
-				Evidence: ev, Verdict: decide.Decide(ev), Left: s.w.Node.GraceLeft(e)})
+				Evidence: ev, Judgment: decide.Decide(ev), Left: s.w.Node.GraceLeft(e)})
 		}
 	}
 	if f.Releasable() {
@@ -242,7 +242,7 @@ func (s *Sweep) guardMassRelease(findings []Finding) error {
 			continue
 		}
 		live++
-		if f.Fate == decide.Dead {
+		if f.Verdict == decide.Dead {
 			dead = append(dead, f)
 			if f.Records[0].Guarded {
 				kept = append(kept, f)
@@ -330,7 +330,7 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 	}
 	for _, r := range plan {
 		f := Finding{Key: journal.Key{Network: pool.Network}, Addresses: []netip.Addr{r.Address},
-			Verdict: decide.Verdict{Fate: decide.Dead, Reason: decide.Reason{Text: ipam.WhyEmpty}}}
+			Judgment: decide.Judgment{Verdict: decide.Dead, Reason: decide.Reason{Text: ipam.WhyEmpty}}}
 		if f.Released = slices.Contains(released, r); f.Released {
 			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
 				Addresses: f.Addresses, Reason: ipam.WhyEmpty})

@@ -104,18 +104,18 @@ func TestMassReleaseGuard(t *testing.T) {
 			add := func(many int, f Finding) {
 				findings = append(findings, slices.Repeat([]Finding{f}, many)...)
 			}
-			add(c.counts.earlier, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}})
-			add(c.counts.dead, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Dead}, counts: true, Records: []*journal.Record{{}}})
-			add(c.counts.deleting, Finding{State: journal.Deleting, Verdict: decide.Verdict{Fate: decide.Dead}})
-			add(c.counts.live, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Live}, counts: true})
-			add(c.counts.unknown, Finding{State: journal.Live, Verdict: decide.Verdict{Fate: decide.Unknown}, counts: true})
+			add(c.counts.earlier, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Dead}})
+			add(c.counts.dead, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Dead}, counts: true, Records: []*journal.Record{{}}})
+			add(c.counts.deleting, Finding{State: journal.Deleting, Judgment: decide.Judgment{Verdict: decide.Dead}})
+			add(c.counts.live, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Live}, counts: true})
+			add(c.counts.unknown, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Unknown}, counts: true})
 			s := &Sweep{Job: Job{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
 				t.Errorf("the guard returned %v", err)
 			}
 			for i, f := range findings {
-				live := f.counts && f.Fate == decide.Dead
+				live := f.counts && f.Verdict == decide.Dead
 				if kept := f.Err != nil; kept != (live && c.kept) {
 					t.Errorf("finding %d, %+v: kept %t", i, f, kept)
 				}

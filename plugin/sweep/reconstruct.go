@@ -49,8 +49,8 @@ func (s *Sweep) undoOwner(
 		return err
 	}
 	known, damaged := w.Journal.Snapshot(ctx).Containers()
-	f.Verdict = s.judge(o, damaged)
-	if f.Fate != decide.Dead || known[o.ContainerID] {
+	f.Judgment = s.judge(o, damaged)
+	if f.Verdict != decide.Dead || known[o.ContainerID] {
 		return nil
 	}
 	e, err := s.reconstruct(o)

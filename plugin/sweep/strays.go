@@ -190,7 +190,7 @@ func (g *gathering) addHeld(o *owner) {
 // findingOn returns the verdict on an owner, with the DELs that it would get.
 func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 	f := Finding{Key: o.Key, Pod: o.Pod, Addresses: o.addresses(), Cached: o.cached != nil, owner: o}
-	f.Verdict = s.judge(o, damaged)
+	f.Judgment = s.judge(o, damaged)
 	f.Left = o.grace.Left
 	if f.Releasable() && o.getsDELs() {
 		for _, d := range slices.Backward(o.chain.Delegates) {
@@ -202,11 +202,11 @@ func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 
 // judge returns the verdict on an owner, and sets its grace period. An empty list is more likely
 // wrong than right, because a node usually runs a pod. A damaged record may be the owner's.
-func (s *Sweep) judge(o *owner, damaged bool) (v decide.Verdict) {
+func (s *Sweep) judge(o *owner, damaged bool) (v decide.Judgment) {
 	v, o.grace = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
 		Addresses: o.addresses(), Written: o.written, Grace: s.graceOf(o)})
 	switch {
-	case v.Fate != decide.Dead || s.Force:
+	case v.Verdict != decide.Dead || s.Force:
 	case damaged:
 		v = decide.Undecided("a record of the journal is damaged, and may be its own; remove that "+
 			"record with unwindctl forget, or run unwindctl sweep --force", "")

@@ -153,8 +153,8 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	unknown, judged := false, false
 	for _, f := range findings {
-		unknown = unknown || f.Fate == decide.Unknown && len(f.Addresses) == 0
-		judged = judged || f.Fate != decide.Unknown
+		unknown = unknown || f.Verdict == decide.Unknown && len(f.Addresses) == 0
+		judged = judged || f.Verdict != decide.Unknown
 	}
 	age := time.Since(s.w.Journal.Store.LastSweep())
 	lately := age >= 0 && age < time.Minute // a time in the future means that the clock was wrong
@@ -244,7 +244,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 		journal.Patience{Orphans: w.Budgets.Orphans, SkipOwned: true})
 	switch {
 	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
-		f.Verdict, f.Busy = decide.Locked, true
+		f.Judgment, f.Busy = decide.Locked, true
 		return nil
 	case err != nil:
 		return err
@@ -255,7 +255,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	out := w.ReleaseLocked(ctx, lock, f.Key)
 	if e := out.Record; e != nil {
-		f.Pod, f.State, f.Verdict = e.Added.Pod, out.State, out.Verdict
+		f.Pod, f.State, f.Judgment = e.Added.Pod, out.State, out.Judgment
 		f.Pending = undo.PendingSteps(e)
 	}
 	f.Released = out.Released

@@ -23,7 +23,7 @@ import (
 type Outcome struct {
 	Record   *journal.Record // the record of the newest ADD, after the release; nil if none existed
 	State    journal.State   // the state before the release
-	Verdict  decide.Verdict  // the verdict under the attachment's lock
+	Judgment decide.Judgment // the verdict under the attachment's lock
 	Released bool            // nothing is left
 	Err      error           // why something is left, unless the verdict says so
 }
@@ -44,7 +44,7 @@ func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	case out.Err != nil:
 		return out.Err
 	}
-	return errors.New(out.Verdict.Reason.Text)
+	return errors.New(out.Judgment.Reason.Text)
 }
 
 // ReleaseLocked does the work of Release for a caller that holds the attachment's lock. It decides
@@ -68,20 +68,20 @@ func (w *Worker) ReleaseLocked(
 		records[i] = e.Clone()
 	}
 	out.Record = records[0]
-	out.State, out.Verdict = out.Record.State, decide.Decide(w.Node.Gather(ctx, out.Record, lock))
-	if !out.Verdict.Releasable() {
+	out.State, out.Judgment = out.Record.State, decide.Decide(w.Node.Gather(ctx, out.Record, lock))
+	if !out.Judgment.Releasable() {
 		return out
 	}
 	out.Released = true
 	for _, e := range records {
-		v := out.Verdict
-		if v.Fate == decide.Dead && (e != out.Record || e.State == journal.RollingBack) {
+		v := out.Judgment
+		if v.Verdict == decide.Dead && (e != out.Record || e.State == journal.RollingBack) {
 			v.Reason = decide.Recorded(cmp.Or(e.Cause, v.Reason.Code),
 				cmp.Or(e.Reason, v.Reason.Text))
 		}
 		if e.State == journal.Live || e.State == journal.Adding {
 			w.Log.Info("releasing attachment", "attachment", key.String(),
-				"verdict", string(v.Fate), "reason", v.Reason.Text)
+				"verdict", string(v.Verdict), "reason", v.Reason.Text)
 		}
 		failures, _, err := w.Undo(ctx, Job{Record: e, Lock: lock}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
@@ -96,7 +96,7 @@ func (w *Worker) ReleaseLocked(
 		out.Released = out.Released && err == nil && len(e.Steps) == 0
 	}
 	if out.Released {
-		w.Log.Info("released", "attachment", key.String(), "reason", out.Verdict.Reason.Text)
+		w.Log.Info("released", "attachment", key.String(), "reason", out.Judgment.Reason.Text)
 	}
 	return out
 }

@@ -213,7 +213,7 @@ func (e *examination) verdicts(found *inspect.Report) {
 		all++
 		if f.Elsewhere() {
 			elsewhere++
-		} else if f.Fate == decide.Unknown && f.Err == nil {
+		} else if f.Verdict == decide.Unknown && f.Err == nil {
 			unknown = append(unknown, f)
 		}
 	}

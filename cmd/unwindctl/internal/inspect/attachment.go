@@ -25,17 +25,17 @@ import (
 // which may contain secrets.
 type Attachment struct {
 	journal.Key
-	State     journal.State `json:"state"` // in the journal; see Status
-	Reason    string        `json:"reason,omitempty"`
-	Verdict   decide.Fate   `json:"verdict,omitempty"`
-	Why       string        `json:"why,omitempty"` // the reason for the verdict
-	Pod       *journal.Pod  `json:"pod,omitempty"`
-	NetNS     string        `json:"netns,omitempty"`
-	Addresses []netip.Addr  `json:"addresses"`
-	Created   time.Time     `json:"created"`
-	Since     time.Time     `json:"since"` // when it entered this state
-	Updated   time.Time     `json:"updated"`
-	Steps     []Step        `json:"steps"`
+	State     journal.State  `json:"state"` // in the journal; see Status
+	Reason    string         `json:"reason,omitempty"`
+	Verdict   decide.Verdict `json:"verdict,omitempty"`
+	Why       string         `json:"why,omitempty"` // the reason for the verdict
+	Pod       *journal.Pod   `json:"pod,omitempty"`
+	NetNS     string         `json:"netns,omitempty"`
+	Addresses []netip.Addr   `json:"addresses"`
+	Created   time.Time      `json:"created"`
+	Since     time.Time      `json:"since"` // when it entered this state
+	Updated   time.Time      `json:"updated"`
+	Steps     []Step         `json:"steps"`
 
 	freed   []netip.Addr // addresses that may have another owner by now
 	of      *journal.Record
@@ -72,17 +72,17 @@ func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
 	}
-	return status(a.State, a.finding.Verdict)
+	return status(a.State, a.finding.Judgment)
 }
 
 // status returns the state of an attachment. state is "" if it is not in the journal.
-func status(state journal.State, v decide.Verdict) string {
+func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
 		return "recent"
-	case state == "", v.Fate == decide.Unknown, v.Fate == decide.Foreign,
-		v.Fate == decide.Dead && decide.KeepsContainer(state):
-		return string(v.Fate)
+	case state == "", v.Verdict == decide.Unknown, v.Verdict == decide.Foreign,
+		v.Verdict == decide.Dead && decide.KeepsContainer(state):
+		return string(v.Verdict)
 	}
 	return string(state)
 }
@@ -151,8 +151,8 @@ func describe(e *journal.Record) Attachment {
 // judged returns a record of the journal with the verdict on its attachment.
 func judged(e *journal.Record, f *sweep.Finding) Attachment {
 	a := describe(e)
-	a.finding, a.Verdict, a.Why = f, f.Fate, term.OneLine(whyOf(f))
-	if a.PendingDEL() && f.Fate == decide.Dead && a.Reason != "" {
+	a.finding, a.Verdict, a.Why = f, f.Verdict, term.OneLine(whyOf(f))
+	if a.PendingDEL() && f.Verdict == decide.Dead && a.Reason != "" {
 		a.Why = term.OneLine(a.Reason) // it may contain more details
 	}
 	return a

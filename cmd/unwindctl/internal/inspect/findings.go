@@ -16,19 +16,19 @@ import (
 // finding is one finding as sweep --json prints it, about an attachment or about an address without
 // an attachment.
 type finding struct {
-	Network     string        `json:"network"`
-	ContainerID string        `json:"containerID,omitempty"`
-	IfName      string        `json:"ifname,omitempty"`
-	Address     string        `json:"address,omitempty"`   // of a reservation without an attachment
-	Cached      bool          `json:"cached,omitempty"`    // in libcni's cache, not in the journal
-	Addresses   []netip.Addr  `json:"addresses,omitempty"` // of an attachment outside the journal
-	Pod         *journal.Pod  `json:"pod,omitempty"`
-	State       journal.State `json:"state,omitempty"`
-	Verdict     decide.Fate   `json:"verdict"`
-	Result      string        `json:"result"` // as in the table
-	Why         string        `json:"why"`
-	Pending     []string      `json:"pending,omitempty"` // the plugins with a pending DEL
-	Error       string        `json:"error,omitempty"`
+	Network     string         `json:"network"`
+	ContainerID string         `json:"containerID,omitempty"`
+	IfName      string         `json:"ifname,omitempty"`
+	Address     string         `json:"address,omitempty"`   // of a reservation without an attachment
+	Cached      bool           `json:"cached,omitempty"`    // in libcni's cache, not in the journal
+	Addresses   []netip.Addr   `json:"addresses,omitempty"` // of an attachment outside the journal
+	Pod         *journal.Pod   `json:"pod,omitempty"`
+	State       journal.State  `json:"state,omitempty"`
+	Verdict     decide.Verdict `json:"verdict"`
+	Result      string         `json:"result"` // as in the table
+	Why         string         `json:"why"`
+	Pending     []string       `json:"pending,omitempty"` // the plugins with a pending DEL
+	Error       string         `json:"error,omitempty"`
 }
 
 func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
@@ -38,7 +38,7 @@ func JSONFindings(findings []sweep.Finding, dryRun bool) []finding {
 		word, _ := Result(f, dryRun)
 		one := finding{
 			Network: f.Network, ContainerID: f.ContainerID, IfName: f.IfName, State: f.State,
-			Verdict: f.Fate, Result: word,
+			Verdict: f.Verdict, Result: word,
 			Why: whyOf(f), Pending: f.Pending, Cached: f.Cached, Addresses: f.Addresses,
 		}
 		if reserved(f) {
@@ -98,7 +98,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 			addresses++
 		}
 		count[Counted(f, dryRun)]++
-		if f.Fate == decide.Live && !f.Recent() && !f.Busy && !all && !f.Warn {
+		if f.Verdict == decide.Live && !f.Recent() && !f.Busy && !all && !f.Warn {
 			continue
 		}
 		name := f.Key.String()
@@ -108,7 +108,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		names = append(names, name)
 		result, why := Result(f, dryRun)
 		t.Add(f.Network, term.OrDash(term.Short(f.ContainerID, o.Format)), term.OrDash(f.IfName),
-			podName(&f.Pod), term.State(out, status(f.State, f.Verdict)), term.State(out, result), why)
+			podName(&f.Pod), term.State(out, status(f.State, f.Judgment)), term.State(out, result), why)
 	}
 	if o.Format == term.Name {
 		return term.PrintNames(out, names)
@@ -163,7 +163,7 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 		result = Pending
 	}
 	// unwind runs no DELs for another machine's attachment (decide.Foreign)
-	if f.Fate == decide.Dead && len(f.Pending) > 0 && !f.Released {
+	if f.Verdict == decide.Dead && len(f.Pending) > 0 && !f.Released {
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
 	if f.Err != nil {
@@ -178,7 +178,7 @@ func Counted(f *sweep.Finding, dryRun bool) string {
 	if f.Recent() {
 		return "recent"
 	} else if !f.Releasable() {
-		return string(f.Fate)
+		return string(f.Verdict)
 	}
 	result, _ := Result(f, dryRun)
 	return result
@@ -199,7 +199,7 @@ func Remaining(findings []sweep.Finding) error {
 	var errs []error
 	for i := range findings {
 		switch f := &findings[i]; {
-		case f.Fate == decide.Unknown:
+		case f.Verdict == decide.Unknown:
 			unknown++
 			errs = append(errs, f.Err) // nil, or about a damaged record
 		case f.Err == nil, guarded(f):

@@ -242,9 +242,9 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 		if f.Network != of.Network || !ofEntry && !slices.Contains(f.Addresses, r.Address) {
 			continue
 		}
-		states := map[decide.Fate]string{decide.Live: "live", decide.Unknown: "unknown"}
-		one.State, one.Why = states[f.Fate], whyOf(f)
-		if f.Fate == decide.Unknown && len(f.Addresses) > 0 && n.NoRuntime {
+		states := map[decide.Verdict]string{decide.Live: "live", decide.Unknown: "unknown"}
+		one.State, one.Why = states[f.Verdict], whyOf(f)
+		if f.Verdict == decide.Unknown && len(f.Addresses) > 0 && n.NoRuntime {
 			one.Remedy = "To query the runtime, set its socket with --cri"
 		}
 		if f.Recent() {

@@ -169,12 +169,12 @@ func summary(a *Attachment) []string {
 	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
 			"takes minutes, a plugin hangs: ps axf shows it.")
-	case f.Fate == decide.Unknown && !decide.Yes(ev.SameNamespaces):
+	case f.Verdict == decide.Unknown && !decide.Yes(ev.SameNamespaces):
 		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
 			"ADD ran in other namespaces.",
 			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
 				"with hostPID.")
-	case f.Fate == decide.Unknown:
+	case f.Verdict == decide.Unknown:
 		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.", a.Why))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
@@ -182,7 +182,7 @@ func summary(a *Attachment) []string {
 				"namespace, every process in it and the host end of its interface are gone.")
 	case errors.As(f.Err, &guard):
 		return append(lines, fmt.Sprintf("It seems dead (%s), as do too many others: %s", a.Why, guard))
-	case f.Fate == decide.Foreign:
+	case f.Verdict == decide.Foreign:
 		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
 			"because a DEL could harm the original machine's pods.", a.Why),
 			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
