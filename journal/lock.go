@@ -44,14 +44,14 @@ const lockPoll = 10 * time.Millisecond
 
 // Patience says how Acquire waits for a lock.
 type Patience struct {
-	Orphans   time.Duration // the wait for processes that inherited the lock from a dead owner
+	Children  time.Duration // the wait for processes that inherited the lock from a dead owner
 	SkipOwned bool          // while a living process owns the lock, return ErrBusy
 	EndADD    bool          // if an ADD owns the lock, it ends (see Lock.Awaited)
 }
 
 // Acquire takes the lock of an attachment. While a living process owns it, Acquire waits as long as
 // ctx allows, and then returns ErrBusy. If the owner has died, and a child of its delegates still
-// holds the lock, Acquire waits for Patience.Orphans, or for half of ctx's remaining time if that
+// holds the lock, Acquire waits for Patience.Children, or for half of ctx's remaining time if that
 // is shorter. Then it takes the lock over. This wait begins when Acquire sees that the lock has no
 // owner.
 func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err error) {
@@ -85,9 +85,9 @@ func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err er
 
 func (p Patience) orphans(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		return min(p.Orphans, time.Until(deadline)/2)
+		return min(p.Children, time.Until(deadline)/2)
 	}
-	return p.Orphans
+	return p.Children
 }
 
 // TryAcquire takes the lock of an attachment without waiting, or returns ErrBusy. It creates the

@@ -255,7 +255,7 @@ func helpRounds(s *Store, args []string) error {
 			_, err := tx.btx.Bucket(bucketRecords).NextSequence()
 			return err
 		})
-		l, errLock := s.Acquire(ctx, k, Patience{Orphans: sandbox.Patience})
+		l, errLock := s.Acquire(ctx, k, Patience{Children: sandbox.Patience})
 		if err := errors.Join(err, errLock); err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}

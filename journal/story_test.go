@@ -342,9 +342,9 @@ func (a *actor) take(ctx context.Context, how, id string) (said string, err erro
 	if how == "takeover" {
 		l, err = a.TakeOver(keyOf(id))
 	} else {
-		p := Patience{Orphans: sandbox.Patience, SkipOwned: how == "skip", EndADD: how == "end"}
+		p := Patience{Children: sandbox.Patience, SkipOwned: how == "skip", EndADD: how == "end"}
 		if how == "inherit" || how == "skip" {
-			p.Orphans = 100 * time.Millisecond
+			p.Children = 100 * time.Millisecond
 		}
 		l, err = a.Acquire(ctx, keyOf(id), p)
 	}

@@ -113,7 +113,7 @@ func TestNobodyWaits(t *testing.T) {
 	thens := oneOf("unwind is killed", "the DEL comes", "the runtime dies")
 	each3(t, parents, plugins, thens, func(t *testing.T, parent parent, plugin, then choice) {
 		n := newNode(t)
-		n.budget("Orphans=3s")
+		n.budget("Children=3s")
 		n.budget("Stop=2s")
 		n.budget("Unread=1s")
 		began := filepath.Join(n.dir, "began") // is there once the plugin runs

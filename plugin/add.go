@@ -62,7 +62,7 @@ func (o *op) add(ctx context.Context) error {
 		return err
 	}
 	defer a.lock.Release()
-	ctx, cancel := a.watched(ctx, 0, a.Budgets.Unread)
+	ctx, cancel := a.watched(ctx, 0, a.Env.Budgets.Unread)
 	defer cancel(nil)
 	if err := a.open(ctx); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (a *adding) watched(
 ) (context.Context, context.CancelCauseFunc) {
 	ctx, end := context.WithCancelCause(ctx)
 	isAwaited, isUnread := lasting(awaited, a.lock.Awaited), lasting(unread, a.plugin.Unread)
-	a.Watch = func() {
+	a.Verb.Watch = func() {
 		switch {
 		case isAwaited():
 			end(errAwaited)
@@ -137,13 +137,13 @@ func (a *adding) runDelegate(
 	a.started = i + 1
 	c := a.callOf(i)
 	c.Stdin = netconf.WithPrevResult(step.Config, a.record.Got.Result)
-	if a.Conf.DelegateTimeout > 0 {
+	if a.Verb.Conf.DelegateTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, a.Conf.DelegateTimeout)
+		ctx, cancel = context.WithTimeout(ctx, a.Verb.Conf.DelegateTimeout)
 		defer cancel()
 	}
-	stdout, f := a.Runner.Run(ctx, c, a.Stderr)
-	a.At("added")
+	stdout, f := a.Env.Runner.Run(ctx, c, a.Env.Stderr)
+	a.Env.At("added")
 	if f != nil {
 		undo.Failed(step, f)
 		if f.Unstarted {
@@ -190,22 +190,22 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 		return a.callOf(i).Failed(types.ErrDecodingFailure, err.Error())
 	}
 	a.record.Got.Claims = append(a.record.Got.Claims, claims...)
-	if a.Journal.Lost != nil {
+	if a.Node.Journal.Lost != nil {
 		return nil //nolint:nilerr // the ADD goes on without the journal
 	}
 	addresses := (&journal.Record{Got: journal.Got{Claims: claims}}).Addresses()
 	var others []*journal.Record
 	write := func(tx *journal.Tx) (err error) {
-		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Key, addresses); err != nil {
+		if others, err = (&record.Snapshot{Tx: tx}).Others(a.Verb.Key, addresses); err != nil {
 			return err
 		}
 		a.record.State = journal.Live
 		return tx.Put(a.record)
 	}
-	err = a.Journal.Update(ctx, write)
+	err = a.Node.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
 		a.log.Warn("other processes keep writing the journal; the ADD still waits for its turn")
-		err = a.Journal.Update(ctx, write)
+		err = a.Node.Journal.Update(ctx, write)
 	}
 	if err != nil {
 		return a.callOf(i).Failed(types.ErrTryAgainLater,
@@ -221,8 +221,8 @@ func (a *adding) refuseDuplicates(
 ) *delegate.Failure {
 	for _, other := range others {
 		for _, address := range a.duplicates(ctx, addresses, other) {
-			a.Journal.Count(record.CountDuplicates)
-			if other.Network == a.Network {
+			a.Node.Journal.Count(record.CountDuplicates)
+			if other.Network == a.Node.Network {
 				return a.callOf(i).Failed(types.ErrInternal,
 					fmt.Sprintf("duplicate address %s: already in use by %s; see unwindctl show %s", address,
 						other.Key, other.Key))
@@ -239,7 +239,7 @@ func (a *adding) duplicates(
 ) []netip.Addr {
 	used := slices.DeleteFunc(netconf.SharedAddresses(a.record, other),
 		func(address netip.Addr) bool { return !slices.Contains(addresses, address) })
-	if len(used) == 0 || a.Judge(ctx, other).Verdict == decide.Dead {
+	if len(used) == 0 || a.Node.Judge(ctx, other).Verdict == decide.Dead {
 		return nil
 	}
 	has, err := facts.AddressesOf(other)
@@ -256,13 +256,13 @@ func (a *adding) duplicates(
 func (a *adding) printResult() *delegate.Failure {
 	last := a.callOf(len(a.chain.Delegates) - 1)
 	printed := a.record.Got.Result
-	if !netconf.SameVersion(a.Conf.CNIVersion, a.chain.CNIVersion) {
+	if !netconf.SameVersion(a.Verb.Conf.CNIVersion, a.chain.CNIVersion) {
 		var err error
-		if printed, err = netconf.ConvertResult(printed, a.Conf.CNIVersion); err != nil {
+		if printed, err = netconf.ConvertResult(printed, a.Verb.Conf.CNIVersion); err != nil {
 			return last.Failed(types.ErrDecodingFailure, err.Error())
 		}
 	}
-	a.At("print")
+	a.Env.At("print")
 	if _, err := a.plugin.Stdout.Write(append(bytes.TrimSpace(printed), '\n')); err != nil {
 		return last.Failed(types.ErrIOFailure, "unwind: cannot print the result: "+err.Error())
 	}
@@ -273,23 +273,23 @@ func (a *adding) printResult() *delegate.Failure {
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	said := netconf.Shorten(f.Said(), 500)
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Undo)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Env.Budgets.Undo)
 	defer cancel()
-	ctx, end := a.watched(ctx, a.Budgets.Stop, a.Budgets.Undo)
+	ctx, end := a.watched(ctx, a.Env.Budgets.Stop, a.Env.Budgets.Undo)
 	defer end(nil)
-	a.Journal.Invalidate() // the ADD may have taken long
+	a.Node.Journal.Invalidate() // the ADD may have taken long
 	reason := decide.FailedADD
 	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
 	job := undo.Job{Record: a.record, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.record), "complete"
 	_, _, err := a.Undo(ctx, job, reason)
-	lost := cmp.Or(err, a.Journal.Lost)
+	lost := cmp.Or(err, a.Node.Journal.Lost)
 	if len(a.record.Steps) > 0 {
 		result = "pending"
 	}
 	event.Reason, event.Plugins = said, []string{f.Plugin}
-	a.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
+	a.Node.Journal.Event(event, record.CountRollbacks, f.Plugin, result)
 	if lost != nil {
 		a.log.Error("cannot write the journal after a failed ADD", "err", lost, "pending",
 			strings.Join(undo.PendingSteps(a.record), ", "))
@@ -318,14 +318,14 @@ func addError(f *delegate.Failure, e *journal.Record, lost error) *types.Error {
 // makeRoom releases the network's dead attachments after a failed ADD, so that the runtime's next
 // ADD finds a free address in a pool that was full.
 func (a *adding) makeRoom(ctx context.Context) {
-	if a.Conf.Observes() {
+	if a.Verb.Conf.Observes() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Budgets.Release)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Env.Budgets.Release)
 	defer cancel()
-	_ = a.sweepBriefly(sweep.Job{Network: a.Key.Network, Pools: sweep.PoolsOf(a.chain, a.Conf)},
-		func(s *sweep.Sweep) error {
-			_, err := s.Run(ctx)
-			return err
-		})
+	job := sweep.Job{Network: a.Verb.Key.Network, Pools: sweep.PoolsOf(a.chain, a.Verb.Conf)}
+	_ = a.sweepBriefly(job, func(s *sweep.Sweep) error {
+		_, err := s.Run(ctx)
+		return err
+	})
 }

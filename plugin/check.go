@@ -24,11 +24,11 @@ func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
 	}
-	chain, err := o.Chain()
+	chain, err := o.Verb.Chain()
 	if err == nil && chain.DisableCheck {
 		return nil
 	}
-	e, _ := o.Journal.Snapshot(ctx).Get(o.Key)
+	e, _ := o.Node.Journal.Snapshot(ctx).Get(o.Verb.Key)
 	if e != nil {
 		e = e.Clone()
 	}
@@ -43,8 +43,8 @@ func (o *op) check(ctx context.Context) error {
 	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {
 		return nil //nolint:nilerr // an invalid version has no CHECK
 	}
-	if o.Conf.PrevResult != nil {
-		e.Got.Result = o.Conf.PrevResult
+	if o.Verb.Conf.PrevResult != nil {
+		e.Got.Result = o.Verb.Conf.PrevResult
 	}
 	for i := range e.Steps {
 		step := &e.Steps[i]
@@ -75,6 +75,6 @@ func (o *op) checkWith(
 		return c.Failed(types.ErrInvalidNetworkConfig, "prevResult: "+err.Error())
 	}
 	c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(config, prevResult)
-	_, f := o.Runner.Run(ctx, c, o.Stderr)
+	_, f := o.Env.Runner.Run(ctx, c, o.Env.Stderr)
 	return f
 }

@@ -316,7 +316,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 	ends := oneOf("p1 works again", "another pod gets the address")
 	each1(t, ends, func(t *testing.T, end choice) {
 		n := newNode(t)
-		n.budget("Orphans=500ms")
+		n.budget("Children=500ms")
 		n.chain(single, p1.rules())
 		a := n.add("a")
 		n.plan(p1.DEL("hang"))

@@ -112,14 +112,14 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 		a := n.add("a")
 		death.of(a)
 		worker := n.worker()
-		worker.Journal.Store.Point = func(name string) {
+		worker.Node.Journal.Store.Point = func(name string) {
 			if name == "commit" {
 				panic("this commit fails")
 			}
 		}
 		n.want(worker.Release(n.Context(), a.key()) != nil && a.record() != nil, "the journal could be told")
-		worker.Journal.Store.Point = nil
-		worker.Journal.Flush()
+		worker.Node.Journal.Store.Point = nil
+		worker.Node.Journal.Flush()
 		n.wantEvents()
 		n.wantCounters()
 		n.sweep()

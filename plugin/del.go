@@ -40,10 +40,10 @@ type deleting struct {
 //     records if they have changed.
 //  3. Undo the records, and write the DELs that are still pending.
 //
-// No error in the journal or in the configuration stops a pod's DEL. After a crash, the record still
-// contains every DEL that may not have run.
+// No error in the journal or in the configuration stops a pod's DEL. After a crash, the record
+// still contains every DEL that may not have run.
 func (o *op) del(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Budgets.Undo)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Env.Budgets.Undo)
 	defer cancel()
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)
@@ -60,7 +60,7 @@ func (o *op) del(ctx context.Context) error {
 		return err
 	}
 	failures, durable := d.undo(ctx)
-	if d.Journal.Lost != nil && !slices.ContainsFunc(d.records,
+	if d.Node.Journal.Lost != nil && !slices.ContainsFunc(d.records,
 		func(e *journal.Record) bool { return len(e.Steps) > 0 }) {
 		_ = d.lock.Remove() // Finish did not, and nothing is pending
 	}
@@ -71,7 +71,7 @@ func (o *op) del(ctx context.Context) error {
 // records this DEL's ADD. d.records stays empty if nothing is left to undo.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
-	sandbox := netconf.SandboxOf(d.Conf.PrevResult, d.Key.IfName)
+	sandbox := netconf.SandboxOf(d.Verb.Conf.PrevResult, d.Verb.Key.IfName)
 	named, _ := facts.Look(cmp.Or(d.args.Netns, sandbox), "")
 	d.netns = named.Netns
 	switch {
@@ -97,19 +97,19 @@ func (d *deleting) find(ctx context.Context) error {
 // It is of an earlier ADD if host-local assigns only other addresses to the attachment.
 func (d *deleting) mayHaveResult(e *journal.Record) bool {
 	return len(e.Got.Claims) == 0 ||
-		slices.ContainsFunc(netconf.AddressesOf(d.Conf.PrevResult), e.ClaimsAddress)
+		slices.ContainsFunc(netconf.AddressesOf(d.Verb.Conf.PrevResult), e.ClaimsAddress)
 }
 
 // readJournal reads the attachment's records, and copies the journal for all later decisions.
 func (d *deleting) readJournal(ctx context.Context) {
-	err := d.Journal.Renew(ctx)
+	err := d.Node.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.Journal.Store.Update(ctx, d.Journal.Look) // starts a new journal
+		err = d.Node.Journal.Store.Update(ctx, d.Node.Journal.Look) // starts a new journal
 	}
 	if err != nil {
 		d.Degrade("DEL", err)
 	}
-	all, _ := d.Journal.Snapshot(ctx).Records(d.Key) // the DEL deletes a damaged one
+	all, _ := d.Node.Journal.Snapshot(ctx).Records(d.Verb.Key) // the DEL deletes a damaged one
 	for _, e := range all {
 		if e = e.Clone(); e.State == journal.Abandoned {
 			d.abandoned = append(d.abandoned, e)
@@ -124,7 +124,7 @@ func (d *deleting) readJournal(ctx context.Context) {
 func (d *deleting) isOf(e *journal.Record) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
-		d.IsAt(e, d.netns)
+		d.Node.IsAt(e, d.netns)
 }
 
 // addUnrecorded adds a record for the ADD of this DEL, which the journal does not contain: it ran
@@ -146,15 +146,15 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 		}
 	case err == nil:
 		d.noteIdle("no plugin of the chain is in CNI_PATH, and the runtime has no ADD result", nil)
-	case d.Conf.NeverAdded():
+	case d.Verb.Conf.NeverAdded():
 		d.noteIdle("the journal has no record, and the runtime has no ADD result", err)
-	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && d.Journal.Lost == nil:
+	case errors.Is(err, netconf.ErrNoChain) && d.bad == nil && d.Node.Journal.Lost == nil:
 		// multus up to 4.3 removes unwind's keys from a clusterNetwork, so a retry could not help
-		d.noteIdle("the journal in "+d.Conf.StateDir+" does not contain the attachment, "+
+		d.noteIdle("the journal in "+d.Verb.Conf.StateDir+" does not contain the attachment, "+
 			"and the runtime's configuration contains no chain", err)
 	default:
 		return badConfig(fmt.Errorf("%s is not in the journal, and the chain cannot be read: %w",
-			d.Key, err))
+			d.Verb.Key, err))
 	}
 	return nil
 }
@@ -163,18 +163,18 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 // input, or nil if no delegate can have allocated anything. An error means that the chain cannot be
 // read.
 func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
-	chain, err := d.Chain()
+	chain, err := d.Verb.Chain()
 	if err != nil {
 		return nil, err
 	}
 	e := d.newRecord(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
-	hosts := d.IsHost(d.netns) && !d.overridesNetNS()
+	hosts := d.Node.IsHost(d.netns) && !d.overridesNetNS()
 	// a path in prevResult may lead elsewhere by now
-	if d.args.Netns != "" && !hosts && !d.Anothers(ctx, d.Key, d.netns) {
+	if d.args.Netns != "" && !hosts && !d.Node.Anothers(ctx, d.Verb.Key, d.netns) {
 		e.Added.NetNS = d.netns
 	}
-	if d.Conf.NeverAdded() {
+	if d.Verb.Conf.NeverAdded() {
 		undo.Interrupted(e.Steps)
 		missing := func(s journal.Step) bool {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
@@ -197,12 +197,12 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 // takePrevResult stores the runtime's prevResult as the result of a record's ADD, with claims for
 // the first delegate that calls an IPAM plugin.
 func (d *deleting) takePrevResult(e *journal.Record) {
-	if d.Conf.PrevResult == nil || len(e.Steps) == 0 {
+	if d.Verb.Conf.PrevResult == nil || len(e.Steps) == 0 {
 		return
 	}
 	by := e.Steps[max(0, slices.IndexFunc(e.Steps,
 		func(s journal.Step) bool { return known.IPAMOf(s.Config).Name != "" }))]
-	raw, err := netconf.ConvertResult(d.Conf.PrevResult, e.Added.CNIVersion)
+	raw, err := netconf.ConvertResult(d.Verb.Conf.PrevResult, e.Added.CNIVersion)
 	var claims []journal.Claim
 	if err == nil {
 		claims, err = setResult(e, raw, by, known.IPAMOf(by.Config).Name)
@@ -235,10 +235,10 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 		failed, n, err := d.Undo(ctx, job, reason)
 		failures, ran = append(failures, failed...), ran+n
 		if err != nil {
-			d.Journal.Degraded("DEL", err)
+			d.Node.Journal.Degraded("DEL", err)
 			d.log.Error("cannot record a DEL, so it may run again later", "err", err)
 		}
-		durable = durable && err == nil && d.Journal.Lost == nil
+		durable = durable && err == nil && d.Node.Journal.Lost == nil
 	}
 	if pending := undo.PendingSteps(d.records[0]); ran+len(failures) == 0 && len(pending) > 0 {
 		d.noteIdle("pending: "+strings.Join(pending, ", "), nil)
@@ -254,8 +254,8 @@ func (d *deleting) noteIdle(why string, err error) {
 		level, attrs = slog.LevelWarn, append(attrs, "err", err)
 	}
 	d.log.Log(context.Background(), level, "DEL ran no plugin", attrs...)
-	d.Journal.Event(journal.Event{
-		Key: d.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
+	d.Node.Journal.Event(journal.Event{
+		Key: d.Verb.Key, Kind: journal.NoOp, Pod: netconf.PodOf(d.args.Args), Reason: why,
 	})
 }
 
@@ -278,7 +278,7 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 			code = f.Code
 		}
 	}
-	if len(names) == 0 || d.Conf.OnDelFailure == "defer" && durable {
+	if len(names) == 0 || d.Verb.Conf.OnDelFailure == "defer" && durable {
 		return nil
 	}
 	list := strings.Join(names, ", ")
@@ -286,5 +286,6 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 		return ownError(code, "DEL incomplete; the journal cannot be written (see unwind's log), so "+
 			"unwind may not retry it: %s", list)
 	}
-	return ownError(code, "DEL incomplete; it will be retried: %s; see unwindctl show %s", list, d.Key)
+	return ownError(code, "DEL incomplete; it will be retried: %s; see unwindctl show %s", list,
+		d.Verb.Key)
 }

@@ -33,18 +33,18 @@ func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
 	}
-	chain, err := o.Chain()
+	chain, err := o.Verb.Chain()
 	if err != nil {
 		return badConfig(err)
 	}
-	if o.Conf.DisableGC || chain.DisableGC {
+	if o.Verb.Conf.DisableGC || chain.DisableGC {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC)
+	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.GC)
 	defer cancel()
 	errs, believed := o.sweepForGC(ctx, chain)
 	code := types.ErrTryAgainLater
-	if believed && o.Conf.Valid != nil {
+	if believed && o.Verb.Conf.Valid != nil {
 		lists, err := o.listKept(ctx)
 		if err != nil {
 			errs = append(errs, err)
@@ -71,11 +71,11 @@ func (o *op) gc(ctx context.Context) error {
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
 ) (errs []error, believed bool) {
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.GC*2/3)
+	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.GC*2/3)
 	defer cancel()
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf)}
-	if o.Conf.Valid != nil {
-		job.List = facts.NewList(o.Conf.Name, o.Conf.Valid)
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
+	if o.Verb.Conf.Valid != nil {
+		job.List = facts.NewList(o.Verb.Conf.Name, o.Verb.Conf.Valid)
 	}
 	findings, err := sweep.New(o.Worker, job).Run(ctx)
 	var guarded *sweep.MassReleaseError
@@ -91,7 +91,7 @@ func (o *op) sweepForGC(
 		unreported := errors.As(f.Err, &failure) && failure.Unreported
 		switch {
 		case f.Err == nil, unreported, errors.As(f.Err, &guarded):
-		case f.Key.Network != o.Conf.Name:
+		case f.Key.Network != o.Verb.Conf.Name:
 			o.log.Warn("an attachment of another network is not released", "attachment", f.Key.String(),
 				"err", f.Err)
 		default:
@@ -118,22 +118,22 @@ func (o *op) sweepBriefly(job sweep.Job, run func(*sweep.Sweep) error) error {
 // lacks a dead one whose DELs are pending.
 func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
-	err := o.Journal.Store.View(ctx, func(tx *journal.Tx) error {
+	err := o.Node.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		kept = nil
 		// a damaged record may belong to any attachment
 		return tx.Outlines(func(e journal.Outline, err error) error {
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
-			if e.Network == o.Conf.Name && !slices.Contains(o.Conf.Valid, a) {
+			if e.Network == o.Verb.Conf.Name && !slices.Contains(o.Verb.Conf.Valid, a) {
 				kept = append(kept, netconf.Marshal(a))
 			}
 			return err
 		})
 	})
 	if err != nil || len(kept) == 0 {
-		return o.Conf.ValidRaw, err
+		return o.Verb.Conf.ValidRaw, err
 	}
 	lists := map[string]json.RawMessage{}
-	for key, raw := range o.Conf.ValidRaw {
+	for key, raw := range o.Verb.Conf.ValidRaw {
 		var list []json.RawMessage
 		if err := json.Unmarshal(raw, &list); err != nil {
 			return nil, err
@@ -161,12 +161,12 @@ func (o *op) passOn(
 	failures := make([]*delegate.Failure, len(chain.Delegates))
 	var running sync.WaitGroup
 	for i, d := range chain.Delegates {
-		config := netconf.ObjectOf(chain.Config(i, o.Conf))
+		config := netconf.ObjectOf(chain.Config(i, o.Verb.Conf))
 		maps.Copy(config, keys)
 		c := &delegate.Call{Command: command, Plugin: d.Type, Path: o.args.Path,
 			Stdin: netconf.Marshal(config)}
 		running.Go(func() {
-			_, failures[i] = o.Runner.Run(ctx, c, o.Stderr)
+			_, failures[i] = o.Env.Runner.Run(ctx, c, o.Env.Stderr)
 		})
 	}
 	running.Wait()

@@ -25,7 +25,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 	if a.bad != nil {
 		return badConfig(a.bad)
 	}
-	if a.Conf.PrevResult != nil {
+	if a.Verb.Conf.PrevResult != nil {
 		return badConfig(errors.New("prevResult is set, but unwind must be the first plugin of the " +
 			`list; move the plugins before it into "chain"`))
 	}
@@ -35,7 +35,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 	if a.chain, err = a.awaitChain(ctx); err != nil {
 		return a.refuse(badConfig(err))
 	}
-	if lost := a.chain.LostCapabilities(a.Conf); len(lost) > 0 {
+	if lost := a.chain.LostCapabilities(a.Verb.Conf); len(lost) > 0 {
 		a.log.Warn("plugins need capabilities that unwind's entry does not declare, so the runtime "+
 			"drops their arguments; declare them in the entry", "lost", strings.Join(lost, ", "), "declare",
 			fmt.Sprintf(`"capabilities": {"%s": true}`,
@@ -52,10 +52,10 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 	there := !a.overridesNetNS() && unix.Stat(a.args.Netns, &at) == nil
 	switch { // skel checks this after the result is printed
 	case !there:
-	case a.Host.NetNS == "":
+	case a.Node.Host.NetNS == "":
 		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
 			"mounted")
-	case a.IsHost(journal.NetNS{Ino: at.Ino}):
+	case a.Node.IsHost(journal.NetNS{Ino: at.Ino}):
 		return ownError(types.ErrInvalidNetNS, "CNI_NETNS is the runtime's own network namespace; "+
 			"set it to the container's")
 	}
@@ -64,7 +64,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 
 // refuse records in the history that an ADD could not start its chain, and returns the error.
 func (a *adding) refuse(err *types.Error, plugins ...string) error {
-	a.Journal.Event(journal.Event{Key: a.Key, Kind: journal.RolledBack, Reason: err.Msg,
+	a.Node.Journal.Event(journal.Event{Key: a.Verb.Key, Kind: journal.RolledBack, Reason: err.Msg,
 		Pod: netconf.PodOf(a.args.Args), Plugins: plugins})
 	return err
 }
@@ -78,15 +78,15 @@ func (a *adding) open(ctx context.Context) error {
 	}
 	a.record = a.newRecord(journal.Adding, a.chain)
 	a.record.Added.NetNS, a.record.Added.Occupant = seen.Netns, seen.Occupant()
-	if a.Journal.Lost != nil {
+	if a.Node.Journal.Lost != nil {
 		return a.refuseUnseen()
 	}
 	err = a.writeIntent(ctx, a.putFirst)
-	if err != nil || a.Journal.Lost != nil || len(a.prior)+len(a.samePod) == 0 {
+	if err != nil || a.Node.Journal.Lost != nil || len(a.prior)+len(a.samePod) == 0 {
 		return err
 	}
 	a.releaseSamePod(ctx)
-	if err := a.supersede(ctx); err != nil || a.Journal.Lost != nil {
+	if err := a.supersede(ctx); err != nil || a.Node.Journal.Lost != nil {
 		return err
 	}
 	return a.writeIntent(ctx, a.putIntent)
@@ -96,13 +96,13 @@ func (a *adding) open(ctx context.Context) error {
 // pod's other attachments may be dead, and a new sandbox first frees what the old one left (Azure
 // CNS #4350). Live attachments of the same container in other networks don't count.
 func (a *adding) putFirst(tx *journal.Tx) (err error) {
-	a.prior, err = tx.Pending(a.Key)
+	a.prior, err = tx.Pending(a.Verb.Key)
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
 		return err
 	}
 	a.samePod, err = tx.ByPod(a.record.Added.Pod)
 	a.samePod = slices.DeleteFunc(a.samePod, func(e *journal.Record) bool {
-		return e.Key == a.Key || e.State == journal.Live && e.ContainerID == a.Key.ContainerID
+		return e.Key == a.Verb.Key || e.State == journal.Live && e.ContainerID == a.Verb.Key.ContainerID
 	})
 	if err != nil || len(a.prior) > 0 {
 		return err
@@ -124,14 +124,14 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 // Otherwise journalFailed decides. writeIntent returns an error with which write refuses the ADD.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.record.Number = 0
-	err := a.Journal.Update(ctx, write)
+	err := a.Node.Journal.Update(ctx, write)
 	if refused := new(types.Error); err == nil || errors.As(err, &refused) {
 		return err
 	}
 	if a.record.Number != 0 { // otherwise, no commit was tried
 		var stored *journal.Record
-		unread := a.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
-			stored, err = tx.Get(a.Key)
+		unread := a.Node.Journal.Store.View(ctx, func(tx *journal.Tx) (err error) {
+			stored, err = tx.Get(a.Verb.Key)
 			return journal.IgnoreDamaged(err)
 		})
 		switch {
@@ -148,7 +148,7 @@ func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error)
 
 // journalFailed decides whether an ADD whose intent is not in the journal continues or fails.
 func (a *adding) journalFailed(err error) error {
-	if a.Conf.OnJournalFailure == "fail" {
+	if a.Verb.Conf.OnJournalFailure == "fail" {
 		return ownError(types.ErrTryAgainLater, `%v (onJournalFailure is "fail")`, err)
 	}
 	a.Degrade("ADD", err)
@@ -159,22 +159,22 @@ func (a *adding) journalFailed(err error) error {
 // time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
 // killed.
 func (a *adding) releaseSamePod(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
 	ready := slices.DeleteFunc(slices.Clone(a.samePod),
 		func(e *journal.Record) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
 	deadline, _ := ctx.Deadline()
 	for i, e := range ready {
 		left := time.Until(deadline)
-		if left < a.Budgets.Step {
+		if left < a.Env.Budgets.Step {
 			a.log.Debug("out of time; the other attachments of the pod are released later",
 				"attachments", len(ready)-i)
 			return
 		}
 		one, cancelOne := context.WithTimeout(ctx,
-			max(left/time.Duration(len(ready)-i), a.Budgets.Step))
+			max(left/time.Duration(len(ready)-i), a.Env.Budgets.Step))
 		if err := a.Release(one, e.Key); err != nil {
-			a.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
+			a.Node.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
 		cancelOne()
 	}
@@ -184,7 +184,7 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 // until this ADD's attachment is gone. They may remove resources by container ID, and this ADD is
 // about to use the same ID.
 func (a *adding) supersede(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, a.Budgets.Release)
+	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
 	for _, prior := range a.prior {
 		if prior.State == journal.Live {
@@ -192,7 +192,7 @@ func (a *adding) supersede(ctx context.Context) error {
 				return err
 			}
 		}
-		if again, _ := a.Later(ctx, prior); again {
+		if again, _ := a.Node.Later(ctx, prior); again {
 			// that ADD may still be in use, and the DELs would release its resources
 			if err := a.refuseUnseen(); err != nil {
 				return err
@@ -200,7 +200,7 @@ func (a *adding) supersede(ctx context.Context) error {
 			continue
 		}
 		reason := decide.Superseded
-		if v := decide.Decide(a.Gather(ctx, prior, a.lock)); v.Verdict == decide.Foreign {
+		if v := decide.Decide(a.Node.Gather(ctx, prior, a.lock)); v.Verdict == decide.Foreign {
 			reason = v.Reason
 		}
 		job := undo.Job{Record: prior, Mode: undo.Superseding, Lock: a.lock}
@@ -218,12 +218,12 @@ func (a *adding) refuseLive(prior *journal.Record) error {
 	was := prior.Added.NetNS
 	same := was.Same(a.record.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
 	switch {
-	case a.SameBoot(prior) == decide.False, same && a.record.Added.Occupant == "":
+	case a.Node.SameBoot(prior) == decide.False, same && a.record.Added.Occupant == "":
 		return nil
 	case same:
 		return a.addedAlready("in the same network namespace")
 	}
-	if inside, err := a.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
+	if inside, err := a.Node.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
 		return a.addedAlready("in a network namespace with a running process")
 	}
 	return nil
@@ -236,7 +236,7 @@ func (a *adding) refuseUnseen() error {
 	if a.record.Added.Occupant == "" {
 		return nil
 	}
-	if cached, err := a.CachedInterface(a.Key); err != nil || !cached.There() ||
+	if cached, err := a.Node.CachedInterface(a.Verb.Key); err != nil || !cached.There() ||
 		!cached.Netns.Same(a.record.Added.NetNS) {
 		return nil //nolint:nilerr // nothing proves such an ADD
 	}
@@ -246,5 +246,5 @@ func (a *adding) refuseUnseen() error {
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
 	_ = a.lock.Remove() // the attachment may have no record
-	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Key, why)
+	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Verb.Key, why)
 }

@@ -638,7 +638,7 @@ func sweepAsAgent(times int, stateDir, cache string, job sweep.Job) error {
 		conf := netconf.DefaultConf()
 		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
 		o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
-		o.Invoked = true // process 1 is in other namespaces: see node.worker
+		o.Node.Invoked = true // process 1 is in other namespaces: see node.worker
 		_, err := sweep.New(o.Worker, job).Run(context.Background())
 		if closeLog(); err != nil {
 			return err

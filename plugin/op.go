@@ -67,9 +67,9 @@ func (p *Plugin) verb(
 	return func(args *skel.CmdArgs) error {
 		conf, bad := netconf.ParseConf(args.StdinData)
 		o, closeLog := p.newOp(args, conf)
-		o.bad, o.Invoked, o.Journal.Store.Trusting = bad, true, true
+		o.bad, o.Node.Invoked, o.Node.Journal.Store.Trusting = bad, true, true
 		defer closeLog()
-		defer o.Journal.Flush()
+		defer o.Node.Journal.Flush()
 		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
 		// late for an ADD (see prepare), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
@@ -142,7 +142,7 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		log.Warn(w, "network", conf.Name)
 	}
 	if args.ContainerID != "" {
-		o.log = log.With("attachment", o.Key.String())
+		o.log = log.With("attachment", o.Verb.Key.String())
 	}
 	return o, closeLog
 }
@@ -166,15 +166,15 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 // The first delegate gets static addresses that no delegate declares, but not a pod's: Multus sends
 // those too, but only to plugins that declare them.
 func (o *op) readChain() (*netconf.Chain, error) {
-	chain, err := o.Conf.LoadChain()
+	chain, err := o.Verb.Conf.LoadChain()
 	if err != nil {
 		return nil, err
 	}
 	if chain.Warning != "" {
-		o.log.Warn(chain.Warning, "network", o.Conf.Name)
+		o.log.Warn(chain.Warning, "network", o.Verb.Conf.Name)
 	}
 	if netconf.PodOf(o.args.Args).Namespace == "" {
-		chain.AdoptIPs(o.Conf)
+		chain.AdoptIPs(o.Verb.Conf)
 	}
 	return chain, nil
 }
@@ -184,7 +184,7 @@ func (o *op) readChain() (*netconf.Chain, error) {
 func (o *op) awaitChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	o.awaitExchange(ctx, func() bool {
 		chain, err = o.readChain()
-		return err == nil || o.Conf.Chain != nil || o.Conf.ChainFile == ""
+		return err == nil || o.Verb.Conf.Chain != nil || o.Verb.Conf.ChainFile == ""
 	})
 	return chain, err
 }
@@ -192,7 +192,7 @@ func (o *op) awaitChain(ctx context.Context) (chain *netconf.Chain, err error) {
 // awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A
 // provider may be replacing a configuration file or a plugin.
 func (o *op) awaitExchange(ctx context.Context, look func() bool) {
-	end := time.Now().Add(o.Budgets.Exchange)
+	end := time.Now().Add(o.Env.Budgets.Exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -210,14 +210,14 @@ func (o *op) overridesNetNS() bool {
 func (o *op) takeLock(
 	ctx context.Context, p journal.Patience, without func(error) error,
 ) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Undo)
+	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.Undo)
 	defer cancel()
-	p.Orphans = o.Budgets.Orphans
-	o.lock, err = o.Journal.Store.Acquire(ctx, o.Key, p)
+	p.Children = o.Env.Budgets.Children
+	o.lock, err = o.Node.Journal.Store.Acquire(ctx, o.Verb.Key, p)
 	switch {
 	case errors.Is(err, journal.ErrBusy):
 		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
-			"within %s; retry later", o.Key, o.Budgets.Undo)
+			"within %s; retry later", o.Verb.Key, o.Env.Budgets.Undo)
 	case err != nil:
 		err = without(err)
 	}
@@ -230,25 +230,25 @@ func (o *op) call(command, plugin string) *delegate.Call {
 	return &delegate.Call{
 		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
 		Netns: o.args.Netns, Ifname: o.args.IfName, Args: o.args.Args, Lock: o.lock.File(),
-		Watch: o.Watch,
+		Watch: o.Verb.Watch,
 	}
 }
 
 // newRecord returns a record of an ADD of the whole chain, created from the runtime's input.
 func (o *op) newRecord(state journal.State, chain *netconf.Chain) *journal.Record {
 	e := &journal.Record{
-		Key:   o.Key,
-		State: state, Steps: chain.Steps(o.Conf),
+		Key:   o.Verb.Key,
+		State: state, Steps: chain.Steps(o.Verb.Conf),
 		Added: journal.Added{
 			Pod: netconf.PodOf(o.args.Args), NetNS: journal.NetNS{Path: o.args.Netns},
 			Args: o.args.Args, Path: o.args.Path, Env: facts.SearchPaths(),
-			CNIVersion: chain.CNIVersion, Host: o.Host, At: journal.Now(),
-			GracePeriod: max(1, o.Conf.GracePeriod), // 0 would mean unknown
-			Observed:    o.Conf.Observes(),
+			CNIVersion: chain.CNIVersion, Host: o.Node.Host, At: journal.Now(),
+			GracePeriod: max(1, o.Verb.Conf.GracePeriod), // 0 would mean unknown
+			Observed:    o.Verb.Conf.Observes(),
 		},
 	}
-	if len(o.Conf.RuntimeConfig) > 0 {
-		e.Added.RuntimeConfig = netconf.Marshal(o.Conf.RuntimeConfig)
+	if len(o.Verb.Conf.RuntimeConfig) > 0 {
+		e.Added.RuntimeConfig = netconf.Marshal(o.Verb.Conf.RuntimeConfig)
 	}
 	return e
 }

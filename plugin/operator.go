@@ -30,7 +30,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, b
 	conf.StateDir = stateDir
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
-	lock, err := o.Journal.Store.TryAcquire(key)
+	lock, err := o.Node.Journal.Store.TryAcquire(key)
 	if errors.Is(err, journal.ErrBusy) {
 		return fmt.Errorf("%s: %s; retry later", key, decide.Locked.Reason)
 	}
@@ -45,8 +45,8 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, b
 		for _, e := range records {
 			event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
 		}
-		o.Journal.Event(event) // Update records it if it succeeds
-		err = o.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
+		o.Node.Journal.Event(event) // Update records it if it succeeds
+		err = o.Node.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
 			put := tx.Put
 			if key.Malformed() || !utf8.ValidString(key.Network+key.ContainerID+key.IfName) {
 				put = tx.Delete // a damaged key, which no DEL can name
@@ -67,7 +67,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, b
 func (o *op) toForget(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (records []*journal.Record, err error) {
-	snapshot := o.Journal.Snapshot(ctx)
+	snapshot := o.Node.Journal.Snapshot(ctx)
 	records, err = snapshot.Pending(key)
 	var damaged *journal.DamagedError
 	switch {
@@ -78,7 +78,7 @@ func (o *op) toForget(
 	case len(records) == 0:
 		return nil, fmt.Errorf("%s is not in the journal", key)
 	}
-	if v := decide.Decide(o.Gather(ctx, records[0], lock)); !v.Releasable() {
+	if v := decide.Decide(o.Node.Gather(ctx, records[0], lock)); !v.Releasable() {
 		return nil, fmt.Errorf("%s is %s, not dead (%s); only a dead attachment can be forgotten", key,
 			v.Verdict, v.Reason)
 	}

@@ -485,7 +485,7 @@ func TestObservingInAnotherNetwork(t *testing.T) {
 	other.gc()
 	a.wantKept()
 	person := other.worker()
-	person.Invoked = false
+	person.Node.Invoked = false
 	n.want(!person.Spares(n.records()[0]), "it is spared")
 	n.status()
 	n.wantRecords(0)

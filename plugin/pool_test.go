@@ -65,10 +65,10 @@ func (n *node) wantAddressesOf(containers ...string) {
 // listOther is a list with a container that is not there.
 var listOther = keys{validKey: rawJSON(`[{"containerID":"other","ifname":"eth0"}]`)}
 
-// TestOrphans: there are pods of every kind from before the install. Only reservations that nobody
+// TestStrays: there are pods of every kind from before the install. Only reservations that nobody
 // has and no evidence supports go. The cache has lost one whose interface is there; it never had
 // the one whose ADD and DEL failed.
-func TestOrphans(t *testing.T) {
+func TestStrays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	runtime := n.useVarLib()

@@ -34,7 +34,7 @@ func (n *node) hasty() {
 	n.conf["delegateTimeout"] = env.Long.Undo.String()
 	n.mkdir(n.hangsDir())
 	n.env = append(n.env, env.Hangs+"="+n.hangsDir())
-	n.budget("Orphans=500ms")
+	n.budget("Children=500ms")
 }
 
 // versions sets the cniVersion of unwind's list and of the chain.

@@ -29,7 +29,7 @@ const (
 // A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
 // status returns in time even if something hangs.
 func (o *op) status(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, o.Budgets.Status*3/4)
+	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.Status*3/4)
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
@@ -38,7 +38,7 @@ func (o *op) status(ctx context.Context) error {
 	select {
 	case err := <-said:
 		return err
-	case <-time.After(o.Budgets.Status * 19 / 20):
+	case <-time.After(o.Env.Budgets.Status * 19 / 20):
 		return ownError(errNotAvailable, "STATUS timed out: a plugin does not respond, or a "+
 			"configuration file cannot be read; check the plugins and the file system")
 	}
@@ -55,13 +55,13 @@ func (o *op) look(ctx context.Context) error {
 		return ownError(errNotAvailable, "%v", err)
 	}
 	journalErr, swept := make(chan error, 1), make(chan struct{})
-	behind, cancel := context.WithTimeout(ctx, o.Budgets.Behind)
+	behind, cancel := context.WithTimeout(ctx, o.Env.Budgets.Behind)
 	defer cancel()
 	go func() {
 		defer close(swept)
-		err := o.Journal.Store.Update(behind, o.Journal.Look) // writes nothing
+		err := o.Node.Journal.Store.Update(behind, o.Node.Journal.Look) // writes nothing
 		journalErr <- err
-		if err == nil && o.Conf.SweepOnStatus && o.plugin.Behind != nil {
+		if err == nil && o.Verb.Conf.SweepOnStatus && o.plugin.Behind != nil {
 			o.sweepIfDue(behind, chain)
 		}
 	}()
@@ -75,7 +75,8 @@ func (o *op) look(ctx context.Context) error {
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
 func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
-	_ = o.sweepBriefly(sweep.Job{Pools: sweep.PoolsOf(chain, o.Conf)}, func(s *sweep.Sweep) error {
+	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
+	_ = o.sweepBriefly(job, func(s *sweep.Sweep) error {
 		due, err := s.Due(ctx)
 		if !due {
 			return err
@@ -129,7 +130,7 @@ func (o *op) health(
 		gravest := slices.MaxFunc(failures,
 			func(a, b *delegate.Failure) int { return cmp.Compare(severity[a.Code], severity[b.Code]) })
 		return cniError(gravest.Code, gravest.Error(), gravest.Details)
-	case journalErr != nil && o.Conf.OnJournalFailure == "fail":
+	case journalErr != nil && o.Verb.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
 		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+

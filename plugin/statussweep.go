@@ -119,10 +119,10 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
-	o.Invoked = true // it is in the runtime's namespaces
+	o.Node.Invoked = true // it is in the runtime's namespaces
 	// ps would show the name "exe"
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
-	lock, err := o.Journal.Store.LockSweep()
+	lock, err := o.Node.Journal.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {
 		return nil
 	}
@@ -131,7 +131,7 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	defer lock.Release()
 	job := sweep.Job{Stops: true}
-	chain, chainErr := o.Chain()
+	chain, chainErr := o.Verb.Chain()
 	if chainErr == nil {
 		job.Pools = sweep.PoolsOf(chain, conf)
 	}

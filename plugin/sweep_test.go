@@ -41,7 +41,7 @@ func (n *node) worker() *undo.Worker {
 	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
 	o, closeLog := n.plugin().newOp(&skel.CmdArgs{}, conf)
 	n.Cleanup(closeLog)
-	o.Invoked = true
+	o.Node.Invoked = true
 	return o.Worker
 }
 

@@ -73,8 +73,8 @@ func Undecided(text, doubt string) Judgment {
 }
 
 // Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead, or of
-// another machine, only if no later ADD without a journal record added it again: to undo the earlier
-// ADD would remove resources of the later one.
+// another machine, only if no later ADD without a journal record added it again: to undo the
+// earlier ADD would remove resources of the later one.
 func Decide(ev Evidence) Judgment {
 	v := decideRecorded(ev)
 	switch {

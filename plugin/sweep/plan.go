@@ -63,7 +63,7 @@ func (f *Finding) Elsewhere() bool {
 // Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
 // It changes nothing.
 func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
-	if err := s.w.Journal.Renew(ctx); err != nil {
+	if err := s.w.Node.Journal.Renew(ctx); err != nil {
 		return nil, err
 	}
 	return s.plan(ctx, func(*Finding) bool { return false })
@@ -71,7 +71,7 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 
 // plan is Plan with the current snapshot. It stops at a finding for which enough returns true.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
-	snapshot := s.w.Journal.Snapshot(ctx)
+	snapshot := s.w.Node.Journal.Snapshot(ctx)
 	findings, keys := s.skipLive(snapshot)
 	attachments := make([][]*journal.Record, 0, len(keys))
 	for _, k := range keys {
@@ -153,7 +153,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding 
 	f.counts = e.State == journal.Live && decide.Yes(ev.SameBoot) &&
 		!(f.Verdict == decide.Dead && holdsNothing(records, ev))
 	if f.Warn && !s.Quick {
-		s.w.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
+		s.w.Node.Log.Warn(f.Reason.Text, "attachment", e.Key.String())
 	}
 	if f.Releasable() {
 		f.failed, f.Deferred = undo.FailedTries(e), !s.w.Ready(ctx, e, !s.Periodic)
@@ -265,7 +265,7 @@ func (s *Sweep) guardMassRelease(findings []Finding) error {
 
 // noteGuarded records which attachments the guard has kept for the first time.
 func (s *Sweep) noteGuarded(ctx context.Context, findings []Finding) error {
-	return s.w.Journal.Update(ctx, func(tx *journal.Tx) error {
+	return s.w.Node.Journal.Update(ctx, func(tx *journal.Tx) error {
 		for i := range findings {
 			f := &findings[i]
 			var guarded *MassReleaseError
@@ -332,9 +332,9 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 		f := Finding{Key: journal.Key{Network: pool.Network}, Addresses: []netip.Addr{r.Address},
 			Judgment: decide.Judgment{Verdict: decide.Dead, Reason: decide.Reason{Text: ipam.WhyEmpty}}}
 		if f.Released = slices.Contains(released, r); f.Released {
-			s.w.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
+			s.w.Node.Journal.Event(journal.Event{Kind: journal.Released, Key: f.Key,
 				Addresses: f.Addresses, Reason: ipam.WhyEmpty})
-			s.w.Log.Info("address released", "network", pool.Network, "address", r.Address, "reason",
+			s.w.Node.Log.Info("address released", "network", pool.Network, "address", r.Address, "reason",
 				ipam.WhyEmpty)
 		}
 		findings = append(findings, f)
@@ -348,6 +348,6 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
 	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {
-		return !r.Empty() || s.w.Journal.Snapshot(ctx).Claims(r.Pool, r.Address)
+		return !r.Empty() || s.w.Node.Journal.Snapshot(ctx).Claims(r.Pool, r.Address)
 	}), err
 }

@@ -45,10 +45,10 @@ func (s *Sweep) undoOwner(
 		f.Released, f.Pending = true, nil
 		return nil
 	}
-	if err := w.Journal.Renew(ctx); err != nil {
+	if err := w.Node.Journal.Renew(ctx); err != nil {
 		return err
 	}
-	known, damaged := w.Journal.Snapshot(ctx).Containers()
+	known, damaged := w.Node.Journal.Snapshot(ctx).Containers()
 	f.Judgment = s.judge(o, damaged)
 	if f.Verdict != decide.Dead || known[o.ContainerID] {
 		return nil
@@ -61,15 +61,15 @@ func (s *Sweep) undoOwner(
 	if !f.Released {
 		return err
 	}
-	w.Log.Info("released", "attachment", o.Key.String(), "addresses", f.Addresses, "reason",
+	w.Node.Log.Info("released", "attachment", o.Key.String(), "addresses", f.Addresses, "reason",
 		f.Reason.Text)
 	event := journal.Event{Kind: journal.Released, Key: o.Key, Pod: f.Pod, Plugins: f.Pending,
 		Addresses: f.Addresses, Reason: f.Reason.Text}
 	if err != nil {
 		event.Reason += "; " + err.Error()
 	}
-	w.Journal.Event(event, record.CountSwept, f.Reason.Label())
-	w.Journal.Flush()
+	w.Node.Journal.Event(event, record.CountSwept, f.Reason.Label())
+	w.Node.Journal.Flush()
 	return err
 }
 
@@ -210,6 +210,6 @@ func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 
 // hasJournal reports whether a journal exists. A sweep does not create one.
 func (s *Sweep) hasJournal() bool {
-	_, err := os.Lstat(s.w.Journal.Store.Path())
+	_, err := os.Lstat(s.w.Node.Journal.Store.Path())
 	return err == nil
 }

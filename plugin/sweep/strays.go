@@ -68,7 +68,7 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 	if s.List == nil && !s.Cache || s.Attachment != nil {
 		return nil, nil
 	}
-	known, damaged := s.w.Journal.Snapshot(ctx).Containers()
+	known, damaged := s.w.Node.Journal.Snapshot(ctx).Containers()
 	g := &gathering{Sweep: s, byKey: map[journal.Key]*owner{}, noChain: map[string][]string{},
 		inJournal: known}
 	for _, p := range s.Pools {

@@ -110,9 +110,9 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	}
 	if !s.DryRun {
 		s.Apply(ctx, findings)
-		s.w.Journal.Invalidate()
+		s.w.Node.Journal.Invalidate()
 		if s.Network == "" {
-			add(nil, s.w.Journal.Store.RemoveFreeLocks())
+			add(nil, s.w.Node.Journal.Store.RemoveFreeLocks())
 		}
 	}
 	for _, pool := range s.Pools {
@@ -121,7 +121,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	if err == nil && !s.DryRun && (guarded == nil || !guarded.Fresh) {
 		s.noteEnd(ctx, findings)
 	}
-	s.w.Journal.Flush()
+	s.w.Node.Journal.Flush()
 	return findings, errors.Join(planErr, err)
 }
 
@@ -156,14 +156,14 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 		unknown = unknown || f.Verdict == decide.Unknown && len(f.Addresses) == 0
 		judged = judged || f.Verdict != decide.Unknown
 	}
-	age := time.Since(s.w.Journal.Store.LastSweep())
+	age := time.Since(s.w.Node.Journal.Store.LastSweep())
 	lately := age >= 0 && age < time.Minute // a time in the future means that the clock was wrong
 	if unknown && !judged || lately || s.Network != "" || s.Attachment != nil || ctx.Err() != nil ||
 		!s.hasJournal() { // a sweep creates no journal
 		return
 	}
-	if err := s.w.Journal.Store.NoteSweep(); err != nil {
-		s.w.Log.Debug("cannot record the time of the sweep", "err", err)
+	if err := s.w.Node.Journal.Store.NoteSweep(); err != nil {
+		s.w.Node.Log.Debug("cannot record the time of the sweep", "err", err)
 	}
 }
 
@@ -231,7 +231,7 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried
 	}
-	end := time.Now().Add(w.Budgets.Undo)
+	end := time.Now().Add(w.Env.Budgets.Undo)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
 		end = deadline
 	}
@@ -240,8 +240,8 @@ func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	}
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	lock, err := w.Journal.Store.Acquire(ctx, f.Key,
-		journal.Patience{Orphans: w.Budgets.Orphans, SkipOwned: true})
+	lock, err := w.Node.Journal.Store.Acquire(ctx, f.Key,
+		journal.Patience{Children: w.Env.Budgets.Children, SkipOwned: true})
 	switch {
 	case errors.Is(err, journal.ErrBusy): // another unwind process holds the lock
 		f.Judgment, f.Busy = decide.Locked, true

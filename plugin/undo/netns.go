@@ -88,13 +88,13 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	e := u.Record
 	var err error
 	switch {
-	case u.SameBoot(e) == decide.False:
+	case u.Node.SameBoot(e) == decide.False:
 		return where, gone // inodes and cookies of an earlier boot mean nothing in this one
 	case e.Added.NetNS.Known():
 		where, err = facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)
 		if !where.There() {
 			var processErr error
-			where, processErr = u.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
+			where, processErr = u.Node.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
 			err = errors.Join(err, processErr)
 		}
 	}
@@ -134,7 +134,7 @@ func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
 // awaitHostLinkGone reports whether the host end of the container's interface is gone, or
 // disappears within Budgets.HostLink.
 func (u *undoing) awaitHostLinkGone() bool {
-	for end := time.Now().Add(u.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(u.Env.Budgets.HostLink); ; time.Sleep(5 * time.Millisecond) {
 		there, err := facts.LinkThere(u.Record.Got.HostLinks)
 		if err != nil || !there || time.Now().After(end) {
 			return err == nil && !there

@@ -32,7 +32,8 @@ type Outcome struct {
 // returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
 // holds another lock.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
-	lock, err := w.Journal.Store.Acquire(ctx, key, journal.Patience{Orphans: w.Budgets.Orphans})
+	lock, err := w.Node.Journal.Store.Acquire(ctx, key,
+		journal.Patience{Children: w.Env.Budgets.Children})
 	if err != nil {
 		return err
 	}
@@ -54,8 +55,8 @@ func (w *Worker) ReleaseLocked(
 	ctx context.Context, lock *journal.Lock, key journal.Key,
 ) (out Outcome) {
 	var records []*journal.Record
-	if out.Err = w.Journal.Renew(ctx); out.Err == nil {
-		records, out.Err = w.Journal.Snapshot(ctx).Pending(key)
+	if out.Err = w.Node.Journal.Renew(ctx); out.Err == nil {
+		records, out.Err = w.Node.Journal.Snapshot(ctx).Pending(key)
 	}
 	switch {
 	case out.Err != nil:
@@ -80,7 +81,7 @@ func (w *Worker) ReleaseLocked(
 				cmp.Or(e.Reason, v.Reason.Text))
 		}
 		if e.State == journal.Live || e.State == journal.Adding {
-			w.Log.Info("releasing attachment", "attachment", key.String(),
+			w.Node.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Verdict), "reason", v.Reason.Text)
 		}
 		failures, _, err := w.Undo(ctx, Job{Record: e, Lock: lock}, v.Reason)
@@ -96,7 +97,7 @@ func (w *Worker) ReleaseLocked(
 		out.Released = out.Released && err == nil && len(e.Steps) == 0
 	}
 	if out.Released {
-		w.Log.Info("released", "attachment", key.String(), "reason", out.Judgment.Reason.Text)
+		w.Node.Log.Info("released", "attachment", key.String(), "reason", out.Judgment.Reason.Text)
 	}
 	return out
 }
@@ -145,12 +146,12 @@ func Interrupted(steps []journal.Step) {
 // nevertheless: the runtime's late DEL then gets only addresses that are certainly its own (see
 // decide.Gets).
 func (w *Worker) dropCached(e *journal.Record) {
-	c, err := w.CachedOf(e)
+	c, err := w.Node.CachedOf(e)
 	if c != nil && err == nil {
 		err = os.Remove(c.Path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		w.Log.Warn("cannot remove a released attachment from libcni's cache", "attachment",
+		w.Node.Log.Warn("cannot remove a released attachment from libcni's cache", "attachment",
 			e.Key.String(), "err", err)
 	}
 }

@@ -79,7 +79,7 @@ func (u *undoing) record(
 ) {
 	event := record.EventOf(kind, u.Record)
 	event.Reason, event.Plugins = reason, []string{s.Type}
-	u.Journal.Event(event, counter...)
+	u.Node.Journal.Event(event, counter...)
 }
 
 // markStarted marks a step as started. If its DEL frees an address of another IPAM plugin than
@@ -94,7 +94,7 @@ func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Fa
 	if was || !frees || !others || !u.recorded() {
 		return nil
 	}
-	err := u.Journal.Save(context.WithoutCancel(ctx), u.Record)
+	err := u.Node.Journal.Save(context.WithoutCancel(ctx), u.Record)
 	switch {
 	case err == nil:
 		return nil
@@ -126,7 +126,7 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	}
 	timer := time.AfterFunc(markAfter, func() {
 		defer close(done)
-		err := u.Journal.Store.Update(context.WithoutCancel(ctx),
+		err := u.Node.Journal.Store.Update(context.WithoutCancel(ctx),
 			func(tx *journal.Tx) error { return tx.Put(marked) })
 		if err != nil {
 			u.Log.Debug("cannot record the start of a DEL", "err", err)
@@ -171,7 +171,7 @@ func (u *undoing) delWith(
 	e := u.Record
 	c := &delegate.Call{
 		Command: "DEL", Plugin: s.Type, Path: e.Added.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Added.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env, Watch: u.Watch,
+		Args: e.Added.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env, Watch: u.Verb.Watch,
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
@@ -187,11 +187,11 @@ func (u *undoing) delWith(
 	var remove func()
 	c.Netns, remove = u.show(s, shown)
 	defer remove()
-	stderr := u.Stderr
+	stderr := u.Env.Stderr
 	if decide.Failing(s) {
 		stderr = io.Discard // the log already contains the failure
 	}
-	_, f := u.Runner.Run(ctx, c, stderr)
+	_, f := u.Env.Runner.Run(ctx, c, stderr)
 	if f != nil && shown == decide.ShowScratch {
 		f = u.leaveScratch(ctx, s, c, stderr, f)
 	}
@@ -206,7 +206,7 @@ func (u *undoing) leaveScratch(
 	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
 ) *delegate.Failure {
 	if words := wordsOf(f); !f.Killed && s.Last != words {
-		_, again := u.Runner.Run(ctx, c, stderr)
+		_, again := u.Env.Runner.Run(ctx, c, stderr)
 		if again == nil || again.Killed || wordsOf(again) != words {
 			return again
 		}
@@ -215,7 +215,7 @@ func (u *undoing) leaveScratch(
 		return f
 	}
 	c.Netns = ""
-	_, without := u.Runner.Run(ctx, c, stderr)
+	_, without := u.Env.Runner.Run(ctx, c, stderr)
 	if without == nil {
 		return nil
 	}
@@ -254,7 +254,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 		Now: journal.BootNanos(), SameBoot: u.Node.SameBoot(e) == decide.True,
 		IgnorePause: ignorePause, Steps: e.Steps, Claims: e.Got.Claims,
 		PodLives: slices.ContainsFunc(e.Steps, decide.FreesByPod) &&
-			u.Journal.Snapshot(ctx).AnyLives(func(o *journal.Record) bool {
+			u.Node.Journal.Snapshot(ctx).AnyLives(func(o *journal.Record) bool {
 				pod, own := o.Added.Pod, e.Added.Pod
 				return o.ContainerID != e.ContainerID && pod.Name != "" && pod.Name == own.Name &&
 					pod.Namespace == own.Namespace
@@ -281,7 +281,7 @@ func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner)
 	}
 	o.Freed = u.Record.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Record.Steps,
 		func(s journal.Step) bool { return s.Index == c.Step && s.Started })
-	claimants, err := u.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
+	claimants, err := u.Node.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
 	o.Others = err != nil || slices.ContainsFunc(claimants,
 		func(e *journal.Record) bool { return decide.KeepsContainer(e.State) })
 	return o
@@ -304,5 +304,5 @@ func (u *undoing) isFree(c journal.Claim) bool {
 
 // recorded reports whether the record is in the journal, where other processes find it.
 func (u *undoing) recorded() bool {
-	return u.Journal.Lost == nil && u.Record.Number != 0
+	return u.Node.Journal.Lost == nil && u.Record.Number != 0
 }

@@ -66,8 +66,8 @@ func (w *Worker) Undo(
 		}
 		e.Steps, e.Cause, e.Reason = nil, reason.Code, reason.Text
 	} else {
-		if w.mark(e, job, reason) && w.Journal.Lost == nil {
-			err = w.Journal.Save(ctx, e)
+		if w.mark(e, job, reason) && w.Node.Journal.Lost == nil {
+			err = w.Node.Journal.Save(ctx, e)
 		}
 		switch {
 		case err == nil:
@@ -79,10 +79,10 @@ func (w *Worker) Undo(
 		failures, ran = w.Run(ctx, job)
 	}
 	err = nil
-	if w.Journal.Lost == nil {
+	if w.Node.Journal.Lost == nil {
 		err = w.Finish(ctx, job)
 	}
-	if err != nil || w.Journal.Lost != nil {
+	if err != nil || w.Node.Journal.Lost != nil {
 		return failures, ran, err
 	}
 	event := record.EventOf(journal.Swept, e)
@@ -90,11 +90,11 @@ func (w *Worker) Undo(
 	switch {
 	case job.Mode == Superseding && !foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
-		w.Journal.Event(event)
+		w.Node.Journal.Event(event)
 	case !job.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
-		w.Journal.Event(event, record.CountSwept, reason.Label())
+		w.Node.Journal.Event(event, record.CountSwept, reason.Label())
 	}
-	w.Journal.Flush()
+	w.Node.Journal.Flush()
 	return failures, ran, nil
 }
 
@@ -163,12 +163,12 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		return tx.Delete(e)
 	}
 	var err error
-	if snapshot := w.Journal.Snapshot(ctx); done && e.Number == 0 && snapshot.Err == nil {
+	if snapshot := w.Node.Journal.Snapshot(ctx); done && e.Number == 0 && snapshot.Err == nil {
 		err = change(snapshot.Tx)
 	} else {
-		err = w.Journal.Update(context.WithoutCancel(ctx), change)
+		err = w.Node.Journal.Update(context.WithoutCancel(ctx), change)
 	}
-	w.Journal.Invalidate() // the snapshot lacks this change
+	w.Node.Journal.Invalidate() // the snapshot lacks this change
 	if err == nil && last && job.Mode != Superseding {
 		err = job.Lock.Remove()
 	}
@@ -208,7 +208,7 @@ type undoing struct {
 // when there is no time for the next step. A crash leaves the record as it was before the pass (but
 // see markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
-	u := &undoing{Worker: w, Job: job, Log: w.Log.With("attachment", job.Record.Key.String())}
+	u := &undoing{Worker: w, Job: job, Log: w.Node.Log.With("attachment", job.Record.Key.String())}
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Record) == decide.True &&
@@ -222,20 +222,20 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 	}
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
-		deadline = time.Now().Add(u.Budgets.Undo)
+		deadline = time.Now().Add(u.Env.Budgets.Undo)
 	}
 	order := decide.Order(u.pass(ctx, true))
 	for n, index := range order {
 		at := func(s journal.Step) bool { return s.Index == index }
 		s := &u.Record.Steps[slices.IndexFunc(u.Record.Steps, at)]
 		left := time.Until(deadline)
-		if left < u.Budgets.Step || ctx.Err() != nil {
+		if left < u.Env.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time",
 				Unreported: u.HasLeft(u.Record, s)}), u.ran
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
-			timeFor(left, len(order)-n-1+job.Later, u.Budgets.Step))
+			timeFor(left, len(order)-n-1+job.Later, u.Env.Budgets.Step))
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -244,7 +244,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 		if f != nil {
 			failures = append(failures, f)
 		}
-		u.At("undone")
+		u.Env.At("undone")
 	}
 	if u.Mode != Reconstructed {
 		u.releaseHeld(ctx)
@@ -289,7 +289,7 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 // live or running, it may have the address even if its record lacks it, because an ADD writes a
 // claim only after the delegate has run.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
-	others, err := u.Journal.Snapshot(ctx).AddedAgain(u.Record)
+	others, err := u.Node.Journal.Snapshot(ctx).AddedAgain(u.Record)
 	return err != nil || slices.ContainsFunc(others, func(e *journal.Record) bool {
 		return e.ClaimsAddress(c.Address) || decide.KeepsContainer(e.State)
 	})
@@ -308,7 +308,7 @@ func (w *Worker) ClaimHeld(e *journal.Record) (found bool) {
 		}
 		held, err := ipam.HeldBy(pool, e.ContainerID, e.IfName)
 		if err != nil {
-			w.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(),
+			w.Node.Log.Warn("cannot list the addresses of the container", "attachment", e.Key.String(),
 				"pool", pool, "err", err)
 		}
 		for _, a := range held {
@@ -329,9 +329,9 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Record, ignorePause bool)
 func (w *Worker) Due(
 	ctx context.Context, e *journal.Record, ignorePause bool,
 ) (next []journal.Next) {
-	u := &undoing{Worker: w, Job: Job{Record: e}, Log: w.Log}
+	u := &undoing{Worker: w, Job: Job{Record: e}, Log: w.Node.Log}
 	p := u.pass(ctx, ignorePause)
-	others, _ := w.Journal.Snapshot(ctx).AddedAgain(e)
+	others, _ := w.Node.Journal.Snapshot(ctx).AddedAgain(e)
 	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Record) bool {
 		return o.Number > e.Number && decide.KeepsContainer(o.State)
 	})

@@ -38,9 +38,9 @@ func (e *Env) At(point string) {
 
 // Worker runs pending DELs, one at a time, and decides on their outcome.
 type Worker struct {
-	*Env
-	*facts.Node
-	Verb
+	Env  *Env
+	Node *facts.Node
+	Verb Verb
 	// ChainOf returns the chain of another network than the verb's, or nil if it is unknown. It may be
 	// nil.
 	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
@@ -64,26 +64,26 @@ type Verb struct {
 // only observes: by its present configuration, or by that of the ADD if the verb has another
 // network's.
 func (w *Worker) Spares(e *journal.Record) bool {
-	if w.Conf.Name == e.Network {
-		return w.Conf.Observes()
+	if w.Verb.Conf.Name == e.Network {
+		return w.Verb.Conf.Observes()
 	}
-	return w.Invoked && e.Added.Observed
+	return w.Node.Invoked && e.Added.Observed
 }
 
 // Fork returns a copy of the worker for another goroutine. The copy has its own pending events, and
 // doesn't call Watch.
 func (w *Worker) Fork() *Worker {
 	fork := *w
-	fork.Node, fork.Watch = w.Node.Fork(), nil
+	fork.Node, fork.Verb.Watch = w.Node.Fork(), nil
 	return &fork
 }
 
 // Degrade makes the verb continue without writing the journal.
 func (w *Worker) Degrade(verb string, err error) {
-	w.Journal.Degraded(verb, err)
-	w.Log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
-		"addresses", "attachment", w.Key.String(), "err", err)
-	w.Journal.Lost = err
+	w.Node.Journal.Degraded(verb, err)
+	w.Node.Log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
+		"addresses", "attachment", w.Verb.Key.String(), "err", err)
+	w.Node.Journal.Lost = err
 }
 
 // PanicError is a panic that Safely turned into an error.
@@ -97,7 +97,8 @@ func (e *PanicError) Error() string {
 func (w *Worker) Safely(do func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			w.Log.Error("unwind panicked; please report this bug", "err", r, "stack", string(debug.Stack()))
+			w.Node.Log.Error("unwind panicked; please report this bug", "err", r, "stack",
+				string(debug.Stack()))
 			err = &PanicError{r}
 		}
 	}()
@@ -126,7 +127,7 @@ type Budgets struct {
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
 	HostLink time.Duration // the wait until the host end disappears after its namespace
-	Orphans  time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
+	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD from when a DEL waits for it
 	Unread   time.Duration // an ADD's delegate from when nobody can read the ADD's result
 	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
@@ -142,7 +143,7 @@ var DefaultBudgets = Budgets{
 	Release:  10 * time.Second,
 	Step:     5 * time.Second,
 	HostLink: time.Second,
-	Orphans:  10 * time.Second,
+	Children: 10 * time.Second,
 	Stop:     8 * time.Second,
 	Unread:   10 * time.Second,
 	Exchange: time.Second,

@@ -18,7 +18,7 @@ const (
 	// FailAt makes a commit of the journal fail: at "commit 1" before it has written anything, at
 	// "committed 1" after it has written everything.
 	FailAt = "UNWIND_TEST_FAIL_AT"
-	// Budgets sets budgets of the plugin: "Orphans=500ms Stop=1s". Long sets the others.
+	// Budgets sets budgets of the plugin: "Children=500ms Stop=1s". Long sets the others.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
 	// there. unwind then behaves as if the delegate's deadline had passed, if it has one. PLUGIN is
@@ -35,12 +35,12 @@ const (
 )
 
 // Long contains the time budgets in tests. They are so long that no working delegate is killed,
-// even on a slow machine. A test shortens the budgets that it is about. Orphans and Exchange keep
+// even on a slow machine. A test shortens the budgets that it is about. Children and Exchange keep
 // their defaults, because most tests that wait for them wait in full: the delegate that outlived
 // its unwind process hangs, or the missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
-	Step: undo.DefaultBudgets.Step, Orphans: undo.DefaultBudgets.Orphans,
+	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,
 	Exchange: undo.DefaultBudgets.Exchange,
 }
 

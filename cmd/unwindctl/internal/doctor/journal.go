@@ -308,7 +308,8 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 			"%s has mode %04o: other users can read or write it", e.StateDir, st.Mode&0o7777)
 	}
 	if err := found.Unwritable; !e.disk() && err != nil {
-		e.add("journal", Failure, "let root write there", "ADDs and DELs run without the journal: %v", err)
+		e.add("journal", Failure, "let root write there",
+			"ADDs and DELs run without the journal: %v", err)
 	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
 		"sweep.lock", install.AgentLockName} {

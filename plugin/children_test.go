@@ -26,7 +26,7 @@ import (
 func TestOrphanIsWaitedFor(t *testing.T) {
 	each1(t, recoveries, func(t *testing.T, recovery recovery) {
 		n := newNode(t)
-		n.budget("Orphans=3m")
+		n.budget("Children=3m")
 		n.chain(p0, p1.delay(1000))
 		n.plan(p1.ADD("orphan"))
 		a := n.newPod("a")
@@ -48,7 +48,7 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 func TestOrphansOfAnOwnerThatDies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("Orphans=5s")
+	n.budget("Children=5s")
 	began, goOn, ended := filepath.Join(n.dir, "began"), filepath.Join(n.dir, "go"), filepath.Join(n.dir, "ended")
 	n.script("p1", fmt.Sprintf(`[ $CNI_COMMAND = ADD ] && echo "{\"cniVersion\": \"1.0.0\"}" && exit; [ -e %[1]s ] && exit
 		touch %[1]s; until [ -e %[2]s ]; do sleep 0.02; done; (sleep 0.3; touch %[3]s) & kill -9 $PPID; wait`,
