@@ -74,7 +74,7 @@ func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err er
 				waiting = s.lockThird(k, waiting)
 			}
 		case limit.IsZero():
-			limit = time.Now().Add(p.orphans(ctx))
+			limit = time.Now().Add(p.forChildren(ctx))
 		case time.Now().After(limit):
 			if l, err = s.TakeOver(k); !errors.Is(err, ErrBusy) {
 				return l, err
@@ -83,7 +83,7 @@ func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err er
 	}
 }
 
-func (p Patience) orphans(ctx context.Context) time.Duration {
+func (p Patience) forChildren(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return min(p.Children, time.Until(deadline)/2)
 	}

@@ -21,9 +21,9 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestOrphanIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for,
+// TestChildIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for,
 // and what it takes late is released.
-func TestOrphanIsWaitedFor(t *testing.T) {
+func TestChildIsWaitedFor(t *testing.T) {
 	each1(t, recoveries, func(t *testing.T, recovery recovery) {
 		n := newNode(t)
 		n.budget("Children=3m")
@@ -43,9 +43,9 @@ func TestOrphanIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestOrphansOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of
+// TestChildrenOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of
 // the owner's delegate still gets its own time to end.
-func TestOrphansOfAnOwnerThatDies(t *testing.T) {
+func TestChildrenOfAnOwnerThatDies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.budget("Children=5s")

@@ -97,7 +97,7 @@ func TestStrays(t *testing.T) {
 	n.wantAddressesOf("cached", "moved")
 }
 
-// TestLostJournal: after the journal was lost, every live pod is an orphan (antrea#8239 is of this
+// TestLostJournal: after the journal was lost, every live pod is unknown to it (antrea#8239 is of this
 // kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases
 // them, but not by an empty list.
 func TestLostJournal(t *testing.T) {
