@@ -235,7 +235,7 @@ func (p *pod) damageKey() {
 	p.Helper()
 	key := []byte(p.network + "\x00" + p.ContainerID + "\x00")
 	p.editJournal(func(tx *bolt.Tx) error {
-		entries := tx.Bucket([]byte("entries"))
+		entries := tx.Bucket([]byte("records"))
 		k, v := entries.Cursor().Seek(key)
 		other := bytes.Clone(k)
 		other[len(key)-2] ^= 1

@@ -235,7 +235,7 @@ func (p *pod) copies(count int, podName string) {
 func (p *pod) damage() {
 	p.Helper()
 	p.editJournal(func(tx *bolt.Tx) error {
-		entries, prefix := tx.Bucket([]byte("entries")), []string{p.network, p.ContainerID, p.IfName}
+		entries, prefix := tx.Bucket([]byte("records")), []string{p.network, p.ContainerID, p.IfName}
 		key, _ := entries.Cursor().Seek([]byte(strings.Join(prefix, "\x00")))
 		return entries.Put(bytes.Clone(key), []byte(`{"network":`))
 	})

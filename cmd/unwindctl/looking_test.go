@@ -121,7 +121,7 @@ func TestLooking(t *testing.T) {
 	confDir := n.crowd(3)
 	damaged := journal.Key{Network: network, ContainerID: "damaged", IfName: "eth0"}
 	n.add(home, "damaged", n.pin("damaged"))
-	check(t, journaltest.InFile(n.store, "entries", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
+	check(t, journaltest.InFile(n.store, "records", strings.Join([]string{damaged.Network, damaged.ContainerID, damaged.IfName}, "\x00"),
 		journaltest.Become(`{"password": "`+secret+`", "network":`)))
 	before := n.snapshot(n.state, filepath.Join(n.dir, "ipam"), confDir)
 	for _, args := range append(looks, []string{"show", damaged.String()}, []string{"forget", damaged.String()}) {
