@@ -97,7 +97,8 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if r.file = cmp.Or(r.file, name+".tar.gz"); r.file == "-" {
+	r.file = cmp.Or(r.file, name+".tar.gz")
+	if r.file == "-" {
 		list = cmd.ErrOrStderr()
 		_, err = archive.WriteTo(cmd.OutOrStdout())
 	} else {

@@ -101,7 +101,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	if err := inspect.CheckNetwork(ctx, flags.Directories, flags.Network); err != nil {
 		return err
 	}
-	if s.Cache = true; !s.DryRun && s.Path == "" {
+	s.Cache = true
+	if !s.DryRun && s.Path == "" {
 		s.Path = node.BinPath(ctx)
 	}
 	defer context.AfterFunc(ctx, func() {

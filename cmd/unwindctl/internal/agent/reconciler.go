@@ -106,7 +106,8 @@ func (r *reconciler) run(ctx context.Context) {
 			look.Reset(debounce)
 			soon = true
 		case <-look.C:
-			if soon = false; watcher != nil {
+			soon = false
+			if watcher != nil {
 				r.watch(watcher)
 			}
 			look.Reset(r.reconcile(ctx))
@@ -209,11 +210,13 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
 	found := &status{Reason: install.ReasonOf(err), plugin: r.PluginVersion(ctx)}
 	if err != nil {
-		if found.why = err.Error(); inspect.HintFor(err) != "" {
+		found.why = err.Error()
+		if inspect.HintFor(err) != "" {
 			found.why += ": " + inspect.HintFor(err)
 		}
 	}
-	if again = r.Interval; !found.Reason.Ready() {
+	again = r.Interval
+	if !found.Reason.Ready() {
 		again = min(retryAfter, again)
 	}
 	r.found.Store(found)

@@ -46,8 +46,11 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 		e.add("runtime", Warning, "", "%s", n)
 	}
 	if err == nil {
-		guessed := r.Name == "" && e.Target.ConfDir == ""
-		e.add("runtime", map[bool]Severity{true: Warning}[guessed], r.SweepAdvice(ctx),
+		severity := OK
+		if r.Name == "" && e.Target.ConfDir == "" { // guessed
+			severity = Warning
+		}
+		e.add("runtime", severity, r.SweepAdvice(ctx),
 			"%s Conflists: %s; plugins: %s.", e.Target.Origin(r), r.ConfDir, strings.Join(r.BinDirs, ", "))
 	}
 	return r, nil
@@ -63,8 +66,11 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			"%v, but the runtime still uses %s", obstacle, own.Path())
 	}
 	if obstacle != nil {
-		e.add("network", map[bool]Severity{true: Warning, false: Failure}[obstacle.Reason.Ready()],
-			inspect.HintFor(obstacle), "%v", obstacle)
+		severity := Failure
+		if obstacle.Reason.Ready() {
+			severity = Warning
+		}
+		e.add("network", severity, inspect.HintFor(obstacle), "%v", obstacle)
 	}
 	paths, err := netconf.Conflists(r.ConfDir)
 	if err != nil || len(paths) == 0 {

@@ -70,7 +70,8 @@ func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	t := term.NewTable(term.Column{}, term.Column{}, term.Column{Least: 20, Wrap: true})
 	count := map[Severity]int{}
 	for _, c := range r.checks {
-		if count[c.Severity]++; c.Severity == OK && !all {
+		count[c.Severity]++
+		if c.Severity == OK && !all {
 			continue
 		}
 		t.Add(term.State(out, c.Severity.String()), c.What, c.Text)

@@ -208,7 +208,10 @@ func (p *Pool) Lost() (text, remedy string) {
 // few returns the first addresses of a list.
 func few(addresses []netip.Addr) string {
 	first := term.Join(term.Addresses(addresses[:min(4, len(addresses))]))
-	return first + map[bool]string{true: ", …"}[len(addresses) > 4]
+	if len(addresses) > 4 {
+		first += ", …"
+	}
+	return first
 }
 
 func (s *Set) String() string {

@@ -206,7 +206,8 @@ func (c *Counters) Add(events []journal.Event) {
 // counter.
 func Told(events []journal.Event) (told []journal.Event) {
 	for _, e := range events {
-		if e.Count = nil; e.Kind != "" {
+		e.Count = nil
+		if e.Kind != "" {
 			told = append(told, e)
 		}
 	}

@@ -151,13 +151,15 @@ func summary(a *Attachment) []string {
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
-		when := "since " + since(a.Created)
-		is := map[bool]string{true: " is assigned to", false: " are assigned to"}[n == 1]
+		one, many, when := "is", "are", "since "+since(a.Created)
 		if len(a.freed) > 0 {
-			is = map[bool]string{true: " was assigned to", false: " were assigned to"}[n == 1]
-			when = since(a.Created)
+			one, many, when = "was", "were", since(a.Created)
 		}
-		lines[0] = fmt.Sprintf("%s%s %s, interface %s in network %s, %s.",
+		is := many
+		if n == 1 {
+			is = one
+		}
+		lines[0] = fmt.Sprintf("%s %s assigned to %s, interface %s in network %s, %s.",
 			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
 	}
 	if len(a.freed) > 0 {

@@ -311,7 +311,8 @@ func followLinks(path string) (string, error) {
 			return "", errors.Join(err,
 				errors.New("symbolic link in a directory that other users can write to; pass its target"))
 		}
-		if path = target; !filepath.IsAbs(target) {
+		path = target
+		if !filepath.IsAbs(target) {
 			path = filepath.Join(dir, target)
 		}
 	}

@@ -126,7 +126,12 @@ func (c *collection) collect() {
 	}
 }
 
-func one(is bool) float64 { return map[bool]float64{true: 1}[is] }
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
 
 func (c *collection) collectAttachments() {
 	type count struct{ metric, network, label, waits string }

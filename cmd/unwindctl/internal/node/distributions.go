@@ -133,7 +133,8 @@ func findCRIO(root string) (*Runtime, error) {
 	}
 	network := &conf.Network
 	r.ConfDir, r.DefaultNetwork = cmp.Or(network.Dir, DefaultConfDir), network.DefaultNetwork
-	if r.BinDirs = network.PluginDirs; len(r.BinDirs) == 0 {
+	r.BinDirs = network.PluginDirs
+	if len(r.BinDirs) == 0 {
 		r.BinDirs = []string{DefaultBinDir}
 	}
 	if network.PluginDir != "" {

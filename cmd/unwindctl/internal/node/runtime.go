@@ -217,7 +217,8 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	var names []string
 	several := "this machine has several runtimes with different directories:"
 	for _, r := range found {
-		if names = append(names, r.Name); r.Name == name {
+		names = append(names, r.Name)
+		if r.Name == name {
 			return r, nil
 		}
 		several += fmt.Sprintf("\n  %s: conflists in %s, plugins in %s", r.Name, r.ConfDir,
