@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,7 +105,7 @@ func plainScripts(t *testing.T, dir string, chain plainChain) {
 	for _, file := range files {
 		if name := filepath.Base(file); sandbox.Sampled(each, len(name)) {
 			t.Run(strings.TrimSuffix(name, ".txtar"), func(t *testing.T) {
-				if apart(t) && onOldMachine(t) {
+				if apart(t) {
 					plainScript(t, file, chain)
 				}
 			})
@@ -206,7 +205,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	// age ID [AGE], touch ID: the age of what host-local and libcni keep of a container; of its
 	// reservation alone.
 	"age": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
-		by, err := time.ParseDuration(append(args, oldEnough.String())[1])
+		by, err := time.ParseDuration(append(args, sandbox.OldEnough.String())[1])
 		ts.Check(err)
 		n.ageBy(args[0], by)
 	},
@@ -240,32 +239,6 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		}
 	},
 	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
-}
-
-// onOldMachine reports whether this machine has run for longer than the grace period. On one that has
-// not, such as that of a continuous integration, nothing is old enough to be dead. There the test runs
-// in another process, in a time namespace that says otherwise, and its outcome is that of this one.
-func onOldMachine(t *testing.T) bool {
-	t.Helper()
-	if time.Duration(journal.BootNanos()) > oldEnough+time.Minute {
-		return true
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
-		if err := sandbox.LongUp(); err != nil {
-			t.Errorf("the machine has not run for longer than the grace period: %v", err)
-			return
-		}
-		cmd := exec.Command("/proc/self/exe", "-test.run="+sandbox.Only(t), "-test.timeout=30m")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("in a time namespace: %v\n%s", err, out)
-		}
-	}()
-	<-done
-	return false
 }
 
 // newPlainNode has bridge first in its chain, and a pool from 10.77.0.2 to a last address.
@@ -373,12 +346,9 @@ func (n *plainNode) leak(ids ...string) {
 		links := len(n.links("veth"))
 		n.drop(id)
 		eventually(n, "the interfaces of "+id+" are gone", func() bool { return len(n.links("veth")) < links })
-		n.ageBy(id, oldEnough)
+		n.ageBy(id, sandbox.OldEnough)
 	}
 }
-
-// oldEnough is more than the grace period of a plain chain, 10 minutes.
-const oldEnough = 15 * time.Minute
 
 // ageBy makes what host-local and libcni keep of a container so old.
 func (n *plainNode) ageBy(id string, by time.Duration) {
@@ -474,7 +444,7 @@ func manyIDs(names []string) (all []string) {
 // that is older than these ADDs. The pool has no other address for them, so they get those that a sweep
 // has just freed. Every pod has all that its ADD made, and nothing of the dead is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
-	if !apart(t) || !onOldMachine(t) {
+	if !apart(t) {
 		return
 	}
 	rounds := sandbox.Rounds(2, 4, 200)

@@ -1,7 +1,7 @@
 // Package sandbox runs the tests of a package in mount, PID and network namespaces of their own.
 // However the tests end, everything that they created on their host (bridges, rules, mounts,
 // processes) disappears with the namespaces. The tests don't see the machine's containers, network
-// namespaces or installed unwind.
+// namespaces or installed unwind. Just after a boot they also get a time namespace: see LongUp.
 package sandbox
 
 import (
@@ -82,6 +82,12 @@ func run(m *testing.M, memory string) int {
 		return m.Run()
 	case "init":
 		return first(memory)
+	}
+	if youngMachine() {
+		runtime.LockOSThread()
+		if err := LongUp(); err != nil {
+			return failed(fmt.Errorf("a machine that has not been up for %v: %w", OldEnough, err))
+		}
 	}
 	cmd, err := startAgain("init", &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL,
