@@ -77,7 +77,7 @@ func Scan(pool string) (found []Reservation, err error) {
 		if !ok || !f.Type().IsRegular() {
 			continue
 		}
-		r, ok, readErr := look(pool, address)
+		r, ok, readErr := readReservation(pool, address)
 		if ok {
 			found = append(found, r)
 		}
@@ -91,9 +91,9 @@ func Scan(pool string) (found []Reservation, err error) {
 // an environment string (MAX_ARG_STRLEN, 128 KiB).
 const maxOwner = 128 << 10
 
-// look returns the reservation of an address. ok is false if the address has none. Like Scan, look
-// writes nothing.
-func look(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
+// readReservation returns the reservation of an address. ok is false if the address has none. Like
+// Scan, it writes nothing.
+func readReservation(pool string, address netip.Addr) (r Reservation, ok bool, err error) {
 	r = Reservation{Address: address, Pool: pool}
 	content, st, err := readRegular(r.Path())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -144,14 +144,14 @@ func Apply(
 	}
 	defer unlock()
 	for _, r := range plan {
-		now, there, lookErr := look(pool, r.Address)
-		if lookErr == nil && there && now == r {
-			if lookErr = os.Remove(r.Path()); lookErr == nil {
+		now, there, readErr := readReservation(pool, r.Address)
+		if readErr == nil && there && now == r {
+			if readErr = os.Remove(r.Path()); readErr == nil {
 				released = append(released, r)
 			}
 		}
-		if !errors.Is(lookErr, fs.ErrNotExist) {
-			err = errors.Join(err, lookErr)
+		if !errors.Is(readErr, fs.ErrNotExist) {
+			err = errors.Join(err, readErr)
 		}
 	}
 	return released, err

@@ -56,14 +56,14 @@ func (r Reservation) isOf(o Owner) bool {
 // HasFileOf reports whether the file of an address belongs to an attachment whose record claims the
 // address, even if a power loss cut its text off.
 func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
-	r, there, err := look(pool, address)
+	r, there, err := readReservation(pool, address)
 	return there && r.isOf(owner), err
 }
 
 // OwnerOf returns the owner of an address in a pool. ok is false if the address is free or has no
 // owner. Use the result only as a reason to keep something: the owner may change at any time.
 func OwnerOf(pool string, address netip.Addr) (owner Owner, ok bool, err error) {
-	r, _, err := look(pool, address)
+	r, _, err := readReservation(pool, address)
 	return r.Owner, r.Owner != Owner{}, err
 }
 
@@ -95,7 +95,7 @@ func Release(
 		found, err = Scan(pool)
 	}
 	for _, address := range addresses {
-		r, _, lookErr := look(pool, address)
+		r, _, lookErr := readReservation(pool, address)
 		found, err = append(found, r), errors.Join(err, lookErr)
 	}
 	found = slices.DeleteFunc(found, func(r Reservation) bool { return !isOf(r, owner) })

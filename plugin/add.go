@@ -281,9 +281,9 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	reason := decide.FailedADD
 	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
-	job := undo.Job{Record: a.record, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
+	request := undo.Request{Record: a.record, Mode: undo.Rollback, Lock: a.lock, Netns: a.args.Netns}
 	event, result := record.EventOf(journal.RolledBack, a.record), "complete"
-	_, _, err := a.Undo(ctx, job, reason)
+	_, _, err := a.Undo(ctx, request, reason)
 	lost := cmp.Or(err, a.Node.Journal.Lost)
 	if len(a.record.Steps) > 0 {
 		result = "pending"
@@ -323,8 +323,8 @@ func (a *adding) makeRoom(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.Env.Budgets.Release)
 	defer cancel()
-	job := sweep.Job{Network: a.Verb.Key.Network, Pools: sweep.PoolsOf(a.chain, a.Verb.Conf)}
-	_ = a.sweepBriefly(job, func(s *sweep.Sweep) error {
+	opts := sweep.Options{Network: a.Verb.Key.Network, Pools: sweep.PoolsOf(a.chain, a.Verb.Conf)}
+	_ = a.sweepBriefly(opts, func(s *sweep.Sweep) error {
 		_, err := s.Run(ctx)
 		return err
 	})

@@ -171,7 +171,7 @@ func TestLastSweep(t *testing.T) {
 		n.wantAbsent(n.stateDir)
 		a := n.add("a")
 		key := a.key()
-		for _, part := range []sweep.Job{{DryRun: true}, {Network: n.network}, {Attachment: &key}} {
+		for _, part := range []sweep.Options{{DryRun: true}, {Network: n.network}, {Attachment: &key}} {
 			_, err := n.plugin().Sweep(n.Context(), n.stateDir, part)
 			must(n, err)
 		}

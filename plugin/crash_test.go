@@ -109,7 +109,7 @@ func (p *pod) recoverByDEL() {
 func (p *pod) recoverByADD() {
 	p.Helper()
 	live := p.isLive()
-	seen, _ := facts.Look(p.NetNS, p.IfName)
+	seen, _ := facts.InterfaceAt(p.NetNS, p.IfName)
 	if err := p.tryAdd(); (err != nil) != (live && seen.There()) {
 		p.Errorf("ADD of the same container ID, live %t, with the interface %t: %v", live, seen.There(), err)
 	}

@@ -72,7 +72,7 @@ func (o *op) del(ctx context.Context) error {
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
 	sandbox := netconf.SandboxOf(d.Verb.Conf.PrevResult, d.Verb.Key.IfName)
-	named, _ := facts.Look(cmp.Or(d.args.Netns, sandbox), "")
+	named, _ := facts.InterfaceAt(cmp.Or(d.args.Netns, sandbox), "")
 	d.netns = named.Netns
 	switch {
 	case slices.ContainsFunc(d.records, d.isOf):
@@ -104,7 +104,7 @@ func (d *deleting) mayHaveResult(e *journal.Record) bool {
 func (d *deleting) readJournal(ctx context.Context) {
 	err := d.Node.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
-		err = d.Node.Journal.Store.Update(ctx, d.Node.Journal.Look) // starts a new journal
+		err = d.Node.Journal.Store.Update(ctx, d.Node.Journal.TakeSnapshot) // starts a new journal
 	}
 	if err != nil {
 		d.Degrade("DEL", err)
@@ -223,16 +223,16 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	durable = true
 	for _, e := range d.records {
 		later -= len(e.Steps)
-		job := undo.Job{Record: e, Mode: undo.Requested, Lock: d.lock, Later: later,
+		request := undo.Request{Record: e, Mode: undo.Requested, Lock: d.lock, Later: later,
 			Changed: d.claimed[e]}
 		if d.isOf(e) {
-			job.Netns = d.args.Netns
+			request.Netns = d.args.Netns
 		}
 		reason := decide.Requested
 		if e != d.records[0] || e.State == journal.RollingBack {
 			reason = decide.Recorded(e.Cause, e.Reason)
 		}
-		failed, n, err := d.Undo(ctx, job, reason)
+		failed, n, err := d.Undo(ctx, request, reason)
 		failures, ran = append(failures, failed...), ran+n
 		if err != nil {
 			d.Node.Journal.Degraded("DEL", err)

@@ -73,11 +73,11 @@ func (o *op) sweepForGC(
 ) (errs []error, believed bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.GC*2/3)
 	defer cancel()
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
+	opts := sweep.Options{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
 	if o.Verb.Conf.Valid != nil {
-		job.List = facts.NewList(o.Verb.Conf.Name, o.Verb.Conf.Valid)
+		opts.List = facts.NewList(o.Verb.Conf.Name, o.Verb.Conf.Valid)
 	}
-	findings, err := sweep.New(o.Worker, job).Run(ctx)
+	findings, err := sweep.New(o.Worker, opts).Run(ctx)
 	var guarded *sweep.MassReleaseError
 	believed = !errors.As(err, &guarded) || !guarded.Fresh
 	switch {
@@ -103,9 +103,9 @@ func (o *op) sweepForGC(
 
 // sweepBriefly calls run with a sweep that is part of another verb. An error of the sweep does not
 // fail that verb.
-func (o *op) sweepBriefly(job sweep.Job, run func(*sweep.Sweep) error) error {
-	job.Periodic, job.Quick = true, true
-	err := o.Safely(func() error { return run(sweep.New(o.Worker, job)) })
+func (o *op) sweepBriefly(opts sweep.Options, run func(*sweep.Sweep) error) error {
+	opts.Periodic, opts.Quick = true, true
+	err := o.Safely(func() error { return run(sweep.New(o.Worker, opts)) })
 	if err != nil {
 		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
 	}

@@ -58,7 +58,7 @@ func TestSweepJudgesAgain(t *testing.T) {
 		a := n.add("a")
 		a.dropNetNS()
 		n.forgetCalls()
-		sweeping := sweep.New(n.worker(), sweep.Job{List: facts.NewList(n.network, nil)})
+		sweeping := sweep.New(n.worker(), sweep.Options{List: facts.NewList(n.network, nil)})
 		findings, err := sweeping.Plan(n.Context())
 		n.want(err == nil && len(findings) == 1 && findings[0].Verdict == decide.Dead, "%+v (%v)", findings, err)
 		act := func(verdict decide.Verdict, releases bool) {

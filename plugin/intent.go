@@ -72,7 +72,7 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 // open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
 // takes one transaction.
 func (a *adding) open(ctx context.Context) error {
-	seen, err := facts.Look(a.args.Netns, a.args.IfName)
+	seen, err := facts.InterfaceAt(a.args.Netns, a.args.IfName)
 	if err != nil {
 		a.log.Warn("cannot identify the network namespace", "netns", a.args.Netns, "err", err)
 	}
@@ -203,8 +203,8 @@ func (a *adding) supersede(ctx context.Context) error {
 		if v := decide.Decide(a.Node.Gather(ctx, prior, a.lock)); v.Verdict == decide.Foreign {
 			reason = v.Reason
 		}
-		job := undo.Job{Record: prior, Mode: undo.Superseding, Lock: a.lock}
-		if _, _, err := a.Undo(ctx, job, reason); err != nil {
+		request := undo.Request{Record: prior, Mode: undo.Superseding, Lock: a.lock}
+		if _, _, err := a.Undo(ctx, request, reason); err != nil {
 			return a.journalFailed(err)
 		}
 	}

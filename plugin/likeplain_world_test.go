@@ -619,27 +619,27 @@ func init() {
 		return
 	}
 	f := strings.SplitN(os.Getenv(sweepTimesEnv), "|", 5)
-	job := sweep.Job{Path: f[3]}
+	opts := sweep.Options{Path: f[3]}
 	if conf, err := netconf.ParseConf([]byte(f[4])); err == nil {
 		if chain, err := conf.LoadChain(); err == nil {
-			job.Pools, job.Networks = sweep.PoolsOf(chain, conf), []sweep.Network{{Chain: chain, Conf: conf}}
+			opts.Pools, opts.Networks = sweep.PoolsOf(chain, conf), []sweep.Network{{Chain: chain, Conf: conf}}
 		}
 	}
-	if err := sweepAsAgent(len(f[0]), f[1], f[2], job); err != nil {
+	if err := sweepAsAgent(len(f[0]), f[1], f[2], opts); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-func sweepAsAgent(times int, stateDir, cache string, job sweep.Job) error {
+func sweepAsAgent(times int, stateDir, cache string, opts sweep.Options) error {
 	p := &Plugin{Env: undo.Env{Stderr: os.Stderr, Budgets: env.BudgetsOf(os.Getenv(env.Budgets)), Runner: &delegate.Processes{}}, Stdout: io.Discard, CacheDir: cache}
 	for range times {
 		conf := netconf.DefaultConf()
 		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
 		o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 		o.Node.Invoked = true // process 1 is in other namespaces: see node.worker
-		_, err := sweep.New(o.Worker, job).Run(context.Background())
+		_, err := sweep.New(o.Worker, opts).Run(context.Background())
 		if closeLog(); err != nil {
 			return err
 		}

@@ -327,7 +327,7 @@ func (n *node) sweepPools() {
 	must(n, err)
 	chain, err := conf.LoadChain()
 	must(n, err)
-	_, err = n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{
+	_, err = n.plugin().Sweep(n.Context(), n.stateDir, sweep.Options{
 		Pools:    sweep.PoolsOf(chain, conf),
 		Networks: []sweep.Network{{Chain: chain, Conf: conf}},
 		Path:     strings.Join(n.path, ":"),

@@ -300,7 +300,7 @@ func (n *node) wantOthersLinked() {
 	n.Helper()
 	for _, name := range n.names(filepath.Join(n.dir, "netns")) {
 		path := filepath.Join(n.dir, "netns", name)
-		if seen, err := facts.Look(path, ""); err == nil && seen.Netns.Known() {
+		if seen, err := facts.InterfaceAt(path, ""); err == nil && seen.Netns.Known() {
 			links := n.links(path)
 			n.want(slices.Contains(links, "peer0") == slices.Contains(links, "eth0"), "%v", links)
 		}
@@ -317,7 +317,7 @@ func (n *node) addMacvlan() *pod {
 // wantLinkedAt checks that the namespace is at a path and has its interface.
 func (n *node) wantLinkedAt(path string, own journal.NetNS) {
 	n.Helper()
-	seen, err := facts.Look(path, "")
+	seen, err := facts.InterfaceAt(path, "")
 	n.want(err == nil && seen.Netns.Same(own) && slices.Contains(n.links(path), "eth0"), "%+v (%v)", seen, err)
 }
 
@@ -338,7 +338,7 @@ func TestMountedElsewhere(t *testing.T) {
 	each1(t, mounts, func(t *testing.T, mount choice) {
 		n := newNode(t)
 		a := n.addMacvlan()
-		seen, err := facts.Look(a.NetNS, "")
+		seen, err := facts.InterfaceAt(a.NetNS, "")
 		must(n, err)
 		own := seen.Netns
 		var path string
@@ -381,7 +381,7 @@ func TestCoveredPod(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.addMacvlan()
-	seen, err := facts.Look(a.NetNS, "")
+	seen, err := facts.InterfaceAt(a.NetNS, "")
 	must(n, err)
 	dir := filepath.Join(n.dir, "netns")
 	n.mount(dir, dir, "", unix.MS_BIND, "")

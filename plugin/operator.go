@@ -87,11 +87,11 @@ func (o *op) toForget(
 
 // Sweep sweeps the journal in a state directory (see sweep.Sweep).
 func (p *Plugin) Sweep(
-	ctx context.Context, stateDir string, job sweep.Job,
+	ctx context.Context, stateDir string, opts sweep.Options,
 ) ([]sweep.Finding, error) {
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = stateDir, slog.LevelWarn
 	o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
 	defer closeLog()
-	return sweep.New(o.Worker, job).Run(ctx)
+	return sweep.New(o.Worker, opts).Run(ctx)
 }

@@ -535,7 +535,7 @@ func TestGuardAfterOff(t *testing.T) {
 			n.wantRecords(30)
 			_ = n.tryStatus()
 			n.wantRecords(30)
-			_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{Force: true})
+			_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Options{Force: true})
 			must(n, err)
 			n.wantRecords(18)
 			all[0].del()

@@ -191,12 +191,12 @@ func (n *node) spawn(cmd *exec.Cmd) (end func()) {
 // processInside starts a process in the pod's network namespace.
 func (p *pod) processInside() *os.Process {
 	p.Helper()
-	own, err := facts.Look(p.NetNS, "")
+	own, err := facts.InterfaceAt(p.NetNS, "")
 	must(p, err)
 	cmd := exec.Command("nsenter", "--net="+p.NetNS, "sleep", "60")
 	p.spawn(cmd)
 	eventually(p, "a process inside", func() bool {
-		there, err := facts.Look(netnsOf(cmd.Process), "")
+		there, err := facts.InterfaceAt(netnsOf(cmd.Process), "")
 		return err == nil && there.Netns.Same(own.Netns)
 	})
 	return cmd.Process

@@ -169,7 +169,7 @@ func (n *node) libcniStatus() {
 // agentSweep runs the agent's sweep.
 func (n *node) agentSweep() {
 	n.Helper()
-	_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{})
+	_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Options{})
 	must(n, err)
 }
 

@@ -202,7 +202,7 @@ func (s *soak) round(seed uint64, until int64) {
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := (&Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}).Sweep(ctx, s.stateDir, sweep.Job{})
+	findings, err := (&Plugin{Env: undo.Env{Stderr: io.Discard, Budgets: env.Long, Runner: &delegate.Processes{}}}).Sweep(ctx, s.stateDir, sweep.Options{})
 	if err != nil {
 		s.Errorf("sweep: %v", err)
 	}

@@ -33,7 +33,7 @@ func (o *op) status(ctx context.Context) error {
 	defer cancel()
 	said := make(chan error, 1)
 	go func() {
-		said <- o.Safely(func() error { return o.look(ctx) })
+		said <- o.Safely(func() error { return o.checkAndSweep(ctx) })
 	}()
 	select {
 	case err := <-said:
@@ -44,9 +44,9 @@ func (o *op) status(ctx context.Context) error {
 	}
 }
 
-// look checks everything that an ADD needs, and sweeps at the same time. It opens the journal once:
-// to check that it can be written, and to copy its content.
-func (o *op) look(ctx context.Context) error {
+// checkAndSweep checks everything that an ADD needs, and sweeps at the same time. It opens the
+// journal once: to check that it can be written, and to copy its content.
+func (o *op) checkAndSweep(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
 	}
@@ -59,7 +59,7 @@ func (o *op) look(ctx context.Context) error {
 	defer cancel()
 	go func() {
 		defer close(swept)
-		err := o.Node.Journal.Store.Update(behind, o.Node.Journal.Look) // writes nothing
+		err := o.Node.Journal.Store.Update(behind, o.Node.Journal.TakeSnapshot) // writes nothing
 		journalErr <- err
 		if err == nil && o.Verb.Conf.SweepOnStatus && o.plugin.Behind != nil {
 			o.sweepIfDue(behind, chain)
@@ -75,8 +75,8 @@ func (o *op) look(ctx context.Context) error {
 
 // sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
 func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
-	job := sweep.Job{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
-	_ = o.sweepBriefly(job, func(s *sweep.Sweep) error {
+	opts := sweep.Options{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
+	_ = o.sweepBriefly(opts, func(s *sweep.Sweep) error {
 		due, err := s.Due(ctx)
 		if !due {
 			return err

@@ -130,12 +130,12 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 		return err
 	}
 	defer lock.Release()
-	job := sweep.Job{Stops: true}
+	opts := sweep.Options{Stops: true}
 	chain, chainErr := o.Verb.Chain()
 	if chainErr == nil {
-		job.Pools = sweep.PoolsOf(chain, conf)
+		opts.Pools = sweep.PoolsOf(chain, conf)
 	}
-	return o.sweepBriefly(job, func(s *sweep.Sweep) error {
+	return o.sweepBriefly(opts, func(s *sweep.Sweep) error {
 		_, err := s.Run(ctx)
 		return errors.Join(chainErr, err)
 	})

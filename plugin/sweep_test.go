@@ -27,7 +27,7 @@ func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
-	findings, err := sweep.New(n.worker(), sweep.Job{}).Run(ctx)
+	findings, err := sweep.New(n.worker(), sweep.Options{}).Run(ctx)
 	if err != nil {
 		n.Errorf("sweep: %v", err)
 	}
@@ -300,7 +300,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 	wantSweepOfAgent := func(dels int) {
 		n.Helper()
 		n.forgetCalls()
-		_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Job{Periodic: true})
+		_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Options{Periodic: true})
 		must(n, err)
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()

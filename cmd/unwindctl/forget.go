@@ -31,7 +31,7 @@ func forgetCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&of.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := look(cmd, of)
+			r, err := inspectNode(cmd, of)
 			if err != nil {
 				return err
 			}

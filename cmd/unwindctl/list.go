@@ -27,7 +27,7 @@ func listCommand() *cobra.Command {
 			"  unwindctl list --network podnet -o wide\n" +
 			"  unwindctl list -o name",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := look(cmd, of)
+			r, err := inspectNode(cmd, of)
 			if err != nil {
 				return err
 			}
@@ -54,12 +54,12 @@ func listCommand() *cobra.Command {
 	return cmd
 }
 
-// look returns a report of the node, after warnings on stderr.
-func look(cmd *cobra.Command, of inspect.Scope) (*inspect.Report, error) {
+// inspectNode returns a report of the node, after warnings on stderr.
+func inspectNode(cmd *cobra.Command, of inspect.Scope) (*inspect.Report, error) {
 	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
 		return nil, err
 	}
-	r, err := inspect.Look(cmd.Context(), streams(cmd), of)
+	r, err := inspect.NewReport(cmd.Context(), streams(cmd), of)
 	if err == nil {
 		r.Warn(cmd.ErrOrStderr())
 	}
@@ -84,7 +84,7 @@ func showCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := look(cmd, flags)
+			r, err := inspectNode(cmd, flags)
 			if err != nil {
 				return err
 			}
@@ -127,7 +127,7 @@ func ipamCommand() *cobra.Command {
 }
 
 func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
-	r, err := look(cmd, of)
+	r, err := inspectNode(cmd, of)
 	if err != nil {
 		return err
 	}

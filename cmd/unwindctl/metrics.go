@@ -29,7 +29,7 @@ func metricsCommand() *cobra.Command {
 		Example: "  unwindctl metrics\n" +
 			"  unwindctl metrics --textfile /var/lib/node_exporter/unwind.prom",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := inspect.Look(cmd.Context(), streams(cmd), of)
+			r, err := inspect.NewReport(cmd.Context(), streams(cmd), of)
 			if err != nil {
 				return err
 			}

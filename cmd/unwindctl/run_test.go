@@ -223,7 +223,7 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 		},
 		CRI: "none", Listen: "127.0.0.1:0", Interval: 5 * time.Millisecond,
 	}
-	_, err := facts.Look("/proc/self/ns/net", "") // the thread that visits namespaces stays
+	_, err := facts.InterfaceAt("/proc/self/ns/net", "") // the thread that visits namespaces stays
 	check(t, err)
 	before := runtime.NumGoroutine()
 	fds := openDescriptors(t)

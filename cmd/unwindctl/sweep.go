@@ -18,7 +18,7 @@ import (
 
 type sweepFlags struct {
 	inspect.Scope
-	job    sweep.Job
+	opts   sweep.Options
 	output term.Output
 }
 
@@ -55,7 +55,7 @@ func sweepCommand() *cobra.Command {
 		Args:              term.OneArg,
 		ValidArgsFunction: completeNames(&flags.Directories, false),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			given := flags.job.GracePeriod
+			given := flags.opts.GracePeriod
 			if cmd.Flags().Changed("grace-period") && given < time.Minute {
 				return term.Usage("--grace-period %s: must be at least 1m, because a pod that has just "+
 					"started may not be on the list yet", given)
@@ -64,18 +64,18 @@ func sweepCommand() *cobra.Command {
 		},
 	}
 	addNetworkFlag(cmd, &flags.Directories, &flags.Network, "only attachments of this `NETWORK`")
-	cmd.Flags().BoolVar(&flags.job.DryRun, "dry-run", false,
+	cmd.Flags().BoolVar(&flags.opts.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.Force, "force", false,
 		"also release attachments that are kept because too many seem dead, the list is empty or an "+
 			"record is damaged")
-	cmd.Flags().DurationVar(&flags.job.GracePeriod, "grace-period", 0,
+	cmd.Flags().DurationVar(&flags.opts.GracePeriod, "grace-period", 0,
 		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+
 			"for an address of unknown age")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")
-	cmd.Flags().StringVar(&flags.job.Path, "cni-bin-dir", "",
+	cmd.Flags().StringVar(&flags.opts.Path, "cni-bin-dir", "",
 		"look in `DIR` for the plugins of attachments that are not in the journal "+
 			"(default: the runtimes' directories)")
 	_ = cmd.MarkFlagDirname("cni-bin-dir")
@@ -87,7 +87,7 @@ func sweepCommand() *cobra.Command {
 
 func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	ctx := cmd.Context()
-	s := flags.job
+	s := flags.opts
 	if len(args) == 1 {
 		key, err := inspect.FindKey(ctx, flags.StateDir, args[0])
 		if err != nil {

@@ -214,7 +214,7 @@ type Owner struct {
 
 // ByAddress reports whether a step's DEL may remove rules by an address alone, and so those of the
 // address's next owner.
-func ByAddress(s *journal.Step) bool { return !known.Of(s.Type).ByContainer }
+func ByAddress(s *journal.Step) bool { return !known.ByType(s.Type).ByContainer }
 
 // Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that got
 // the address always does, and so does a plugin that removes nothing of another container. Any

@@ -215,7 +215,7 @@ const (
 // ovs-cni finds its port by the path. A sweep gives them none if the namespace was not found: an
 // agent that goes by the pod or a device could free the next sandbox's resources.
 func Show(s *journal.Step, n NetNS) Shown {
-	facts := known.Of(s.Type)
+	facts := known.ByType(s.Type)
 	switch {
 	case n.Found && facts.NetNS == known.Scratch && n.Interface == False:
 		return ShowScratch // the delegate finds its resources by an interface that is gone

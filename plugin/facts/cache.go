@@ -168,7 +168,7 @@ func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	if c == nil || err != nil {
 		return Interface{}, err
 	}
-	seen, err := Look(c.NetNS, key.IfName)
+	seen, err := InterfaceAt(c.NetNS, key.IfName)
 	switch {
 	case isNoNetNS(err):
 		return Interface{}, nil

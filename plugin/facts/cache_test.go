@@ -36,7 +36,7 @@ func TestLater(t *testing.T) {
 			netns, addresses)
 	}
 	const its, anothers = `{"address": "127.0.0.1/8"}`, `{"address": "192.0.2.7/24"}`
-	seen, err := Look(own, "lo")
+	seen, err := InterfaceAt(own, "lo")
 	if err != nil || !seen.There() {
 		t.Skipf("no loopback here: %+v (%v)", seen, err)
 	}
@@ -85,7 +85,7 @@ func TestLater(t *testing.T) {
 // journal.
 func TestLaterBesideRecords(t *testing.T) {
 	t.Parallel()
-	seen, err := Look("/proc/self/ns/net", "lo")
+	seen, err := InterfaceAt("/proc/self/ns/net", "lo")
 	if err != nil || !seen.There() {
 		t.Skipf("no loopback here: %+v (%v)", seen, err)
 	}

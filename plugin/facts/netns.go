@@ -35,8 +35,8 @@ func (p Place) There() bool { return p.held != nil }
 // Pinned returns a path that always leads to this namespace, until the place is closed.
 func (p Place) Pinned() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.held.Fd()) }
 
-// Look inspects an interface of the namespace as it is now.
-func (p Place) Look(ifname string) (seen Interface, err error) {
+// Interface inspects an interface of the namespace as it is now.
+func (p Place) Interface(ifname string) (seen Interface, err error) {
 	err = In(p.held, func() error { return seen.inspect(p.held, ifname) })
 	return seen, err
 }
@@ -70,8 +70,8 @@ func Open(path, ifname string) (none Place, err error) {
 	return p, nil
 }
 
-// Look is like Open, but does not keep the namespace open.
-func Look(path, ifname string) (Interface, error) {
+// InterfaceAt is like Open, but does not keep the namespace open.
+func InterfaceAt(path, ifname string) (Interface, error) {
 	place, err := Open(path, ifname)
 	place.Close()
 	return place.Seen, err

@@ -58,14 +58,14 @@ func TestOpenPins(t *testing.T) {
 	if place.IsAt(path) || place.IsAt(path+"x") {
 		t.Error("IsAt takes another namespace for the one that was opened")
 	}
-	if now, err := Look(path, "eth0"); err != nil || now.There() || now.Netns.Same(seen.Netns) {
+	if now, err := InterfaceAt(path, "eth0"); err != nil || now.There() || now.Netns.Same(seen.Netns) {
 		t.Errorf("at the original path: %+v (%v)", now, err)
 	}
-	if now, err := Look(pinned, "eth0"); err != nil || !now.There() || !now.Netns.Same(seen.Netns) {
+	if now, err := InterfaceAt(pinned, "eth0"); err != nil || !now.There() || !now.Netns.Same(seen.Netns) {
 		t.Errorf("at the pinned path: %+v (%v)", now, err)
 	}
 	place.Close()
-	if now, err := Look(pinned, "eth0"); err == nil {
+	if now, err := InterfaceAt(pinned, "eth0"); err == nil {
 		t.Errorf("at the pinned path, after Close: %+v", now)
 	}
 }
@@ -149,7 +149,7 @@ func TestOccupant(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "netns")
 	netnsAt(t, path, "eth0")
 	for name, want := range map[string]bool{"eth0": true, "lo": false, "none": false} {
-		seen, err := Look(path, name)
+		seen, err := InterfaceAt(path, name)
 		if got := seen.Occupant(); err != nil || (got != "") != want {
 			t.Errorf("%s: %q (%v)", name, got, err)
 		}

@@ -33,11 +33,11 @@ func TestOneLookAtProcesses(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-	empty, err := Look(path, "")
+	empty, err := InterfaceAt(path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := Look("/proc/self/ns/net", "")
+	own, err := InterfaceAt("/proc/self/ns/net", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func TestRows(t *testing.T) {
 // TestUnknown: a plugin without a row has no facts.
 func TestUnknown(t *testing.T) {
 	for _, name := range []string{"", "own", "Bridge"} {
-		if got := Of(name); !reflect.DeepEqual(got, &Plugin{Name: name}) {
+		if got := ByType(name); !reflect.DeepEqual(got, &Plugin{Name: name}) {
 			t.Errorf("%q: %+v", name, got)
 		}
 	}
@@ -100,7 +100,7 @@ func TestExecutesIPAM(t *testing.T) {
 		if err := json.Unmarshal([]byte(tt.config), &config); err != nil {
 			t.Fatal(err)
 		}
-		if got := Of(tt.plugin).ExecutesIPAM(tt.ipam, config); got != tt.want {
+		if got := ByType(tt.plugin).ExecutesIPAM(tt.ipam, config); got != tt.want {
 			t.Errorf("%+v: %t", tt, got)
 		}
 	}
@@ -145,7 +145,7 @@ func TestDocument(t *testing.T) {
 	for _, row := range strings.Split(body, "\n")[2:] {
 		cell := strings.Split(row, "|")[1]
 		for _, m := range regexp.MustCompile(`([a-z][a-z0-9-]*) \(([^)]+)\)`).FindAllStringSubmatch(cell, -1) {
-			p := Of(m[1])
+			p := ByType(m[1])
 			named = append(named, p.Name)
 			if has(p) && !strings.Contains(p.Source, m[2]) {
 				t.Errorf("plugin/README.md, table %s: %s; table.go has %s", head, m[0], p.Source)

@@ -45,8 +45,8 @@ const (
 	None    NetNS = "none"    // no CNI_NETNS
 )
 
-// Of returns the facts about a plugin. Callers must not change them.
-func Of(name string) *Plugin {
+// ByType returns the facts about a plugin. Callers must not change them.
+func ByType(name string) *Plugin {
 	for i := range table {
 		if table[i].Name == name {
 			return &table[i]
@@ -56,7 +56,7 @@ func Of(name string) *Plugin {
 }
 
 // IPAM returns the facts about the IPAM plugin of a delegate, given its type and its ipam.type.
-func IPAM(plugin, ipam string) *Plugin { return Of(cmp.Or(ipam, Of(plugin).DefaultIPAM)) }
+func IPAM(plugin, ipam string) *Plugin { return ByType(cmp.Or(ipam, ByType(plugin).DefaultIPAM)) }
 
 // IPAMOf is IPAM for a delegate's configuration.
 func IPAMOf(config json.RawMessage) *Plugin {

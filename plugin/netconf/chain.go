@@ -186,7 +186,7 @@ func (ch *Chain) Steps(c *Conf) []journal.Step {
 	for i, d := range ch.Delegates {
 		foreign := d.IPAM != "" && d.IPAM != "host-local"
 		steps = append(steps, journal.Step{Index: i, Type: d.Type, Config: ch.Config(i, c),
-			MayAllocate: foreign || !named && known.Of(d.Type).Source == ""})
+			MayAllocate: foreign || !named && known.ByType(d.Type).Source == ""})
 		named = named || d.IPAM != ""
 	}
 	return steps
@@ -248,7 +248,7 @@ func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 
 // ExecutesIPAM reports whether the delegate is known to execute its IPAM plugin's binary.
 func (d Delegate) ExecutesIPAM() bool {
-	executes := known.Of(d.Type).ExecutesIPAM
+	executes := known.ByType(d.Type).ExecutesIPAM
 	return d.IPAM != "" && executes != nil && executes(d.IPAM, d.object)
 }
 

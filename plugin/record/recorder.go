@@ -116,8 +116,8 @@ type Snapshot struct {
 	Err error
 }
 
-// Look makes the records of a transaction the recorder's snapshot.
-func (r *Recorder) Look(tx *journal.Tx) error {
+// TakeSnapshot makes the records of a transaction the recorder's snapshot.
+func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 	records, err := tx.Snapshot()
 	if err == nil {
 		r.last = &Snapshot{Tx: records}
@@ -127,7 +127,7 @@ func (r *Recorder) Look(tx *journal.Tx) error {
 
 // Renew reads the journal again: under a lock that was taken since, and before each late DEL.
 func (r *Recorder) Renew(ctx context.Context) error {
-	err := r.Store.View(ctx, r.Look)
+	err := r.Store.View(ctx, r.TakeSnapshot)
 	if err != nil {
 		r.last = &Snapshot{&journal.Tx{}, err}
 	}

@@ -61,7 +61,7 @@ func TestChainOf(t *testing.T) {
 		{"two, one of them configured twice", []Network{network("net", "p0"), network("net", "p1"), network("net", "p0")}, ""},
 	} {
 		got := ""
-		if chain, _ := (Job{Networks: tt.networks}).chainOf("net"); chain != nil {
+		if chain, _ := (Options{Networks: tt.networks}).chainOf("net"); chain != nil {
 			got = chain.Delegates[0].Type
 		}
 		if got != tt.want {
@@ -109,7 +109,7 @@ func TestMassReleaseGuard(t *testing.T) {
 			add(c.counts.deleting, Finding{State: journal.Deleting, Judgment: decide.Judgment{Verdict: decide.Dead}})
 			add(c.counts.live, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Live}, counts: true})
 			add(c.counts.unknown, Finding{State: journal.Live, Judgment: decide.Judgment{Verdict: decide.Unknown}, counts: true})
-			s := &Sweep{Job: Job{Force: c.force}}
+			s := &Sweep{Options: Options{Force: c.force}}
 			err := s.guardMassRelease(findings)
 			if (err != nil) != c.kept {
 				t.Errorf("the guard returned %v", err)

@@ -81,7 +81,7 @@ func (s *Sweep) undoRecord(
 ) error {
 	f.Pending = nil
 	if e != nil {
-		failures, _ := w.Run(ctx, undo.Job{Record: e, Mode: undo.Reconstructed})
+		failures, _ := w.Run(ctx, undo.Request{Record: e, Mode: undo.Reconstructed})
 		f.Pending = undo.PendingSteps(e)
 		if err := whyReserved(e, failures); err != nil {
 			return err

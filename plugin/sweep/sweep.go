@@ -20,8 +20,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Job configures a sweep.
-type Job struct {
+// Options configures a sweep.
+type Options struct {
 	Network    string       // only this network; "" for all
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
@@ -57,27 +57,27 @@ var ErrNotTried = errors.New("not attempted: out of time")
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
 type Sweep struct {
-	Job
+	Options
 	w *undo.Worker
 }
 
 // New returns a sweep that works with a copy of own, and with the same recorder.
-func New(own *undo.Worker, job Job) *Sweep {
+func New(own *undo.Worker, opts Options) *Sweep {
 	worker, node := *own, *own.Node
 	w := &worker
 	w.Node = &node
-	node.List, node.ListGrace = job.List, job.GracePeriod
-	if job.Path != "" {
-		w.Verb.Path = job.Path
+	node.List, node.ListGrace = opts.List, opts.GracePeriod
+	if opts.Path != "" {
+		w.Verb.Path = opts.Path
 	}
-	w.ChainOf = job.chainOf
-	return &Sweep{w: w, Job: job}
+	w.ChainOf = opts.chainOf
+	return &Sweep{w: w, Options: opts}
 }
 
 // chainOf returns the chain that unwind runs for a network. It returns nil if there is none, or if
 // two files of the network, such as those of two runtimes, contain different ones.
-func (j Job) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
-	for _, n := range j.Networks {
+func (o Options) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
+	for _, n := range o.Networks {
 		switch {
 		case n.Conf.Name != network:
 		case chain != nil && !reflect.DeepEqual(chain, n.Chain):

@@ -47,11 +47,11 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	n := decide.NetNS{Found: u.state == there, Sent: sent != "",
 		Unknown: u.Record.Got.Result == nil && len(u.Record.Got.Claims) == 0}
 	switch {
-	case n.Found && known.Of(s.Type).NetNS == known.Scratch:
-		seen, err := u.place.Look(u.Record.IfName)
+	case n.Found && known.ByType(s.Type).NetNS == known.Scratch:
+		seen, err := u.place.Interface(u.Record.IfName)
 		n.Interface = decide.TruthOf(seen.There(), err)
 	case !n.Found && n.Sent:
-		seen, err := facts.Look(sent, u.Record.IfName)
+		seen, err := facts.InterfaceAt(sent, u.Record.IfName)
 		n.Anothers = err == nil && (u.Node.IsHost(seen.Netns) || u.isAnothers(ctx, seen))
 	}
 	return n
@@ -65,10 +65,10 @@ func (u *undoing) sentPath() string {
 	switch path := u.Record.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
 		return ""
-	case u.Job.Netns == "" && isMissing(path):
+	case u.Request.Netns == "" && isMissing(path):
 		return path
 	}
-	return u.Job.Netns
+	return u.Request.Netns
 }
 
 // located is the result of the search for the network namespace of a record's ADD.
@@ -91,7 +91,7 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	case u.Node.SameBoot(e) == decide.False:
 		return where, gone // inodes and cookies of an earlier boot mean nothing in this one
 	case e.Added.NetNS.Known():
-		where, err = facts.Find(e.Added.NetNS, e.IfName, u.Job.Netns)
+		where, err = facts.Find(e.Added.NetNS, e.IfName, u.Request.Netns)
 		if !where.There() {
 			var processErr error
 			where, processErr = u.Node.View.OpenByProcess(e.Added.NetNS, e.IfName, len(e.Got.HostLinks) == 0)
@@ -118,7 +118,7 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 // error. If the ADD did not identify the namespace, its path replaces the search.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
-		_, pathErr := facts.Look(added.Path, "")
+		_, pathErr := facts.InterfaceAt(added.Path, "")
 		return pathErr != nil && u.awaitHostLinkGone()
 	}
 	return u.awaitHostLinkGone() && (len(u.Record.Got.HostLinks) > 0 || err == nil)

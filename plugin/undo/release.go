@@ -84,7 +84,7 @@ func (w *Worker) ReleaseLocked(
 			w.Node.Log.Info("releasing attachment", "attachment", key.String(),
 				"verdict", string(v.Verdict), "reason", v.Reason.Text)
 		}
-		failures, _, err := w.Undo(ctx, Job{Record: e, Lock: lock}, v.Reason)
+		failures, _, err := w.Undo(ctx, Request{Record: e, Lock: lock}, v.Reason)
 		for _, f := range failures { // one that the runtime would have got first
 			if err == nil && !f.Unreported {
 				err = f

@@ -171,7 +171,7 @@ func (u *undoing) delWith(
 	e := u.Record
 	c := &delegate.Call{
 		Command: "DEL", Plugin: s.Type, Path: e.Added.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Added.Args, Stdin: config, Lock: u.Job.Lock.File(), Env: u.env, Watch: u.Verb.Watch,
+		Args: e.Added.Args, Stdin: config, Lock: u.Request.Lock.File(), Env: u.env, Watch: u.Verb.Watch,
 	}
 	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
 		c.Path = u.Verb.Path // the runtime's plugin directory may have moved

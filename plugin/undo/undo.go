@@ -17,8 +17,8 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Job is a record with pending DELs.
-type Job struct {
+// Request is a record with pending DELs.
+type Request struct {
 	Record  *journal.Record
 	Mode    Mode
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
@@ -57,30 +57,30 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 // reservations on this disk, and drops the record with its pending DELs. After an error, or if the
 // verb doesn't write the journal, the journal does not contain the pending DELs.
 func (w *Worker) Undo(
-	ctx context.Context, job Job, reason decide.Reason,
+	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
-	e, foreign := job.Record, reason.Is(decide.OtherMachine)
+	e, foreign := request.Record, reason.Is(decide.OtherMachine)
 	if foreign {
 		if err := purge(ctx, e); err != nil {
 			return nil, 0, err
 		}
 		e.Steps, e.Cause, e.Reason = nil, reason.Code, reason.Text
 	} else {
-		if w.mark(e, job, reason) && w.Node.Journal.Lost == nil {
+		if w.mark(e, request, reason) && w.Node.Journal.Lost == nil {
 			err = w.Node.Journal.Save(ctx, e)
 		}
 		switch {
 		case err == nil:
-		case job.Mode == Requested:
+		case request.Mode == Requested:
 			w.Degrade("DEL", err)
-		case job.Mode != Rollback:
+		case request.Mode != Rollback:
 			return nil, 0, err
 		}
-		failures, ran = w.Run(ctx, job)
+		failures, ran = w.Run(ctx, request)
 	}
 	err = nil
 	if w.Node.Journal.Lost == nil {
-		err = w.Finish(ctx, job)
+		err = w.Finish(ctx, request)
 	}
 	if err != nil || w.Node.Journal.Lost != nil {
 		return failures, ran, err
@@ -88,10 +88,10 @@ func (w *Worker) Undo(
 	event := record.EventOf(journal.Swept, e)
 	event.Reason = reason.Text
 	switch {
-	case job.Mode == Superseding && !foreign:
+	case request.Mode == Superseding && !foreign:
 		event.Kind, event.Plugins = journal.Superseded, PendingSteps(e)
 		w.Node.Journal.Event(event)
-	case !job.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
+	case !request.Mode.ofVerb() && len(e.Steps) == 0 || foreign:
 		w.Node.Journal.Event(event, record.CountSwept, reason.Label())
 	}
 	w.Node.Journal.Flush()
@@ -106,9 +106,9 @@ func (w *Worker) Undo(
 //   - if the journal does not contain a record that has a result or addresses. (One without either
 //     is of a second DEL, or of an ADD that nobody recorded: the runtime repeats a DEL that is
 //     killed.)
-func (w *Worker) mark(e *journal.Record, job Job, reason decide.Reason) (unwritten bool) {
-	mode := job.Mode
-	if unwritten = job.Changed; mode != Requested { // the runtime's DEL has read all claims before
+func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) (unwritten bool) {
+	mode := request.Mode
+	if unwritten = request.Changed; mode != Requested { // the runtime's DEL has read all claims before
 		unwritten = w.ClaimHeld(e)
 	}
 	if mode == Rollback {
@@ -140,11 +140,11 @@ func (w *Worker) mark(e *journal.Record, job Job, reason decide.Reason) (unwritt
 // that the runtime did not ask to undo, it removes the ADD from libcni's cache, as libcni does
 // after its own DEL. The runtime's late DEL then has no result, so it harms no next owner of the
 // address.
-func (w *Worker) Finish(ctx context.Context, job Job) error {
-	e := job.Record
+func (w *Worker) Finish(ctx context.Context, request Request) error {
+	e := request.Record
 	done := len(e.Steps) == 0
 	foreign := e.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
-	if done && job.Mode == Sweep && !foreign {
+	if done && request.Mode == Sweep && !foreign {
 		w.dropCached(e)
 	}
 	last := false // the attachment has no other record
@@ -169,8 +169,8 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 		err = w.Node.Journal.Update(context.WithoutCancel(ctx), change)
 	}
 	w.Node.Journal.Invalidate() // the snapshot lacks this change
-	if err == nil && last && job.Mode != Superseding {
-		err = job.Lock.Remove()
+	if err == nil && last && request.Mode != Superseding {
+		err = request.Lock.Remove()
 	}
 	return err
 }
@@ -178,7 +178,7 @@ func (w *Worker) Finish(ctx context.Context, job Job) error {
 // undoing is one pass over the steps of a record, with the facts that it gathered at the beginning.
 type undoing struct {
 	*Worker
-	Job
+	Request
 	Log *slog.Logger // adds the record's attachment to each line
 	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
@@ -207,8 +207,9 @@ type undoing struct {
 // A step gets the time that is left in ctx, minus a reserve for the steps after it. The pass ends
 // when there is no time for the next step. A crash leaves the record as it was before the pass (but
 // see markSlow), so the next pass runs the DELs again.
-func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure, ran int) {
-	u := &undoing{Worker: w, Job: job, Log: w.Node.Log.With("attachment", job.Record.Key.String())}
+func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate.Failure, ran int) {
+	u := &undoing{Worker: w, Request: request,
+		Log: w.Node.Log.With("attachment", request.Record.Key.String())}
 	u.place, u.state = u.locate(ctx)
 	defer u.place.Close()
 	if !u.Mode.ofVerb() && w.Node.SameBoot(u.Record) == decide.True &&
@@ -235,7 +236,7 @@ func (w *Worker) Run(ctx context.Context, job Job) (failures []*delegate.Failure
 				Unreported: u.HasLeft(u.Record, s)}), u.ran
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
-			timeFor(left, len(order)-n-1+job.Later, u.Env.Budgets.Step))
+			timeFor(left, len(order)-n-1+request.Later, u.Env.Budgets.Step))
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -329,7 +330,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Record, ignorePause bool)
 func (w *Worker) Due(
 	ctx context.Context, e *journal.Record, ignorePause bool,
 ) (next []journal.Next) {
-	u := &undoing{Worker: w, Job: Job{Record: e}, Log: w.Node.Log}
+	u := &undoing{Worker: w, Request: Request{Record: e}, Log: w.Node.Log}
 	p := u.pass(ctx, ignorePause)
 	others, _ := w.Node.Journal.Snapshot(ctx).AddedAgain(e)
 	p.NewerLives = slices.ContainsFunc(others, func(o *journal.Record) bool {

@@ -129,7 +129,7 @@ func (a *agent) switchOff(setup install.Setup) error {
 func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.Runtime) {
 	s := &sweeper{agent: a, sockets: []string{paths.Socket},
 		binPath: strings.Join(paths.BinDirs, string(filepath.ListSeparator))}
-	s.look(node.Waiting(ctx, io.Discard, node.LookTimeout, ""),
+	s.collect(node.Waiting(ctx, io.Discard, node.LookTimeout, ""),
 		s.scope(setup.ConfDir, a.journalDir(setup)))
 	for ctx.Err() == nil {
 		a.sweeping.beat()

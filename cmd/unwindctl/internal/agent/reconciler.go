@@ -312,7 +312,7 @@ func (r *reconciler) removeConflist(ctx context.Context, why error) {
 	err := r.Remove(ctx, done)
 	r.log.warnOnce("remove", "cannot remove unwind's conflist", err)
 	done.Record(r.journalDir(r.Setup), journal.Off, agentName, why)
-	if err == nil && (done.Of("off") == nil || done.Of("changed") != nil) {
+	if err == nil && (done.Find("off") == nil || done.Find("changed") != nil) {
 		r.log.Info("removed unwind's conflist", "why", why, "source", r.named, "changes", done)
 	}
 }
@@ -361,7 +361,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	err = done.Make(ctx, r.WriteConflist(w))
 	r.log.warnOnce("copy", "cannot keep a copy of the provider's file", w.CopyErr)
-	if written := done.Of("written"); err == nil && written != nil {
+	if written := done.Find("written"); err == nil && written != nil {
 		r.log.Info("installed", "written", written)
 		done.Record(r.journalDir(r.Setup), journal.Install, agentName, nil)
 	}

@@ -42,7 +42,7 @@ func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 	p.Log = slog.New(s.sweeps)
 	ours := of
 	ours.Ours = true
-	r, err := inspect.Sweep(ctx, p, nil, ours, sweep.Job{
+	r, err := inspect.Sweep(ctx, p, nil, ours, sweep.Options{
 		Path: s.binPath, DryRun: s.Observe, Periodic: true,
 		Progress: func(int, int) { s.sweeping.beat() },
 	})
@@ -64,13 +64,13 @@ func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 		s.log.warnOnce("sweep", "sweep failed", errors.Join(err, r.SweepErr))
 	}
 	s.report(r.Findings)
-	of.Of = r
-	s.look(ctx, of)
+	of.Earlier = r
+	s.collect(ctx, of)
 }
 
-// look keeps a report of the node for the metrics.
-func (s *sweeper) look(ctx context.Context, of inspect.Scope) {
-	r, err := inspect.Look(ctx, term.Streams{}, of)
+// collect keeps a report of the node for the metrics.
+func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
+	r, err := inspect.NewReport(ctx, term.Streams{}, of)
 	if err != nil || ctx.Err() != nil {
 		return
 	}

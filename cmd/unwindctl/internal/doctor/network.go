@@ -204,7 +204,7 @@ func (e *examination) entry(
 	var types []string
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
-		if known.Of(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once had no version
+		if known.ByType(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once had no version
 			e.add("configuration", Warning,
 				fmt.Sprintf("set a newer cniVersion in the source of %[1]s's conflist: see "+
 					"scripts/providers/%[1]s.md", p.Type),

@@ -136,7 +136,7 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	if chain != nil {
 		e.plugins(ctx, r, chain)
 	}
-	found, err := inspect.Look(ctx, term.Streams{Err: e.Stderr}, inspect.Scope{CRI: "auto",
+	found, err := inspect.NewReport(ctx, term.Streams{Err: e.Stderr}, inspect.Scope{CRI: "auto",
 		Sockets:     []string{r.Socket},
 		Directories: node.Directories{ConfDir: r.ConfDir, StateDir: e.StateDir}})
 	if err != nil {

@@ -51,21 +51,21 @@ type Report struct {
 	pods map[string]journal.Pod // by container ID, from the findings and libcni's cache
 }
 
-// Look judges every attachment in the scope as a sweep would, and reads the pools. It is read-only.
-// It returns a UsageError if the flags, or the list that they name, cannot be used.
-func Look(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
-	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Job{DryRun: true, Cache: true})
+// NewReport judges every attachment in the scope as a sweep would, and reads the pools. It is
+// read-only. It returns a UsageError if the flags, or the list that they name, cannot be used.
+func NewReport(ctx context.Context, from term.Streams, of Scope) (*Report, error) {
+	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Options{DryRun: true, Cache: true})
 }
 
 // Sweep runs a sweep of the scope, and returns its findings in a report of the node. With
-// job.DryRun it is Look.
-func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job sweep.Job) (
+// opts.DryRun it is NewReport.
+func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, opts sweep.Options) (
 	*Report, error,
 ) {
 	r := &Report{Scope: of, Unwritable: Unwritable(of.StateDir), Attachments: []Attachment{},
 		Pools: []*Pool{}}
-	if of.Of != nil {
-		r.List, r.ListErr, r.NoRuntime = of.Of.List, of.Of.ListErr, of.Of.NoRuntime
+	if of.Earlier != nil {
+		r.List, r.ListErr, r.NoRuntime = of.Earlier.List, of.Earlier.ListErr, of.Earlier.NoRuntime
 	} else {
 		r.List, r.ListErr = of.List(ctx, stdin)
 	}
@@ -77,11 +77,11 @@ func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, job
 		r.ListErr, r.NoRuntime = nil, true
 	}
 	found, networks, poolErr := of.Pools()
-	job.Network, job.Networks, job.List, job.Force = of.Network, networks, r.List, of.Force
-	if job.Attachment == nil {
-		job.Pools = found
+	opts.Network, opts.Networks, opts.List, opts.Force = of.Network, networks, r.List, of.Force
+	if opts.Attachment == nil {
+		opts.Pools = found
 	}
-	findings, err := p.Sweep(ctx, of.StateDir, job)
+	findings, err := p.Sweep(ctx, of.StateDir, opts)
 	if errors.As(err, &r.Guard) { // each finding reports it
 		err = nil
 	}

@@ -27,10 +27,10 @@ type Scope struct {
 	node.Directories
 	Network    string   // "" for all
 	CRI, Valid string   // the source of the list of attachments: see List
-	Force      bool     // accept an empty list from Valid, and see sweep.Job
+	Force      bool     // accept an empty list from Valid, and see sweep.Options
 	Ours       bool     // only the pools of chains that unwind runs
 	Sockets    []string // the sockets that --cri auto tries besides the known ones
-	Of         *Report  // use the list of this report; nil to query the runtime
+	Earlier    *Report  // use the list of this report; nil to query the runtime
 }
 
 // List returns the runtime's list of attachments, or nil if the flags select none. An error other

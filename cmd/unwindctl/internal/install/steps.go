@@ -83,8 +83,8 @@ func (c *Changes) apply(one *Change) error {
 	return nil
 }
 
-// Of returns what was changed in this way.
-func (c *Changes) Of(change string) (what []string) {
+// Find returns what was changed in this way.
+func (c *Changes) Find(change string) (what []string) {
 	for _, one := range c.List {
 		if one.Change == change {
 			what = append(what, one.What)

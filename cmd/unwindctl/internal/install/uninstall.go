@@ -71,7 +71,7 @@ func Uninstall(ctx context.Context, out io.Writer, o Options) error {
 	}
 	err = errors.Join(err, done.try(ctx, steps...))
 	done.Record(o.StateDir, kind, o.By, err)
-	if err == nil && done.Of("kept") != nil {
+	if err == nil && done.Find("kept") != nil {
 		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
 			"%w", term.Coded{Code: ExitKept, Text: "unwind is not completely removed from this node yet: " +
 				"the files that are kept are still needed"})
@@ -124,7 +124,7 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
 		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
-		sweep.Job{DryRun: true})
+		sweep.Options{DryRun: true})
 	if err != nil {
 		return nil, err
 	}

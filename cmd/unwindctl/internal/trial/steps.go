@@ -245,7 +245,7 @@ func (s *space) repairAndSweep(ctx context.Context) (string, error) {
 	if err := os.Remove(s.bin(failing)); err != nil {
 		return "", err
 	}
-	found, err := inspect.Plugin(s.Stderr).Sweep(ctx, s.stateDir(), sweep.Job{
+	found, err := inspect.Plugin(s.Stderr).Sweep(ctx, s.stateDir(), sweep.Options{
 		Attachment: &journal.Key{Network: s.list.Name, ContainerID: s.id, IfName: ifName}})
 	for i := range found {
 		result, why := inspect.Result(&found[i], false)
