@@ -115,6 +115,9 @@ func TestVocabulary(t *testing.T) {
 		slices.Sort(values[m[1]])
 		vocabulary["label of "+m[1]] = words{labels, find(row[1], "`(\\w+)`")}
 		vocabulary["value of "+m[1]] = words{values[m[1]], find(row[2], "`([a-z-]+)`", labels...)}
+		if _, help, found := strings.Cut(m[2], "names the reason:"); found {
+			vocabulary["help of "+m[1]] = words{find(help, `(\w+) "?[\s+"]*\((?:the|a|another)`), values[m[1]]}
+		}
 		vocabulary["metric"] = words{append(vocabulary["metric"].code, m[1]), find(documents, `\bunwind_([a-z_]+)`)}
 	}
 	slices.Sort(vocabulary["metric"].code)

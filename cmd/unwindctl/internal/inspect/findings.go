@@ -214,7 +214,7 @@ func Remaining(findings []sweep.Finding) error {
 		text string
 	}{
 		{failed, "%s could not be released completely"},
-		{untried, "%s not attempted; run unwindctl sweep again"},
+		{untried, "did not try to release %s; run unwindctl sweep again"},
 		{unknown, "kept %s whose state is unknown"},
 	} {
 		if left.n > 0 {

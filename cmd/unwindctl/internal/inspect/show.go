@@ -151,7 +151,7 @@ func summary(a *Attachment) []string {
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",
 		capital(whose(a)), a.IfName, a.Network)}
 	if n := len(a.Addresses); n > 0 {
-		one, many, when := "is", "are", "since "+since(a.Created)
+		one, many, when := "has been", "have been", "since "+since(a.Created)
 		if len(a.freed) > 0 {
 			one, many, when = "was", "were", since(a.Created)
 		}

@@ -86,7 +86,7 @@ func inline(src *netconf.Conflist, keys map[string]json.RawMessage, single bool)
 		}
 	}
 	return nil, errors.New(`key "cniVersion" is missing; set it to a CNI version that the plugins ` +
-		`support: without the key, a runtime uses 0.1.0, but unwind another version`)
+		`support: without the key, a runtime uses 0.1.0, but unwind uses another version`)
 }
 
 // before and after are the white space that layOut adds around the chain. Restore removes it.
