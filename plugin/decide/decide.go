@@ -167,9 +167,12 @@ type Stray struct {
 // reservation is dead only if all evidence agrees.
 func DecideStray(o Stray) Judgment {
 	switch {
-	case !Yes(o.SameNamespaces):
+	case unknown(o.SameNamespaces):
+		return Undecided("this process cannot see whether it runs in the runtime's namespaces (run "+
+			"this on the host as root, or with --cri)", why(o.SameNamespaces))
+	case No(o.SameNamespaces):
 		return Undecided("this process does not run in the runtime's namespaces (run this on the "+
-			"host, or with --cri)", why(o.SameNamespaces))
+			"host, or with --cri)", "")
 	case unknown(o.Listed) && Yes(o.Runs):
 		return live("no runtime's list covers its owner, but one of the owner's processes is running")
 	case unknown(o.Listed) && Yes(o.InUse):
