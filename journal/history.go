@@ -20,7 +20,7 @@ type EventKind string
 
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
-	Swept      EventKind = "swept"       // released without the runtime's DEL
+	Swept      EventKind = "swept"       // released outside a DEL of the runtime
 	Released   EventKind = "released"    // an address whose owner is not in the journal was released
 	Waiting    EventKind = "waiting"     // a DEL waits for a later plugin's DEL (see decide.Due)
 	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL

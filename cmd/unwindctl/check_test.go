@@ -235,7 +235,7 @@ func TestCheckFails(t *testing.T) {
 			broken: func(n *checkedNode) {
 				n.script("host-local", `[ $CNI_COMMAND = DEL ] || exec `+filepath.Join(n.tools, "cni", "host-local"))
 			},
-			want: `(?s)✓  DEL .*✗  nothing left .* 10\.78\.0\.3, fd00:78::3 is still reserved in \S+/ipam/podnet\n`, code: 4,
+			want: `(?s)✓  DEL .*✗  nothing left .* \S+/ipam/podnet still contains 10\.78\.0\.3, fd00:78::3\n`, code: 4,
 			repaired: func(n *checkedNode) {
 				check(n, os.Remove(filepath.Join(n.pool, "10.78.0.3")))
 				check(n, os.Remove(filepath.Join(n.pool, "fd00:78::3")))

@@ -29,9 +29,9 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"address", "free", "not allocated"},
 	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
 		"plugin's own error"},
-	{"event", "swept", "an attachment was released without the runtime's DEL"},
-	{"event", "released", "an address was released in a host-local pool; no attachment in the " +
-		"journal owned it"},
+	{"event", "swept", "an attachment was released outside a DEL of the runtime"},
+	{"event", "released", "a host-local address was released; no attachment in the journal " +
+		"owned it"},
 	{"event", "waiting", "a DEL was postponed: rules or host ports may still use its address"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},

@@ -102,7 +102,7 @@ func rootCommand() *cobra.Command {
 		{"look", "Inspect:", []*cobra.Command{doctorCommand(), checkCommand(), listCommand(),
 			showCommand(), historyCommand(), ipamCommand(), metricsCommand(), reportCommand()}},
 		{"act", "Release:", []*cobra.Command{sweepCommand(), forgetCommand()}},
-		{"install", "Install and switch off:",
+		{"install", "Install, switch on or off, uninstall:",
 			[]*cobra.Command{installCommand(), onCommand(), offCommand(),
 				uninstallCommand(), runCommand(), wrapCommand(), unwrapCommand()}},
 	} {

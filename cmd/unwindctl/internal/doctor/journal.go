@@ -75,7 +75,7 @@ func (e *examination) lastSweep(s *inspect.Report) {
 	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case s.LastSweep.IsZero():
-		e.add("sweep", OK, "", "no sweep has finished yet, because the journal is new")
+		e.add("sweep", OK, "", "no sweep has finished yet, and no attachment is old")
 	case time.Since(s.LastSweep) > sweptLately:
 		e.add("sweep", Warning, remedy, "no sweep has finished for %s", age)
 	default:
@@ -156,15 +156,17 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	if len(held) > 0 {
 		e.add("attachments", Warning,
-			"fix the plugin that created them; a reboot also releases the address",
-			"the addresses of %s stay reserved, because rules or host ports for them may remain: %s",
-			term.Plural(len(held), "dead attachment", "dead attachments"), some(held))
+			"fix the plugin whose DEL fails, which unwindctl show "+held[0]+" names; a reboot also "+
+				"releases the addresses",
+			"%s reserved, because rules or host ports for these addresses may remain: %s",
+			term.Plural(len(held), "dead attachment keeps its addresses",
+				"dead attachments keep their addresses"), some(held))
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
 			"check with unwindctl sweep --dry-run --force; if they are dead, run unwindctl sweep --force",
-			"%d of the %d attachments of this boot seem dead, which is implausibly many; sweeps "+
-				"keep them", g.Dead, g.Live)
+			"sweeps keep %d of the %d attachments of this boot, because implausibly many seem dead",
+			g.Dead, g.Live)
 	}
 	if all := found.Duplicates(); len(all) > 0 {
 		e.add("attachments", Failure, "delete one of the two pods; then check for two networks with the "+
@@ -185,9 +187,9 @@ func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 		}
 	}
 	for _, plugin := range slices.Sorted(maps.Keys(pods)) {
-		e.add("attachments", OK, "", "%s of plugin %s, which has left the chain, are pending: the "+
-			"runtime gets no error for them, and unwind drops them if they fail for about a day",
-			term.Plural(pods[plugin], "DEL", "DELs"), plugin)
+		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending: the runtime "+
+			"gets no error from it, and unwind drops what fails for about a day",
+			plugin, term.Plural(pods[plugin], "DEL", "DELs"))
 	}
 	return all
 }
@@ -197,8 +199,8 @@ func (e *examination) dropped(events []journal.Event) {
 	count, last := countEvents(events, journal.Dropped, 24*time.Hour)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+
-			"--kind dropped -o wide lists the DELs", "%s of plugin %s dropped in the last day; the last "+
-			"one: %s", term.Plural(count[of], "DEL was", "DELs were"), of, last[of])
+			"--kind dropped -o wide lists the DELs", "unwind dropped %s of plugin %s in the last day; the "+
+			"last one: %s", term.Plural(count[of], "DEL", "DELs"), of, last[of])
 	}
 }
 
@@ -242,7 +244,7 @@ func (e *examination) pools(found *inspect.Report) {
 	for _, p := range found.Pools {
 		name := fmt.Sprintf("%s (%s)", p.Network, p.Dir)
 		if len(p.Sets) == 0 {
-			e.add("pools", OK, "", "%s: no address is used; the chain does not define the ranges", name)
+			e.add("pools", OK, "", "%s: no address is used, and the ranges are unknown", name)
 		}
 		if text, remedy := p.Lost(); len(p.Unreserved) > 0 {
 			e.add("pools", Warning, remedy, "%s: %s", name, text)
@@ -305,11 +307,11 @@ func (e *examination) directory(found *inspect.Report) bool {
 func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 {
 		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
-			"%s has mode %04o: other users can read or write it", e.StateDir, st.Mode&0o7777)
+			"%s has mode %04o: other users can access it", e.StateDir, st.Mode&0o7777)
 	}
 	if err := found.Unwritable; !e.disk() && err != nil {
 		e.add("journal", Failure, "let root write there",
-			"ADDs and DELs run without the journal: %v", err)
+			"the journal cannot be written, so ADDs and DELs run without it: %v", err)
 	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
 		"sweep.lock", install.AgentLockName} {
@@ -329,7 +331,7 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 			"unwind set a damaged journal aside: %s", strings.Join(aside, ", "))
 	}
 	if pid := install.AgentProcess(e.StateDir); pid != "" {
-		e.add("agent", OK, "", "process %s keeps unwind installed", pid)
+		e.add("agent", OK, "", "the agent runs as process %s", pid)
 	}
 }
 
@@ -345,13 +347,17 @@ func (e *examination) disk() (unwritable bool) {
 		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
 			e.StateDir)
 		return true
-	case free < leastFree || st.Files > 0 && st.Ffree < leastNodes:
-		e.add("journal", Failure, "free disk space",
-			"the disk of %s has only %d MiB and %d inodes left", e.StateDir, free>>20, st.Ffree)
+	case free < leastFree:
+		e.add("journal", Failure, "free disk space", "the disk of %s has only %d MiB left", e.StateDir,
+			free>>20)
+		return true
+	case st.Files > 0 && st.Ffree < leastNodes:
+		e.add("journal", Failure, "remove files from it", "the disk of %s has only %d inodes left",
+			e.StateDir, st.Ffree)
 		return true
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir in unwind's conflist to a directory on a disk",
-			"%s is on tmpfs: a reboot deletes the journal, but not host-local's files", e.StateDir)
+			"%s is on tmpfs: a reboot deletes the journal, but not addresses that are stored on a disk", e.StateDir)
 	}
 	return false
 }

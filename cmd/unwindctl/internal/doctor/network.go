@@ -94,8 +94,11 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		}
 		switch {
 		case install.Broken(path):
-			e.add("network", Failure, "run unwindctl install, which writes it again; until then, no pod "+
-				"can start", "%s: %v", path, err)
+			remedy := "run unwindctl install, which writes it again"
+			if i == 0 {
+				remedy += "; until then, no pod can start"
+			}
+			e.add("network", Failure, remedy, "%s: %v", path, err)
 		case (c == nil || c.Unwind == nil && err != nil) && i == 0:
 			e.add("network", Failure, "correct it, because the runtime uses the directory's first file",
 				"%s: %v", path, err)

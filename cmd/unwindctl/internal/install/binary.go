@@ -43,7 +43,7 @@ func (s Setup) VerifyBinary(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	const hint = "set --binary to the plugin; make build puts the plugin next to unwindctl"
+	const hint = "set --binary to the path of unwind's plugin; make build puts it next to unwindctl"
 	about, versions, err := AskVersion(ctx, path)
 	switch {
 	case ctx.Err() != nil:

@@ -56,10 +56,10 @@ var helps = map[string][]string{
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
-		"absent if no DEL is pending."},
+		"absent if no DEL is pending, except those in unwind_waiting_deletes."},
 	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
 		"complete, or pending if DELs remain.", "plugin", "result"},
-	"swept_attachments_total": {"Attachments released without the runtime's DEL.", "reason"},
+	"swept_attachments_total": {"Attachments released outside a DEL of the runtime.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if no sweep has finished."},
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
@@ -68,7 +68,7 @@ var helps = map[string][]string{
 	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
 		"verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
-		"each set. Addresses outside the chain's ranges have set=none. state=free is absent " +
+		"each set. Addresses outside the known ranges have set=none. state=free is absent " +
 		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family",
 		"state"},
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
@@ -78,10 +78,10 @@ var helps = map[string][]string{
 		"absent while unwind is on.", "by"},
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
-	"journal_readable": {"Whether the journal is readable: 1 or 0."},
+	"journal_readable": {"Whether the whole journal is readable: 1 or 0."},
 	"journal_writable": {"Whether ADDs and DELs can write the journal: 1 or 0."},
 	"runtime_up": {"Whether the runtime returned its list of pods: 1 or 0; absent if no runtime was " +
-		"found."},
+		"queried."},
 }
 
 // collection is one collection of the metrics.

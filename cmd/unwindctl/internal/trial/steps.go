@@ -263,7 +263,7 @@ func (s *space) noAddress() error {
 	for _, pool := range sweep.PoolsOf(s.chain, s.conf) {
 		held, err := ipam.HeldBy(pool.Dir, s.id, ifName)
 		if err == nil && len(held) > 0 {
-			err = fmt.Errorf("%s is still reserved in %s", term.Join(term.Addresses(held)), pool.Dir)
+			err = fmt.Errorf("%s still contains %s", pool.Dir, term.Join(term.Addresses(held)))
 		}
 		if err != nil {
 			return err
