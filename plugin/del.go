@@ -262,9 +262,8 @@ func (d *deleting) noteIdle(why string, err error) {
 // report returns the error for the runtime. It omits the failure of a DEL that would not have
 // failed without unwind.
 //
-// The error names the delegates with a pending DEL, without their messages. go-cni ignores errors
-// that contain "not found", and a delegate's message may contain that. The messages are in the log,
-// and in the journal if it could be written.
+// go-cni ignores errors that contain "not found", so the error omits a delegate's message that
+// contains it. That message is in the log, and in the journal if it could be written.
 func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	names, code := []string{}, uint(0)
 	for _, f := range failures {
@@ -274,8 +273,12 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 				"code", f.Code)
 			continue
 		}
-		if names = append(names, fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)); len(names) == 1 {
-			code = f.Code
+		said := fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)
+		if text := netconf.Shorten(f.Said(), 500); !strings.Contains(text, "not found") {
+			said += ": " + text
+		}
+		if code = cmp.Or(code, f.Code); !slices.Contains(names, said) {
+			names = append(names, said)
 		}
 	}
 	if len(names) == 0 || d.Verb.Conf.OnDelFailure == "defer" && durable {

@@ -121,7 +121,7 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	for i := range marked.Steps {
 		if m := &marked.Steps[i]; m.Index == s.Index {
 			m.Tries++
-			m.Last, m.Code = "unwind was killed while the DEL ran", types.ErrTryAgainLater
+			m.Last, m.Code = "the DEL is running, or unwind was killed", types.ErrTryAgainLater
 		}
 	}
 	timer := time.AfterFunc(markAfter, func() {
