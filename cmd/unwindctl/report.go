@@ -150,6 +150,9 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 		"state-dir": r.stateDir, "runtime": r.target.Runtime, "unwind-file": r.target.File}
 	cmd, _, _ := root.Find(args)
 	for name, value := range flags {
+		if _, err := os.Stat(value); name == "state-dir" && err != nil {
+			continue // nobody needs to have given it
+		}
 		if value != "" && cmd.Flags().Lookup(name) != nil {
 			args = append(args, "--"+name, value)
 		}

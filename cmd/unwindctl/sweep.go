@@ -67,7 +67,7 @@ func sweepCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&flags.opts.DryRun, "dry-run", false,
 		"print what would be released, and release nothing")
 	cmd.Flags().BoolVar(&flags.Force, "force", false,
-		"also release attachments that are kept because too many seem dead, the list is empty or an "+
+		"also release attachments that are kept because too many seem dead, the list is empty or a "+
 			"record is damaged")
 	cmd.Flags().DurationVar(&flags.opts.GracePeriod, "grace-period", 0,
 		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+

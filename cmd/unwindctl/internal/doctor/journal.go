@@ -310,7 +310,7 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 			"%s has mode %04o: other users can access it", e.StateDir, st.Mode&0o7777)
 	}
 	if err := found.Unwritable; !e.disk() && err != nil {
-		e.add("journal", Failure, "let root write there",
+		e.add("journal", Failure, term.HintOf(err),
 			"the journal cannot be written, so ADDs and DELs run without it: %v", err)
 	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",

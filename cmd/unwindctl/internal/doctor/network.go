@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -181,8 +182,12 @@ func (e *examination) entry(
 	}
 	chain, err := c.Unwind.LoadChain()
 	if err != nil {
-		e.add("configuration", Failure, "correct it; until then, no pod can start", "%s: %v", c.Path,
-			err)
+		remedy := "correct it; until then, no pod can start"
+		if errors.Is(err, fs.ErrNotExist) {
+			remedy = "restart the provider, which writes that file, or run unwindctl off; until then, no " +
+				"pod can start"
+		}
+		e.add("configuration", Failure, remedy, "%s: %v", c.Path, err)
 		return nil
 	}
 	if chain.Warning != "" {

@@ -51,14 +51,10 @@ func (r *Report) add(what string, s Severity, remedy, format string, args ...any
 // Worst returns the highest severity.
 func (r *Report) Worst() Severity { return r.checks[0].Severity }
 
-// First returns the worst problem, with its remedy.
-func (r *Report) First() string {
+// First returns the worst problem, and its remedy.
+func (r *Report) First() (text, remedy string) {
 	c := r.checks[0]
-	text := c.What + ": " + strings.TrimSuffix(c.Text, ".")
-	if c.Remedy != "" {
-		text += " → " + c.Remedy
-	}
-	return text
+	return c.What + ": " + strings.TrimSuffix(c.Text, "."), c.Remedy
 }
 
 // Print prints the problems with their remedies, and with all also the checks that passed. It

@@ -150,7 +150,7 @@ func CannotCreate(dir string) error {
 	err := unix.Access(dir, unix.W_OK)
 	switch statErr := unix.Statfs(dir, &st); {
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%s is on a read-only file system", dir)
+		return fmt.Errorf("%s is on a %w", dir, err) // read-only file system
 	case err == nil && statErr == nil && st.Files > 0 && st.Ffree == 0:
 		err = unix.ENOSPC
 	}

@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -96,8 +95,9 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 // Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil.
 // Another user cannot check the directory's rights.
 func Unwritable(stateDir string) error {
+	const access = "let root, and nobody else, write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return term.WithHint(access, "%w", err)
 	}
 	var st unix.Statfs_t
 	err := durable.CannotCreate(stateDir)
@@ -106,9 +106,13 @@ func Unwritable(stateDir string) error {
 		return nil
 	case err == nil && unix.Statfs(stateDir, &st) == nil && st.Bfree == 0,
 		errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("the disk of %s is full", stateDir)
+		return term.WithHint("free disk space", "the disk of %s is full", stateDir)
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EROFS):
+		return term.WithHint("remount it read-write", "%w", err)
 	}
-	return err
+	return term.WithHint(access, "%w", err)
 }
 
 // CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the

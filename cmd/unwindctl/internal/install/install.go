@@ -99,8 +99,8 @@ func (o Options) plan(
 // checkJournal returns an error if each ADD would run without the journal.
 func (s Setup) checkJournal() error {
 	if err := inspect.Unwritable(s.stateDir()); err != nil {
-		return term.WithHint("let root write there, or choose another directory with "+
-			"--state-dir; nothing was changed", "unwind could not write its journal: %w", err)
+		return term.WithHint(term.HintOf(err)+", or choose another directory with --state-dir; nothing "+
+			"was changed", "unwind could not write its journal: %w", err)
 	}
 	return nil
 }

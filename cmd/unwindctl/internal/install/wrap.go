@@ -220,7 +220,7 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case missing && entry["chainFile"] != nil:
 		return nil, errors.New(
 			`the entry sets "chainFile" instead of "chain", so there is nothing to unwrap; ` +
-				`to switch unwind off, remove the file`)
+				`to switch unwind off, run unwindctl off`)
 	case missing:
 		return nil, errors.New(`key "chain" is missing`)
 	case chain[0] != '{':

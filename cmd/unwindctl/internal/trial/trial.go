@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -155,7 +156,7 @@ func (c *check) step(name string, do func(context.Context) (string, error)) bool
 		if errors.As(err, new(warning)) {
 			s.Severity = doctor.Warning
 		} else if s.Remedy == "" {
-			s.Remedy = c.remedy()
+			s.Remedy = c.remedy(s.Text)
 		}
 	}
 	c.steps = append(c.steps, s)
@@ -163,13 +164,17 @@ func (c *check) step(name string, do func(context.Context) (string, error)) bool
 	return s.Severity < doctor.Failure
 }
 
-// remedy returns the worst problem that doctor finds, or how to find the cause.
-func (c *check) remedy() string {
+// remedy returns the worst problem that doctor finds, or how to find the cause of a step's error.
+func (c *check) remedy(text string) string {
 	report, err := doctor.Examine(c.ctx, doctor.Options{Target: c.Target, Version: c.Version,
 		Stderr: io.Discard})
 	switch {
 	case err == nil && report.Worst() == doctor.Failure:
-		return "unwindctl doctor reports " + report.First()
+		first, remedy := report.First()
+		if strings.Contains(first, text) && remedy != "" {
+			return remedy
+		}
+		return "unwindctl doctor reports " + strings.TrimSuffix(first+" → "+remedy, " → ")
 	case c.Plain:
 		return "this is not caused by unwind: correct the plugin, or its configuration"
 	}
@@ -209,7 +214,7 @@ func (c *check) choose(context.Context) (string, error) {
 	for _, path := range paths {
 		file, readErr := netconf.ReadConflist(path)
 		switch {
-		case readErr != nil && c.Network == "":
+		case readErr != nil && c.Network == "" && c.file == nil:
 			return "", term.WithHint("correct it: the runtime uses the first file in the directory",
 				"%s: %w", path, readErr)
 		case file != nil && c.file == nil && (c.Network == "" || c.Network == file.Name):
