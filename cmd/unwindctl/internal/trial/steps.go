@@ -178,7 +178,7 @@ func (s *space) record(ctx context.Context, stateDir string) (*inspect.Attachmen
 			return &all[i], nil
 		}
 	}
-	return nil, err
+	return nil, journal.IgnoreDamaged(err) // another attachment's: doctor names it
 }
 
 func (s *space) explained(format string, args ...any) error {
