@@ -80,10 +80,10 @@ func onCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind back on for this node",
-		Long: "Switch unwind back on for this node. The command removes the file \"off\" and, if cilium\n" +
-			"has renamed unwind's conflist, the renamed file. If an agent runs, it waits until the\n" +
-			"agent has installed unwind. If none runs, it installs unwind with the configuration\n" +
-			"that unwindctl off has kept.",
+		Long: "Switch unwind back on for this node. The command removes the file \"off\" and, if\n" +
+			"cilium has renamed unwind's conflist, the renamed file. If an agent runs, it waits\n" +
+			"until the agent has installed unwind. If none runs, it installs unwind with the\n" +
+			"configuration that unwindctl off has kept.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind exec -- on",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -357,7 +357,8 @@ func (e *examination) disk() (unwritable bool) {
 		return true
 	case st.Type == unix.TMPFS_MAGIC:
 		e.add("journal", Warning, "set stateDir in unwind's conflist to a directory on a disk",
-			"%s is on tmpfs: a reboot deletes the journal, but not addresses that are stored on a disk", e.StateDir)
+			"%s is on tmpfs: a reboot deletes the journal, but not addresses that are stored on a disk",
+			e.StateDir)
 	}
 	return false
 }

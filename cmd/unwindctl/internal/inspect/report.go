@@ -162,7 +162,8 @@ func (r *Report) Warn(stderr io.Writer) {
 	}
 	if r.Unwritable != nil {
 		_ = term.Print(stderr,
-			fmt.Sprintf("warning: the journal cannot be written, so ADDs and DELs run without it: %v\n", r.Unwritable))
+			fmt.Sprintf("warning: the journal cannot be written, so ADDs and DELs run without it: %v\n",
+				r.Unwritable))
 	}
 }
 

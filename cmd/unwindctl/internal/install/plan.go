@@ -246,8 +246,8 @@ func (s Setup) readSource(p *Plan) error {
 		"because the runtime cannot use it either"
 	p.Source, err = s.readOther(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return NewObstacle(NoProvider, "correct --provider-conf, or install the network's provider, which "+
-			"writes that file", "%s: %w", path, err)
+		return NewObstacle(NoProvider, "correct --provider-conf, or install the network's provider, "+
+			"which writes that file", "%s: %w", path, err)
 	}
 	if err != nil && (p.Source == nil || p.Source.Unwind == nil) {
 		return term.WithHint(half, "%s: %w", path, err)

@@ -50,9 +50,9 @@ var helps = map[string][]string{
 		"network", "state"},
 	"pending_deletes": {"Pending DELs that failed or have not run yet.",
 		"network", "plugin"},
-	"waiting_deletes": {"Pending DELs that cannot run yet. The label for names the reason: container " +
-		"(the DEL could release resources of another ADD of the container or its pod) or rules " +
-		"(a later plugin's rules or host ports may still use its address). " +
+	"waiting_deletes": {"Pending DELs that cannot run yet. The label for names the reason: " +
+		"container (the DEL could release resources of another ADD of the container or its pod) " +
+		"or rules (a later plugin's rules or host ports may still use its address). " +
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
