@@ -168,7 +168,9 @@ func TestBrokenJournal(t *testing.T) {
 			n.forgetCalls()
 			mend := breakage.of(n)
 			a.del()
-			n.wantPrevious("198.51.100.0", "198.51.100.1", "198.51.100.2", "198.51.100.3")
+			if breakage.name != readOnly.name { // there the DEL reads the record, and withholds what it has freed
+				n.wantPrevious("198.51.100.0", "198.51.100.1", "198.51.100.2", "198.51.100.3")
+			}
 			n.wantCalls("DEL p3", "DEL p2", "DEL p1", "DEL p0")
 			mend()
 		}
