@@ -140,13 +140,13 @@ func TestLock(t *testing.T) {
 			p.awaited("a").is("true")
 			p.release("a").ok()
 			we.reply().is("taken")
-			we.awaited("a").is("false")
+			we.noLongerAwaits("a")
 		}},
 		{"a DEL gives up waiting", func(c *cast) {
 			p, we := c.elsewhere(), c.here()
 			p.acquire("a").is("taken")
 			we.endADD("a", 300*time.Millisecond).is("busy")
-			p.awaited("a").is("false")
+			p.noLongerAwaits("a")
 			we.acquire("a").waits()
 			p.awaited("a").is("false")
 			p.release("a").ok()

@@ -179,6 +179,17 @@ func (p *process) waitsFor(file string) {
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
 }
 
+// noLongerAwaits waits until no DEL waits for a lock. A program that another test has just started from
+// this process has its descriptors, and so the lock's third byte, until it is executed.
+func (p *process) noLongerAwaits(id string) {
+	p.t.Helper()
+	for end := time.Now().Add(sandbox.Patience); p.awaited(id).text() != "false"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("a DEL still waits for %s", id)
+		}
+	}
+}
+
 // waits gives the actor the time to begin to wait for an attachment's lock. It polls that lock, so
 // the kernel does not show that it waits.
 func (p *process) waits() { time.Sleep(50 * time.Millisecond) }
