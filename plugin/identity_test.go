@@ -80,6 +80,10 @@ func TestSameADDAgain(t *testing.T) {
 			a.NetNS = ""
 		}
 		a.del()
+		if restart.has("at the same path") && end.is("its namespace exists") {
+			a.dropNetNS() // its DEL was shown no namespace: see TestLateDELAtAnothersPath
+			eventually(n, "its interface is gone", func() bool { return len(n.ports()) == 0 })
+		}
 		a.wantVanished()
 		n.wantClean()
 	})
