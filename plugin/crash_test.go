@@ -123,8 +123,8 @@ func (p *pod) recoverByNextSandbox() {
 	next.add()
 	_, gone := os.Stat(p.NetNS)
 	// A DEL that was tried twice pauses (a killed ADD counts as one try), and that ADD does not wait for it.
-	pauses := func(s journal.Step) bool { return s.Tries > 1 }
-	if e := p.record(); (e != nil) != (live && gone == nil) && (e == nil || !slices.ContainsFunc(e.Steps, pauses)) {
+	isReady := func(s journal.Step) bool { return s.Tries < 2 }
+	if e := p.record(); (e != nil) != (live && gone == nil) && (e == nil || slices.ContainsFunc(e.Steps, isReady)) {
 		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
 	}
 	next.mustDel(p.anotherChain())

@@ -52,7 +52,8 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 		n.Interface = decide.TruthOf(seen.There(), err)
 	case !n.Found && n.Sent:
 		seen, err := facts.InterfaceAt(sent, u.Record.IfName)
-		if n.Anothers = err == nil && (u.Node.IsHost(seen.Netns) || u.isAnothers(ctx, seen)); n.Anothers {
+		n.Anothers = err == nil && (u.Node.IsHost(seen.Netns) || u.isAnothers(ctx, seen))
+		if n.Anothers {
 			u.Log.Warn("the namespace belongs to another attachment or the host; running the DEL without it",
 				"netns", sent)
 		}

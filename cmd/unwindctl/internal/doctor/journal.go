@@ -120,7 +120,7 @@ func (e *examination) attachments(found *inspect.Report) {
 	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
-		if a.Status() == string(journal.Adding) && a.Verdict == decide.Live && age > addingLong {
+		if a.State == journal.Adding && a.Verdict == decide.Live && age > addingLong {
 			adding = append(adding, key)
 		}
 		if !a.PendingDEL() || age <= pendingLong {

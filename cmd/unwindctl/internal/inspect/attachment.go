@@ -67,7 +67,6 @@ func (a *Attachment) Dead() bool {
 
 // Status is the state of an attachment as tables and metrics show it: the journal's state, unless
 // the verdict is unknown, foreign or recent, or is dead while the journal's state is adding or
-// live. An ADD that has a result, but still runs later plugins, is adding, although its record is
 // live.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
@@ -81,8 +80,6 @@ func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
 		return "recent"
-	case state == journal.Live && v == decide.Locked:
-		return string(journal.Adding)
 	case state == "", v.Verdict == decide.Unknown, v.Verdict == decide.Foreign,
 		v.Verdict == decide.Dead && decide.KeepsContainer(state):
 		return string(v.Verdict)
