@@ -167,8 +167,8 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	}
 	e.Steps = o.chain.Steps(&conf)
 	for i := range e.Steps {
-		if o.cached == nil && decide.HasPorts(&e.Steps[i]) {
-			e.Steps[i].ADD = journal.AddFailed // an invented mapping forwards nothing
+		if o.cached == nil { // only this sweep runs its DELs, so none waits for another's second try
+			e.Steps[i].ADD = journal.AddFailed // and an invented port mapping forwards nothing
 		}
 	}
 	if len(conf.RuntimeConfig) > 0 {

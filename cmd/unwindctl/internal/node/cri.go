@@ -107,7 +107,7 @@ func (w *waiting) waitingFor(
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if time.Since(w.silent[socket]) < 3*time.Second { // a later round of --watch tries again
-		return nil, status.Error(codes.DeadlineExceeded, "no answer to the previous query")
+		return nil, status.Error(codes.DeadlineExceeded, noAnswer(within))
 	}
 	notice := time.AfterFunc(LookTimeout, func() {
 		if within <= LookTimeout {
@@ -156,13 +156,15 @@ func call[Q, A any](ctx context.Context, socket string, least time.Duration, que
 	case err == nil || !is:
 		return answer, err
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return answer, &criError{fmt.Sprintf("no answer within %s", within), err}
+		return answer, &criError{noAnswer(within), err}
 	case as.Code() == codes.Unavailable:
 		return answer, &criError{"the connection was closed; no CRI runtime may listen there", err}
 	default:
 		return answer, &criError{as.Message(), err}
 	}
 }
+
+func noAnswer(within time.Duration) string { return fmt.Sprintf("no answer within %s", within) }
 
 func callNow[Q, A any](ctx context.Context, socket string, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
