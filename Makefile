@@ -15,6 +15,9 @@ CILIUM_VERSION      := v1.19.6
 MULTUS_VERSION      := v4.3.0
 CRIO_VERSION        := v1.36.3
 NERDCTL_VERSION     := v2.3.5
+GORELEASER_VERSION  := v2.15.1
+CYCLONEDX_VERSION   := v1.10.0
+CRANE_VERSION       := v0.22.1
 
 # The releases of containerd that make e2e builds. SHORT=1, which continuous integration uses,
 # builds only the newest.
@@ -54,11 +57,6 @@ PAIRS ?= 100000
 # archives.
 CHECK := scripts/deploy/check
 
-# The tools that write the agent's image and the bills of materials. Each is a separate module, so
-# that unwind's own module doesn't need their dependencies.
-IMAGE_WRITER := scripts/image
-SBOM_WRITER  := scripts/sbom
-
 # The packages that make mutants checks.
 MUTATED ?= plugin/decide plugin/known plugin/netconf ipam
 
@@ -88,7 +86,7 @@ export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 .DEFAULT_GOAL := help
 include plugin/e2e/tools.mk scripts/release/release.mk
 
-.PHONY: help build tools deps test matrix race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release archive kubectl-archive image chart-archive release-check workflows vulnerabilities clean go faulty
+.PHONY: help build tools deps test matrix race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release release-parts image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
 # The targets that make help lists, by purpose.
@@ -129,7 +127,6 @@ test: deps tools build ## run all tests on real plugins and namespaces (10 minut
 	CGO_ENABLED=0 $(GO_TEST) ./plugin >$$plugin 2>&1 & \
 	CGO_ENABLED=0 $(GO_TEST) $$(go list ./... | grep -v '/plugin$$'); others=$$?; \
 	wait $$!; failed=$$?; cat $$plugin; [ $$others$$failed = 00 ]
-	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do go test -C $$module -count=1 ./...; done
 
 matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
@@ -159,8 +156,6 @@ lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, s
 	go run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) -tags e2e ./... $(TEST_PROGRAMS)
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run ./... $(TEST_PROGRAMS)
 	go mod tidy -diff
-	set -e; for module in $(IMAGE_WRITER) $(SBOM_WRITER); do (cd $$module && go vet ./... && go mod tidy -diff && \
-		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION) run); done
 	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
 # If the vulnerability database cannot be read, for example without a network, this prints a warning

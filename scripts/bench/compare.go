@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/invoke"
-	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +20,6 @@ type comparison struct {
 	chain   string
 	good    []*network
 	failing []*network
-	floor   *floor
 }
 
 func newComparison(ctx context.Context, work, chain string, o options) (*comparison, error) {
@@ -54,9 +51,7 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 		}
 		c.failing = append(c.failing, n)
 	}
-	var err error
-	c.floor, err = newFloor(c.good[1].stateDir())
-	return c, err
+	return c, nil
 }
 
 // run adds and deletes pods of each kind in rounds, parallel pods at the same time. The kinds
@@ -76,11 +71,6 @@ func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 		}
 		for _, n := range inTurn(c.failing, round) {
 			if err := c.failingPods(ctx, to, n, parallel, round); err != nil {
-				return err
-			}
-		}
-		if parallel == 1 {
-			if err := c.floor.time(ctx, to, c.chain); err != nil {
 				return err
 			}
 		}
@@ -238,54 +228,4 @@ func (r *results) line(format string, args ...any) {
 func quantile[T float64 | time.Duration](all []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
-}
-
-// floor measures the least cost of a plugin with a journal: one lean process, and durable commits
-// to a bbolt file, each of which opens and closes the file: two for an ADD, and one for a DEL.
-type floor struct {
-	noop string
-	file string
-}
-
-func newFloor(dir string) (*floor, error) {
-	noop, err := paths(".tools/test/noop")
-	if err != nil {
-		return nil, err
-	}
-	f := &floor{noop[0], dir + "/floor.db"}
-	return f, f.commit()
-}
-
-func (f *floor) time(ctx context.Context, r *results, chain string) error {
-	for verb, commits := range map[string]int{"ADD": 2, "DEL": 1} {
-		start := time.Now()
-		args := &invoke.Args{Command: verb, ContainerID: "floor", NetNS: "/proc/self/ns/net",
-			IfName: "eth0", Path: "/"}
-		if _, err := invoke.ExecPluginWithResult(ctx, f.noop, []byte("{}"), args, nil); err != nil {
-			return err
-		}
-		for range commits {
-			if err := f.commit(); err != nil {
-				return err
-			}
-		}
-		took := time.Since(start)
-		r.write(verb, chain, 1, "floor", timed{each: []time.Duration{took}, wall: took})
-	}
-	return nil
-}
-
-func (f *floor) commit() error {
-	db, err := bolt.Open(f.file, 0o600, nil)
-	if err != nil {
-		return err
-	}
-	err = db.Update(func(tx *bolt.Tx) error {
-		b, err := tx.CreateBucketIfNotExists([]byte("b"))
-		if err != nil {
-			return err
-		}
-		return b.Put([]byte("entry"), make([]byte, 2048))
-	})
-	return errors.Join(err, db.Close())
 }

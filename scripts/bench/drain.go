@@ -46,7 +46,7 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 			walls["DEL "+n.kind] += del.wall
 			fmt.Printf("%-7s ADD: %3d failed, %5.1f s; DEL: %3d failed, %5.1f s, %d more rounds of DELs "+
 				"until all succeeded\n",
-				n.kind, add.failed, add.wall.Seconds(), del.failed, del.wall.Seconds(), again)
+				n.kind, len(add.failed), add.wall.Seconds(), len(del.failed), del.wall.Seconds(), again)
 			for _, err := range append(add.errs, del.errs...) {
 				fmt.Printf("        e.g. %.300v\n", err)
 			}
@@ -74,45 +74,41 @@ func (n *network) warmUp(ctx context.Context) error {
 	return errors.Join(p.add(ctx), p.del(ctx), p.gone())
 }
 
-// drained is the outcome of a verb for all pods.
-type drained struct {
-	failed int
-	errs   []error // only the first error
-	wall   time.Duration
-}
-
 // drain adds all pods at the same time, and then deletes all of them. It repeats the failed DELs
 // until none fails. again is the number of repetitions.
 func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err error) {
-	add, _ = together(ctx, pods, (*pod).add)
-	del, left := together(ctx, pods, (*pod).del)
-	for ; len(left) > 0; again++ {
+	add = together(ctx, pods, (*pod).add)
+	del = together(ctx, pods, (*pod).del)
+	for left := del.failed; len(left) > 0; again++ {
 		if again == 100 {
 			return add, del, again, fmt.Errorf("%d DELs keep failing", len(left))
 		}
-		_, left = together(ctx, left, (*pod).del)
+		left = together(ctx, left, (*pod).del).failed
 	}
 	return add, del, again, nil
 }
 
-func together(
-	ctx context.Context, pods []*pod, do func(*pod, context.Context) error,
-) (d drained, failed []*pod) {
+// drained is the outcome of a verb for all pods.
+type drained struct {
+	failed []*pod
+	errs   []error // only the first error
+	wall   time.Duration
+}
+
+func together(ctx context.Context, pods []*pod, do func(*pod, context.Context) error) (d drained) {
 	var mu sync.Mutex
 	t, _ := atOnce(pods, func(p *pod) error {
 		ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
 		defer cancel()
-		err := do(p, ctx)
-		if err != nil {
+		if err := do(p, ctx); err != nil {
 			mu.Lock()
 			defer mu.Unlock()
-			failed = append(failed, p)
-			if d.failed++; d.errs == nil {
+			if d.failed = append(d.failed, p); d.errs == nil {
 				d.errs = []error{err}
 			}
 		}
 		return nil
 	})
 	d.wall = t.wall
-	return d, failed
+	return d
 }

@@ -11,6 +11,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -73,10 +74,7 @@ func (n *numbers) String() string { return strings.Trim(fmt.Sprint(*n), "[]") }
 
 func (n *numbers) Set(text string) error {
 	*n = nil
-	if text == "" {
-		return nil
-	}
-	for _, word := range strings.Split(text, ",") {
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' }) {
 		i, err := strconv.Atoi(word)
 		if err != nil {
 			return err
@@ -147,11 +145,10 @@ func bench(ctx context.Context, work string, o options) error {
 	if err := prepare(); err != nil {
 		return err
 	}
-	disk, err := disk(work)
-	if err != nil {
+	if err := onDisk(work); err != nil {
 		return err
 	}
-	fmt.Printf("kernel %s, %d cores, load %s, state on %s\n", kernel(), runtime.NumCPU(), load(), disk)
+	fmt.Printf("kernel %s, %d cores, load %s\n", kernel(), runtime.NumCPU(), load())
 	if len(o.drain) > 0 {
 		for _, pods := range o.drain {
 			if err := benchDrain(ctx, work, pods, o.rounds); err != nil {
@@ -165,11 +162,9 @@ func bench(ctx context.Context, work string, o options) error {
 			return err
 		}
 	}
-	out := os.Stdout
-	if o.out != "" {
-		if out, err = os.Create(o.out); err != nil {
-			return err
-		}
+	out, err := os.Create(cmp.Or(o.out, os.Stdout.Name()))
+	if err != nil {
+		return err
 	}
 	r := &results{out: out}
 	for _, name := range o.chains {
@@ -226,25 +221,15 @@ func netns(path string) error {
 	return <-done
 }
 
-// disk returns the name of a directory's file system. A file system in memory is an error, because
-// a sync costs nothing there.
-func disk(dir string) (string, error) {
+// onDisk returns an error if a directory's file system is in memory, where a sync costs nothing.
+func onDisk(dir string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return "", err
+	err := unix.Statfs(dir, &st)
+	if err == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) {
+		err = fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a directory on a disk",
+			dir)
 	}
-	known := map[int64]string{
-		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-		unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
-	}
-	switch name := known[st.Type]; {
-	case st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC:
-		return "", fmt.Errorf("%s is in memory, where a sync costs nothing; run this in a directory on a "+
-			"disk", dir)
-	case name != "":
-		return name, nil
-	}
-	return fmt.Sprintf("file system %#x", st.Type), nil
+	return err
 }
 
 func kernel() string {

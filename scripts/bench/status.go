@@ -1,13 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
 )
 
 // benchStatus times STATUS and GC, with an empty journal and with many live attachments. For
@@ -56,12 +56,8 @@ func (n *network) ask(ctx context.Context, command string) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(n.cni.Path[0], "unwind"))
-	cmd.Stdin = bytes.NewReader(stdin)
-	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_PATH=" + strings.Join(n.cni.Path, ":")}
+	args := &invoke.Args{Command: command, Path: strings.Join(n.cni.Path, ":")}
 	start := time.Now()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("%s: %w: %s", command, err, out)
-	}
-	return time.Since(start), nil
+	err = invoke.ExecPluginWithoutResult(ctx, filepath.Join(n.cni.Path[0], "unwind"), stdin, args, nil)
+	return time.Since(start), err
 }

@@ -1,21 +1,18 @@
-# Builds a release (archives, the image and the chart), and checks that two builds of it have the
-# same bytes. The Makefile includes this file, and sets VERSION.
+# Builds a release, and checks that two builds of it have the same bytes. GoReleaser, with
+# .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
+# targets below write what it can't. The Makefile includes this file, and sets VERSION.
 
-# Runs a tool for the release on the building machine. It is compiled with the same flags as the
-# programs, so that both share compiled packages.
-GO_RUN = GOOS= GOARCH= CGO_ENABLED=0 go run -C $(1) -buildvcs=false -trimpath .
+# The tools are in .tools/bin, with their version in the name of a stamp, as those of make tools.
+RELEASE_TOOLS := $(addprefix $(TOOLS)/bin/.,goreleaser-$(GORELEASER_VERSION) cyclonedx-gomod-$(CYCLONEDX_VERSION) crane-$(CRANE_VERSION))
+$(TOOLS)/bin/.goreleaser-%: MODULE = github.com/goreleaser/goreleaser/v2
+$(TOOLS)/bin/.cyclonedx-gomod-%: MODULE = github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+$(TOOLS)/bin/.crane-%: MODULE = github.com/google/go-containerregistry/cmd/crane
+$(RELEASE_TOOLS): | go
+	GOBIN=$(TOOLS)/bin CGO_ENABLED=0 go install -trimpath $(MODULE)@v$(lastword $(subst -v, ,$@))
+	touch $@
 
 # The architectures of nodes that a release supports.
 ARCHES := amd64 arm64
-
-# The platforms of kubectl-unwind, as system/architecture.
-LAPTOPS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
-
-# The other files in an archive. Their links lead only to each other (TestArchiveLinks).
-RELEASE_FILES := LICENSE README.md CHANGELOG.md $(wildcard cmd/unwindctl/internal/install/systemd/unwind-*) scripts/demo.svg \
-	scripts/quickstart.sh scripts/deploy scripts/providers scripts/bench/README.md \
-	plugin/README.md plugin/decide/README.md journal/README.md testdata/README.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md cmd/unwind/ALTERNATIVES.md \
-	cmd/unwindctl/OPERATIONS.md .github/CONTRIBUTING.md .github/SECURITY.md
 
 # The full name of the agent's image, for which unwind:$(VERSION) is short. It ignores an
 # environment variable IMAGE, which may belong to another program.
@@ -33,64 +30,45 @@ SITE = https://unwind.invalid
 # (https://reproducible-builds.org/specs/source-date-epoch).
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-# A release is built by the Go version in go.mod or a newer one, which the archive's sbom.cdx.json
-# names. GOTOOLCHAIN=go1.N.P selects that version again. A machine may have other values of the
-# following settings, which would change the bytes. Empty values would not help: then those of go
-# env -w apply.
+# A release is built by the Go version in go.mod or a newer one, which the bills of materials name.
+# GOTOOLCHAIN=go1.N.P selects that version again. A machine may have other values of the following
+# settings, which would change the bytes. Empty values would not help: then those of go env -w apply.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
-release: go ## put a release into dist/
-	rm -rf dist && mkdir dist
+release: $(RELEASE_TOOLS) ## put a release into dist/
+	PATH=$(TOOLS)/bin:$$PATH $(RELEASE_ENV) CGO_ENABLED=0 VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+		RELEASE_DATE=$(shell date -u -d @$(SOURCE_DATE_EPOCH) +%Y-%m-%dT%H:%M:%SZ) goreleaser release --snapshot --clean
+	mv dist/krew/unwind.yaml dist && cd dist && rm -r */ artifacts.json metadata.json config.yaml
 	scripts/release/notes.sh $(VERSION) >dist/NOTES.md
-	set -e; for arch in $(ARCHES); do \
-		$(MAKE) archive ARCH=$$arch VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
-	done
-	set -e; for laptop in $(LAPTOPS); do \
-		$(MAKE) kubectl-archive OS=$${laptop%/*} ARCH=$${laptop#*/} VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
-	done
 	$(MAKE) image chart-archive VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
-	cd dist && ../scripts/release/krew.sh $(VERSION) $(SITE) >unwind.yaml
-	cd dist && sha256sum *-* unwind.yaml >SHA256SUMS
+	cd dist && sha256sum *[-_]* unwind.yaml >SHA256SUMS
 
-# Packs a directory into an archive that has the same bytes on every machine: tar sorts the files,
-# and takes no times, owners or modes from the file system.
-PACK = tar -C dist -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
-	--mode=u=rwX,go=rX $(NAME) | gzip -n >dist/$(NAME).tar.gz && rm -rf dist/$(NAME)
+# GoReleaser runs this first.
+release-parts: PARTS := bin/release
+release-parts: go
+	rm -rf $(PARTS) && mkdir -p $(PARTS)/systemd
+	scripts/release/licenses.sh $(PARTS)/licenses
+	$(MAKE) man MANUAL=$(PARTS)/man8 SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+	gzip -nk $(PARTS)/man8/*.8
+	cp cmd/unwindctl/internal/install/systemd/* $(PARTS)/systemd
+	sed -i 's|/usr/local/bin|/usr/bin|; /unwindctl install --systemd/d' $(PARTS)/systemd/*
 
-# The archive with everything that a node needs, for one architecture.
-archive: NAME = unwind-$(VERSION)-linux-$(ARCH)
-archive: go
-	mkdir -p dist/$(NAME)
-	$(RELEASE_ENV) GOOS=linux GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/unwind ./cmd/unwindctl
-	$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $(abspath dist/$(NAME)/licenses dist/$(NAME)/unwind dist/$(NAME)/unwindctl) \
-		>dist/$(NAME)/sbom.cdx.json
-	$(MAKE) man MANUAL=dist/$(NAME)/man8 SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
-	tar -c --exclude=$(CHECK) $(RELEASE_FILES) | tar -x -C dist/$(NAME)
-	cd dist/$(NAME) && find . -type f | LC_ALL=C sort | xargs sha256sum >../SHA256SUMS && mv ../SHA256SUMS .
-	$(PACK)
+# Packs the directory NAME into an archive that has the same bytes on every machine: tar sorts the
+# files, and takes no times, owners or modes from the file system.
+PACK = tar -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
+	--mode=u=rwX,go=rX
 
-# The archive of the kubectl plugin, for an operator's machine.
-kubectl-archive: NAME = kubectl-unwind-$(VERSION)-$(OS)-$(ARCH)
-kubectl-archive: go
-	mkdir -p dist/$(NAME)
-	$(RELEASE_ENV) GOOS=$(OS) GOARCH=$(ARCH) $(GO_BUILD) -o dist/$(NAME)/ ./cmd/kubectl-unwind
-	$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $(CURDIR)/dist/$(NAME)/licenses $(CURDIR)/dist/$(NAME)/kubectl-unwind* \
-		>dist/$(NAME)/sbom.cdx.json
-	cp LICENSE dist/$(NAME)
-	$(PACK)
-
-# For each architecture, a bill of materials is written next to the image, such as
-# unwind-v1.2.3-image-amd64.cdx.json.
-image: PROGRAMS = $(abspath $(IMAGE_ARCHIVE)).programs
-image: go ## put the agent's image into dist/ (OCI archive); IMAGE names it
-	set -e; for arch in $(ARCHES); do dir=$(PROGRAMS)/$$arch; \
+image: PARTS := dist/image
+image: $(RELEASE_TOOLS) ## put the agent's image into dist/ (OCI archive); IMAGE names it
+	rm -rf $(PARTS)
+	scripts/release/licenses.sh $(PARTS)/licenses
+	set -e; for arch in $(ARCHES); do dir=$(PARTS)/$$arch; \
 		$(RELEASE_ENV) GOOS=linux GOARCH=$$arch $(GO_BUILD) -o $$dir/ ./cmd/unwind ./cmd/unwindctl; \
-		cp LICENSE $$dir; \
-		$(call GO_RUN,$(SBOM_WRITER)) $(VERSION) $$dir/licenses $$dir/unwind $$dir/unwindctl >$(IMAGE_ARCHIVE:.tar=)-$$arch.cdx.json; \
+		$(PACK) -C $$dir unwind unwindctl -C $(CURDIR) LICENSE -C $(PARTS) licenses | gzip -n >$$dir.tar.gz; \
 	done
-	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(call GO_RUN,$(IMAGE_WRITER)) $(IMAGE) $(VERSION) "$(filter-out %.invalid,$(SITE))" \
-		"$(shell git rev-parse HEAD 2>/dev/null)" $(abspath $(IMAGE_ARCHIVE)) $(PROGRAMS) $(ARCHES)
-	rm -rf $(PROGRAMS)
+	PATH=$(TOOLS)/bin:$$PATH SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) scripts/release/image.sh $(IMAGE) $(VERSION) \
+		"$(filter-out %.invalid,$(SITE))" "$(shell git rev-parse HEAD 2>/dev/null)" $(IMAGE_ARCHIVE) $(PARTS) $(ARCHES)
+	rm -r $(PARTS)
 
 # The chart of this version. It names the image in IMAGE_ARCHIVE by its digest.
 chart-archive: NAME = unwind
@@ -100,17 +78,17 @@ chart-archive: go
 	set -e; image=$(IMAGE); digest=$$(tar -xOf $(IMAGE_ARCHIVE) index.json | grep -o 'sha256:[0-9a-f]*'); \
 		sed -i "s|^  repository: .*|  repository: $${image%:*}|; s|^  tag: .*|  tag: $${image##*:}|; s|^  digest: .*|  digest: $$digest|" \
 		dist/$(NAME)/values.yaml
-	$(PACK)
-	mv dist/$(NAME).tar.gz $(CHART_ARCHIVE)
+	$(PACK) -C dist $(NAME) | gzip -n >$(CHART_ARCHIVE)
+	rm -r dist/$(NAME)
 
 # The two releases are built in different directories, but -trimpath makes them share Go's build
 # cache. So the recipe builds the plugin once more with an empty cache, to prove that the compiler
 # itself gives the same bytes.
-release-check: go ## build the release twice, and compare and test it
+release-check: $(RELEASE_TOOLS) ## build the release twice, and compare and test it
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
 	for copy in one another/deeper; do \
-		$(MAKE) -C "$$work/$$copy" release; \
+		$(MAKE) -C "$$work/$$copy" release TOOLS=$(TOOLS); \
 		umask 077; export TZ=Asia/Kathmandu; \
 	done; \
 	cd "$$work"; \

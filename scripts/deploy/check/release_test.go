@@ -2,6 +2,7 @@ package check
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -44,6 +46,8 @@ func TestRelease(t *testing.T) {
 	t.Run("krew", func(t *testing.T) { r.with(t).krew() })
 	t.Run("sums", func(t *testing.T) { r.with(t).sums() })
 	t.Run("archives", func(t *testing.T) { r.with(t).archives() })
+	t.Run("image", func(t *testing.T) { r.with(t).image(images[0]) })
+	t.Run("packages", func(t *testing.T) { r.with(t).packages() })
 }
 
 func (r release) with(t *testing.T) release { return release{t, r.dir, r.version} }
@@ -72,8 +76,8 @@ func (r release) chart(archive string) {
 	}
 }
 
-// krew checks krew's manifest: it lists each archive of kubectl-unwind with its checksum, and
-// installs the program and the license from it. The keys are those of krew's pkg/index (v0.4.4).
+// krew checks krew's manifest: it lists each archive of kubectl-unwind with its checksum, and the
+// archive has the program. The keys are those of krew's pkg/index (v0.4.4).
 func (r release) krew() {
 	var plugin struct {
 		APIVersion string
@@ -84,7 +88,6 @@ func (r release) krew() {
 			Platforms                                        []struct {
 				Selector    struct{ MatchLabels map[string]string }
 				URI, Sha256 string
-				Files       []struct{ From, To string }
 				Bin         string
 			}
 		}
@@ -110,19 +113,12 @@ func (r release) krew() {
 		if sum := fmt.Sprintf("%x", sha256.Sum256(data)); sum != p.Sha256 {
 			r.Errorf("%s has the checksum %s, the manifest %s", name, sum, p.Sha256)
 		}
-		files := r.files(filepath.Join(r.dir, name))
-		moved := map[string]bool{}
-		for _, f := range p.Files {
-			for name := range files {
-				if matches, _ := path.Match(f.From, name); matches && f.To == "." {
-					moved[path.Base(name)] = true
-				}
-			}
-		}
-		if !moved[p.Bin] || !moved["LICENSE"] || len(moved) != 2 {
-			r.Errorf("%s: krew installs %v, want the program and LICENSE", name, moved)
+		if files := r.files(filepath.Join(r.dir, name)); files[p.Bin] == nil || files["LICENSE"] == nil {
+			r.Errorf("%s: no %s, or no license", name, p.Bin)
 		}
 	}
+	slices.Sort(want)
+	slices.Sort(got)
 	equal(r.T, "the manifest's archives", want, got)
 	if len(got) == 0 {
 		r.Error("the manifest lists no archives")
@@ -143,66 +139,163 @@ func (r release) sums() {
 	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
-// archives checks that each archive contains its license, a bill of materials of its programs, and
-// the licenses of everything in the bill.
+// archives checks that each archive contains its license, and that each of its programs has a bill
+// of materials, of whose components the archive contains the licenses.
 func (r release) archives() {
 	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
 	for _, archive := range archives {
-		top := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
-		files := r.files(archive)
-		var bill struct {
-			Metadata struct {
-				Component struct {
-					Version    string
-					Components []struct {
-						Name   string
-						Hashes []struct{ Content string }
-					}
+		top, files, programs := r.platform(archive)
+		if files["LICENSE"] == nil {
+			r.Errorf("%s: no license", top)
+		}
+		for _, program := range programs {
+			name := strings.TrimSuffix(program, ".exe") + top + ".cdx.json"
+			var bill struct {
+				Metadata struct {
+					Component  struct{ Version string }
+					Properties []struct{ Name, Value string }
+				}
+				Components []struct {
+					Name, Version string
+					Licenses      []struct{ License struct{ ID string } }
 				}
 			}
-			Components []struct {
-				Name, Version string
-				Licenses      []struct{ License struct{ ID string } }
+			if err := json.Unmarshal(readFile(r.T, filepath.Join(r.dir, name)), &bill); err != nil {
+				r.Errorf("%s: %v", name, err)
+				continue
 			}
-		}
-		if err := json.Unmarshal(files[top+"/sbom.cdx.json"], &bill); err != nil {
-			r.Errorf("%s: sbom.cdx.json: %v", top, err)
-			continue
-		}
-		var programs []string
-		for _, program := range bill.Metadata.Component.Components {
-			programs = append(programs, program.Name)
-			if sum := fmt.Sprintf("%x", sha256.Sum256(files[top+"/"+program.Name])); sum != program.Hashes[0].Content {
-				r.Errorf("%s: %s has another checksum in the bill", top, program.Name)
+			sum := fmt.Sprintf("%x", sha256.Sum256(files[program]))
+			if !slices.ContainsFunc(bill.Metadata.Properties, func(p struct{ Name, Value string }) bool {
+				return p.Name == "cdx:gomod:binary:hash:SHA-256" && p.Value == sum
+			}) || bill.Metadata.Component.Version != r.version || len(bill.Components) == 0 {
+				r.Errorf("%s: not the bill of %s %s in %s", name, program, r.version, archive)
 			}
-		}
-		names := slices.Collect(maps.Keys(files))
-		for _, c := range bill.Components {
-			texts := top + "/licenses/" + c.Name + "@" + c.Version + "/"
-			if len(c.Licenses) == 0 || c.Licenses[0].License.ID == "" ||
-				!slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, texts) }) {
-				r.Errorf("%s: no license, or no license text, of %s: %v", top, c.Name, c.Licenses)
+			for _, c := range bill.Components {
+				texts := "licenses/" + c.Name + "@" + c.Version + "/"
+				if !hasPrefix(files, texts) || c.Name != "std" && (len(c.Licenses) == 0 || c.Licenses[0].License.ID == "") {
+					r.Errorf("%s: no license, or no license text, of %s: %v", name, c.Name, c.Licenses)
+				}
 			}
-		}
-		// The image contains the same programs as the archive of its architecture.
-		if arch, is := strings.CutPrefix(top, "unwind-"+r.version+"-linux-"); is {
-			ofImage := readFile(r.T, filepath.Join(r.dir, "unwind-"+r.version+"-image-"+arch+".cdx.json"))
-			equal(r.T, "the bill of the image", string(files[top+"/sbom.cdx.json"]), string(ofImage))
-		}
-		want := []string{"unwind", "unwindctl"}
-		switch {
-		case strings.Contains(top, "-windows-"):
-			want = []string{"kubectl-unwind.exe"}
-		case strings.HasPrefix(top, "kubectl-"):
-			want = []string{"kubectl-unwind"}
-		}
-		if !slices.Equal(programs, want) || bill.Metadata.Component.Version != r.version || files[top+"/LICENSE"] == nil {
-			r.Errorf("%s: the bill is for version %s and lists %q; files: %q", top, bill.Metadata.Component.Version, programs,
-				slices.Sorted(maps.Keys(files)))
 		}
 	}
 	if len(archives) < 7 {
 		r.Errorf("archives: %q", archives)
+	}
+}
+
+// platform returns the version and platform in an archive's name, such as -v1.2.3-linux-amd64, its
+// files without the name of its directory, and the names of its programs.
+func (r release) platform(archive string) (name string, files map[string][]byte, programs []string) {
+	top := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
+	files = map[string][]byte{}
+	for name, data := range r.files(archive) {
+		files[strings.TrimPrefix(name, top+"/")] = data
+	}
+	if name, is := strings.CutPrefix(top, "kubectl-unwind"); !is {
+		return strings.TrimPrefix(top, "unwind"), files, []string{"unwind", "unwindctl"}
+	} else if strings.Contains(name, "-windows-") {
+		return name, files, []string{"kubectl-unwind.exe"}
+	} else {
+		return name, files, []string{"kubectl-unwind"}
+	}
+}
+
+func hasPrefix(files map[string][]byte, prefix string) bool {
+	for name := range files {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// image checks that the image has the programs and the licenses of the archive of each architecture,
+// and runs unwindctl.
+func (r release) image(archive string) {
+	blobs := r.files(archive)
+	type descriptor struct {
+		MediaType, Digest string
+		Platform          struct{ OS, Architecture string }
+		Annotations       map[string]string
+	}
+	read := func(d descriptor, into any) {
+		r.Helper()
+		must(r.T, json.Unmarshal(blobs["blobs/"+strings.Replace(d.Digest, ":", "/", 1)], into))
+	}
+	var index, platforms struct{ Manifests []descriptor }
+	must(r.T, json.Unmarshal(blobs["index.json"], &index))
+	if len(index.Manifests) != 1 || index.Manifests[0].Annotations["org.opencontainers.image.ref.name"] == "" {
+		r.Fatalf("%+v, want one image with a name", index)
+	}
+	read(index.Manifests[0], &platforms)
+	var architectures []string
+	for _, d := range platforms.Manifests {
+		var manifest struct {
+			Config descriptor
+			Layers []descriptor
+		}
+		var config struct {
+			OS, Architecture string
+			Config           struct {
+				Entrypoint []string
+				Labels     map[string]string
+			}
+		}
+		read(d, &manifest)
+		read(manifest.Config, &config)
+		architectures = append(architectures, d.Platform.Architecture)
+		if config.OS != "linux" || config.Architecture != d.Platform.Architecture || len(manifest.Layers) != 1 ||
+			!slices.Equal(config.Config.Entrypoint, []string{"/unwindctl"}) ||
+			config.Config.Labels["org.opencontainers.image.version"] != r.version {
+			r.Fatalf("%+v, %+v", config, manifest)
+		}
+		layer := filepath.Join(r.TempDir(), "layer.tar.gz")
+		must(r.T, os.WriteFile(layer, blobs["blobs/"+strings.Replace(manifest.Layers[0].Digest, ":", "/", 1)], 0o600))
+		_, want, _ := r.platform(filepath.Join(r.dir, "unwind-"+r.version+"-linux-"+config.Architecture+".tar.gz"))
+		maps.DeleteFunc(want, func(name string, _ []byte) bool {
+			return !slices.Contains([]string{"unwind", "unwindctl", "LICENSE"}, name) && !strings.HasPrefix(name, "licenses/")
+		})
+		if got := r.files(layer); !maps.EqualFunc(got, want, bytes.Equal) {
+			r.Errorf("%s: the image has %q, want %q, or other contents", config.Architecture, slices.Sorted(maps.Keys(got)),
+				slices.Sorted(maps.Keys(want)))
+		}
+	}
+	equal(r.T, "architectures", architectures, []string{"amd64", "arm64"})
+}
+
+// packages checks the packages: the plugin and the licenses are those of the archive, and the units
+// run the package's unwindctl.
+func (r release) packages() {
+	for _, format := range []string{"deb", "rpm"} {
+		if all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*."+format)); len(all) != 2 {
+			r.Errorf("%s: %q, want one for each architecture", format, all)
+		}
+	}
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		r.Skip(err)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*_"+arch+".deb"))
+		if len(all) != 1 {
+			continue
+		}
+		unpacked := filepath.Join(r.TempDir(), "package.tar")
+		out, err := exec.Command("dpkg-deb", "--fsys-tarfile", all[0]).Output()
+		if must(r.T, errors.Join(err, os.WriteFile(unpacked, out, 0o600))); err != nil {
+			continue
+		}
+		files := r.files(unpacked)
+		_, want, _ := r.platform(filepath.Join(r.dir, "unwind-"+r.version+"-linux-"+arch+".tar.gz"))
+		if !bytes.Equal(files["./usr/bin/unwind"], want["unwind"]) || files["./usr/bin/unwindctl"] == nil ||
+			!hasPrefix(files, "./usr/share/doc/unwind/licenses/std@") || files["./usr/share/man/man8/unwindctl.8.gz"] == nil {
+			r.Errorf("%s: %q", all[0], slices.Sorted(maps.Keys(files)))
+		}
+		for _, unit := range []string{"unwind-agent.service", "unwind-sweep.service", "unwind-sweep-boot.service"} {
+			text := string(files["./usr/lib/systemd/system/"+unit])
+			if !strings.Contains(text, "\nExecStart=/usr/bin/unwindctl ") || strings.Contains(text, "/usr/local") {
+				r.Errorf("%s: %s", unit, text)
+			}
+		}
 	}
 }
 
