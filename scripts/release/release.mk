@@ -2,13 +2,15 @@
 # .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
 # targets below write what it can't. The Makefile includes this file, and sets VERSION.
 
-# The tools are in .tools/bin, with their version in the name of a stamp, as those of make tools.
-RELEASE_TOOLS := $(addprefix $(TOOLS)/bin/.,goreleaser-$(GORELEASER_VERSION) cyclonedx-gomod-$(CYCLONEDX_VERSION) crane-$(CRANE_VERSION))
-$(TOOLS)/bin/.goreleaser-%: MODULE = github.com/goreleaser/goreleaser/v2
-$(TOOLS)/bin/.cyclonedx-gomod-%: MODULE = github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
-$(TOOLS)/bin/.crane-%: MODULE = github.com/google/go-containerregistry/cmd/crane
-$(RELEASE_TOOLS): | go
-	GOBIN=$(TOOLS)/bin CGO_ENABLED=0 go install -trimpath $(MODULE)@v$(lastword $(subst -v, ,$@))
+# The tools are in .tools/bin, each with a stamp whose name has the version, as those of make tools.
+GORELEASER := $(TOOLS)/bin/.goreleaser-$(GORELEASER_VERSION)
+CYCLONEDX  := $(TOOLS)/bin/.cyclonedx-gomod-$(CYCLONEDX_VERSION)
+CRANE      := $(TOOLS)/bin/.crane-$(CRANE_VERSION)
+$(GORELEASER): MODULE = github.com/goreleaser/goreleaser/v2@$(GORELEASER_VERSION)
+$(CYCLONEDX): MODULE = github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION)
+$(CRANE): MODULE = github.com/google/go-containerregistry/cmd/crane@$(CRANE_VERSION)
+$(GORELEASER) $(CYCLONEDX) $(CRANE): | go
+	GOBIN=$(TOOLS)/bin CGO_ENABLED=0 go install -trimpath $(MODULE)
 	touch $@
 
 # The architectures of nodes that a release supports.
@@ -35,7 +37,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # settings, which would change the bytes. Empty values would not help: then those of go env -w apply.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
-release: $(RELEASE_TOOLS) ## put a release into dist/
+release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/
 	PATH=$(TOOLS)/bin:$$PATH $(RELEASE_ENV) CGO_ENABLED=0 VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
 		RELEASE_DATE=$(shell date -u -d @$(SOURCE_DATE_EPOCH) +%Y-%m-%dT%H:%M:%SZ) goreleaser release --snapshot --clean
 	mv dist/krew/unwind.yaml dist && cd dist && rm -r */ artifacts.json metadata.json config.yaml
@@ -59,7 +61,7 @@ PACK = tar -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0
 	--mode=u=rwX,go=rX
 
 image: PARTS := dist/image
-image: $(RELEASE_TOOLS) ## put the agent's image into dist/ (OCI archive); IMAGE names it
+image: $(CRANE) ## put the agent's image into dist/ (OCI archive); IMAGE names it
 	rm -rf $(PARTS)
 	scripts/release/licenses.sh $(PARTS)/licenses
 	set -e; for arch in $(ARCHES); do dir=$(PARTS)/$$arch; \
@@ -84,7 +86,7 @@ chart-archive: go
 # The two releases are built in different directories, but -trimpath makes them share Go's build
 # cache. So the recipe builds the plugin once more with an empty cache, to prove that the compiler
 # itself gives the same bytes.
-release-check: $(RELEASE_TOOLS) ## build the release twice, and compare and test it
+release-check: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## build the release twice, and compare and test it
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \
 	for copy in one another/deeper; do \
