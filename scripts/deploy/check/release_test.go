@@ -155,10 +155,7 @@ func (r release) archives() {
 					Component  struct{ Version string }
 					Properties []struct{ Name, Value string }
 				}
-				Components []struct {
-					Name, Version string
-					Licenses      []struct{ License struct{ ID string } }
-				}
+				Components []struct{ Name, Version string }
 			}
 			if err := json.Unmarshal(readFile(r.T, filepath.Join(r.dir, name)), &bill); err != nil {
 				r.Errorf("%s: %v", name, err)
@@ -171,9 +168,8 @@ func (r release) archives() {
 				r.Errorf("%s: not the bill of %s %s in %s", name, program, r.version, archive)
 			}
 			for _, c := range bill.Components {
-				texts := "licenses/" + c.Name + "@" + c.Version + "/"
-				if !hasPrefix(files, texts) || c.Name != "std" && (len(c.Licenses) == 0 || c.Licenses[0].License.ID == "") {
-					r.Errorf("%s: no license, or no license text, of %s: %v", name, c.Name, c.Licenses)
+				if !hasPrefix(files, "licenses/"+c.Name+"@"+c.Version+"/") {
+					r.Errorf("%s: no license of %s", name, c.Name)
 				}
 			}
 		}
