@@ -22,11 +22,12 @@ func checkCommand() *cobra.Command {
 		SuggestFor: []string{"test", "verify"},
 		Short:      "Check that the network of this node works, with an attachment of its own",
 		Long: "Check that the network of this node works. check runs the plugins of the conflist\n" +
-			"that the runtime uses, in a new network namespace, for a container of its own:\n" +
-			"  ADD, the interface with its addresses and routes, ping of the gateway, the\n" +
-			"  record in the journal, CHECK, DEL, and whether anything is left\n" +
-			"Then it checks that unwind rolls back: it adds a plugin that fails ADD and DEL to\n" +
-			"the end of the chain, with a journal of its own:\n" +
+			"that the runtime uses, in a new network namespace, for a container of its own,\n" +
+			"and checks:\n" +
+			"  ADD, the interface with its addresses and routes, a ping of the gateway, the\n" +
+			"  record in the journal, CHECK, DEL, and that nothing is left\n" +
+			"Then it checks that unwind rolls back. With a journal of its own, it appends to\n" +
+			"the chain a plugin that fails ADD and DEL:\n" +
 			"  the ADD fails and is rolled back, the DEL of that plugin stays pending, and a\n" +
 			"  sweep runs it once the plugin is repaired\n\n" +
 			"check touches no pod. It needs a free address, requests no host port, and passes\n" +

@@ -32,7 +32,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "swept", "an attachment was released outside a DEL of the runtime"},
 	{"event", "released", "a host-local address was released; no attachment in the journal " +
 		"owned it"},
-	{"event", "waiting", "a DEL was postponed: rules or host ports may still use its address"},
+	{"event", "waiting", "a DEL was postponed: rules or host ports may still use the address"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
 	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +

@@ -106,7 +106,7 @@ func ipamCommand() *cobra.Command {
 		Short:      "Show the host-local pools and the owners of their addresses",
 		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
 			"addresses are allocated, how many are leaked, and how to free the leaked ones. A\n" +
-			"bar shows how full each range set is; with --watch, it is a live view.\n" +
+			"bar shows how full each range set is; --watch repeats the output.\n" +
 			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
 			"live or leaked. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +

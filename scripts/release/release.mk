@@ -43,7 +43,7 @@ release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/
 	mv dist/krew/unwind.yaml dist && cd dist && rm -r */ artifacts.json metadata.json config.yaml
 	scripts/release/notes.sh $(VERSION) >dist/NOTES.md
 	$(MAKE) image chart-archive VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
-	cd dist && sha256sum *[-_]* unwind.yaml >SHA256SUMS
+	cd dist && export LC_ALL=C && sha256sum [!NS]* >SHA256SUMS
 
 # GoReleaser runs this first.
 release-parts: PARTS := bin/release

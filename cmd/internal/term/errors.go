@@ -76,7 +76,7 @@ func Program(root *cobra.Command) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		var invalid *pflag.InvalidValueError
 		if errors.As(err, &invalid) && invalid.GetFlag().Value.Type() == "duration" {
-			return WithHint("a duration is a number with a unit, such as 90s, 10m or 2h, of at most "+
+			return WithHint("a duration is a number with a unit, such as 90s, 10m or 2h, up to "+
 				"2562047h", "%w", Usage("%w", err))
 		}
 		return Usage("%w", err)

@@ -199,8 +199,8 @@ func (e *examination) dropped(events []journal.Event) {
 	count, last := countEvents(events, journal.Dropped, 24*time.Hour)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		e.add("attachments", Warning, "check what the plugin may have left behind; unwindctl history "+
-			"--kind dropped -o wide lists the DELs", "unwind dropped %s of plugin %s in the last day; the "+
-			"last one: %s", term.Plural(count[of], "DEL", "DELs"), of, last[of])
+			"--kind dropped -o wide lists the DELs", "unwind dropped %s of plugin %s in the last day; last "+
+			"reason: %s", term.Plural(count[of], "DEL", "DELs"), of, last[of])
 	}
 }
 

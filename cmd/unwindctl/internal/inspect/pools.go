@@ -114,8 +114,8 @@ func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why: "its file is not a valid host-local file; host-local never assigns an address while " +
-					"a file with its name exists",
+				Why: "its file is not a valid host-local file; while that file exists, host-local never " +
+					"assigns the address",
 				Remedy: "If nothing needs that file, remove it from " + of.Dir})
 		}
 	}

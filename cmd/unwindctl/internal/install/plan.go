@@ -260,7 +260,7 @@ func (s Setup) readSource(p *Plan) error {
 	case p.Source.Name == "":
 		return term.WithHint(half, "%s: key \"name\" is missing", path)
 	case utils.ValidateNetworkName(p.Source.Name) != nil:
-		return term.WithHint(half, "%s: key \"name\": %q is not the name of a network", path,
+		return term.WithHint(half, "%s: key \"name\": %q is not a valid network name", path,
 			p.Source.Name)
 	}
 	conf := netconf.Conf{Name: p.Source.Name, ChainFile: p.Source.Path}

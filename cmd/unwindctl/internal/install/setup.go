@@ -188,7 +188,7 @@ func (p Target) FindInstalled(
 func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
-		return node.Runtime{}, term.Usage("--unwind-file %q is not the name of a .json or .conflist file",
+		return node.Runtime{}, term.Usage("--unwind-file %q is not a bare name of a .json or .conflist file",
 			p.File)
 	}
 	confDir, confErr := absolute(p.ConfDir)

@@ -170,7 +170,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"nerdctl's", `{"cniVersion": "1.0.0", "name": "net", "nerdctlID": "0", "nerdctlLabels": {}, ` + a + `}`, "this network belongs to nerdctl"},
 		{"no name", `{"cniVersion": "1.0.0", ` + a + `}`, `key "name" is missing`},
 		{"no name in it", `{"cniVersion": "1.0.0", "name": null, ` + a + `}`, `key "name" is missing`},
-		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not the name of a network`},
+		{"a name that is a path", `{"cniVersion": "1.0.0", "name": "../net", ` + a + `}`, `key "name": "../net" is not a valid network name`},
 		{"a name that is none", `{"cniVersion": "1.0.0", "name": 1, ` + a + `}`, `key "name" is a number, not a string`},
 		{"another case", `{"cniVersion": "1.0.0", "name": "net", "Plugins": [{"type": "b"}], ` + a + `}`, `key "Plugins": spell it "plugins"`},
 		{"another letter", `{"cniVersion": "1.0.0", "name": "net", "di\u017fableCheck": true, ` + a + `}`, `spell it "disableCheck"`},

@@ -55,9 +55,9 @@ var helps = map[string][]string{
 		"or rules (a later plugin's rules or host ports may still use its address). " +
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
-	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest pending DEL became pending; " +
-		"absent if no DEL is pending, except those in unwind_waiting_deletes."},
-	"rollbacks_total": {"ADDs that failed and were undone, by the plugin that failed; result is " +
+	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest DEL in " +
+		"unwind_pending_deletes became pending; absent if there is none."},
+	"rollbacks_total": {"Rolled-back ADDs, by the plugin that failed; result is " +
 		"complete, or pending if DELs remain.", "plugin", "result"},
 	"swept_attachments_total": {"Attachments released outside a DEL of the runtime.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +

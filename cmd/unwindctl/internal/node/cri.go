@@ -327,8 +327,8 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
-			r.Problems = append(r.Problems, fmt.Sprintf("cannot get the CNI directories of %s at %s, so "+
-				"they may differ from the usual ones: %s, or set --conf-dir and --cni-bin-dir", r.Name,
+			r.Problems = append(r.Problems, fmt.Sprintf("the CNI directories may differ from the usual "+
+				"ones, because %s at %s did not report them: %s, or set --conf-dir and --cni-bin-dir", r.Name,
 				r.Socket, whyUntold(err)))
 		}
 		return true
