@@ -99,8 +99,11 @@ func main() {
 		err = bench(ctx, work, o)
 	}
 	stop()
-	if err != nil {
+	// If the process in the namespaces failed, it has already printed its error.
+	if _, printed := errors.AsType[*exec.ExitError](err); err != nil && !printed {
 		fmt.Fprintln(os.Stderr, "error:", err)
+	}
+	if err != nil {
 		os.Exit(1)
 	}
 }

@@ -17,21 +17,13 @@ const sweepRounds = 5
 // without unwind by one DEL for each pod, with unwind by unwindctl sweep.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	work = filepath.Join(work, "sweep")
-	deleted, err := newNetwork(work, plain, 15, "3", false)
+	deleted, err := newNetwork(work, plain, 10, "3", false)
 	if err != nil {
 		return err
 	}
-	swept, err := newNetwork(work, unwound, 16, "3", false)
+	swept, err := newNetwork(work, unwound, 11, "3", false)
 	if err != nil {
 		return err
-	}
-	sweep := func() error {
-		out, err := exec.CommandContext(ctx, "bin/unwindctl", "sweep", "--force", "--state-dir",
-			swept.stateDir()).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("unwindctl sweep: %w: %s", err, out)
-		}
-		return nil
 	}
 	var p, w time.Duration
 	for round := range sweepRounds {
@@ -53,10 +45,11 @@ func benchSweep(ctx context.Context, work string, pods int) error {
 		}
 		p += time.Since(start)
 		start = time.Now()
-		if err := sweep(); err != nil {
-			return err
+		out, err := exec.CommandContext(ctx, "bin/unwindctl", "sweep", "--force", "--state-dir",
+			swept.stateDir()).CombinedOutput()
+		if w += time.Since(start); err != nil {
+			return fmt.Errorf("unwindctl sweep: %w: %s", err, out)
 		}
-		w += time.Since(start)
 		for _, n := range []*network{deleted, swept} {
 			if err := n.leaves(0); err != nil {
 				return err
