@@ -58,6 +58,9 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 // aws-cni's DEL exits 0 in each case, so unwind counts it as done. A late DEL must not take
 // anything from the other pod.
 func TestE2EAWS(t *testing.T) {
+	if e2e.Short() {
+		t.Skip("aws-cni is not built for a short run")
+	}
 	table := e2e.NewTable(t, "a pod of the AWS VPC CNI is deleted; left are addresses/veths/"+
 		"routing rules/iptables rules, and pending DELs",
 		"IPAMD AND THE POD", "CHAIN", "LEFT", "PENDING", "LATER", "PENDING")

@@ -15,8 +15,8 @@ NERDCTL_STAMP := $(E2E)/nerdctl/.built-$(NERDCTL_VERSION)
 OCICNI        := plugin/e2e/ocicni
 OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' plugin/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
-                 $(SANDBOX_TESTS)/.built $(AWS_CNI_STAMP) $(CILIUM_STAMP) $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
-                 $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP))
+                 $(SANDBOX_TESTS)/.built $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
+                 $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP) $(AWS_CNI_STAMP) $(CILIUM_STAMP))
 
 # One binary with all programs of a cluster, of the version in its go.mod. The first build takes six
 # minutes on two cores.
