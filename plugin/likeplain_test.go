@@ -80,7 +80,8 @@ func (a *attempt) TempDir() string {
 // runYear runs a sequence in two new worlds. It returns the first difference, or "", and what was
 // done and said.
 func runYear(t testing.TB, s setup, steps []string) (found difference, log []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
+	// Where a plugin hangs, each pod's DEL takes five tries of 10 s, in both worlds.
+	ctx, cancel := context.WithTimeout(context.Background(), 4*sandbox.Patience)
 	defer cancel()
 	a := &attempt{TB: t, ctx: ctx}
 	done := make(chan struct{})
