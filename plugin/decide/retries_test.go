@@ -42,7 +42,7 @@ func TestDueTable(t *testing.T) {
 		p.PodLives = false
 		p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}
 	})
-	row("the DEL releases an address, and a later plugin that may remove rules by address (firewall) was tried less than twice, or its binary is missing", func() {
+	row("the DEL releases an address, and the DEL of a later plugin that may remove rules by address (firewall) was tried less than twice, or that plugin's binary is missing", func() {
 		p.Steps = []journal.Step{{Index: 1, Type: "firewall", Tries: 1}}
 	})
 	row("the DEL failed", func() {
@@ -74,7 +74,7 @@ var afterRows = []struct {
 }{
 	{"the DEL failed for the 300th time after its pause, the namespace is gone, and no address can depend on the DEL",
 		journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true}},
-	{"the same, an address may depend on the DEL, and the chain lacked the plugin at each of the last 300 tries",
+	{"the same, but an address may depend on the DEL, and the chain lacked the plugin at each of the last 300 tries",
 		journal.Step{Failures: 299, Absent: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true, NotInChain: true}},
 	{"the DEL failed", journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true}},
 	{"the DEL succeeded", journal.Step{}, Outcome{}},

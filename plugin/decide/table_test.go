@@ -69,7 +69,7 @@ func TestVerdictTables(t *testing.T) {
 	stray("the clock was set in this boot, and the address is from before the boot or from the future, so its age is unknown, and `--grace-period` is not given",
 		func() { o.Undated = true })
 	stray("unwind cannot read libcni's cache", func() { o.PastGracePeriod, o.Undated = True, false })
-	stray("libcni's cache contains the owner, and the network namespace in that entry exists, or the entry has none", func() { o.Cached = True })
+	stray("libcni's cache has an entry for the owner, and the entry names an existing network namespace or none", func() { o.Cached = True })
 	stray("the cgroup path of a process contains the container ID, as in `…/cri-containerd-ID.scope`",
 		func() { o.Cached, o.Runs = False, True })
 	stray("an interface in some namespace has the address", func() { o.Runs, o.InUse = False, True })
