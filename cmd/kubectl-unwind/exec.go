@@ -72,7 +72,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 func ask(ctx context.Context, stderr io.Writer, command string, nodes []node) error {
 	const hint = "to run it without being asked, add --yes"
 	if _, terminal := term.OnTerminal(os.Stdin); !terminal {
-		return term.WithHint(hint, "%w", term.Usage("%s on %d nodes requires a confirmation, and stdin "+
+		return term.WithHint(hint, "%w", term.Usage("%s on %d nodes requires confirmation, but stdin "+
 			"is not a terminal", command, len(nodes)))
 	}
 	fmt.Fprintf(stderr, "%s takes unwind out of use on %d nodes: %s to %s.\nContinue? [y/N] ",
@@ -185,8 +185,8 @@ func summarize(ctx context.Context, failed map[string][]string, code, nodes int)
 	case ctx.Err() != nil:
 		return errors.New(text + "\ninterrupted")
 	case failed[notRun] != nil:
-		return term.WithHint("select the other nodes with --nodes, or add --keep-going", "%w",
-			term.Coded{Code: code, Text: text})
+		return term.WithHint("to continue, select the remaining nodes with --nodes, or add "+
+			"--keep-going", "%w", term.Coded{Code: code, Text: text})
 	}
 	return term.Coded{Code: code, Text: text}
 }

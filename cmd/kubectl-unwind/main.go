@@ -85,8 +85,8 @@ func rootCommand() *cobra.Command {
 	o.flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, comma-separated; may be repeated")
 	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
-		"wait at most this `DURATION` for each node, and for the list of pods")
-	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and count results")
+		"wait at most this `DURATION` for each node, and for each list of pods or nodes")
+	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and print the counts")
 	sweep.Flags().Bool("dry-run", false, "count what would be released, and release nothing")
 	root.AddCommand(execCommand(o), sweep,
 		lineCommand(o, "doctor", "Print the worst problem of each node"),
@@ -115,10 +115,10 @@ func lineCommand(o *options, name, short string) *cobra.Command {
 func execCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] -- COMMAND",
-		Short: "Run a command of unwindctl on all nodes",
+		Short: "Run an unwindctl command on all nodes",
 
 		DisableFlagsInUseLine: true,
-		Long: "Run a command of unwindctl, with its arguments, on all nodes, or on those that --nodes\n" +
+		Long: "Run an unwindctl command, with its arguments, on all nodes, or on those that --nodes\n" +
 			"or -l selects. unwindctl --help lists the commands.\n\n" +
 			"off and uninstall take unwind out of use. On more than one node, kubectl unwind asks\n" +
 			"before it runs them, runs them on 10 nodes at a time, and stops at the first failure.\n\n" +
@@ -129,7 +129,7 @@ func execCommand(o *options) *cobra.Command {
 			"  kubectl unwind exec --yes --keep-going -- off",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return term.Usage("kubectl unwind exec requires a command of unwindctl after --")
+				return term.Usage("kubectl unwind exec requires an unwindctl command after --")
 			}
 			return nil
 		},
@@ -138,6 +138,6 @@ func execCommand(o *options) *cobra.Command {
 	cmd.Flags().SetInterspersed(false) // flags after the first argument are unwindctl's
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask before off and uninstall")
 	cmd.Flags().BoolVar(&o.keepGoing, "keep-going", false,
-		"do not stop off and uninstall at a failure")
+		"run off and uninstall on all nodes, even after failures")
 	return cmd
 }

@@ -29,7 +29,7 @@ func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node
 	agents := chooseAgents(pods)
 	if len(agents) == 0 {
 		return nil, term.WithHint("if the agents run elsewhere, set --namespace and --agent-selector",
-			"no pods in namespace %s match the agent selector %s", o.namespace, o.agents)
+			"no scheduled pod in namespace %s matches the agent selector %s", o.namespace, o.agents)
 	}
 	names := slices.Clone(o.nodes)
 	if len(names) == 0 {

@@ -223,7 +223,7 @@ func TestCheckFails(t *testing.T) {
 		{
 			name:   "a full disk of libcni's cache",
 			broken: func(n *checkedNode) { n.fill("/var/lib/cni") },
-			want:   `✗  namespace .*: no space left on device\n.*→ correct this first: libcni, too`, code: 4,
+			want:   `✗  namespace .*: no space left on device\n.*→ fix this first: libcni also`, code: 4,
 			repaired: func(n *checkedNode) { n.must(home.command(n.machine, "umount", "-l", "/var/lib/cni")) },
 		},
 		{
@@ -257,8 +257,8 @@ func TestCheckFails(t *testing.T) {
 				n.script("unwind", `in=$(cat); case $CNI_COMMAND$in in ADD*unwind-check-fail*) echo '{"p": {"DEL": "fail"}}' >`+n.dir+
 					`/plan.json; esac; echo "$in" | `+filepath.Join(n.bin, "unwind"))
 			},
-			want: `(?s)✓  failing ADD .*✗  rolled back .*DELs that should have succeeded are pending: faulty: faulty: p DEL refused; ` +
-				`unwind-check-fail: .*→ correct the plugins`, code: 4,
+			want: `(?s)✓  failing ADD .*✗  rolled back .*more than the failing plugin's DEL is pending: faulty: faulty: p DEL refused; ` +
+				`unwind-check-fail: .*→ fix the plugins`, code: 4,
 			repaired: func(n *checkedNode) {
 				n.plan(nil)
 				check(n, os.Remove(n.plugin("unwind")))
@@ -364,7 +364,7 @@ func TestCheckInterrupted(t *testing.T) {
 				n.plan(nil)
 				check(t, os.Remove(glob(t, held)[0]))
 				if code := r.wait(sandbox.Patience); code != 130 ||
-					!strings.Contains(r.log(), "error: interrupted; all that check has created is removed\n") {
+					!strings.Contains(r.log(), "error: interrupted; everything that check created is removed\n") {
 					t.Errorf("exit code %d\n%s", code, r.log())
 				}
 				n.nothingLeft()
@@ -465,7 +465,7 @@ func TestCheckTwice(t *testing.T) {
 	held := filepath.Join(n.dir, "held", "ADD.unwind-check-*.p")
 	eventually(t, "ADD runs", func() bool { return len(glob(t, held)) > 0 })
 	if out := n.run(n.unwindctl(n.checkArgs("--timeout", "1s")...)); out.code != 1 ||
-		!strings.Contains(out.stderr, "error: another unwindctl check, or a plugin that one has started, still runs\nhint: ") {
+		!strings.Contains(out.stderr, "error: another unwindctl check, or a plugin that it started, is still running\nhint: ") {
 		t.Errorf("%+v", out)
 	}
 	n.plan(nil)

@@ -231,7 +231,7 @@ func TestReport(t *testing.T) {
 	cmd.Dir = t.TempDir()
 	out := n.run(cmd)
 	paths := glob(t, cmd.Dir+"/unwind-report-*-*.tar.gz")
-	if out.code != 1 || len(paths) != 1 || !regexp.MustCompile(`(?m)^error: /\S+/20-broken.conflist: left out, because it is not valid JSON, and may contain secrets$`).
+	if out.code != 1 || len(paths) != 1 || !regexp.MustCompile(`(?m)^error: /\S+/20-broken.conflist: left out: it is not valid JSON, so secrets in it cannot be redacted$`).
 		MatchString(out.stderr) {
 		t.Fatalf("%+v\n%q", out, paths)
 	}

@@ -55,7 +55,7 @@ type agent struct {
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return term.WithHint("run it as root; in a container, set runAsUser: 0",
-			"the agent needs root, and runs as user %d", os.Geteuid())
+			"the agent needs root, but runs as user %d", os.Geteuid())
 	}
 	options := &slog.HandlerOptions{Level: o.LogLevel}
 	var handler slog.Handler = slog.NewTextHandler(stderr, options)
@@ -169,7 +169,7 @@ func (r *reconciler) alone() bool {
 		if r.lock.InPlace(dir) {
 			return true
 		}
-		r.log.Warn("the agent's lock file was removed, perhaps with its directory; recreating both",
+		r.log.Warn("the agent's lock file or its whole directory was removed; recreating it",
 			"path", install.AgentLockPath(dir))
 	}
 	lock, err := install.TakeAgentLock(dir)

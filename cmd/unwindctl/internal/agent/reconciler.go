@@ -299,7 +299,7 @@ func (r *reconciler) refind(ctx context.Context) {
 		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
 			paths.ConfDir, paths.BinDirs[0])
 	}
-	r.log.warnOnce("find", "cannot find the runtime's directories", err)
+	r.log.warnOnce("find", "using the runtime's directories found at startup", err)
 	if err == nil {
 		r.paths = paths
 		r.CNIVersion = paths.CNIVersion(ctx)
@@ -344,9 +344,9 @@ func (r *reconciler) install(ctx context.Context) error {
 	}
 	if repairs := w.Repairs(); len(repairs) > 0 && r.repairs == maxRepairs {
 		return install.NewObstacle(install.MeshInTheWay,
-			"see the page of that program's provider; if it changes unwind's file, set the agent's "+
-				"--unwind-file to a name that ends in .json",
-			"another program keeps copying or changing unwind's file; the agent last changed %s",
+			"see that program's page in scripts/providers; if the program changes unwind's file, set "+
+				"the agent's --unwind-file to a name that ends in .json",
+			"another program keeps copying or changing unwind's file; the agent paused these repairs: %s",
 			strings.Join(repairs, "; "))
 	} else if len(repairs) > 0 {
 		r.repaired, r.repairs = time.Now(), r.repairs+1

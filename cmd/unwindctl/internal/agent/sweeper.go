@@ -76,7 +76,7 @@ func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 	}
 	s.log.warnOnce("metrics", "cannot collect all metrics",
 		errors.Join(r.Err(), r.HistoryErr, r.SweepErr, r.PoolErr))
-	s.log.warnOnce("journal", "cannot write the journal, so ADDs and DELs run without it",
+	s.log.warnOnce("journal", "cannot write the journal, so ADDs and DELs are not recorded",
 		r.Unwritable)
 	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
 }

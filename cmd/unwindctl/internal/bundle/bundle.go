@@ -59,7 +59,7 @@ func (b *Bundle) AddJSON(name string, data []byte) error {
 		data, err = json.MarshalIndent(b.redact("", value), "", "  ")
 	}
 	if err != nil {
-		return errors.New("left out, because it is not valid JSON, and may contain secrets")
+		return errors.New("left out: it is not valid JSON, so secrets in it cannot be redacted")
 	}
 	b.Add(name, append(data, '\n'))
 	return nil

@@ -59,7 +59,7 @@ func (e *examination) degraded(found *inspect.Report) {
 		if c.Name != record.CountDegraded || len(c.Labels) != 2 {
 			continue
 		}
-		e.add("journal", Warning, "unwind's log (logFile, or the runtime's log) has each error",
+		e.add("journal", Warning, "unwind's log (logFile, or else the runtime's log) shows each error",
 			"%s continued without the journal (reason: %s), the last one %s ago",
 			term.Plural(int(c.Value), c.Labels[0], c.Labels[0]+"s"), c.Labels[1], term.Ago(c.Last))
 	}
@@ -75,7 +75,7 @@ func (e *examination) lastSweep(s *inspect.Report) {
 	case s.LastSweep.IsZero() && slices.ContainsFunc(s.Attachments, old):
 		e.add("sweep", Warning, remedy, "no sweep has finished yet")
 	case s.LastSweep.IsZero():
-		e.add("sweep", OK, "", "no sweep has finished yet, and no attachment is old")
+		e.add("sweep", OK, "", "no sweep has finished yet, but no attachment is older than 10m")
 	case time.Since(s.LastSweep) > sweptLately:
 		e.add("sweep", Warning, remedy, "no sweep has finished for %s", age)
 	default:
@@ -151,12 +151,12 @@ func (e *examination) attachments(found *inspect.Report) {
 			term.Plural(len(long), "attachment has had", "attachments have had"), some(long))
 	}
 	if len(gone) > 0 {
-		e.add("attachments", Warning, "reinstall the plugin, which new pods need too",
+		e.add("attachments", Warning, "reinstall these plugins; new pods need them too",
 			"pending DELs need plugins that are not in %s: %s", e.binPath, some(gone))
 	}
 	if len(held) > 0 {
 		e.add("attachments", Warning,
-			"fix the plugin whose DEL fails, which unwindctl show "+held[0]+" names; a reboot also "+
+			"fix the plugin whose DEL fails (unwindctl show "+held[0]+" names it); a reboot also "+
 				"releases the addresses",
 			"%s reserved, because rules or host ports for these addresses may remain: %s",
 			term.Plural(len(held), "dead attachment keeps its addresses",
@@ -164,7 +164,8 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
-			"check with unwindctl sweep --dry-run --force; if they are dead, run unwindctl sweep --force",
+			"list them with unwindctl sweep --dry-run --force; if they really are dead, run unwindctl "+
+				"sweep --force",
 			"sweeps keep %d of the %d attachments of this boot, because implausibly many seem dead",
 			g.Dead, g.Live)
 	}
@@ -188,7 +189,7 @@ func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 	}
 	for _, plugin := range slices.Sorted(maps.Keys(pods)) {
 		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending: the runtime "+
-			"gets no error from it, and unwind drops what fails for about a day",
+			"gets no error from such a DEL, and unwind drops it if it fails for about a day",
 			plugin, term.Plural(pods[plugin], "DEL", "DELs"))
 	}
 	return all
@@ -225,7 +226,7 @@ func (e *examination) verdicts(found *inspect.Report) {
 	}
 	if len(unknown) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String()+" shows the evidence",
-			"the state of %d of %s is unknown: %s", len(unknown), term.Attachments(all),
+			"the state of %d of %s is unknown; first reason: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
 	if elsewhere+len(unknown) == 0 {
@@ -266,7 +267,7 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 		severity, remedy, full = Warning, showOwners, ": nearly full"
 	case leaks && guarded:
 		severity = Warning
-		remedy = "check with unwindctl sweep --dry-run --force; see attachments above"
+		remedy = "list them with unwindctl sweep --dry-run --force; see attachments above"
 	case leaks:
 		severity, remedy = Warning, "unwindctl sweep releases leaked and empty addresses"
 	}
@@ -311,7 +312,7 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	}
 	if err := found.Unwritable; !e.disk() && err != nil {
 		e.add("journal", Failure, term.HintOf(err),
-			"the journal cannot be written, so ADDs and DELs run without it: %v", err)
+			"the journal cannot be written, so ADDs and DELs are not recorded: %v", err)
 	}
 	for _, name := range []string{"journal.db", "journal.lock", "locks", "history.jsonl", "last-sweep",
 		"sweep.lock", install.AgentLockName} {

@@ -63,7 +63,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	own := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}
 	obstacle := own.Obstacle(e.StateDir)
 	if obstacle != nil && obstacle.Reason == install.Off && durable.Exists(own.Path()) {
-		obstacle = install.NewObstacle(install.Off, "run unwindctl off, or unwindctl on",
+		obstacle = install.NewObstacle(install.Off,
+			"run unwindctl off to stop using that file, or unwindctl on to keep using it",
 			"%v, but the runtime still uses %s", obstacle, own.Path())
 	}
 	if obstacle != nil {
@@ -112,7 +113,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
 		case ours != nil:
 			e.add("network", Warning,
-				"run unwindctl install, which repairs that file",
+				"run unwindctl install to remove unwind from the unused file",
 				"%s contains unwind, but the runtime uses %s", path, ours.Path)
 		default:
 			ours = c
@@ -142,14 +143,15 @@ func (e *examination) entry(
 	if len(c.Types) > 1 {
 		remedy := "run unwindctl wrap --in-place " + c.Path + ", which moves them to the end of the chain"
 		if c.Unwind.ChainFile != "" && copied {
-			remedy = "unwindctl install puts the plugins of unwind's chain there"
+			remedy = "run unwindctl install, which replaces unwind in that file with the plugins of " +
+				"its chain"
 		} else if c.Unwind.ChainFile != "" {
 			remedy = "unwindctl install moves them to the end of " + c.Unwind.ChainFile +
 				"; a service mesh does not edit a --unwind-file that ends in .json"
 		}
 		problem := "runs plugins outside unwind's chain, so unwind cannot roll them back"
 		if filepath.Ext(c.Path) != ".conflist" {
-			problem = "contains plugins outside unwind's chain, which the runtime does not run"
+			problem = "contains plugins outside unwind's chain, and the runtime does not run them"
 		}
 		others := slices.Clone(c.Types)
 		others = slices.DeleteFunc(others, func(t string) bool { return t == netconf.Name })
@@ -184,7 +186,7 @@ func (e *examination) entry(
 	if err != nil {
 		remedy := "correct it; until then, no pod can start"
 		if errors.Is(err, fs.ErrNotExist) {
-			remedy = "restart the provider, which writes that file, or run unwindctl off; until then, no " +
+			remedy = "restart the provider to write that file again, or run unwindctl off; until then, no " +
 				"pod can start"
 		}
 		e.add("configuration", Failure, remedy, "%s: %v", c.Path, err)
@@ -267,7 +269,7 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 				path, spoken, strings.Join(versions, ", "))
 		case name == netconf.Name && e.plugin != e.Version:
 			e.add("plugins", Warning, "run unwindctl install",
-				"%s is from another release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),
+				"%s is from a different release (%s) than this unwindctl (%s)", path, term.OrDash(e.plugin),
 				e.Version)
 		default:
 			e.add("plugins", OK, "", "%s supports %s", path, spoken)

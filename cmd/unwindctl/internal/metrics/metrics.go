@@ -50,16 +50,16 @@ var helps = map[string][]string{
 		"network", "state"},
 	"pending_deletes": {"Pending DELs that failed or have not run yet.",
 		"network", "plugin"},
-	"waiting_deletes": {"Pending DELs that cannot run yet. The label for names the reason: " +
+	"waiting_deletes": {"Pending DELs that cannot run yet. The label \"for\" names the reason: " +
 		"container (the DEL could release resources of another ADD of the container or its pod) " +
 		"or rules (a later plugin's rules or host ports may still use its address). " +
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest DEL in " +
 		"unwind_pending_deletes became pending; absent if there is none."},
-	"rollbacks_total": {"Rolled-back ADDs, by the plugin that failed; result is " +
-		"complete, or pending if DELs remain.", "plugin", "result"},
-	"swept_attachments_total": {"Attachments released outside a DEL of the runtime.", "reason"},
+	"rollbacks_total": {"Rolled-back ADDs, by the plugin that failed; the label " +
+		"\"result\" is pending if DELs remain, else complete.", "plugin", "result"},
+	"swept_attachments_total": {"Attachments released without a DEL from the runtime.", "reason"},
 	"sweep_last_success_timestamp_seconds": {"Time when the last sweep of all networks finished, to " +
 		"the minute; absent if no sweep has finished."},
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
@@ -74,8 +74,8 @@ var helps = map[string][]string{
 	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
 		"state"},
 	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
-	"off_timestamp_seconds": {"Time when unwind was switched off; the label by names who did it; " +
-		"absent while unwind is on.", "by"},
+	"off_timestamp_seconds": {"Time when unwind was switched off; the label \"by\" names who did " +
+		"it; absent while unwind is on.", "by"},
 	"build_info": {"Always 1; the labels are the versions of this program and of Go.",
 		"version", "goversion"},
 	"journal_readable": {"Whether the whole journal is readable: 1 or 0."},

@@ -85,7 +85,7 @@ func Waiting(
 }
 
 // errNotAsked means that a command did not query a runtime.
-var errNotAsked = errors.New("not asked, because --cri names another runtime")
+var errNotAsked = errors.New("not queried, because --cri names another runtime")
 
 // sameSocket reports whether two sockets are the same, even by links.
 func sameSocket(a, b string) bool {
@@ -158,7 +158,7 @@ func call[Q, A any](ctx context.Context, socket string, least time.Duration, que
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return answer, &criError{noAnswer(within), err}
 	case as.Code() == codes.Unavailable:
-		return answer, &criError{"the connection was closed; no CRI runtime may listen there", err}
+		return answer, &criError{"the connection was closed; perhaps no CRI runtime listens there", err}
 	default:
 		return answer, &criError{as.Message(), err}
 	}
@@ -207,7 +207,7 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 			hint = "run this as root"
 		}
 		return nil, term.WithHint(hint,
-			"the runtime at %s returned no list of pods; attachments are judged by other evidence: %w",
+			"the runtime at %s returned no list of pods (attachments are judged by other evidence): %w",
 			socket, err)
 	}
 	list := facts.NewList("", nil)
@@ -363,7 +363,7 @@ func whyUntold(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Sprintf("%v; run this as root", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Sprintf("it does not run (%v); start it", err)
+		return fmt.Sprintf("it is not running (%v); start it", err)
 	}
 	return fmt.Sprintf("%v; find out why, for example with crictl info", err)
 }

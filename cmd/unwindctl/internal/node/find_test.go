@@ -18,7 +18,7 @@ import (
 )
 
 // untold begins the problem of a containerd that does not tell its directories.
-const untold = "cannot get the CNI directories of containerd at /run/containerd/containerd.sock, so "
+const untold = "the CNI directories may differ from the usual ones, because containerd at /run/containerd/containerd.sock did not report them: "
 
 // TestFindRuntimes has the files of the field, in the forms in which their makers ship them. No
 // containerd answers.
@@ -290,8 +290,8 @@ func TestUntold(t *testing.T) {
 	for _, c := range []struct{ name, socket, want, not string }{
 		{"hangs", "-> " + deaf, "no answer within 2s; find out why", "start"},
 		{"an old one", "-> " + (&nodetest.FakeCRI{}).Serve(t), "its response does not contain them", "start"},
-		{"does not run", "-> /none.sock", "it does not run (no such file or directory); start it", "restart"},
-		{"a file", "", "it does not run (connection refused); start it", "restart"},
+		{"does not run", "-> /none.sock", "it is not running (no such file or directory); start it", "restart"},
+		{"a file", "", "it is not running (connection refused); start it", "restart"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

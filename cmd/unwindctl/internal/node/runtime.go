@@ -51,7 +51,7 @@ type Runtime struct {
 func (r *Runtime) Check() {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
-			"containerd uses that many files in %s for each pod, so the provider's file would also run, "+
+			"containerd uses more than one file in %s for each pod, so the provider's file would also run, "+
 			"without unwind; set max_conf_num to 1", r.MaxConfs, cmp.Or(r.Config, r.Name), r.ConfDir))
 	}
 }

@@ -165,7 +165,7 @@ func (s *space) ping(ctx context.Context) (string, error) {
 		replied = append(replied, gateway.String())
 	}
 	if replied == nil {
-		return "the result names none", nil
+		return "the result names no gateway", nil
 	}
 	return term.Join(replied) + " replies to ping", nil
 }
@@ -190,7 +190,7 @@ func (s *space) isRecorded(ctx context.Context) (string, error) {
 	a, err := s.record(ctx, s.conf.StateDir)
 	if err == nil && (a == nil || a.State != journal.Live) {
 		err = fmt.Errorf("the ADD ran without the journal in %s: if it had failed, unwind would have "+
-			"rolled it back, but not have retried a DEL", s.conf.StateDir)
+			"rolled it back, but would not have retried failed DELs", s.conf.StateDir)
 	}
 	return "in the journal in " + s.conf.StateDir, err
 }
@@ -232,8 +232,8 @@ func (s *space) isRolledBack(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case len(a.Steps) > 1:
-		return "", term.WithHint("correct the plugins that fail their DEL",
-			"DELs that should have succeeded are pending: %s", pending(a))
+		return "", term.WithHint("fix the plugins whose DEL fails",
+			"more than the failing plugin's DEL is pending: %s", pending(a))
 	case s.deletesLink && s.hasInterface():
 		return "", fmt.Errorf("%s still exists", ifName)
 	}
@@ -290,7 +290,7 @@ func (s *space) nothingLeft(ctx context.Context, stateDir string) (string, error
 	if err = cmp.Or(err, s.noAddress()); err == nil && !s.Plain {
 		var a *inspect.Attachment
 		if a, err = s.record(ctx, stateDir); err == nil && a != nil {
-			err = s.explained("the journal still has a record of it; pending DELs: %s", pending(a))
+			err = s.explained("the journal still contains the attachment; pending DELs: %s", pending(a))
 		}
 		text += ", no record"
 	}

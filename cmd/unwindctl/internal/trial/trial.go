@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 		return nil, term.WithHint("run this as root", "only root can run the network's plugins")
 	case !node.OnHost():
 		return nil, term.WithHint("run this on the host, or as unwindctl --host check",
-			"this process is in other namespaces than process 1")
+			"this process is not in the namespaces of process 1")
 	}
 	r, err := o.Find(ctx, "/")
 	if err != nil {
@@ -112,10 +112,10 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 	c.run()
 	switch {
 	case ctx.Err() != nil && c.left != nil:
-		return nil, term.WithHint("the next check tries again", "interrupted; cannot remove all that "+
-			"check has created: %w", c.left)
+		return nil, term.WithHint("the next check tries again", "interrupted; cannot remove everything "+
+			"that check created: %w", c.left)
 	case ctx.Err() != nil:
-		return nil, errors.New("interrupted; all that check has created is removed")
+		return nil, errors.New("interrupted; everything that check created is removed")
 	}
 	return c.steps, nil
 }
@@ -176,7 +176,7 @@ func (c *check) remedy(text string) string {
 		}
 		return "unwindctl doctor reports " + strings.TrimSuffix(first+" → "+remedy, " → ")
 	case c.Plain:
-		return "this is not caused by unwind: correct the plugin, or its configuration"
+		return "unwind is not the cause: fix the plugin, its configuration or the node"
 	}
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }

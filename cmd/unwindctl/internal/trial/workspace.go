@@ -72,8 +72,8 @@ func lock(ctx context.Context) (*os.File, error) {
 	}
 	for err = unix.EWOULDBLOCK; errors.Is(err, unix.EWOULDBLOCK); time.Sleep(20 * time.Millisecond) {
 		if ctx.Err() != nil {
-			return nil, term.WithHint("wait for its end; fuser -v "+parent+" prints it",
-				"another unwindctl check, or a plugin that one has started, still runs")
+			return nil, term.WithHint("wait until it ends; fuser -v "+parent+" shows it",
+				"another unwindctl check, or a plugin that it started, is still running")
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
@@ -106,7 +106,7 @@ func (s *space) make() error {
 		err = os.WriteFile(filepath.Join(s.dir, listOf), s.list.Bytes, 0o600)
 	}
 	if err != nil {
-		return term.WithHint("correct this first: libcni, too, writes each ADD to that disk", "%w", err)
+		return term.WithHint("fix this first: libcni also writes to that disk on each ADD", "%w", err)
 	}
 	made := make(chan error)
 	go func() {
