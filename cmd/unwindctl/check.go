@@ -20,20 +20,20 @@ func checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "check",
 		SuggestFor: []string{"test", "verify"},
-		Short:      "Check that the network of this node works, with an attachment of its own",
-		Long: "Check that the network of this node works. check runs the plugins of the conflist\n" +
-			"that the runtime uses, in a new network namespace, for a container of its own,\n" +
-			"and checks:\n" +
+		Short:      "Check with a test attachment that this node's network works",
+		Long: "Check with a test attachment that this node's network works. check runs the\n" +
+			"chain of the conflist that the runtime uses, for a test container ID in a new\n" +
+			"network namespace, and tests:\n" +
 			"  ADD, the interface with its addresses and routes, a ping of the gateway, the\n" +
 			"  record in the journal, CHECK, DEL, and that nothing is left\n" +
-			"Then it checks that unwind rolls back. With a journal of its own, it appends to\n" +
-			"the chain a plugin that fails ADD and DEL:\n" +
+			"Then it tests that unwind rolls back. It uses a separate journal, appends to the\n" +
+			"chain a plugin that fails ADD and DEL, and expects:\n" +
 			"  the ADD fails and is rolled back, the DEL of that plugin stays pending, and a\n" +
-			"  sweep runs it once the plugin is repaired\n\n" +
+			"  sweep runs that DEL once the plugin is repaired\n\n" +
 			"check touches no pod. It needs a free address, requests no host port, and passes\n" +
-			"no pod to the plugins, so those that look up their pod may reject it. If it is\n" +
-			"interrupted, it removes what it created; if it is killed, the next check does.\n" +
-			"Only one check runs at a time.\n\n" +
+			"no pod name to the plugins, so a plugin that looks up its pod may fail the ADD.\n" +
+			"If check is interrupted, it removes what it created; if it is killed, the next\n" +
+			"check does. Only one check runs at a time.\n\n" +
 			"If check fails, run it with --plain: if that fails too, unwind is not the cause.\n" +
 			describeExits("check"),
 		Example: "  unwindctl check\n" +
@@ -75,7 +75,7 @@ func checkCommand() *cobra.Command {
 		"check this `NETWORK` (default: the one that the runtime uses)")
 	cmd.Flags().BoolVar(&options.Plain, "plain", false, "run the provider's chain without unwind")
 	cmd.Flags().DurationVar(&options.Timeout, "timeout", time.Minute,
-		"stop the plugin of a step that takes longer than `DURATION`")
+		"stop a step and its plugins after `DURATION`")
 	o.AddFlags(cmd, cmd.Flags(), "steps, plain", term.Plain, term.JSON)
 	return cmd
 }

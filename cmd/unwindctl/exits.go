@@ -20,15 +20,15 @@ type exit struct {
 // exits are the exit codes of all commands. They are part of the help texts and of the man pages.
 var exits = []exit{
 	{"", 0, "success"},
-	{"doctor", 0, "no problem; with --fail-on: none of at least that severity"},
+	{"doctor", 0, "no problem; with --fail-on: no problem of that severity or worse"},
 	{"check", 0, "the network works"},
 	{"sweep", 0, "no DEL failed, and no state is unknown"},
-	{"", term.ExitError, "something failed, was not found or not readable, or remains to be done"},
-	{"doctor", term.ExitError, "with --fail-on: a problem of at least that severity; else: doctor " +
-		"failed"},
+	{"", term.ExitError, "something failed, was not found, could not be read, or remains to be done"},
+	{"doctor", term.ExitError, "doctor failed; with --fail-on also: a problem of that severity or " +
+		"worse"},
 	{"check", term.ExitError, "check could not run"},
-	{"sweep", term.ExitError, "a DEL failed or was not attempted, a state is unknown, a guard " +
-		"keeps attachments, or the runtime needs unwind's plugin and it is missing"},
+	{"sweep", term.ExitError, "a DEL failed or was not attempted, a state is unknown, sweep kept " +
+		"attachments because too many seem dead, or unwind's plugin is missing and no pod can start"},
 	{"", term.ExitUsage, "usage error; nothing was done"},
 	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (with --fail-on: 0 " +
 		"or 1)"},
@@ -37,10 +37,10 @@ var exits = []exit{
 	{"unwindctl", exitFailure, "doctor, check: the worst problem is an error (with --fail-on: 1)"},
 	{"doctor", exitFailure, "the worst problem is an error"},
 	{"check", exitFailure, "the network does not work, or pods do not start through unwind"},
-	{"unwindctl", install.ExitUnrecorded, "off, uninstall: pods start without unwind, but an agent " +
-		"that starts will install unwind again"},
+	{"unwindctl", install.ExitUnrecorded, "off, uninstall: pods start without unwind, but the next " +
+		"agent that starts will install it again"},
 	{"off uninstall", install.ExitUnrecorded, "pods start without unwind, but the file \"off\" " +
-		"cannot be written: an agent that starts will install unwind again"},
+		"cannot be written: the next agent that starts will install unwind again"},
 	{"unwindctl", install.ExitKept, "uninstall: something still needs the files that are kept"},
 	{"uninstall", install.ExitKept, "something still needs the files that are kept; run unwindctl " +
 		"sweep and uninstall again later"},

@@ -37,7 +37,7 @@ func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, h
 func addScopeFlags(cmd *cobra.Command, of *inspect.Scope) {
 	addCRIFlag(cmd, &of.CRI)
 	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "",
-		"find the host-local pools in the conflists in `DIR` (default: the runtime's directory)")
+		"read the host-local pools from the conflists in `DIR` (default: the runtime's directory)")
 	addStateFlag(cmd, &of.Directories)
 	checkDirs(cmd, "conf-dir")
 }
@@ -99,7 +99,7 @@ var lookFormats = []term.Format{term.Plain, term.Wide, term.JSON, term.Name}
 func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)
 	cmd.Flags().StringVar(&flags.Conf, "provider-conf", "",
-		"use the provider's conflist `FILE` (default: the first in the directory)")
+		"use `FILE` as the provider's conflist (default: the first one next to unwind's)")
 	cmd.Flags().StringVar(&flags.Binary, "binary", "",
 		"install the plugin `FILE` (default: unwind in the directory of this program)")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
@@ -116,7 +116,7 @@ func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(programs, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
 	cmd.Flags().StringVar(units, "systemd", unitDir,
-		"use `DIR` for the systemd units of sweeps and the agent; install does not enable them")
+		"write the systemd units for sweeps and the agent to `DIR`, without enabling them")
 	cmd.Flags().Lookup("systemd").NoOptDefVal = install.DefaultUnitDir
 	checkDirs(cmd, "install-dir", "systemd")
 }

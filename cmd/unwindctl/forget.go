@@ -22,10 +22,10 @@ func forgetCommand() *cobra.Command {
 		Long: "Forget a dead attachment whose DELs can never succeed, because their plugin is\n" +
 			"gone for good. forget runs no DEL: it leaves the plugins' resources in place, and\n" +
 			"lists those that may remain. A later DEL from the runtime succeeds. unwindctl\n" +
-			"history keeps a record.\n\n" +
-			"forget refuses an attachment that is not dead. Try unwindctl sweep first;\n" +
-			"unwindctl show explains why an attachment is kept. Without --yes, forget changes\n" +
-			"nothing and exits 1.",
+			"history shows what was forgotten.\n\n" +
+			"forget refuses an attachment that is not dead, unless its record is damaged. Try\n" +
+			"unwindctl sweep first; unwindctl show explains why an attachment is kept. Without\n" +
+			"--yes, forget changes nothing and exits 1.",
 		Example: "  unwindctl forget podnet/4ac0/eth0\n" +
 			"  unwindctl forget podnet/4ac0/eth0 --yes",
 		Args:              term.OneArg,

@@ -6,22 +6,22 @@ import "fmt"
 var glossary = []struct{ kind, word, meaning string }{
 	{"state", "adding", "its ADD is running and has no result yet"},
 	{"state", "live", "in use; only the runtime's DEL releases it"},
-	{"state", "recent", "not on the runtime's list, but perhaps too young to be judged by that list"},
+	{"state", "recent", "not on the runtime's list, but the list may be older than the attachment"},
 	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
-	{"state", "unknown", "cannot be judged from here, and is kept"},
-	{"state", "other-machine", "from another boot, and not proven to be of this machine, because " +
-		"its disk may be a copy; a sweep releases its addresses on this disk and runs no DEL"},
-	{"result", "released", "a sweep finds nothing of it any more; if REASON has an error, rules and " +
-		"devices may remain, and nothing is left to retry the DEL"},
+	{"state", "unknown", "cannot be judged, and is therefore kept"},
+	{"state", "other-machine", "added before the last boot, possibly on another machine whose disk " +
+		"was copied; a sweep releases its host-local addresses on this disk and runs no DEL"},
+	{"result", "released", "sweep has nothing left to release; if REASON has an error, rules and " +
+		"devices may remain, and nothing retries the DEL"},
 	{"result", "would be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead, but not released yet; the next sweep tries again"},
-	{"result", "kept", "live, recent or unknown; or dead, as seem too many others: more than 10, " +
-		"and more than 30 % of the live attachments in the journal"},
+	{"result", "kept", "live, recent or unknown; or one of too many that seem dead: more than 10, " +
+		"and more than 30 % of the attachments of this boot"},
 	{"address", "live", "its owner is live"},
-	{"address", "recent", "its owner is not on the runtime's list, but perhaps too young to be " +
-		"judged by that list"},
+	{"address", "recent", "its owner is not on the runtime's list, but the list may be older " +
+		"than the owner"},
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
@@ -29,10 +29,10 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"address", "free", "not allocated"},
 	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
 		"plugin's own error"},
-	{"event", "swept", "an attachment was released outside a DEL of the runtime"},
+	{"event", "swept", "an attachment was released without a DEL from the runtime"},
 	{"event", "released", "a host-local address was released; no attachment in the journal " +
 		"owned it"},
-	{"event", "waiting", "a DEL was postponed: rules or host ports may still use the address"},
+	{"event", "waiting", "a DEL was postponed, because rules or host ports may still use the address"},
 	{"event", "superseded", "the same container ID was added again before its DEL"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
 	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +
@@ -46,8 +46,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"status", "starting", "the agent has not finished its first check"},
 	{"status", "another-agent", "another agent manages this node; this one waits until it exits"},
 	{"status", "off", "somebody switched unwind off; unwindctl on switches it on again"},
-	{"status", "no-provider", "the directory contains no usable conflist of a CNI provider; " +
-		"install the provider"},
+	{"status", "no-provider", "there is no conflist of a CNI provider; install the provider"},
 	{"status", "mesh-in-the-way", "another program keeps copying or changing unwind's conflist"},
 	{"status", "cilium-exclusive", "cilium has renamed unwind's conflist"},
 	{"status", "plugin-missing", "unwind's conflist exists, but its plugin does not: no pod can " +

@@ -12,16 +12,17 @@ func installCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install unwind on this node",
-		Long: "Install unwind on this node: copy its binary to the plugin directory, and write\n" +
-			"unwind's own file, which sorts first and names the provider's file as its chain.\n" +
-			"install changes another file only to repair what an installer has made of unwind's\n" +
-			"file. It also copies unwindctl into --install-dir.\n\n" +
+		Long: "Install unwind on this node: copy its plugin to the plugin directory, and write\n" +
+			"unwind's own conflist, which sorts first and names the provider's conflist as its\n" +
+			"chain. install changes another conflist only to repair it after another program\n" +
+			"has copied or edited unwind's. It also copies unwindctl and the plugin to\n" +
+			"--install-dir.\n\n" +
 			"install finds the directories of containerd (including GKE), CRI-O (including\n" +
 			"OpenShift), k3s, RKE2, MicroK8s, k0s and Talos. For nerdctl, podman and Nomad, set\n" +
 			"--conf-dir, --cni-bin-dir, --provider-conf and --unwind-file 00-unwind.conflist.\n\n" +
-			"Running pods are not affected. install is idempotent, and keeps the name and form of\n" +
-			"its file, and keys that were added to unwind's entry. If it is interrupted, the node\n" +
-			"keeps working.",
+			"Running pods are not affected. install is idempotent. It keeps the name and format\n" +
+			"of unwind's conflist, and any keys that you added to unwind's entry. If install is\n" +
+			"interrupted, the node keeps working.",
 		Example: "  unwindctl install --dry-run\n" +
 			"  unwindctl install\n" +
 			"  unwindctl install --runtime k3s --observe",
@@ -42,11 +43,12 @@ func offCommand() *cobra.Command {
 		Use:   "off",
 		Short: "Switch unwind off on this node until it is switched on again",
 		Long: "Switch unwind off on this node: rename unwind's conflist to NAME.off, which no\n" +
-			"runtime loads, and write the file \"off\" into the state directory, which keeps agents\n" +
-			"from installing unwind. From the next pod on, the runtime uses the provider's\n" +
-			"conflist, also to release the pods that were added through unwind.\n\n" +
-			"off does not wait for a runtime. It ends with the file that the runtime loads next,\n" +
-			"and fails if there is none, or if that file runs unwind.\n\n" +
+			"runtime loads, and write the file \"off\" into the state directory, so that no agent\n" +
+			"installs unwind. From then on, the runtime uses the provider's conflist, even to\n" +
+			"release pods that were added through unwind. Exception: CRI-O releases a pod with\n" +
+			"the conflist that the pod was started with.\n\n" +
+			"off works without a running runtime. Last, it prints the file that the runtime\n" +
+			"loads next, and fails if there is none or if that file runs unwind.\n\n" +
 			describeExits("off"),
 		Example: "  unwindctl off\n" +
 			"  kubectl unwind exec --nodes worker-2 -- off",
@@ -80,9 +82,9 @@ func onCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "on",
 		Short: "Switch unwind back on for this node",
-		Long: "Switch unwind back on for this node. The command removes the file \"off\" and, if\n" +
-			"cilium has renamed unwind's conflist, the renamed file. If an agent runs, it waits\n" +
-			"until the agent has installed unwind. If none runs, it installs unwind with the\n" +
+		Long: "Switch unwind back on for this node. on removes the file \"off\" and, if cilium has\n" +
+			"renamed unwind's conflist, the renamed file. If an agent is running, on waits until\n" +
+			"the agent has installed unwind. Otherwise, on installs unwind itself, with the\n" +
 			"configuration that unwindctl off has kept.",
 		Example: "  unwindctl on\n" +
 			"  kubectl unwind exec -- on",
@@ -105,11 +107,11 @@ func uninstallCommand() *cobra.Command {
 		Example: "  unwindctl uninstall\n" +
 			"  kubectl unwind exec --nodes worker-2 -- uninstall",
 		Long: "Remove unwind from this node: switch it off as unwindctl off does, and remove its\n" +
-			"binary once nothing refers to it. From then on, the runtime uses the provider's\n" +
-			"conflist, also to release the pods that were added through unwind. CRI-O releases\n" +
-			"a pod with the conflist it was started with, so the binary stays while such pods run.\n" +
-			"unwindctl and the systemd units stay while the journal is not empty. The state\n" +
-			"directory stays.\n\n" +
+			"plugin once nothing refers to it. From then on, the runtime uses the provider's\n" +
+			"conflist, even to release pods that were added through unwind. Exception: CRI-O\n" +
+			"releases a pod with the conflist that the pod was started with, so the plugin stays\n" +
+			"while such pods run. unwindctl and the systemd units stay while the journal is not\n" +
+			"empty. The state directory stays.\n\n" +
 			describeExits("uninstall"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return install.Uninstall(cmd.Context(), cmd.OutOrStdout(), flags)
@@ -122,7 +124,7 @@ func uninstallCommand() *cobra.Command {
 	cmd.Flags().Lookup("systemd").Usage = "remove the systemd units of sweeps and the agent from " +
 		"`DIR`"
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
-		"use the runtime's libcni cache in `DIR`; "+noCache+": it has no cache")
+		"find the runtime's libcni cache in `DIR`; "+noCache+" if the runtime has no cache")
 	checkDirs(cmd, "cache-dir")
 	return cmd
 }

@@ -19,7 +19,7 @@ func listCommand() *cobra.Command {
 		Use:        "list",
 		SuggestFor: []string{"ls", "ps"},
 		Short:      "List the attachments in the journal",
-		Long: "List the attachments in the journal: first those with DELs that fail, then other\n" +
+		Long: "List the attachments in the journal: first those whose DELs fail, then other\n" +
 			"dead ones, then the rest. list is read-only and takes no locks.\n\n" +
 			"The states:\n" +
 			describe("state"),
@@ -107,7 +107,7 @@ func ipamCommand() *cobra.Command {
 		Long: "Show the host-local pools on this node, with or without unwind: how many\n" +
 			"addresses are allocated, how many are leaked, and how to free the leaked ones. A\n" +
 			"bar shows how full each range set is; --watch repeats the output.\n" +
-			"-o wide shows each address with its container, as in crictl pods, and why it is\n" +
+			"-o wide shows each address with its container ID, as in crictl pods, and why it is\n" +
 			"live or leaked. ipam is read-only.\n\n" +
 			"An ADD takes an address from each range set of a pool, such as one IPv4 and one\n" +
 			"IPv6 set, so the pool is full once one set is full.\n\n" +

@@ -64,10 +64,10 @@ func rootCommand() *cobra.Command {
 			"  table  a table that fits the terminal: long texts are cut and end in …, and\n" +
 			"         columns may be left out; nothing is cut if the output is not a terminal\n" +
 			"  wide   a table with all columns, in which nothing is cut\n" +
-			"  json   an object with \"version\": 1; a version may gain keys, but no key is\n" +
-			"         removed or changes its meaning; the same as --json\n" +
+			"  json   an object with \"version\": 1, to which later releases may add keys, but\n" +
+			"         remove none and change no key's meaning; the same as --json\n" +
 			"  name   arguments for show, sweep and forget, one per line\n" +
-			"  line   one line: of doctor, the worst problem; of ipam and sweep, a summary\n\n" +
+			"  line   one line: for doctor, the worst problem; for ipam and sweep, a summary\n\n" +
 			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
 			"--cni-bin-dir and --state-dir.\n\n" +
 			"Every command can be interrupted at any time and run again. " + describeExits("unwindctl"),

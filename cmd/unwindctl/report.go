@@ -38,10 +38,12 @@ func reportCommand() *cobra.Command {
 			"  the output of doctor, list, ipam and history\n" +
 			"  the conflists, and the attachments of their networks in libcni's cache\n" +
 			"  the lines of iptables and nftables with chains of CNI plugins\n" +
-			bundle.Redacted + " replaces certificates, and values of conflists and the cache whose keys\n" +
-			"contain token, passw, secret, key, kubeconfig, cert, credential, private or auth,\n" +
-			"but not the paths of such files. The report contains names of pods and addresses.\n\n" +
-			"If a part cannot be read, report writes the others and exits 1. It is read-only.",
+			bundle.Redacted + " replaces certificates and, in the conflists and the cache, the\n" +
+			"value of each key whose name contains token, passw, secret, key, kubeconfig, cert,\n" +
+			"credential, private or auth, unless that value is the path of a file. The report\n" +
+			"contains names of pods and addresses.\n\n" +
+			"If a part cannot be read, report writes the others and exits 1. It changes nothing\n" +
+			"on the node.",
 		Example: "  unwindctl report\n" +
 			"  kubectl -n kube-system exec POD -- /unwindctl --host report -o - >report.tgz",
 		RunE: func(cmd *cobra.Command, _ []string) error {

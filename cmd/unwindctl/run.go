@@ -20,15 +20,17 @@ func runCommand() *cobra.Command {
 		Long: "Run the node's agent: install unwind as unwindctl install does, update its\n" +
 			"conflist when the provider's file changes, sweep every minute with the runtime's\n" +
 			"list of pods, and serve /metrics, /healthz and /readyz.\n\n" +
-			"If the provider's file is missing for more than a few seconds, the agent removes\n" +
-			"unwind's conflist until there is one. It removes nothing when it exits, because pods\n" +
-			"are still attached through unwind. unwindctl off, or removing unwind's conflist by\n" +
-			"hand, switches unwind off until unwindctl on; the agent continues to sweep.\n\n" +
-			"The agent replaces the installed plugin with its own version, also if the installed\n" +
-			"one is newer. If this version cannot read the journal, the agent installs nothing.\n\n" +
+			"If the provider's file is missing for more than a few seconds, the agent uses the\n" +
+			"next conflist in the directory. While there is none, it removes unwind's conflist.\n" +
+			"It removes nothing when it exits, because pods are still attached through unwind.\n" +
+			"unwindctl off, or removing unwind's conflist by hand, switches unwind off until\n" +
+			"unwindctl on; the agent continues to sweep.\n\n" +
+			"The agent replaces the installed plugin with its own version, even if the\n" +
+			"installed one is newer. If the agent's version cannot read the journal, the agent\n" +
+			"installs nothing.\n\n" +
 			"In a container, use unwindctl --host run: the agent can judge attachments only from\n" +
 			"the host's namespaces. With --observe, which is recommended for the first week, the\n" +
-			"agent does not sweep, and logs what a sweep would release.",
+			"agent does not sweep, but logs what a sweep would release.",
 		Example: "  unwindctl run\n" +
 			"  unwindctl --host run --observe\n" +
 			"  unwindctl run --no-install --interval 5m",

@@ -29,20 +29,22 @@ func sweepCommand() *cobra.Command {
 		SuggestFor: []string{"gc", "clean", "prune"},
 		Short:      "Release dead attachments",
 		Long: "Release dead attachments, and retry every pending DEL.\n\n" +
-			"An attachment is dead if its ADD failed, if the runtime sent its DEL, if it was\n" +
-			"added before this boot, or if its network namespace, all processes in it and its\n" +
-			"interface on the host are gone. With the runtime's list of pods (--cri), or another\n" +
-			"list (--valid-attachments), it is also dead if it is not listed, no process is in its\n" +
-			"namespace and its grace period is over. sweep keeps everything else.\n\n" +
-			"With a list, sweep also works on a node without unwind. It releases dead attachments\n" +
-			"that are not in the journal: it runs the DELs of the chain in libcni's cache, or\n" +
-			"else of the conflist that assigned their addresses. It keeps such an attachment\n" +
-			"unless all evidence agrees that it is dead, or if the list is empty.\n\n" +
-			"An empty list in FILE is an error, because the program that wrote it has probably\n" +
-			"failed. An empty list from --cri is not: the runtime of a drained node has no pods.\n\n" +
+			"An attachment is dead if its ADD failed, if the runtime sent its DEL, or if it was\n" +
+			"added before this boot. It is also dead if its network namespace, all processes in\n" +
+			"it and its interface on the host are gone, unless the runtime's list of pods (--cri)\n" +
+			"or another list (--valid-attachments) contains it. If such a list lacks it, it is\n" +
+			"dead once its grace period is over and no process is in its namespace. sweep keeps\n" +
+			"everything else.\n\n" +
+			"With a list, sweep also releases dead attachments that are not in the journal, even\n" +
+			"on a node without unwind. It runs the DELs of the chain in libcni's cache, or else\n" +
+			"those of the conflist whose pool contains the addresses. It releases such an\n" +
+			"attachment only if the list is not empty and all evidence agrees that it is dead.\n\n" +
+			"An empty list in the FILE of --valid-attachments is an error, because the program\n" +
+			"that wrote FILE has probably failed. An empty list from --cri is not: the runtime of\n" +
+			"a drained node has no pods.\n\n" +
 			"Run sweep where the runtime runs: on the host, or in a node that is itself a\n" +
-			"container (kind, k3d, LXC); there, only --cri covers attachments that are not in the\n" +
-			"journal. You can interrupt and repeat sweep at any time.\n\n" +
+			"container (kind, k3d, LXC). In such a node, only --cri covers attachments that are\n" +
+			"not in the journal. You can interrupt and repeat sweep at any time.\n\n" +
 			"ATTACHMENT is NETWORK/CONTAINER/IFNAME, as in unwindctl list, or a container ID,\n" +
 			"pod or address with only one attachment. A prefix of a container ID is enough.\n\n" +
 			"The results:\n" +
@@ -70,8 +72,8 @@ func sweepCommand() *cobra.Command {
 		"also release attachments that are kept because too many seem dead, the list is empty or a "+
 			"record is damaged")
 	cmd.Flags().DurationVar(&flags.opts.GracePeriod, "grace-period", 0,
-		"with a list, use the grace period `DURATION` (at least 1m) instead of the networks' own, also "+
-			"for an address of unknown age")
+		"with a list, use the grace period `DURATION` (at least 1m) instead of each network's own, and "+
+			"apply it to addresses of unknown age, too")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")

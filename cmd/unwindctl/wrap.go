@@ -10,14 +10,15 @@ import (
 func wrapCommand() *cobra.Command {
 	return rewriteCommand(&cobra.Command{
 		Use:   "wrap FILE",
-		Short: "Put the chain of a conflist into unwind's entry",
-		Long: "Put the chain of a conflist into unwind's entry, and print the result. The file\n" +
-			"becomes the value of \"chain\", byte for byte; unwindctl unwrap restores it. A\n" +
-			"single-plugin .conf file becomes a list. wrap refuses a file that unwind or the\n" +
-			"runtime would refuse, and a list with a directory next to FILE that is named after\n" +
-			"the network, because a runtime also runs the plugins in it. In a file that is already\n" +
-			"wrapped, it moves plugins next to unwind, which an installer has appended, to the\n" +
-			"end of the chain. If FILE is -, wrap reads the standard input.",
+		Short: "Make unwind the only plugin of a conflist, with the original as its chain",
+		Long: "Make unwind the only plugin of a conflist, and print the result. The original\n" +
+			"file becomes the value of \"chain\" in unwind's entry, byte for byte; unwindctl\n" +
+			"unwrap restores it. A single-plugin .conf file becomes a list.\n\n" +
+			"wrap refuses a file that unwind or the runtime would refuse. It also refuses a list\n" +
+			"if a directory next to FILE is named after the network and contains plugins, because\n" +
+			"a runtime also runs those. If FILE is already wrapped and an installer has added\n" +
+			"plugins next to unwind, wrap moves them into the chain. If FILE is -, wrap reads\n" +
+			"the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
 	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
 		Changed: "wrapped: unwind runs the chain"})

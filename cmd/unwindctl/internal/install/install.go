@@ -111,10 +111,10 @@ func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
 	if err := done.Make(ctx, s.InstallBinary, s.switchOn); err != nil {
-		return fmt.Errorf("the network is unchanged: %w", err)
+		return fmt.Errorf("unwind's conflist was not written: %w", err)
 	}
 	if err := done.Make(ctx, s.WriteConflist(p)); err != nil {
-		text := "the network is unchanged"
+		text := "unwind's conflist was not written"
 		if !durable.Exists(s.Path()) {
 			text += ", and unwind is not in use"
 		}
@@ -134,8 +134,8 @@ func (o Options) install(
 	}
 	if p.CopyErr != nil {
 		err = errors.Join(err, term.WithHint("run unwindctl install again once "+s.stateDir()+" is "+
-			"writable: if an installer replaces the provider's file, only the copy has its plugins",
-			"unwind is in use, but there is no copy of the provider's file: %w", p.CopyErr))
+			"writable: unwind needs the copy if an installer replaces the provider's file",
+			"unwind is in use, but the provider's file could not be copied: %w", p.CopyErr))
 	}
 	return errors.Join(err, s.checkVersion(r, p))
 }
@@ -148,9 +148,9 @@ func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 		written.CNIVersion == "1.1.0" {
 		return nil
 	}
-	return term.WithHint("start "+r.Name+", then run unwindctl install again", "%s has cniVersion "+
-		"%s, with which no runtime calls STATUS or GC, because the version of %s is unknown; unwind is "+
-		"in use", p.path, written.CNIVersion, r.Name)
+	return term.WithHint("start "+r.Name+", then run unwindctl install again", "unwind is in "+
+		"use, but %[1]s has cniVersion %[2]s, because the version of %[3]s is unknown; with that "+
+		"cniVersion, no runtime calls STATUS or GC", p.path, written.CNIVersion, r.Name)
 }
 
 // onWithin is the time that an agent may take to install unwind after unwind was switched on.
@@ -186,7 +186,7 @@ func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 		return err
 	}
 	if err == nil && done.none() {
-		done.List = append(done.List, &Change{Change: "unchanged", What: "unwind is in use already"})
+		done.List = append(done.List, &Change{Change: "unchanged", What: "unwind is already in use"})
 	}
 	return errors.Join(err, done.print(to.Out, &o.Output))
 }
@@ -212,7 +212,7 @@ func (s Setup) awaitAgent(pid string) Step {
 			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
 				if time.Now().After(end) || ctx.Err() != nil {
 					return term.WithHint("run unwindctl doctor", "the agent (process %s) has not installed "+
-						"unwind within %s", pid, onWithin)
+						"unwind yet, after a wait of up to %s", pid, onWithin)
 				}
 			}
 			return nil
@@ -247,7 +247,7 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 	}
 	off := "unwindctl off"
 	if o.Target != (Target{}) {
-		off += " with the same directories"
+		off += " with the same --runtime, --conf-dir, --cni-bin-dir and --unwind-file"
 	}
 	return text + "To switch unwind off, run " + off + "\n"
 }

@@ -101,8 +101,8 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	switch {
 	case Broken(path):
 		p.warnings = append(p.warnings, path+" was not valid JSON, for example after a power loss, and "+
-			"is written again: keys that you had added to it are lost, and so is stateDir without "+
-			"--state-dir")
+			"is written again: keys that you added to it are lost, and so is stateDir unless --state-dir "+
+			"sets it")
 		return nil, nil
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
@@ -225,8 +225,8 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("run unwindctl install, or an agent, without --provider-conf: both then use "+
-		"that file", "%w", err)
+	return term.WithHint("run unwindctl install, or the agent, without --provider-conf, to "+
+		"use the file that the runtime would use", "%w", err)
 }
 
 // readSource reads the provider's conflist, and the chain in it as unwind would.

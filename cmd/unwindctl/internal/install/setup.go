@@ -188,8 +188,8 @@ func (p Target) FindInstalled(
 func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, error) {
 	if p.File != "" && (filepath.Base(p.File) != p.File ||
 		!slices.Contains(forms, filepath.Ext(p.File))) {
-		return node.Runtime{}, term.Usage("--unwind-file %q is not a bare name of a .json or .conflist file",
-			p.File)
+		return node.Runtime{}, term.Usage("--unwind-file %q: must be the name of a .json or "+
+			".conflist file, without a directory", p.File)
 	}
 	confDir, confErr := absolute(p.ConfDir)
 	binDir, binErr := absolute(p.BinDir)
@@ -233,7 +233,7 @@ func (p Target) given() bool { return p.ConfDir != "" && p.BinDir != "" && p.Run
 func (p Target) Origin(r node.Runtime) string {
 	switch {
 	case p.given():
-		return "The directories are as specified."
+		return "Using the specified directories."
 	case r.Name == "":
 		return fmt.Sprintf("No runtime configuration found: using the common defaults %s and %s.",
 			r.ConfDir, strings.Join(r.BinDirs, ", "))

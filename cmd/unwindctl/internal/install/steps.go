@@ -198,12 +198,12 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	attachments, err := inspect.ReadJournal(ctx, &journal.Store{Dir: is})
 	if err != nil {
 		return "", term.WithHint("install with --state-dir "+is+" to keep that journal; unwindctl "+
-			"doctor --state-dir "+is+" reports how to repair it", "cannot read the journal in %s, so its "+
-			"attachments could be lost if the state directory changed: %w", is, err)
+			"doctor --state-dir "+is+" reports how to repair it", "changing the state directory could lose "+
+			"the attachments in %s, because its journal cannot be read: %w", is, err)
 	}
 	if len(attachments) > 0 {
-		return "", term.WithHint("leave the journal there, or move it once unwindctl list --state-dir "+
-			is+" prints nothing",
+		return "", term.WithHint("keep that state directory, or change it once unwindctl list "+
+			"--state-dir "+is+" shows no attachments",
 			"the journal in %s contains %s, which nothing would release if the state directory changed",
 			is, term.Attachments(len(attachments)))
 	}

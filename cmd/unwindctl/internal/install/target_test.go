@@ -40,12 +40,12 @@ func TestPlaces(t *testing.T) {
 			"The runtime is containerd, according to /run/containerd/containerd.sock."},
 		{"its plugins elsewhere", every, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The runtime is containerd, "},
 		{"its conflists elsewhere", every, Target{ConfDir: "/c"}, "/c", "/home/kubernetes/bin", 1, "The runtime is containerd, "},
-		{"its directories, given", every, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "The directories are as specified."},
+		{"its directories, given", every, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /home/kubernetes/bin", 1, "Using the specified directories."},
 		{"one of its two, given", twoDirs, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The runtime is containerd, "},
 		{"another than its two", twoDirs, Target{BinDir: "/x"}, "/etc/cni/net.d", "/x /a /b", 0, "The runtime is containerd, "},
-		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "The directories are as specified."},
-		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "The directories are as specified."},
-		{"other directories, given", every, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "The directories are as specified."},
+		{"one of its two and its conflists, given", twoDirs, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /a", 0, "Using the specified directories."},
+		{"one of its two and other conflists, given", twoDirs, Target{ConfDir: "/other", BinDir: "/b"}, "/other", "/b", 0, "Using the specified directories."},
+		{"other directories, given", every, Target{ConfDir: "/c", BinDir: "/b"}, "/c", "/b", 0, "Using the specified directories."},
 		{"two", both, Target{}, "", "", 0, "this machine has several runtimes with different directories:\n" +
 			"  containerd: conflists in /etc/cni/net.d, plugins in /home/kubernetes/bin\n  k3s: conflists in /k3s, plugins in /opt/cni/bin"},
 		{"two of the same directories", sameDirs, Target{}, "/etc/cni/net.d", "/a /b", 2, "The runtime is containerd, "},
@@ -55,7 +55,7 @@ func TestPlaces(t *testing.T) {
 		{"one of two, both its directories elsewhere", both, Target{Runtime: "k3s", ConfDir: "/c", BinDir: "/b"}, "/c", "/b /opt/cni/bin", 0, "The runtime is k3s, "},
 		{"no answer", silent, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 1, "The runtime is containerd: using its usual directories."},
 		{"no answer, one directory given", silent, Target{BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 1, "The runtime is containerd"},
-		{"no answer, directories given", silent, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 0, "The directories are as specified."},
+		{"no answer, directories given", silent, Target{ConfDir: "/etc/cni/net.d", BinDir: "/b"}, "/etc/cni/net.d", "/b /opt/cni/bin", 0, "Using the specified directories."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -100,9 +100,9 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 		verb = "uninstall"
 	}
 	unrecorded := func(err error) error {
-		return term.WithHint("run unwindctl "+verb+" again once the disk is writable", "%w",
-			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but an agent that starts " +
-				"will install it again: " + err.Error()})
+		return term.WithHint("run unwindctl "+verb+" again once the state directory is writable", "%w",
+			term.Coded{Code: ExitUnrecorded, Text: "pods start without unwind, but the next agent that " +
+				"starts will install it again: " + err.Error()})
 	}
 	if err := durable.CannotCreate(u.StateDir); u.DryRun && was == nil && err != nil {
 		return nil, unrecorded(fmt.Errorf("cannot record that unwind is switched off: %w", err))
@@ -239,8 +239,8 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 		return nil, nil
 	}
 	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, whose directory is unknown (not "+
-		"%s, and %s does not report it); set --cni-bin-dir to that directory", u.Setup.BinDir,
+	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in "+
+		"%s: %s does not report its plugin directory, so set --cni-bin-dir to it", u.Setup.BinDir,
 		u.runtime.Name)}}, nil
 }
 
@@ -318,7 +318,7 @@ func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err err
 	}
 	if u.needed == "" {
 		changes = append(changes, &Change{Change: "unchanged", What: u.StateDir +
-			"; once no agent runs here, run rm -r " + u.StateDir})
+			"; to remove it once no agent runs here, run rm -r " + u.StateDir})
 	}
 	return changes, nil
 }

@@ -37,8 +37,8 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	switch wrapped := slices.Contains(src.Types, netconf.Name); {
 	case keys["nerdctlID"] != nil || keys["nerdctlLabels"] != nil:
 		return nil, errors.New("this network belongs to nerdctl, which reads the file's first plugin: " +
-			"with unwind there, nerdctl gives its next network the same subnet, and network rm leaves the " +
-			"bridge; use a conflist of your own instead")
+			"with unwind there, nerdctl gives its next network the same subnet, and nerdctl network rm " +
+			"does not remove the bridge; use a conflist of your own instead")
 	case src.Name == "":
 		return nil, errors.New(`key "name" is missing`)
 	case single && filepath.Ext(src.Path) == ".conflist":
@@ -182,8 +182,9 @@ func checkWrapped(list *netconf.Conflist) error {
 }
 
 // errNotAlone is the error for a list with plugins next to unwind: unwind cannot undo them.
-var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; unwindctl wrap --in-place "+
-	"moves the others to the end of its \"chain\"", netconf.Name)
+var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; to move the others into its "+
+	"chain, run unwindctl wrap --in-place or, if the entry has a chainFile, unwindctl install",
+	netconf.Name)
 
 // isSingle reports whether unwind reads a text as the configuration of one plugin, not as a list.
 func isSingle(x []byte) bool {
@@ -309,7 +310,8 @@ func followLinks(path string) (string, error) {
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o022 != 0 {
 			return "", errors.Join(err,
-				errors.New("symbolic link in a directory that other users can write to; pass its target"))
+				errors.New("symbolic link in a directory that other users can write to; "+
+					"pass the link's target"))
 		}
 		path = target
 		if !filepath.IsAbs(target) {
