@@ -75,8 +75,8 @@ const Version = 3
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
-var ErrNewer = errors.New("journal: journal.db was written by a newer unwind; install that " +
-	"release or a later one")
+var ErrNewer = errors.New("journal: journal.db was written by a newer unwind release; install " +
+	"that or a later one")
 
 func checkFormat(value []byte) error {
 	var f struct{ OldestReader int }
@@ -169,7 +169,7 @@ func syncPath(path string) error {
 
 // ErrQueued is the ErrBusy that a caller gets if its turn does not come because other processes
 // keep writing.
-var ErrQueued = fmt.Errorf("%w: other processes keep writing the journal", ErrBusy)
+var ErrQueued = fmt.Errorf("%w: other processes keep writing to the journal", ErrBusy)
 
 // maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has
 // written for maxWait, which it checks every maxWait, and after three times maxWait in all.

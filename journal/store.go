@@ -270,7 +270,7 @@ func (tx *Tx) makeRoom(file *os.File) error {
 		err = unix.Fallocate(int(file.Fd()), 0, 0, end)
 	}
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("no room for %d more KiB: %w", (end-tx.btx.Size())/1024, err)
+		return fmt.Errorf("cannot allocate %d KiB: %w", (end-tx.btx.Size())/1024, err)
 	}
 	return nil
 }

@@ -204,7 +204,7 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	}
 	err = a.Node.Journal.Update(ctx, write)
 	for errors.Is(err, journal.ErrQueued) && ctx.Err() == nil {
-		a.log.Warn("other processes keep writing the journal; the ADD still waits for its turn")
+		a.log.Warn("other processes keep writing to the journal; the ADD is still waiting")
 		err = a.Node.Journal.Update(ctx, write)
 	}
 	if err != nil {
@@ -308,7 +308,7 @@ func addError(f *delegate.Failure, e *journal.Record, lost error) *types.Error {
 	if len(e.Steps) > 0 {
 		pending = fmt.Sprintf("; unwind: pending DEL: %s", strings.Join(undo.PendingSteps(e), ", "))
 		if lost != nil {
-			pending += ", which the journal cannot record: " + netconf.Shorten(lost.Error(), 200)
+			pending += ", not recorded in the journal: " + netconf.Shorten(lost.Error(), 200)
 		}
 	}
 	room := max(maxMessage/2, maxMessage-len(pending))

@@ -126,7 +126,7 @@ func TestBrokenJournal(t *testing.T) {
 		case verb.is("ADD"):
 			mend := breakage.of(n)
 			a.add()
-			n.wantLogged("the journal failed; continuing without it")
+			n.wantLogged("continuing without the journal")
 			mend()
 			b := a.nextSandbox("b")
 			b.add()
@@ -143,7 +143,7 @@ func TestBrokenJournal(t *testing.T) {
 			n.plan(p2.ADD("fail-effect"), p2.DEL("fail"))
 			mend := breakage.of(n)
 			n.wantError(a.tryAdd(),
-				"pending DEL: faulty (code 999), which the journal cannot record: journal: ")
+				"pending DEL: faulty (code 999), not recorded in the journal: journal: ")
 			mend()
 			n.plan()
 		case verb.is("ADD refused"):
@@ -273,7 +273,7 @@ func TestCommitFails(t *testing.T) {
 			a.wantRecord(journal.Live, 3, 1)
 		case commit.is("the intent, not there"):
 			n.failCommit("commit", 1, a.add)
-			n.wantLoggedTimes(1, "continuing without it")
+			n.wantLoggedTimes(1, "continuing without the journal")
 			n.wantRecords(0)
 		case commit.is("the result, there"):
 			n.failCommit("committed", 2, fails)
@@ -385,7 +385,7 @@ func TestTurnNotCome(t *testing.T) {
 	stopWriting := n.keepWriting()
 	n.letGo("ADD", "a", "p0")
 	eventually(n, "half a minute over", func() bool {
-		return strings.Contains(read(n, log), "still waits for its turn")
+		return strings.Contains(read(n, log), "the ADD is still waiting")
 	})
 	stopWriting()
 	add.passes()
@@ -429,7 +429,7 @@ func TestDiskFull(t *testing.T) {
 		case when.is("from the start"):
 			drain = n.fillSmallDisk()
 			all = n.crowd(20, "all")
-			n.wantLogged("the journal failed; continuing without it")
+			n.wantLogged("continuing without the journal")
 		case when.is("in an ADD"):
 			n.plan(p2.ADD("hold-effect"))
 			a := n.newPod("a")

@@ -36,8 +36,7 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("the attachment is not in the journal; running CHECK with the chain that the " +
-			"runtime passed")
+		o.log.Warn("the attachment is not live in the journal; running CHECK with the current chain")
 		e = o.newRecord(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {

@@ -268,9 +268,8 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	names, code := []string{}, uint(0)
 	for _, f := range failures {
 		if f.Unreported {
-			d.log.Warn("a DEL failed and stays pending, but the runtime gets no error, because the "+
-				"plugin has left the chain, or succeeds with its present configuration", "plugin", f.Plugin,
-				"code", f.Code)
+			d.log.Warn("a DEL did not succeed, but the runtime gets no error, because the plugin "+
+				"has left the chain", "plugin", f.Plugin, "code", f.Code)
 			continue
 		}
 		said := fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)

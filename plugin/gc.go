@@ -92,7 +92,7 @@ func (o *op) sweepForGC(
 		switch {
 		case f.Err == nil, unreported, errors.As(f.Err, &guarded):
 		case f.Key.Network != o.Verb.Conf.Name:
-			o.log.Warn("an attachment of another network is not released", "attachment", f.Key.String(),
+			o.log.Warn("cannot release an attachment of another network", "attachment", f.Key.String(),
 				"err", f.Err)
 		default:
 			errs = append(errs, fmt.Errorf("%s: %w", f.Key, f.Err))
@@ -107,7 +107,7 @@ func (o *op) sweepBriefly(opts sweep.Options, run func(*sweep.Sweep) error) erro
 	opts.Periodic, opts.Quick = true, true
 	err := o.Safely(func() error { return run(sweep.New(o.Worker, opts)) })
 	if err != nil {
-		o.log.Warn("the sweep failed; the next sweep retries it", "err", err)
+		o.log.Warn("the sweep failed; the next one tries again", "err", err)
 	}
 	return err
 }

@@ -368,7 +368,7 @@ func TestAddOverLive(t *testing.T) {
 	each1(t, olds, func(t *testing.T, old choice) {
 		n := newNode(t)
 		n.chain(bridge, p1, p2, p3)
-		why := "in a network namespace with a running process"
+		why := "in a network namespace that may be in use"
 		a := n.add("a")
 		n.forgetCalls()
 		var b *pod

@@ -224,7 +224,7 @@ func (a *adding) refuseLive(prior *journal.Record) error {
 		return a.addedAlready("in the same network namespace")
 	}
 	if inside, err := a.Node.View.ProcessIn(was, len(prior.Got.HostLinks) == 0); inside || err != nil {
-		return a.addedAlready("in a network namespace with a running process")
+		return a.addedAlready("in a network namespace that may be in use")
 	}
 	return nil
 }

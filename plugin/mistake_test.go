@@ -120,7 +120,7 @@ func TestTakenAndFailed(t *testing.T) {
 }
 
 // staysPending is logged where the runtime's DEL passes although a delegate's DEL has failed.
-const staysPending = "stays pending, but the runtime gets no error"
+const staysPending = "but the runtime gets no error, because the plugin has left the chain"
 
 // TestMistakeThatCannotBeProven: nobody can tell what a plugin that is no reference plugin has
 // taken, so its DEL stays pending. As long as the chain has the mistake, the runtime's DEL fails,

@@ -216,8 +216,8 @@ func (o *op) takeLock(
 	o.lock, err = o.Node.Journal.Store.Acquire(ctx, o.Verb.Key, p)
 	switch {
 	case errors.Is(err, journal.ErrBusy):
-		err = ownError(types.ErrTryAgainLater, "%s is locked by another unwind, which did not finish "+
-			"within %s; retry later", o.Verb.Key, o.Env.Budgets.Undo)
+		err = ownError(types.ErrTryAgainLater, "%s is still locked by another process after %s; "+
+			"retry later", o.Verb.Key, o.Env.Budgets.Undo)
 	case err != nil:
 		err = without(err)
 	}

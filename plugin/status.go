@@ -133,8 +133,8 @@ func (o *op) health(
 	case journalErr != nil && o.Verb.Conf.OnJournalFailure == "fail":
 		return ownError(errNotAvailable, `%v (onJournalFailure is "fail")`, journalErr)
 	case journalErr != nil:
-		o.log.Warn("the journal cannot be used; ADDs continue without it, and a crash or a failed DEL "+
-			"leaks addresses", "err", journalErr)
+		o.log.Warn("the journal cannot be used; ADDs run without it, and a crash or failed DEL can leak "+
+			"addresses", "err", journalErr)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestStatusOfJournal(t *testing.T) {
 		n := newNode(t)
 		n.chain(p0)
 		n.makeJournal()
-		const warning = "the journal cannot be used; ADDs continue without it"
+		const warning = "the journal cannot be used; ADDs run without it"
 		fail := keys{"onJournalFailure": "fail"}
 		mend := breakage.of(n)
 		n.status()

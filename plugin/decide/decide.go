@@ -197,15 +197,15 @@ func DecideStray(o Stray) Judgment {
 	case Yes(o.Cached):
 		return live("its owner is in libcni's cache, and the owner's network namespace exists")
 	case Yes(o.Runs):
-		return live("the runtime does not list its owner, but one of its processes is running")
+		return live("the runtime does not list its owner, but the owner has a running process")
 	case Yes(o.InUse):
 		return live("an interface has the address")
 	case unknown(o.Runs), unknown(o.InUse):
 		return Undecided("some processes or network namespaces cannot be inspected",
 			why(o.InUse, o.Runs))
 	}
-	return dead(Reason{"stray", "its owner is neither in the journal nor in the runtime's list, " +
-		"none of its processes is running, and no interface has the address"})
+	return dead(Reason{"stray", "its owner is in neither the journal nor the runtime's list and has " +
+		"no running process, and no interface has the address"})
 }
 
 // Owner contains the facts about the owner of an address that a record claims.

@@ -41,7 +41,7 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 	}
 	wide := strings.Split(n.Ctl(0, "ipam", "-o", "wide", "--cri", list), "\n")
 	for address, owner := range all.Reserved {
-		state, why := "leaked", "its owner is neither in the journal nor in the runtime's list, none of its processes is running, and no interface has the address"
+		state, why := "leaked", "its owner is in neither the journal nor the runtime's list and has no running process, and no interface has the address"
 		if slices.Contains(n.Live, owner) {
 			state, why = "live", "the runtime lists its owner"
 		}

@@ -145,7 +145,7 @@ func parseDelegate(raw json.RawMessage) (Delegate, error) {
 	}
 	for _, t := range []struct{ key, plugin string }{{"type", d.Type}, {"ipam.type", d.IPAM}} {
 		if strings.ContainsAny(t.plugin, "/\x00\n") || t.plugin == "." || t.plugin == ".." {
-			return d, fmt.Errorf("key %q: %q is not a plugin name", t.key, t.plugin)
+			return d, fmt.Errorf("key %q: %q is not a valid plugin name", t.key, t.plugin)
 		}
 		if t.plugin == Name {
 			return d, fmt.Errorf("key %q: %s cannot run inside itself; list the plugins of its chain here",

@@ -86,7 +86,7 @@ func ParseConf(data []byte) (*Conf, error) {
 	fields := map[string]func(json.RawMessage) error{
 		"cniVersion": into(&c.CNIVersion, "a string"),
 		// skel accepts the key "name" in any letter case; unwind uses only the lower-case key.
-		"name": field(&c.Name, "the name of a network", func(s string) (string, bool) {
+		"name": field(&c.Name, "a valid network name", func(s string) (string, bool) {
 			return s, utils.ValidateNetworkName(s) == nil
 		}),
 		"capabilities": into(&c.Capabilities,
@@ -194,7 +194,7 @@ func ParseValid(data []byte) ([]Attachment, error) {
 	valid, data := []Attachment{}, bytes.TrimSpace(data)
 	switch err := json.Unmarshal(data, &valid); {
 	case len(data) == 0:
-		return nil, errors.New(want + "; the file is empty")
+		return nil, errors.New(want + "; the input is empty")
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", want, jsonError(err))
 	case valid == nil:

@@ -93,7 +93,7 @@ func TestParseConfErrors(t *testing.T) {
 		{"a capability that is a string", `"capabilities": {"portMappings": "yes"}`,
 			`key "capabilities": an object is not an object with true or false for each capability, such as {"portMappings": true}`},
 		{"no name", `"name": null, "NAME": "podnet"`, `key "name" is missing`},
-		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not the name of a network`},
+		{"a name that is a path", `"name": "../../etc"`, `key "name": "../../etc" is not a valid network name`},
 		{"several errors", `"stateDir": 1, "gracePeriod": [], "logLevel": {}`,
 			`key "gracePeriod": a list is not a duration such as "30s" or "10m"` + "\n" +
 				`key "logLevel": an object is not "debug", "info", "warn" or "error"` + "\n" +

@@ -208,8 +208,8 @@ type MassReleaseError struct {
 
 func (e *MassReleaseError) Error() string {
 	return fmt.Sprintf("%d of the %d attachments of this boot seem dead, which is implausibly "+
-		"many; they are kept. If they really are dead, as after pods were deleted while unwind was "+
-		"off, run unwindctl sweep --force", e.Dead, e.Live)
+		"many; they are kept. If their pods really were deleted, for example while unwind was off, "+
+		"run unwindctl sweep --force", e.Dead, e.Live)
 }
 
 // tooMany reports whether the guard keeps the dead of so many attachments.

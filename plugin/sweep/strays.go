@@ -211,8 +211,8 @@ func (s *Sweep) judge(o *owner, damaged bool) (v decide.Judgment) {
 		v = decide.Undecided("a record of the journal is damaged, and may be its own; remove that "+
 			"record with unwindctl forget, or run unwindctl sweep --force", "")
 	case len(s.List.Valid) == 0:
-		v = decide.Undecided("the runtime's list is empty, and a node always has a pod; "+
-			"if this node has none, run unwindctl sweep --force", "")
+		v = decide.Undecided("the runtime's list is empty, but a node usually has pods; "+
+			"if this one has none, run unwindctl sweep --force", "")
 	}
 	return v
 }

@@ -45,7 +45,7 @@ type Options struct {
 }
 
 // ErrNotTried means that the sweep was interrupted or out of time before it reached an attachment.
-var ErrNotTried = errors.New("not attempted: out of time")
+var ErrNotTried = errors.New("not attempted: interrupted or out of time")
 
 // Sweep is one running sweep. Its steps:
 //

@@ -232,7 +232,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		left := time.Until(deadline)
 		if left < u.Env.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
-				Code: types.ErrTryAgainLater, Msg: "not attempted: out of time",
+				Code: types.ErrTryAgainLater, Msg: "not attempted: interrupted or out of time",
 				Unreported: u.HasLeft(u.Record, s)}), u.ran
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,

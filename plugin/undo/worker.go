@@ -81,8 +81,8 @@ func (w *Worker) Fork() *Worker {
 // Degrade makes the verb continue without writing the journal.
 func (w *Worker) Degrade(verb string, err error) {
 	w.Node.Journal.Degraded(verb, err)
-	w.Node.Log.Error("the journal failed; continuing without it: a crash or a failed DEL now leaks "+
-		"addresses", "attachment", w.Verb.Key.String(), "err", err)
+	w.Node.Log.Error("continuing without the journal: a crash or a failed DEL can leak addresses",
+		"attachment", w.Verb.Key.String(), "err", err)
 	w.Node.Journal.Lost = err
 }
 

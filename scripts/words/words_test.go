@@ -23,7 +23,7 @@ var phrases = []struct{ not, but string }{
 	{`[^a-z](ends?|exits?) with [0-9]`, "exits 1"},
 	{`come no further|c[oa]me to its end`, "finished, failed"},
 	{`^looking (for|through|at|up) `, "cannot list, cannot find"},
-	{`no time was left`, "not attempted: out of time"},
+	{`no time was left`, "not attempted: interrupted or out of time"},
 	{`to its default|has its default`, "using defaults"},
 	{`is another's`, "belongs to another attachment"},
 	{`no DEL is shown`, "the DEL runs without the namespace"},

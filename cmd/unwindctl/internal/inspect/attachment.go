@@ -252,7 +252,7 @@ func leaksOfStep(e *journal.Record, s *journal.Step) (leaks []string) {
 				filepath.Join(pool, a.String())))
 		}
 	} else if plugin != "" {
-		leaks = append(leaks, fmt.Sprintf("what %s reserved for container %s: %s",
+		leaks = append(leaks, fmt.Sprintf("reserved by %s for container %s: %s",
 			plugin, e.ContainerID, addresses))
 	}
 	if s.Type != "loopback" && s.Type != "static" { // these leave nothing behind

@@ -214,7 +214,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	for _, err := range r.Damaged {
 		var damaged *journal.DamagedError
 		if errors.As(err, &damaged) && damaged.Key.String() == arg {
-			fmt.Fprintf(&text, "The journal record of %s cannot be read. Sweeps keep it.\n", arg)
+			fmt.Fprintf(&text, "Sweeps keep %s: its journal record cannot be read.\n", arg)
 			none = nil
 		}
 	}
@@ -225,14 +225,14 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 		p.explainOwners(&text, arg)
 	}
 	if _, err := netip.ParseAddr(arg); err == nil && text.Len() == 0 {
-		none = errors.Join(fmt.Errorf("%w; it is not allocated in a host-local pool on this node", none),
+		none = errors.Join(fmt.Errorf("%w; the address is not reserved in a known host-local pool", none),
 			r.PoolErr, r.SweepErr)
 	}
 	events := slices.DeleteFunc(slices.Clone(r.Events),
 		func(e journal.Event) bool { return !About(e, arg) })
 	if len(events) > 0 {
-		fmt.Fprintf(&text, "The journal contains no attachment %s. Its last events, as in unwindctl "+
-			"history:\n", arg)
+		fmt.Fprintf(&text, "Found no attachment %s in the journal. Its last events (see unwindctl "+
+			"history):\n", arg)
 	}
 	if text.Len() == 0 && r.Err() != nil {
 		return nil //nolint:nilerr // it may be in the journal; the caller returns why that is unread
@@ -273,8 +273,8 @@ func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 func nothing(arg, stateDir string) error {
 	path := (&journal.Store{Dir: stateDir}).Path()
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return term.WithHint("without a journal, unwindctl ipam shows addresses, and unwindctl sweep "+
-			"releases leaked ones",
+		return term.WithHint("to see the addresses, run unwindctl ipam; to release leaked ones, run "+
+			"unwindctl sweep",
 			"no attachment %s: there is no journal in %s", arg, stateDir)
 	}
 	return term.WithHint("to release leaked addresses that are not in the journal, run unwindctl "+

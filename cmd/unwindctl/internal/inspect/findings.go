@@ -154,7 +154,7 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 	case !f.Releasable():
 		return Kept, why
 	case guarded(f):
-		return Kept, why + "; implausibly many others seem dead, too: see --force"
+		return Kept, why + "; implausibly many others seem dead too (see --force)"
 	case f.Released:
 		result = Released
 	case dryRun && !f.Deferred:

@@ -48,7 +48,7 @@ func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 			fmt.Fprintf(&text, "  %s\n%s", s, s.bar(out))
 		}
 		if !slices.ContainsFunc(p.Sets, func(s *Set) bool { return s.Number != nil }) {
-			text.WriteString("  its ranges, and so its size, are unknown" + term.Because(p.NoRanges) + "\n")
+			text.WriteString("  the pool's ranges and size are unknown" + term.Because(p.NoRanges) + "\n")
 		}
 		p.explain(out, &text)
 	}
@@ -157,7 +157,8 @@ func (r *Report) next() string {
 		text.WriteString("\nNo address is leaked.\n")
 	}
 	if full != "" {
-		fmt.Fprintf(&text, "The pool of network %s is too small: all its addresses are in use.\n", full)
+		fmt.Fprintf(&text, "A range set of network %s is too small: all its addresses are in "+
+			"use.\n", full)
 	}
 	if unknown > 0 && r.List == nil {
 		fmt.Fprintf(&text, "\nOnly the runtime knows whether the owners of %s are live%s\n",
@@ -177,7 +178,7 @@ func (r *Report) next() string {
 func (r *Report) noList() string {
 	switch {
 	case r.NoRuntime:
-		return ", and no runtime was found. Set its socket with --cri or, if it has none, list its " +
+		return ", but no runtime was found. Set its socket with --cri. If it has no socket, list its " +
 			"containers with unwindctl sweep --valid-attachments."
 	case r.ListErr != nil:
 		return ", and it returned no list."

@@ -200,9 +200,9 @@ func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 
 // Lost describes the Unreserved addresses, and what to do about them.
 func (p *Pool) Lost() (text, remedy string) {
-	return fmt.Sprintf("%d live without a reservation (%s): the files are gone, so host-local can "+
-			"assign these addresses again", len(p.Unreserved), few(p.Unreserved)),
-		"Delete these pods one after the other: their new ones get reserved addresses"
+	return fmt.Sprintf("%d live without a reservation (%s): host-local's files are gone, so it can "+
+			"assign the addresses again", len(p.Unreserved), few(p.Unreserved)),
+		"Delete these pods one by one: their replacements get reserved addresses"
 }
 
 // few returns the first addresses of a list.
@@ -277,6 +277,6 @@ func judgeOwner(of sweep.Pool, r ipam.Reservation, n *Report) reservation {
 		return one
 	}
 	one.State, one.Why = "unknown",
-		"its owner is not in the journal: the pod is older than the installation, or the journal was lost"
+		"its owner is not in the journal: its ADD was not recorded, or its record was lost or forgotten"
 	return one
 }

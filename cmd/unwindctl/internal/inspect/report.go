@@ -162,7 +162,7 @@ func (r *Report) Warn(stderr io.Writer) {
 	}
 	if r.Unwritable != nil {
 		_ = term.Print(stderr,
-			fmt.Sprintf("warning: the journal cannot be written, so ADDs and DELs run without it: %v\n",
+			fmt.Sprintf("warning: the journal cannot be written, so ADDs run without it or fail: %v\n",
 				r.Unwritable))
 	}
 }
@@ -241,13 +241,12 @@ func HintFor(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return "run this as root"
 	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD or DEL through unwind sets the file aside and starts a new journal; " +
-			"running pods are not affected, but its pending DELs are lost. If unwind is off, rename the " +
-			"file yourself"
+		return "the next ADD or DEL through unwind renames the file and starts a new journal. Running " +
+			"pods are not affected, but pending DELs are lost. If unwind is off, rename the file yourself"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
 	case errors.As(err, &damaged) && damaged.Key.Malformed():
-		return "to drop the record, which no ADD or DEL replaces, run unwindctl forget " +
+		return "no ADD or DEL replaces this record; to drop it, run unwindctl forget " +
 			damaged.Key.String()
 	case errors.As(err, &damaged):
 		return "the attachment's next ADD or DEL replaces the record. If its container no longer " +

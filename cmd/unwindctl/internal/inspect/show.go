@@ -133,7 +133,7 @@ func factsOf(f *sweep.Finding) []Fact {
 	return []Fact{
 		fact("its lock is held", ev.Locked),
 		fact("this process is in the namespaces of its ADD", ev.SameNamespaces),
-		fact("it was added in this boot", ev.SameBoot),
+		fact("it was added since the last boot", ev.SameBoot),
 		fact("it was added on another machine", ev.OtherHost),
 		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS),
 		fact("a process is in its network namespace", ev.HasProcess),
@@ -170,10 +170,10 @@ func summary(a *Attachment) []string {
 	switch ev := f.Evidence; {
 	case !f.Releasable() && decide.Yes(ev.Locked):
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
-			"takes minutes, a plugin hangs: ps axf shows it.")
+			"takes minutes, look for a hung plugin with ps axf.")
 	case f.Verdict == decide.Unknown && !decide.Yes(ev.SameNamespaces):
-		return append(lines, "It is kept because unwindctl cannot judge it from these namespaces: its "+
-			"ADD ran in other namespaces.",
+		return append(lines, "It is kept because unwindctl can judge it only from the namespaces of its "+
+			"ADD.",
 			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
 				"with hostPID.")
 	case f.Verdict == decide.Unknown:
@@ -185,9 +185,9 @@ func summary(a *Attachment) []string {
 	case errors.As(f.Err, &guard):
 		return append(lines, fmt.Sprintf("It seems dead (%s), as do too many others: %s", a.Why, guard))
 	case f.Verdict == decide.Foreign:
-		return append(lines, fmt.Sprintf("It is from another machine: %s. unwind runs no DEL for it, "+
-			"because a DEL could harm the original machine's pods.", a.Why),
-			fmt.Sprintf("Every sweep releases its host-local addresses on this disk. To release them "+
+		return append(lines, fmt.Sprintf("It may be from another machine: %s. unwind runs no DEL for "+
+			"it, because a DEL could harm that machine's pods.", a.Why),
+			fmt.Sprintf("A sweep releases its host-local addresses on this disk. To release them "+
 				"now, run unwindctl sweep %s", a.Key))
 	default:
 		lines = append(lines, fmt.Sprintf("It is dead and will be released: %s.", a.Why))

@@ -62,7 +62,7 @@ func TestLeaks(t *testing.T) {
 	const anything = "anything that bridge created for container c, interface eth0"
 	for _, tt := range []struct{ plugin, config, want string }{
 		{"bridge", `{}`, anything}, {"bridge", `[`, anything}, {"loopback", `{}`, ""},
-		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "what whereabouts reserved for container c: 10.9.0.2\n" + anything},
+		{"bridge", `{"ipam": {"type": "whereabouts"}}`, "reserved by whereabouts for container c: 10.9.0.2\n" + anything},
 		{"bridge", `{"ipam": {"type": "host-local", "dataDir": "/nonexistent"}}`, anything},
 	} {
 		got := leaksOfStep(e, &journal.Step{Type: tt.plugin, Config: json.RawMessage(tt.config)})

@@ -181,7 +181,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"none in the list", `{"cniVersion": "1.0.0", "name": "net", "plugins": []}`, `key "plugins" is empty; put the plugins to run there`},
 		{"no list", `{"cniVersion": "1.0.0", "name": "net", "plugins": {}}`, `key "plugins" is an object, not a list`},
 		{"no type", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {}]}`, `plugins[1]: key "type" is missing`},
-		{"a type that is a path", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "../a"}]}`, `"../a" is not a plugin name`},
+		{"a type that is a path", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "../a"}]}`, `"../a" is not a valid plugin name`},
 		{"unwind as the IPAM", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "ipam": {"type": "unwind"}}]}`, `key "ipam.type": unwind cannot run inside itself`},
 		{"a number for libcni", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a", "x": 1e999}]}`, `1e999`},
 		{"a flag for libcni", `{"cniVersion": "1.0.0", "name": "net", "disableGC": 1, ` + a + `}`, `disableGC`},
