@@ -80,7 +80,8 @@ func (o Options) plan(
 		return nil, err
 	}
 	if o.UnitDir != "" && o.ProgramDir == "" {
-		err = term.Usage("--systemd needs --install-dir: the units run unwindctl from that directory")
+		err = term.Usage("--systemd needs --install-dir, because the units run unwindctl " +
+			"from that directory; a deb or rpm contains units of its own")
 	}
 	err = cmp.Or(err, p.RefusedBy(r), s.VerifyBinary(ctx), s.checkBinDir(), s.checkJournal(),
 		p.refuseMissing(r.BinDirs))
