@@ -364,7 +364,7 @@ func TestCheckInterrupted(t *testing.T) {
 				n.plan(nil)
 				check(t, os.Remove(glob(t, held)[0]))
 				if code := r.wait(sandbox.Patience); code != 130 ||
-					!strings.Contains(r.log(), "error: interrupted; everything that check created is removed\n") {
+					!strings.Contains(r.log(), "error: interrupted; check removed everything it created\n") {
 					t.Errorf("exit code %d\n%s", code, r.log())
 				}
 				n.nothingLeft()

@@ -42,7 +42,7 @@ func TestDueTable(t *testing.T) {
 		p.PodLives = false
 		p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}
 	})
-	row("the DEL releases an address, and the DEL of a later plugin that may remove rules by address (firewall) was tried less than twice, or that plugin's binary is missing", func() {
+	row("the DEL releases an address by which a later plugin (firewall) may remove rules; that plugin's DEL was tried less than twice, or its binary is missing", func() {
 		p.Steps = []journal.Step{{Index: 1, Type: "firewall", Tries: 1}}
 	})
 	row("the DEL failed", func() {

@@ -82,7 +82,7 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 		g.errs = append(g.errs, cacheErr)
 		for _, why := range slices.Sorted(maps.Keys(g.noChain)) {
 			files := g.noChain[why]
-			g.errs = append(g.errs, fmt.Errorf("%s (1 of %d files): %s", files[0], len(files), why))
+			g.errs = append(g.errs, fmt.Errorf("%s (%d such files): %s", files[0], len(files), why))
 		}
 	}
 	for _, o := range g.all {
@@ -208,7 +208,7 @@ func (s *Sweep) judge(o *owner, damaged bool) (v decide.Judgment) {
 	switch {
 	case v.Verdict != decide.Dead || s.Force:
 	case damaged:
-		v = decide.Undecided("a record of the journal is damaged, and may be its own; remove that "+
+		v = decide.Undecided("a damaged journal record may belong to it; remove that "+
 			"record with unwindctl forget, or run unwindctl sweep --force", "")
 	case len(s.List.Valid) == 0:
 		v = decide.Undecided("the runtime's list is empty, but a node usually has pods; "+

@@ -163,8 +163,8 @@ func summary(a *Attachment) []string {
 			strings.Join(term.Addresses(a.Addresses), " and "), is, whose(a), a.IfName, a.Network, when)
 	}
 	if len(a.freed) > 0 {
-		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, so another pod may have "+
-			"the address.", strings.Join(term.Addresses(a.freed), " and ")))
+		lines = append(lines, fmt.Sprintf("The IPAM plugin has released %s, which another pod may now "+
+			"have.", strings.Join(term.Addresses(a.freed), " and ")))
 	}
 	var guard *sweep.MassReleaseError
 	switch ev := f.Evidence; {

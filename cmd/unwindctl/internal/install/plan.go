@@ -106,7 +106,7 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 		return nil, nil
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
-			"unwindctl did not write %s, and leaves it unchanged", path)
+			"%s is not from unwindctl, which leaves it unchanged", path)
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}

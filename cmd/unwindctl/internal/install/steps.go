@@ -225,7 +225,7 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 		if at != nil && at.Unwind != nil {
 			hint = takeOutHint(at)
 		}
-		return nil, term.WithHint(hint, "unwindctl did not write %s, and leaves it unchanged", s.Path())
+		return nil, term.WithHint(hint, "%s is not from unwindctl, which leaves it unchanged", s.Path())
 	}
 	stuck := func(err error) error {
 		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable",

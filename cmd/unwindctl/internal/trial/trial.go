@@ -115,7 +115,7 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 		return nil, term.WithHint("the next check tries again", "interrupted; cannot remove everything "+
 			"that check created: %w", c.left)
 	case ctx.Err() != nil:
-		return nil, errors.New("interrupted; everything that check created is removed")
+		return nil, errors.New("interrupted; check removed everything it created")
 	}
 	return c.steps, nil
 }
