@@ -117,8 +117,8 @@ func (s *Store) setAside(cause error) error {
 	if err := os.Rename(s.Path(), aside); err != nil {
 		return fmt.Errorf("%w; cannot set it aside: %w", cause, err)
 	}
-	cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Error("unwind set aside the damaged journal and "+
-		"starts a new one; DELs of earlier attachments use the configuration that the runtime sends",
+	cmp.Or(s.Logger, slog.New(slog.DiscardHandler)).Error("unwind set aside the damaged journal to "+
+		"start a new one; DELs of earlier attachments use the configuration that the runtime sends",
 		"file", aside, "err", cause)
 	if err := syncPath(s.Dir); err != nil {
 		return fmt.Errorf("journal: %w", err)

@@ -172,8 +172,8 @@ func summary(a *Attachment) []string {
 		return append(lines, "It is kept because an ADD, a DEL or a sweep is working on it. If that "+
 			"takes minutes, look for a hung plugin with ps axf.")
 	case f.Verdict == decide.Unknown && !decide.Yes(ev.SameNamespaces):
-		return append(lines, "It is kept because unwindctl can judge it only from the namespaces of its "+
-			"ADD.",
+		return append(lines, "It is kept because unwindctl may not be in the namespaces where its ADD "+
+			"ran.",
 			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
 				"with hostPID.")
 	case f.Verdict == decide.Unknown:
