@@ -196,7 +196,7 @@ func TestEmptiedFileOfALivePod(t *testing.T) {
 func TestSlowDELBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("Status=2s")
+	n.budget("Status=8s") // at a load of 25, a STATUS that waits for nothing took more than 2 s
 	n.versions("1.1.0", "1.0.0")
 	n.chain(p0, p1)
 	n.plan(p1.ADD("fail"), p0.DEL("fail"))
@@ -213,7 +213,7 @@ func TestSlowDELBehindStatus(t *testing.T) {
 	for _, p := range slow {
 		n.awaitHeld("DEL", p.ContainerID, "p0")
 	}
-	time.Sleep(2500 * time.Millisecond)
+	time.Sleep(8500 * time.Millisecond)
 	n.libcniStatus()
 	n.libcniStatus()
 	for _, p := range slow {
