@@ -166,8 +166,8 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
 	}
 	e.Steps = o.chain.Steps(&conf)
-	for i := range e.Steps {
-		if o.cached == nil { // only this sweep runs its DELs, so none waits for another's second try
+	if o.cached == nil { // only this sweep runs its DELs, so none waits for another's second try
+		for i := range e.Steps {
 			e.Steps[i].ADD = journal.AddFailed // and an invented port mapping forwards nothing
 		}
 	}

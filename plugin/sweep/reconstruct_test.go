@@ -82,6 +82,12 @@ func TestReconstruct(t *testing.T) {
 			if decide.PortPending(-1, p) != (c.cached != nil && c.want.Ports != "") {
 				t.Errorf("only a port mapping from the cache is a real one: %+v", p.Steps)
 			}
+			p.Claims = e.Got.Claims
+			for _, step := range e.Steps {
+				if next := decide.Due(&step, p); c.cached == nil && next.Why != "" {
+					t.Errorf("%s waits (%s), but only this sweep runs its DEL", step.Type, next.Why)
+				}
+			}
 			g := e
 			got := want{Claims: g.Got.Claims, Args: g.Added.Args}
 			for i, step := range g.Steps {

@@ -15,9 +15,10 @@ labels+=${source:+,$key.source=$source}${revision:+,$key.revision=$revision}
 
 work=$(mktemp -d)
 crane registry serve --address 127.0.0.1:0 2>"$work/log" &
-trap 'kill $! && rm -r "$work"' EXIT
+trap 'kill $! || true; rm -r "$work"' EXIT
 until port=$(sed -n 's/.*serving on port \([0-9]*\).*/\1/p' "$work/log") && [[ $port ]]; do
-	kill -0 $! && sleep 0.1
+	kill -0 $! || { cat "$work/log" >&2; exit 1; }
+	sleep 0.1
 done
 image=127.0.0.1:$port/unwind
 

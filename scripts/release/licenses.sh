@@ -21,9 +21,8 @@ texts "std@$(go env GOVERSION)" "$(go env GOROOT)" -maxdepth 1
 for platform in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64; do
 	programs=./cmd/kubectl-unwind
 	[[ $platform != linux/* ]] || programs=./cmd/...
-	# shellcheck disable=SC2086
 	GOOS=${platform%/*} GOARCH=${platform#*/} CGO_ENABLED=0 go list -deps \
-		-f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' $programs
+		-f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' "$programs"
 done | sort -u | while read -r name source; do
 	texts "$name" "$source"
 done
