@@ -15,9 +15,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
-// TestApplyInPart: if some reservations cannot be released, Apply releases the others and returns
-// an error for each that failed. Apply skips a reservation without an error if it got another
-// owner, got its first owner, or was removed since the scan.
+// TestApplyInPart: if Apply cannot release some reservations, it releases the others, and returns
+// an error for each that it could not release. Apply skips a reservation without an error if, since
+// the scan, the reservation got another owner, got its first owner, or was removed.
 func TestApplyInPart(t *testing.T) {
 	sandbox.Need(t)
 	pool := newPool(t, files{
@@ -56,8 +56,8 @@ func TestApplyInPart(t *testing.T) {
 	wantFiles(t, pool, "left", left)
 }
 
-// TestNoPool: a pool that does not exist has no reservations and is not created. A pool that is a file
-// is an error that names it.
+// TestNoPool: a pool that does not exist has no reservations, and no function creates it. If the
+// pool is a file, the error names the file.
 func TestNoPool(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -84,8 +84,8 @@ func TestNoPool(t *testing.T) {
 	wantFiles(t, dir, "left", files{"file": "a\r\neth0"})
 }
 
-// TestScanOfOthers: Scan returns an error for a file that host-local cannot have written, and the
-// reservations in all other files.
+// TestScanOfOthers: for a file that host-local cannot have written, Scan returns an error. It also
+// returns the reservations in all other files.
 func TestScanOfOthers(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": strings.Repeat("x", maxOwner+1), "10.1.0.3": "a\r\neth0", "10.1.0.4": strings.Repeat("x", maxOwner)})

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local keeps one file for each address in a directory for each network, the pool. The file
-// contains the container ID, CR LF, and the interface (no interface before version 0.8). host-local
-// creates and writes the file under the lock of the pool. If host-local dies in between, the file
-// stays empty.
+// host-local has a directory for each network, the pool, with a file for each assigned address. The
+// file contains the container ID, CR LF, and the interface (no interface before version 0.8).
+// host-local creates and writes the file under the lock of the pool. If host-local dies before it
+// writes, the file stays empty.
 
 // Pool returns the pool of a network, given the IPAM plugin and the configuration of a delegate, or
 // "" if the plugin is not host-local. network must be a valid network name.
@@ -47,7 +47,8 @@ func (r Reservation) Path() string { return filepath.Join(r.Pool, fileName(r.Add
 // fileName returns the name of an address's file, which is the address as net.IP prints it.
 func fileName(address netip.Addr) string { return address.Unmap().WithZone("").String() }
 
-// ParseName returns the address that a file's name stands for. ok is false if it is no address.
+// ParseName returns the address that a file's name stands for. ok is false if the name is not an
+// address.
 func ParseName(name string) (address netip.Addr, ok bool) {
 	address, err := netip.ParseAddr(name)
 	return address, err == nil && fileName(address) == name
@@ -63,10 +64,10 @@ type File struct {
 	Mtime int64 // nanoseconds
 }
 
-// Scan returns all reservations of a pool, sorted. It writes nothing and takes no lock, so its
-// result may be out of date. It opens only regular files whose name is an address, and skips the
-// lock and last_reserved_ip.*. It omits files that it cannot read, and returns an error for them. A
-// missing pool has no reservations.
+// Scan returns all reservations of a pool, sorted. It writes nothing and acquires no lock, so its
+// result may be out of date. It opens only regular files whose name is an address, so it skips
+// host-local's lock and last_reserved_ip.*. It omits files that it cannot read, and returns an
+// error for them. A missing pool has no reservations.
 func Scan(pool string) (found []Reservation, err error) {
 	files, err := os.ReadDir(pool)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +109,8 @@ func readReservation(pool string, address netip.Addr) (r Reservation, ok bool, e
 	return r, true, nil
 }
 
-// textOf returns the text of a reservation's file. A power loss may leave zeros in place of it.
+// textOf returns the text of a reservation's file. After a power loss, the file may contain zeros
+// instead.
 func textOf(content string) string { return strings.TrimSpace(strings.TrimRight(content, "\x00")) }
 
 // readRegular reads a regular file. It rejects links, devices, pipes, and files of more than
@@ -157,9 +159,9 @@ func Apply(
 	return released, err
 }
 
-// lock takes host-local's lock of a pool, which host-local needs to assign or release an address.
-// A missing pool needs no lock, because it has no addresses. If ctx ends first, lock returns an
-// error, and releases the lock as soon as the kernel grants it.
+// lock acquires host-local's lock of a pool, which host-local needs to assign or release an
+// address. A missing pool needs no lock, because it has no addresses. If ctx ends first, lock
+// returns an error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
 	// host-local opens the file in the same way, but without O_CLOEXEC (filemutex)
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Owner is the attachment that owns an address. IfName is "" if host-local before 0.8 wrote the
+// Owner is the attachment that has an address. IfName is "" if host-local before 0.8 wrote the
 // file.
 type Owner struct {
 	ContainerID string
@@ -45,8 +45,8 @@ func (r Reservation) belongsTo(o Owner) bool {
 	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
-// isOf reports whether a reservation belongs to an attachment whose record claims the address. A
-// file with only the beginning of the attachment's text, or nothing, then belongs to it too: a
+// isOf reports whether a reservation belongs to an attachment whose record claims the address. That
+// is also true if the file contains only the beginning of the attachment's text, or nothing: a
 // power loss cut the text off. Neither host-local nor a DEL removes such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
@@ -79,9 +79,9 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 }
 
 // Release releases an attachment's addresses in a pool: the given ones, which the attachment's
-// record claims, or all if none is given. It takes host-local's own lock, and keeps an address that
-// no longer belongs to the attachment. If the pool does not exist, Release does nothing and does
-// not create it. ctx limits the wait for the lock.
+// record claims, or all addresses if none is given. It acquires host-local's own lock, and keeps an
+// address that no longer belongs to the attachment. If the pool does not exist, Release does
+// nothing and does not create it. ctx limits the wait for the lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {

@@ -42,9 +42,9 @@ func TestReleaseFromHostLocal(t *testing.T) {
 	wantFiles(t, h.Pool(), "left by the DEL", left)
 }
 
-// TestHostLocalKilled: host-local is killed after creating a reservation's file and before writing
-// it. Its own DEL does not find the empty file. Scan and Apply do, and host-local then allocates
-// the address again.
+// TestHostLocalKilled: host-local is killed after it has created a reservation's file, but before
+// it writes the owner. host-local's own DEL does not find the empty file. Scan finds it, and Apply
+// removes it. Then host-local can allocate the address again.
 func TestHostLocalKilled(t *testing.T) {
 	sandbox.Need(t)
 	h := ipamtest.New(t, `"subnet": "10.9.9.0/30"`)
@@ -77,8 +77,8 @@ func TestHostLocalKilled(t *testing.T) {
 	}
 }
 
-// FuzzReservation puts a file with arbitrary name and content into a pool. It is a reservation only
-// if its name is an address, and Release for one owner removes no other owner's file.
+// FuzzReservation puts a file with an arbitrary name and content into a pool. The file is a
+// reservation only if its name is an address. Release for one owner removes no other owner's file.
 func FuzzReservation(f *testing.F) {
 	for _, name := range []string{"10.1.0.2", "fd00::2", "::ffff:10.1.0.2", "fe80::1%eth0", "lock", "last_reserved_ip.0", "10.1.0.02"} {
 		f.Add(name, []byte("a\r\neth0"))

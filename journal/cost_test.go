@@ -43,9 +43,9 @@ const (
 	perOutline      = 9
 )
 
-// TestSteady adds and deletes 1,000 attachments (100,000 with UNWIND_TEST_LONG), each in four
-// transactions, as the plugin does. 110 of them exist at a time. After the first quarter of the run
-// the file must not grow any more.
+// TestSteady adds and deletes 1,000 attachments (100,000 with UNWIND_TEST_LONG). Each takes four
+// transactions: adding, live, deleting, deleted. 110 attachments exist at a time. After the first
+// quarter of the run, the file must not grow any more.
 func TestSteady(t *testing.T) {
 	if testing.Short() {
 		t.Skip("thousands of transactions: make test")

@@ -30,7 +30,7 @@ var (
 	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
-// populated is the number of records that populate makes.
+// populated is the number of records in the journal that populate creates, without the tombstone.
 const populated = 40
 
 // big returns the i-th of a series of records that take more than half a kilobyte each.
@@ -41,7 +41,7 @@ func big(i int) *Record {
 	return e
 }
 
-// spread is a step for bigs: every spread-th record is on another page of the file.
+// spread is a step for bigs. With it, each record that bigs returns is on a different page.
 const spread = 13
 
 // bigs returns every step-th of the first n big records.
@@ -77,8 +77,8 @@ type variant struct {
 	data []byte
 }
 
-// damages returns variants of a journal file, each with one kind of damage at another place in the
-// pages that the journal uses.
+// damages returns variants of a journal file. Each has damage of the given kind, at a different
+// place in the pages that the journal uses.
 func damages(kind string, data []byte, seed uint64, flips int) (all []variant) {
 	m, _ := newestMeta(data)
 	page, end := pageSize, int(m.pages*pageSize)
@@ -132,9 +132,9 @@ func overwrite(data []byte, at int, with []byte) []byte {
 	return append(append(bytes.Clone(data[:at]), with...), data[at+len(with):]...)
 }
 
-// helpDamage is a helper process. It damages the journal in every way that damages lists for a
-// kind, and uses each result (see suffer). It announces each variant first, so that the test knows
-// which one killed the helper.
+// helpDamage is a helper process. It opens and uses every variant of the journal that damages
+// returns for a kind (see suffer). It first prints the variant's name, so that the test knows which
+// variant killed the helper.
 func helpDamage(s *Store, args []string) error {
 	var seed uint64
 	var flips int
@@ -268,9 +268,9 @@ func otherVersion(sealed bool) func(t *testing.T, s *Store) {
 	}
 }
 
-// TestDamagedFile has files that bbolt or unwind cannot use. A View returns an error and changes
+// TestDamagedFile covers files that bbolt or unwind cannot use. A View returns an error and changes
 // nothing. An Update sets a damaged file aside, unchanged, and starts a new one. A file that a
-// newer release wrote stays in place.
+// newer release wrote remains in place.
 func TestDamagedFile(t *testing.T) {
 	newer := fmt.Sprint(Version + 1)
 	format := func(value string) func(t *testing.T, s *Store) {
@@ -348,10 +348,10 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// TestReportedDamage is about trusting stores, which skip verifying a file whose last commit
-// succeeded in this boot. A trusting reader still ends when damaged pages form a loop. If a reader
-// finds damage, it records that in the queue file, and the next writer sets the file aside even if
-// that writer is trusting. A reader that may not write the queue file changes nothing.
+// TestReportedDamage covers trusting stores, which do not verify a file whose last commit succeeded
+// in this boot. Even if damaged pages form a loop, a trusting reader ends. If a reader finds
+// damage, it records that in the queue file, and the next writer sets the file aside, even a
+// trusting one. A reader that may not write the queue file changes nothing.
 func TestReportedDamage(t *testing.T) {
 	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
 	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }
@@ -393,7 +393,7 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage replaces the stored bytes of a record by what value returns for the record's number.
+// damage replaces the stored bytes of a record with the result of value for the record's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -402,8 +402,8 @@ func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	})
 }
 
-// TestDeleteMalformed: Delete of a record whose key is truncated removes that record only, and no
-// record whose key has the truncated one as a prefix.
+// TestDeleteMalformed: if the key of a record is truncated, Delete removes only that record.
+// Records whose keys begin with the truncated key remain.
 func TestDeleteMalformed(t *testing.T) {
 	s, k := newStore(t), Key{Network: "n"}
 	update(t, s, func(tx *Tx) error { return tx.Put(&Record{Key: Key{"n", "id", "eth0"}, State: Abandoned}) })
@@ -427,8 +427,8 @@ func numberOf(btx *bolt.Tx, k Key) uint64 {
 	return number
 }
 
-// told returns what a journal reports, as container IDs: all its records and which of them are
-// damaged, the records of one pod, and the records of two addresses.
+// told returns the container IDs that a journal reports: of all records, with the damaged ones
+// marked, of the records of one pod, and of the records of two addresses.
 func told(t *testing.T, s *Store) (text string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {
@@ -481,8 +481,8 @@ func ofPod(id string, addresses ...string) *Record {
 	return e
 }
 
-// TestDamagedRecord: a damaged record hides no other record. Check finds it, and Put and Delete
-// replace and remove it like any other.
+// TestDamagedRecord: a damaged record hides no other record. Check finds the damaged record. Put
+// replaces it, and Delete removes it, like any other record.
 func TestDamagedRecord(t *testing.T) {
 	_, anothers, err := encodeRecord(ofPod("z", "10.0.0.1"))
 	check(t, err)

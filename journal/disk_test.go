@@ -29,8 +29,8 @@ func TestDiskFull(t *testing.T) {
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	var want []string
-	// tried puts a record and reports whether it fitted. Without an error the journal must contain
-	// the record.
+	// tried puts a record, and reports whether the record fits. If so, the journal must contain the
+	// record afterwards.
 	tried := func(e *Record) bool {
 		t.Helper()
 		err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
@@ -49,7 +49,7 @@ func TestDiskFull(t *testing.T) {
 	if tried(big(0)) {
 		t.Error("the journal was created on a full disk")
 	}
-	check(t, fill(640<<10)) // leaves room for the file and for one copy of it
+	check(t, fill(640<<10)) // leaves room for the journal's file and for one copy of it
 	failed := 0
 	for i := 1; failed < 10 && i < 1000; i++ {
 		if !tried(big(i)) {
@@ -94,8 +94,8 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantRecords(t, s, "a", "b")
 }
 
-// TestEIO: read errors of the disk don't make the journal set its file aside, because the disk may
-// recover and its content may be intact.
+// TestEIO: the journal does not set its file aside after read errors of the disk, because the disk
+// may recover, with its content intact.
 func TestEIO(t *testing.T) {
 	needDisk(t)
 	for name, stamp := range map[string]string{"last commit succeeded": "", "last commit unknown": "?"} {
@@ -126,7 +126,7 @@ func TestEIO(t *testing.T) {
 	}
 }
 
-// TestBlame: an errno from the kernel never counts as damage of the file.
+// TestBlame: the journal never treats an errno from the kernel as damage of the file.
 func TestBlame(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.EACCES, syscall.EMFILE, syscall.ELOOP} {
 		for _, err := range []error{errno, &os.PathError{Op: "open", Path: "p", Err: errno}, fmt.Errorf("mmap: %w", errno)} {

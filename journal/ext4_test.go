@@ -83,7 +83,7 @@ func (d *blockDevice) refusing(refuse func(block []byte) bool) int {
 	return len(d.log)
 }
 
-// content returns a copy of the disk's content, and the requests so far.
+// content returns a copy of the disk's content, and the list of the requests so far.
 func (d *blockDevice) content() ([]byte, []request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -105,7 +105,7 @@ func mountLoop(t *testing.T, file, at string) (unmount func()) {
 	t.Helper()
 	device, err := attachLoop(file)
 	check(t, err)
-	defer device.Close() // LO_FLAGS_AUTOCLEAR: the unmount detaches it
+	defer device.Close() // LO_FLAGS_AUTOCLEAR: the unmount detaches the device
 	if err := unix.Mount(device.Name(), at, "ext4", 0, ""); err != nil {
 		t.Fatalf("mount %s: %v", device.Name(), err)
 	}
@@ -140,21 +140,22 @@ func attachLoop(file string) (device *os.File, err error) {
 		if err == nil {
 			return device, nil
 		}
-		if _ = device.Close(); !errors.Is(err, unix.EBUSY) { // EBUSY: another process took it
+		if _ = device.Close(); !errors.Is(err, unix.EBUSY) { // EBUSY: another process took it first
 			return nil, err
 		}
 	}
 }
 
-// TestPowerLossOnExt4 runs the journal on a real ext4. The disk fails the writes of one commit:
-// those of all its pages, or that of the meta page. Another process then runs more transactions.
+// TestPowerLossOnExt4 runs the journal on a real ext4 file system. During one commit, the disk
+// fails the writes of all bbolt pages, or only the write of the meta page. Another process then
+// runs more transactions.
 //
 // The test simulates a power loss after each later write to the disk: of the writes since the last
-// flush, some reach the disk and some don't. The journal must then hold exactly what the last
-// successful Update promised, or that and the Update that was running.
+// flush, some reach the disk and some don't. The journal must then contain exactly the records
+// after the last successful Update or, if an Update was running, the records after that one.
 //
-// This goes beyond TestPowerLoss, which simulates a disk above the file system: here ext4 decides
-// when it writes a page and its own metadata.
+// This test goes beyond TestPowerLoss, which simulates a disk above the file system: here, ext4
+// decides when it writes a page and its own metadata.
 func TestPowerLossOnExt4(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it mounts hundreds of disks: make test")
@@ -210,7 +211,7 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 	device.refusing(nil)
 	certain, log := device.content()
 	first := len(log)
-	ends := []int{first} // by transaction: the number of requests when it ended
+	ends := []int{first} // by transaction: the number of requests at its end
 	for i := range 4 {
 		q.put(fmt.Sprint("x", i)).ok()
 		promised = append(promised, p.list().text())
@@ -218,8 +219,8 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 		ends = append(ends, len(log))
 	}
 
-	// reopen mounts the image that a power loss leaves after a number of requests, and checks what
-	// its journal holds.
+	// reopen mounts the image that a power loss leaves after a number of requests, and checks the
+	// records of its journal.
 	reopen := func(image []byte, requests int) error {
 		check(t, os.WriteFile(path("image"), image, 0o600))
 		defer mountLoop(t, path("image"), path("lost"))()

@@ -51,7 +51,7 @@ func (s *Store) replace(queue *os.File, write func(path string) error) error {
 }
 
 // syncFolders syncs the directory and its parents on the same file system. A parent may be new, and
-// its creator may have been killed before it synced it.
+// its creator may have been killed before syncing it.
 func (s *Store) syncFolders() error {
 	var own, above unix.Stat_t
 	err := errors.Join(unix.Stat(s.Dir, &own), syncPath(s.Dir))
@@ -140,8 +140,9 @@ func (s *Store) makeDir() error {
 	return nil
 }
 
-// checkDir rejects a path that is not a directory, such as a symbolic link, and a directory that a
-// user other than this one and root can change: that user could make root run any DEL.
+// checkDir rejects a path that is not a directory, such as a symbolic link. It also rejects a
+// directory that a user other than root and this process's user can change, because that user could
+// make root run any DEL.
 func checkDir(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -167,15 +168,17 @@ func syncPath(path string) error {
 	return err
 }
 
-// ErrQueued is the ErrBusy that a caller gets if its turn does not come because other processes
-// keep writing.
+// ErrQueued is the ErrBusy for a caller that could not get a lock because other processes kept
+// writing.
 var ErrQueued = fmt.Errorf("%w: other processes keep writing to the journal", ErrBusy)
 
-// maxWait limits a wait for a lock of the journal. A caller stops waiting once no process has
-// written for maxWait, which it checks every maxWait, and after three times maxWait in all.
+// maxWait limits the wait for a lock of the journal. Every maxWait, a caller checks whether any
+// process has written in that time, and stops waiting if none has. After three times maxWait, it
+// always stops.
 const maxWait = 10 * time.Second
 
-// queue opens the queue file and takes its flock. It creates no file for a reader, and returns nil.
+// queue opens the queue file and acquires its flock. If the file is missing, a writer creates it,
+// and a reader gets nil.
 func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	path := filepath.Join(s.Dir, queueName)
 	flag := os.O_RDWR | os.O_CREATE
@@ -235,8 +238,8 @@ var bootID = sync.OnceValue(func() string {
 	return string(bytes.TrimSpace(data))
 })
 
-// openFile opens a regular file of the journal. It doesn't follow links, and
-// doesn't block on a pipe without a writer.
+// openFile opens a regular file of the journal. It doesn't follow links, and doesn't block on a
+// pipe without a writer.
 func openFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	switch {
@@ -256,7 +259,7 @@ func openFile(path string, flag int) (*os.File, error) {
 // until it gets the lock, and releases it immediately if its caller no longer wants it.
 var waiters = make(chan struct{}, 64)
 
-// flock takes the flock of an open file, which the kernel grants in the order of the requests. how
+// flock acquires the flock of an open file. The kernel grants it in the order of the requests. how
 // is LOCK_SH or LOCK_EX. flock returns ErrBusy if no process has written to the queue file for
 // maxWait, and ErrQueued if ctx ends before that.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
@@ -323,6 +326,6 @@ func OpenIn(stateDir, name string) (*os.File, error) {
 	return openFile(filepath.Join(stateDir, name), os.O_RDWR|os.O_CREATE)
 }
 
-// CheckDir returns why a directory cannot be a state directory, which makeDir rejects, or nil. A
-// missing one is fs.ErrNotExist.
+// CheckDir returns an error if a directory cannot be a state directory, because makeDir would
+// reject it. For a missing directory, the error is fs.ErrNotExist.
 func CheckDir(stateDir string) error { return checkDir(stateDir) }

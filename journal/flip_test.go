@@ -14,14 +14,14 @@ import (
 
 // TestFlippedKey flips a bit in the first key of a leaf page. Then a trusting store writes eight
 // records near that key. With such a key, bbolt may reference the page twice and reuse it later, so
-// that pages form a loop. A reader must not read forever, whether or not it verifies the file: it
-// ends with an error or after the last record.
+// that pages form a loop. No reader may read forever, whether or not it verifies the file: it must
+// end with an error or after the last record.
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := sandbox.Rounds(100, 400, 20_000)
 	s := newStore(t)
 	update(t, s, func(tx *Tx) error { return putAll(tx, bigs(count, 1)...) })
-	update(t, s, func(tx *Tx) error { // leaves free pages in the file
+	update(t, s, func(tx *Tx) error { // this leaves free pages in the file
 		var err error
 		for _, e := range bigs(count, 3) {
 			err = errors.Join(err, remove(tx, e.Key))

@@ -32,8 +32,8 @@ var (
 
 const sumSize = 4 // bytes
 
-// sum uses the polynomial whose table the standard library makes in the least time: each verb is a
-// new process.
+// sum uses CRC-32 (IEEE), because the standard library makes its table in the least time, and each
+// verb is a new process.
 func sum(key, data []byte) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(key), crc32.IEEETable, data)
 }
@@ -63,8 +63,8 @@ func recordKey(k Key, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(encodeKey(k), number)
 }
 
-// decodeKey returns the attachment and the number in a key. In a damaged one that names no
-// attachment, the network is the whole key (see Malformed).
+// decodeKey returns the attachment and the number in a key. If a damaged key names no attachment,
+// Network is the whole key (see Malformed).
 func decodeKey(b []byte) (k Key, number uint64, err error) {
 	n := max(0, len(b)-8)
 	part := strings.Split(string(b[:n]), "\x00")
@@ -84,8 +84,8 @@ type Outline struct {
 	NetNS  NetNS  `json:"netns"`
 }
 
-// DamagedError is about one record that cannot be read, until the next ADD or DEL of its attachment
-// or, if its key is malformed, Delete removes it.
+// DamagedError means that one record cannot be read. The next ADD or DEL of its attachment removes
+// the record. If the record's key is malformed, only Delete removes it.
 type DamagedError struct {
 	Key Key
 	Err error
@@ -142,7 +142,7 @@ func isAbandoned(value []byte) bool {
 }
 
 // verify returns the content of a journal file, ErrDamaged if its structure is wrong, or another
-// error if it cannot be read. bbolt's own check may crash.
+// error if it cannot be read. It does not use bbolt's own check, which may crash.
 func verify(path string) (data []byte, err error) {
 	if data, err = os.ReadFile(path); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
@@ -212,10 +212,10 @@ type pages struct {
 	used []bool // indexed by page number
 }
 
-// checkStructure checks, as of the newest transaction, that each page is used once or is free, that
-// keys and values fill the pages without gaps, that keys ascend, and that each key of a branch is
-// the first key of its child page (bbolt relies on that when it writes). If no meta page is valid,
-// or another bbolt wrote it, it returns nil, because bbolt reports the reason.
+// checkStructure checks the file as of the newest transaction: each page is used once or is free,
+// keys and values fill the pages without gaps, keys ascend, and each key of a branch is the first
+// key of its child page (bbolt relies on that when it writes). If no meta page is valid, or another
+// version of bbolt wrote the file, checkStructure returns nil, because bbolt reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok || m.version != bboltVersion {

@@ -13,8 +13,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// FuzzDecodeRecord decodes arbitrary bytes as a record. Their checksum is right, as if a newer
-// release had written them. The result is a usable record, or a DamagedError that names the
+// FuzzDecodeRecord decodes arbitrary bytes as a record. Their checksum is correct, as if a newer
+// release had written them. The result is a usable record or an error; a DamagedError names the
 // attachment. Encoding the record and decoding it again gives the same record. If one bit changes,
 // decoding fails.
 func FuzzDecodeRecord(f *testing.F) {
@@ -75,9 +75,10 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// FuzzRecords puts arbitrary bytes into one of the two buckets, with a right checksum (bucket 2 and
-// 3) or without, then reads everything and writes next to them. Nothing may panic, the other
-// records must still be found, and writing the same attachment must repair its record.
+// FuzzRecords puts an arbitrary key and value into one of the two buckets. If bucket is 2 or 3, the
+// value gets a correct checksum. Then FuzzRecords reads everything, and writes a record. Nothing
+// may panic, the lookups must find all intact records, and writing the same attachment must repair
+// its record.
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
@@ -128,10 +129,10 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// errUndo is what fn returns to roll a transaction back.
+// errUndo is the error that fn returns to roll a transaction back.
 var errUndo = errors.New("undo")
 
-// readAll calls every read of a transaction. For each damaged record it expects a DamagedError.
+// readAll reads all records in a transaction. For each damaged record, it expects a DamagedError.
 func readAll(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	known := func(err error) {
@@ -153,8 +154,8 @@ func readAll(t *testing.T, tx *Tx, k Key) {
 	_ = tx.Check()
 }
 
-// rewrite adds the attachment, deletes it and puts its tombstone. All three must work whatever the
-// journal holds for the attachment.
+// rewrite adds an attachment, deletes it, and puts its tombstone. All three must work, whatever
+// bytes the journal contains for the attachment.
 func rewrite(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	e := adding("a", "10.0.0.3")
@@ -181,8 +182,8 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside looks the undamaged record up by its key, pod and address. It must be found, unless the
-// fuzzed key overwrote it.
+// findBeside looks up the intact record by its key, pod and address. Each lookup must find the
+// record, unless the fuzzed key overwrote it.
 func findBeside(t *testing.T, tx *Tx, beside *Record, bucket, key []byte) {
 	t.Helper()
 	if string(bucket) == string(bucketRecords) && strings.HasPrefix(string(key), string(encodeKey(beside.Key))) {

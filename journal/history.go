@@ -28,7 +28,7 @@ const (
 	Dropped    EventKind = "dropped"     // a DEL failed too often, and was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
 
-	// These have no attachment. The reason names who changed the installation.
+	// These events have no attachment. Their reason names who changed the installation.
 	Install   EventKind = "install"
 	On        EventKind = "on"
 	Off       EventKind = "off"
@@ -77,7 +77,7 @@ func (s *Store) Record(events ...Event) error {
 	if _, err := f.Write(lines.Bytes()); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	// The flock ensures that only one process renames a file.
+	// The flock ensures that only one process renames the file.
 	size, err := f.Seek(0, io.SeekCurrent)
 	if err == nil && size > maxHistory &&
 		unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && samePath(path, f) {
@@ -94,8 +94,8 @@ type Tail struct {
 	last  []byte // the last line that Next has read
 }
 
-// Next returns the events since the last call, oldest first, and at the first call the whole
-// history. It skips lines that cannot be read.
+// Next returns the events since the last call, oldest first. The first call returns the whole
+// history. Next skips lines that cannot be read.
 func (t *Tail) Next() (events []Event, err error) {
 	data, err := t.Store.readHistory()
 	if err != nil {
@@ -139,7 +139,8 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// NoteSweep records that a sweep of all networks has just ended, as the time of a file.
+// NoteSweep records that a sweep of all networks has just ended. The time is the modification time
+// of a file.
 func (s *Store) NoteSweep() error {
 	return os.WriteFile(filepath.Join(s.Dir, sweptName), []byte("\n"), 0o600)
 }

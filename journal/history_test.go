@@ -68,8 +68,8 @@ func TestTornHistory(t *testing.T) {
 	want(t, "after all", history(t, s), []string{"1", "3"})
 }
 
-// TestHistoryIsBounded has eight writers record events at the same time. Two files of bounded size
-// keep the newest events. A Tail returns every event exactly once while the files are rotated.
+// TestHistoryIsBounded: eight writers record events at the same time. Two files of limited size
+// contain the newest events. A Tail returns every event exactly once while the files are rotated.
 func TestHistoryIsBounded(t *testing.T) {
 	s := newStore(t)
 	put(t, s)

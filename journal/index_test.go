@@ -112,7 +112,7 @@ func (m model) transaction(s *Store, all []operation, rollBack bool) (model, err
 		}
 		return nil
 	})
-	if snapshot != nil { // a snapshot stays valid after its transaction, even if that was rolled back
+	if snapshot != nil { // a snapshot stays valid after its transaction, even after a rollback
 		if err := after.compare(snapshot); err != nil {
 			return after, fmt.Errorf("its snapshot: %w", err)
 		}
@@ -245,7 +245,7 @@ func TestLookupsDecodeNoOther(t *testing.T) {
 		all = append(all, e)
 	}
 	update(t, s, func(tx *Tx) error { return putAll(tx, all...) })
-	for _, i := range []int{0, 42} { // none, one
+	for _, i := range []int{0, 42} { // 0: no record matches; 42: one record matches
 		pod, netns, address := Pod{}, NetNS{Dev: 4, Ino: 1}, netip.MustParseAddr("10.0.0.1")
 		if i > 0 {
 			pod, netns, address = all[i].Added.Pod, all[i].Added.NetNS, all[i].Addresses()[0]

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy is returned when a lock was not free in time.
+// ErrBusy is returned if a lock was not released in time.
 var ErrBusy = errors.New("in use by another process")
 
 // Lock is an attachment's lock: record locks on two bytes of the attachment's lock file.
@@ -24,9 +24,9 @@ var ErrBusy = errors.New("in use by another process")
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both belong to an open file (F_OFD_SETLK), so they exclude the workers of one process, too. A
-// third byte is locked, shared, while a DEL waits for the lock (see Awaited). The methods of a nil
-// Lock do nothing.
+// Both are locks of an open file (F_OFD_SETLK), so they also exclude other workers of the same
+// process. A third byte is locked, shared, while a DEL waits for the lock (see Awaited). The
+// methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -46,14 +46,14 @@ const lockPoll = 10 * time.Millisecond
 type Patience struct {
 	Children  time.Duration // the wait for processes that inherited the lock from a dead owner
 	SkipOwned bool          // while a living process owns the lock, return ErrBusy
-	EndADD    bool          // if an ADD owns the lock, it ends (see Lock.Awaited)
+	EndADD    bool          // if an ADD owns the lock, make that ADD end (see Lock.Awaited)
 }
 
-// Acquire takes the lock of an attachment. While a living process owns it, Acquire waits as long as
-// ctx allows, and then returns ErrBusy. If the owner has died, and a child of its delegates still
-// holds the lock, Acquire waits for Patience.Children, or for half of ctx's remaining time if that
-// is shorter. Then it takes the lock over. This wait begins when Acquire sees that the lock has no
-// owner.
+// Acquire waits for the lock of an attachment, and acquires it. While a living process owns the
+// lock, Acquire waits as long as ctx allows, and then returns ErrBusy. If the owner has died, and a
+// child of its delegates still holds the lock, Acquire waits for Patience.Children, or for half of
+// ctx's remaining time if that is shorter, and then takes the lock over. This second wait begins
+// when Acquire detects that the lock has no owner.
 func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err error) {
 	var limit time.Time // zero while the lock has an owner
 	var waiting *os.File
@@ -90,7 +90,7 @@ func (p Patience) forChildren(ctx context.Context) time.Duration {
 	return p.Children
 }
 
-// TryAcquire takes the lock of an attachment without waiting, or returns ErrBusy. It creates the
+// TryAcquire acquires the lock of an attachment without waiting, or returns ErrBusy. It creates the
 // lock file if it is missing.
 func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	if err := s.makeDir(); err != nil {
@@ -100,10 +100,11 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return l, lockError(k, err)
 }
 
-// TakeOver takes an attachment's lock from processes that inherited it from a dead owner, or
-// returns ErrBusy if an owner lives. It locks the owned byte first, so that nobody else does this
-// at the same time. If the held byte stays locked, it replaces the lock file with one that it has
-// locked. A crash may leave the new file next to the old one, until RemoveFreeLocks removes it.
+// TakeOver takes over an attachment's lock from processes that inherited it from a dead owner, or
+// returns ErrBusy if an owner lives. It locks the owned byte first, so that no other process takes
+// the lock over at the same time. If the held byte stays locked, TakeOver replaces the lock file
+// with a new one that it has locked. A crash may leave the new file next to the old one, until
+// RemoveFreeLocks removes it.
 func (s *Store) TakeOver(k Key) (*Lock, error) {
 	l, err := take(s.LockPath(k), ownedByte)
 	if err == nil {
@@ -135,8 +136,8 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take locks the file at a path without waiting, from the given byte on, or returns ErrBusy. It
-// creates a missing file.
+// take locks the bytes of a lock file, without waiting, or returns ErrBusy. It locks both bytes if
+// from is heldByte, and only the owned one if from is ownedByte. It creates a missing file.
 func take(path string, from int64) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
@@ -186,8 +187,8 @@ func lockError(k Key, err error) error {
 }
 
 // LockPath returns the path of an attachment's lock file. A container ID may be longer than a file
-// name, so the name is a hash. Two attachments with one hash would wait for each other, and lose
-// nothing.
+// name, so the name is a hash. If two attachments had the same hash, they would only wait for each
+// other.
 func (s *Store) LockPath(k Key) string {
 	h := fnv.New128a()
 	_, _ = h.Write(encodeKey(k))
@@ -213,8 +214,9 @@ func (s *Store) LookAtLock(k Key) (state LockState, err error) {
 	return state, lockError(k, errors.Join(err, ownErr))
 }
 
-// lockThird locks the third byte of an attachment's lock file, unless the given file is that one,
-// and returns the file. It returns nil if the file is missing or cannot be locked.
+// lockThird locks the third byte of an attachment's lock file, and returns the file. If waiting is
+// already that file, lockThird returns it unchanged. It returns nil if the file is missing or
+// cannot be locked.
 func (s *Store) lockThird(k Key, waiting *os.File) *os.File {
 	if waiting != nil && samePath(s.LockPath(k), waiting) {
 		return waiting
@@ -237,7 +239,7 @@ func (l *Lock) Awaited() bool {
 	return awaited && err == nil
 }
 
-// inPlace reports whether the locked file is still at its path, where others lock it.
+// inPlace reports whether the locked file is still at its path, where other processes lock it.
 func (l *Lock) inPlace() bool { return samePath(l.path, l.held) && samePath(l.path, l.own) }
 
 // File returns the locked file, which delegates inherit.
@@ -274,8 +276,8 @@ func (l *Lock) close() {
 	l.own, l.held = nil, nil
 }
 
-// RemoveFreeLocks removes the files of all free locks. Whoever takes such a lock creates its file
-// again.
+// RemoveFreeLocks removes the files of all free locks. The next process that needs such a lock
+// creates its file again.
 func (s *Store) RemoveFreeLocks() error {
 	dir := filepath.Join(s.Dir, locksName)
 	files, err := os.ReadDir(dir)
@@ -299,9 +301,10 @@ const (
 	sweepTime = 5 * time.Minute // how long a running sweep keeps others from starting
 )
 
-// LockSweep takes the lock of the sweep behind a STATUS, or returns ErrBusy if another such sweep
-// holds it. If that one has run for sweepTime, it may hang: LockSweep then returns nil, because
-// attachments have locks of their own, and sweepTime begins again.
+// LockSweep acquires the lock of the sweep behind a STATUS, or returns ErrBusy if another such
+// sweep holds it. But if that sweep has run for sweepTime, it may hang. LockSweep then returns a
+// nil Lock without an error, so that a second sweep runs: each attachment has a lock of its own.
+// sweepTime begins again.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
@@ -317,7 +320,7 @@ func (s *Store) LockSweep() (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
-	if l != nil { // for people; this fails on a full disk
+	if l != nil { // for people; may fail on a full disk
 		_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	}
 	return l, nil

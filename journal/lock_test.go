@@ -235,17 +235,17 @@ func TestLock(t *testing.T) {
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
 	// Another test may be starting a process. Between fork and exec, the child holds copies of all
-	// descriptors, and with them the locks: so wait instead of trying once.
+	// descriptors, and so the locks. Therefore tryAcquire waits instead of trying once.
 	l, err := s.Acquire(within(t, sandbox.Patience), k, Patience{})
 	check(t, err)
 	t.Cleanup(l.Release)
 	return l
 }
 
-// helpRounds is a helper process. In each round it increments a counter in the journal without the
-// lock. With the lock, it creates a directory, which fails if another process is inside, and
-// removes it. args says whether it also removes the lock's file: "remove", "keep", or "both" in
-// turn.
+// helpRounds is a helper process. In each round, it increments a counter in the journal without the
+// attachment's lock. Then it takes the lock, and creates and removes a directory. It cannot create
+// the directory if another process holds the lock, too. args says whether helpRounds removes the
+// lock's file in every round ("remove"), in no round ("keep"), or in every other round ("both").
 func helpRounds(s *Store, args []string) error {
 	inside, k := filepath.Join(filepath.Dir(s.Dir), "inside"), keyOf("a")
 	ctx := context.Background()
@@ -345,7 +345,7 @@ func TestLockOfALongKey(t *testing.T) {
 	if lock, err := s.LookAtLock(k); !lock.Held || !lock.Owned || err != nil {
 		t.Errorf("%+v, %v", lock, err)
 	}
-	// Two keys never share a lock, even if their parts joined together are equal.
+	// Two keys never share a lock, even if the concatenations of their parts are equal.
 	tryAcquire(t, s, Key{"a", "b", "c"})
 	tryAcquire(t, s, Key{"ab", "", "c"})
 }

@@ -177,7 +177,7 @@ func putAll(tx *Tx, records ...*Record) error {
 	return nil
 }
 
-// get returns the record of an attachment, or nil.
+// get returns the newest record of an attachment, or nil.
 func get(t testing.TB, s *Store, k Key) (e *Record) {
 	t.Helper()
 	view(t, s, func(tx *Tx) (err error) {
@@ -226,7 +226,7 @@ func remove(tx *Tx, k Key) error {
 	return err
 }
 
-// buryIn replaces all records of an attachment by one abandoned record.
+// buryIn replaces all records of an attachment with one abandoned record.
 func buryIn(tx *Tx, k Key, bootID, reason string) error {
 	return errors.Join(remove(tx, k), tx.Put(&Record{Key: k, State: Abandoned, Reason: reason, Added: Added{Host: Host{BootID: bootID}}}))
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mark is the progress of a program: it is in the step, or done with it.
+// mark is the progress of a program: it is running a step, or has finished it.
 type mark struct {
 	step int
 	done bool
@@ -29,14 +29,14 @@ type mark struct {
 type powerStep struct {
 	name string
 	do   func(s *Store) error
-	// damages says that the step damages the file and syncs it. Earlier promises no longer hold, but
+	// damages is set if the step damages the file and syncs it. Then the earlier records are lost, but
 	// the damaged file must be kept.
 	damages bool
 }
 
 // powerSteps returns the steps of a journal's life: ADDs, each with an intent, claims and a result;
 // DELs; a tombstone; the lock of an attachment; more records than the file has room for, then
-// fewer. Twice a step damages the file, so that the next step starts a new one.
+// fewer. Two steps damage the file, so that the step after each of them starts a new file.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
 	tx := func(name string, fn func(*Tx) error) {
@@ -112,7 +112,7 @@ func changing(id string, fn func(*Record)) func(*Tx) error {
 }
 
 // helpPower is a helper process that runs powerSteps. It tells the test when each step begins and
-// when it is done, and waits for an answer.
+// ends, and waits for an answer each time.
 func helpPower(s *Store, _ []string) error {
 	for _, step := range powerSteps() {
 		tell("begin")
@@ -126,8 +126,8 @@ func helpPower(s *Store, _ []string) error {
 	return nil
 }
 
-// power has a journal whose steps ran on a disk that recorded every change, and the content that
-// was promised after each step.
+// power contains the steps of a journal, the disk that recorded every change while they ran, and
+// the content that was promised after each step.
 type power struct {
 	*testing.T
 	*disk
@@ -140,15 +140,15 @@ type power struct {
 	dirs     atomic.Int64
 }
 
-// failsAfter lists steps after which another process commits and one of the commit's syncs fails:
-// the first, of the pages, or the second, of the meta page. The next commit must not build on pages
-// that are not durable.
+// failsAfter lists the steps after which another process commits, and one of the commit's syncs
+// fails: the first (of the pages) or the second (of the meta page). The next commit must not build
+// on pages that are not on disk.
 var failsAfter = map[int]int64{5: 2, 7: 1}
 
 // TestPowerLoss simulates a power loss at every sync and after every step of a journal's life, and
-// checks each state of the disk that it may leave. A real process runs the steps on a file system
-// that records the kernel's requests, so the test has all writes of bbolt and unwind, in order. A
-// disk keeps everything that was synced. Of the changes since then, it keeps some:
+// checks each state of the disk that the loss may leave. A real process runs the steps on a file
+// system that records the kernel's requests, so the test has all writes of bbolt and unwind, in
+// order. A disk keeps everything that was synced. Of the changes since then, it keeps some:
 //
 //   - Any subset of the pages written since the last sync of their file. The test tries all subsets
 //     of up to eight pages; of more, the first n, one alone, all but one, and random subsets.
@@ -158,14 +158,14 @@ var failsAfter = map[int]int64{5: 2, 7: 1}
 //     sync of a file covers neither its name nor the parent of its directory.
 //
 // For each disk, the test opens the journal, reads it, writes to it and reads it again. The journal
-// must hold exactly what the last successful Update promised, or that and the whole Update that was
-// running, and must pass bbolt's check and unwind's. Only a file that a step damaged is set aside,
-// and that file is never lost.
+// must contain exactly the data after the last successful Update or, if an Update was running, the
+// data after that one. It must pass bbolt's check and unwind's check. The journal sets aside only a
+// file that a step damaged, and that file is never lost.
 //
-// In some runs, a first process is killed while it creates the journal. In another, syncs of
-// another process fail between two steps. Lock files and the queue file are never synced, so the
-// test keeps them at random. A normal run tries some of the disks, UNWIND_TEST_LONG all of them;
-// -seed selects other random ones.
+// In three of the four runs, a first process is killed while it creates the journal. In the other
+// run, syncs of another process fail between two steps. Lock files and the queue file are never
+// synced, so the test keeps or drops changes to them at random. A normal run tries some of the
+// disks, and a run with UNWIND_TEST_LONG tries all of them. -seed selects other random disks.
 //
 // The test does not prove that a disk keeps data whose flush it acknowledged, or that a file
 // system's sync and rename behave as listed here.
@@ -240,7 +240,7 @@ func (p *power) live(killed string) {
 	}
 }
 
-// contentsOf returns the contents of the journal on a disk.
+// contentsOf returns the contents of the journal on a disk (see contents).
 func (p *power) contentsOf(seen *image) string {
 	at := filepath.Join(p.TempDir(), "disk")
 	check(p, seen.write(at))
@@ -249,8 +249,8 @@ func (p *power) contentsOf(seen *image) string {
 	return text
 }
 
-// contents returns everything that a journal holds except its format record, as text. An empty
-// journal gives "".
+// contents returns everything in a journal except its format record, as text. It returns "" for an
+// empty journal.
 func contents(s *Store) (text string, err error) {
 	err = s.View(context.Background(), func(tx *Tx) error {
 		if tx.btx == nil {
@@ -386,14 +386,14 @@ func checkByBolt(tx *Tx) error {
 	return errors.Join(errs...)
 }
 
-// mayBeDamaged reports whether the journal's file may be one that a step damaged. It may from that
-// step until the end of the next step, which starts a new file.
+// mayBeDamaged reports whether the journal's file may be one that a step damaged: from the
+// beginning of that step until the end of the next step, which starts a new file.
 func (p *power) mayBeDamaged(at mark) bool {
 	return at.step >= 0 && (p.steps[at.step].damages || !at.done && at.step > 0 && p.steps[at.step-1].damages)
 }
 
-// mayHold reports whether a journal may hold text after a power loss: the content after the last
-// finished step, or after the step that was running.
+// mayHold reports whether text may be the content of the journal after a power loss. The content
+// must be from after the last finished step, or from after the step that was running.
 func (p *power) mayHold(at mark, text string) bool {
 	switch {
 	case at.step < 0:

@@ -39,9 +39,9 @@ const rootFolder = 1
 //   - wrote: a page or a part of one
 //   - resized: a file's size; a write past the end of a file is a resize and a write
 //   - renamed: a name in a directory is set, or removed if target is zero; a rename is one change
-//   - synced: the file's earlier changes are certain now
-//   - failed: a sync failed. The kernel then considers the file's pages written, so no later sync
-//     makes them certain: their changes are lost.
+//   - synced: the file's earlier changes are on the disk now
+//   - failed: a sync failed. The kernel then treats the file's pages as written, so no later sync
+//     writes them: their changes are lost.
 type change struct {
 	kind   changeKind
 	file   int // the number of the changed file or directory
@@ -117,8 +117,8 @@ func (i *image) apply(c change) {
 	}
 }
 
-// walk calls fn for file or directory n, whose path is given, and for all that it contains, in the
-// order of their paths.
+// walk calls fn for the file or directory n at a path, and for everything in it, in the order of
+// the paths.
 func (i *image) walk(path string, n int, fn func(path string, folder bool, data []byte) error) error {
 	names, folder := i.folders[n]
 	err := fn(path, folder, i.files[n])
@@ -128,8 +128,8 @@ func (i *image) walk(path string, n int, fn func(path string, folder bool, data 
 	return err
 }
 
-// journals returns the content of the journal's file and of the files next to it whose names begin
-// with its name, such as the ones that were set aside, by name.
+// journals returns, by name, the contents of the journal's file and of the files next to it whose
+// names begin with the journal's, such as those that were set aside.
 func (i *image) journals() map[string][]byte {
 	all := map[string][]byte{}
 	_ = i.walk("", rootFolder, func(path string, folder bool, data []byte) error {
@@ -186,8 +186,8 @@ func needDisk(t *testing.T) {
 	}
 }
 
-// mountDisk mounts a disk for the duration of the test. Only other processes may use its files:
-// this process serves them, so it would wait for itself in a page fault forever.
+// mountDisk mounts a disk for the duration of the test. Only other processes may use its files.
+// This process serves the files, so in a page fault, it would wait for itself forever.
 func mountDisk(t *testing.T, path string) *disk {
 	t.Helper()
 	d := &disk{now: newImage(), last: rootFolder}
@@ -261,7 +261,7 @@ func (f *diskFile) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrI
 	return 0
 }
 
-// Allocate is fallocate. It changes only the size.
+// Allocate implements fallocate. It changes only the size.
 func (f *diskFile) Allocate(_ context.Context, _ fs.FileHandle, off, size uint64, _ uint32) syscall.Errno {
 	defer f.disk.locked()()
 	if end := int64(off + size); end > int64(len(f.disk.now.files[f.number])) {
@@ -337,8 +337,9 @@ func (f *diskFile) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 	return written, 0
 }
 
-// Fsync is fsync and fdatasync, of a file or a directory. It treats both alike, because fdatasync
-// also flushes the metadata that is needed to read the data, such as the size (fdatasync(2)).
+// Fsync implements fsync and fdatasync, of a file or a directory. It treats the two calls alike,
+// because fdatasync also flushes the metadata that is needed to read the data, such as the size
+// (fdatasync(2)).
 func (f *diskFile) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
 	defer f.disk.locked()()
 	if n := f.disk.failing.Load(); n > 0 && f.disk.failing.Add(-1) == 0 {

@@ -58,8 +58,8 @@ func (p *power) disksOf(yield func(lost) bool) {
 }
 
 // sync applies the pending changes of a file to the image, except those that are lost, and returns
-// the changes that are still pending. A lost page stays lost until the page is written again or the
-// file has no name any more.
+// the changes that are still pending. A lost page remains lost until the page is written again, or
+// until the file has no name any more.
 func (i *image) sync(pending []change, file int) (rest []change) {
 	again, named := map[int64]bool{}, map[int]bool{}
 	for _, c := range pending {
@@ -83,8 +83,8 @@ func (i *image) sync(pending []change, file int) (rest []change) {
 }
 
 // databases returns the inode numbers of all files that ever had a name that begins with the
-// journal's, and of all directories except that of the locks. Lock files and the queue file are
-// left out: they are never synced, because nothing relies on their content after a power loss.
+// journal's, and of all directories except locks/. It omits lock files and the queue file, which
+// are never synced, because nothing relies on their content after a power loss.
 func (p *power) databases() map[int]bool {
 	db := map[int]bool{rootFolder: true}
 	for _, c := range p.log {
@@ -181,8 +181,8 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	return all
 }
 
-// apply applies the selected changes to a disk, and changes that don't matter to the journal at
-// random. It returns a description of the selection.
+// apply applies the selected changes to a disk. It applies changes that cannot affect the journal
+// at random. It returns a description of the selection.
 func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
 	var name strings.Builder
 	unit := 0

@@ -102,9 +102,10 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestStillQueue: a transaction waits at most maxWait while the queue doesn't move. While it moves,
-// readers and writers wait longer. Other processes wait for the moving queue, not this one: it gets
-// SIGCHLD from its children, and a signal may cost a thread its place in the queue.
+// TestStillQueue: a transaction waits at most maxWait while the queue doesn't move. While the queue
+// moves, readers and writers wait longer. Only other processes wait in the moving queue. This
+// process does not, because it gets SIGCHLD from its children, and a thread that gets a signal may
+// lose its place in the queue.
 func TestStillQueue(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -145,8 +146,8 @@ func TestStillQueue(t *testing.T) {
 	})
 }
 
-// TestQueued: a caller that gave up waiting gets ErrQueued, besides ErrBusy, only if the queue
-// moved.
+// TestQueued: a caller that has stopped waiting gets ErrBusy. It gets ErrQueued as well only if the
+// queue moved.
 func TestQueued(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))
@@ -162,8 +163,8 @@ func TestQueued(t *testing.T) {
 	holder.goOn().ok()
 }
 
-// TestWaiters: a caller that gives up leaves a thread behind in flock(2), which only the lock's
-// release ends. However many callers give up, at most cap(waiters) threads wait there.
+// TestWaiters: a caller that stops waiting leaves a thread in flock(2), which returns only when the
+// lock is released. However many callers stop waiting, at most cap(waiters) threads remain there.
 func TestWaiters(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))

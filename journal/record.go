@@ -22,11 +22,12 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// Malformed reports whether the key names no attachment, but a record whose key is damaged: Network
-// is the key in the file.
+// Malformed reports whether the key is that of a record whose key in the file is damaged and names
+// no attachment. Network is then the key in the file.
 func (k Key) Malformed() bool { return k.ContainerID == "" && k.IfName == "" }
 
-// String returns network/containerID/ifname. None may contain a slash (SPEC 1.1 §2 "Parameters").
+// String returns network/containerID/ifname. No part may contain a slash (SPEC 1.1 §2
+// "Parameters").
 func (k Key) String() string {
 	if k.Malformed() {
 		return shorten(k.Network)
@@ -34,8 +35,8 @@ func (k Key) String() string {
 	return shorten(k.Network + "/" + k.ContainerID + "/" + k.IfName)
 }
 
-// shorten cuts a text to at most 200 bytes, and escapes one that is not printable as in a URL. A
-// damaged key may contain any byte.
+// shorten cuts a text to at most 200 bytes. If the text is not printable, shorten escapes it as in
+// a URL, because a damaged key may contain any byte.
 func shorten(text string) string {
 	const longest, mark = 200, "…"
 	if strings.ContainsFunc(text, func(r rune) bool {
@@ -68,7 +69,7 @@ const (
 	// the ADD's result is recorded; the ADD has succeeded, unless it still holds the lock
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
-	Deleting    State = "deleting"     // the runtime sent a DEL; it has pending DELs
+	Deleting    State = "deleting"     // the runtime or a sweep deletes it; it has pending DELs
 	Abandoned   State = "abandoned"    // an operator forgot it; the runtime's own DEL will succeed
 )
 
@@ -92,9 +93,9 @@ func CheckEdge(from, to State) error {
 		"unwind", from, to)
 }
 
-// Record is all that the journal has about one ADD, with everything that its DELs need. If a
-// runtime reuses a container ID before it sends the DEL (nerdctl, podman and Nomad do), the
-// attachment has two.
+// Record contains all that the journal stores about one ADD, including everything that its DELs
+// need. If a runtime reuses a container ID before it sends the DEL (nerdctl, podman and Nomad do),
+// the attachment has several records.
 type Record struct {
 	Key
 	Number uint64 `json:"number"` // grows with every ADD in this journal
@@ -128,7 +129,7 @@ type Added struct {
 	GracePeriod   time.Duration     `json:"gracePeriod,omitempty"` // from the configuration
 	// Observed is set if the network's configuration allowed no sweep (see netconf.Conf.Observes).
 	Observed bool `json:"observed,omitempty"`
-	// Occupant is the interface (index and MAC) that already used the interface name in the
+	// Occupant is the interface (index and MAC) that already had the ADD's interface name in the
 	// namespace before the ADD, or "". No DEL of this ADD may touch it.
 	Occupant string `json:"occupant,omitempty"`
 }
@@ -168,7 +169,8 @@ func (e *Record) Freed(c Claim) bool {
 	return !slices.ContainsFunc(e.Steps, func(s Step) bool { return s.Index == c.Step })
 }
 
-// Abandon makes the record Abandoned, so that it only lets the runtime's later DEL succeed.
+// Abandon changes the record's state to Abandoned, and drops the data for its DELs. The record then
+// only lets the runtime's later DEL succeed.
 func (e *Record) Abandon(reason string) {
 	*e = Record{
 		Key: e.Key, Number: e.Number, Updated: e.Updated,
@@ -182,23 +184,24 @@ func (e *Record) Abandon(reason string) {
 type Step struct {
 	Index int    `json:"index"` // position in the chain, from 0
 	Type  string `json:"type"`
-	// Config is the delegate's stdin, without prevResult. It is from the ADD, or from the chain at
-	// the time of the runtime's DEL if unwind did not see the ADD.
+	// Config is the delegate's stdin, without prevResult. It is from the ADD or, if the journal did
+	// not record the ADD, from the chain at the time of the DEL.
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
-	// not host-local, or nobody knows the delegate, and it may have an IPAM plugin of its own.
+	// not host-local, or the delegate is unknown, and may have an IPAM plugin of its own.
 	MayAllocate bool `json:"mayAllocate,omitempty"`
 	// Tries counts the tries of its DEL. An ADD that was killed counts as one, so that the DELs of the
 	// other delegates come first.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the tries that came after the pause of the one before, and failed. Absent is 0
-	// if the network's chain contained the delegate at the last failure. Otherwise it counts the last
-	// failures, in a row, at which the chain lacked it: the first, and those after a pause.
+	// Failures counts the failed tries, except those before the end of a pause. Absent counts the
+	// latest consecutive failures at which the network's chain lacked the delegate. After the first of
+	// these, it also omits those before the end of a pause. It is 0 if the chain contained the
+	// delegate at the last failure.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last try failed
-	Code     uint   `json:"code,omitempty"` // the code of Last; then never 0
+	Code     uint   `json:"code,omitempty"` // the error code, never 0, if the last try failed
 	Next     Next   `json:"next,omitzero"`
 	// Started is set if the step's DEL was started, so that its address may be free (see decide.Gets).
 	Started bool `json:"started,omitempty"`
@@ -227,15 +230,15 @@ type Outcome string
 
 const (
 	AddPassed  Outcome = ""        // it succeeded, or has not run yet
-	AddUnknown Outcome = "unknown" // unwind or the delegate died while it ran, or just before
+	AddUnknown Outcome = "unknown" // it may not have succeeded: unwind or the delegate was killed
 	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
 )
 
 // Claim is an address that a delegate added to the result. The delegates after it get the address
-// in prevResult, and create their rules for it.
+// in prevResult, and may create rules for it.
 type Claim struct {
 	Address netip.Addr `json:"address"`
-	Step    int        `json:"step"` // Index of that step
+	Step    int        `json:"step"` // the Index of that delegate's step
 	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
 	// Two attachments with the same address are an error only if they share a pool.
 	Pool string `json:"pool,omitempty"`
@@ -248,8 +251,9 @@ type Pod struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// NetNS identifies a network namespace, at the path where the runtime mounted it. All numbers are
-// zero if the ADD could not open it. The kernel may reuse an inode, but no cookie within a boot.
+// NetNS identifies a network namespace. Path is where the runtime mounted it. All numbers are zero
+// if the ADD could not open the namespace. The kernel may reuse an inode, but no cookie within a
+// boot.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
@@ -260,7 +264,7 @@ type NetNS struct {
 // Known reports whether the ADD identified the namespace.
 func (n NetNS) Known() bool { return n.Ino != 0 }
 
-// Same reports whether both are known, and the same network namespace.
+// Same reports whether both network namespaces are known, and are the same.
 func (n NetNS) Same(o NetNS) bool {
 	if n.Known() && n.Cookie != 0 && o.Cookie != 0 {
 		return n.Cookie == o.Cookie

@@ -51,8 +51,8 @@ func everything() *Record {
 	}
 }
 
-// visit calls tell for every exported field of every struct in v, and reports whether the field is
-// zero.
+// visit calls tell for every exported field of every struct in v. The argument zero says whether
+// the field is zero.
 func visit(v reflect.Value, tell func(field string, zero bool)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -158,9 +158,10 @@ func TestSince(t *testing.T) {
 
 var states = []State{Gone, Adding, Live, RollingBack, Deleting, Abandoned}
 
-// legal lists the allowed changes of state. An attachment goes adding → live → deleting → gone, or
-// from adding or live → rolling-back → gone. A record may be written again in its state, a DEL may
-// create a record of an unknown attachment, and any state may become abandoned.
+// legal lists the allowed changes of state. The usual ones are adding → live → deleting → gone and,
+// if the ADD fails, adding or live → rolling-back → gone. A record may be written again in its
+// state. A DEL may create a record of an unknown attachment, and an ADD may write its lost record
+// again. Any state may become abandoned.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Abandoned},
 	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Abandoned}, {Adding, Gone},
@@ -188,8 +189,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestEdges: CheckEdge allows exactly the legal changes, and none from or to a state that only a
-// newer release knows. TestJournalIsAMap covers transactions that try an illegal change.
+// TestEdges: CheckEdge allows exactly the legal changes, but no change from or to a state that only
+// a newer release knows. TestJournalIsAMap covers transactions that try an illegal change.
 func TestEdges(t *testing.T) {
 	s, unknown := newStore(t), State("unheard-of")
 	for _, from := range append(states, unknown) {

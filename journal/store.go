@@ -20,24 +20,26 @@ import (
 // Store is a node's journal: a directory with the journal file, the queue file and a lock file for
 // each attachment. Only Dir must be set. A Store keeps no file open. The steps of a transaction:
 //
-//  1. Take the flock of the queue file. Readers take it too, because they could starve a writer.
-//  2. A writer creates the journal file if it is missing (see replace). Open it and take its flock,
-//     which readers share. Verify it (see trust). A writer may have to copy it. If another file is
-//     at the path of one of these files by now, begin again.
-//  3. A reader unlocks the queue file. A writer keeps it locked, so that no other reader starts.
+//  1. Acquire the flock of the queue file. Readers acquire it as well, because otherwise they could
+//     starve a writer.
+//  2. A writer creates the journal file if it is missing (see replace). Open the file and acquire
+//     its flock, which readers share. Verify the file; a writer may have to replace it with a copy
+//     (see trust). If another file is at one of the two paths by now, begin again.
+//  3. A reader unlocks the queue file. A writer keeps it locked, so that no reader starts.
 //  4. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
 //  5. Close the journal file and unlock the queue file.
 //
 // A panic or a SIGBUS in bbolt becomes an error. If the file proves to be damaged, a writer sets it
-// aside, and runs the transaction again in a new one: a function passed to Update may run twice. A
-// reader records the damage in the queue file, so that the next writer verifies the file.
+// aside, and runs the transaction again in a new file. So a function passed to Update may run
+// twice. A reader records the damage in the queue file, so that the next writer verifies the
+// journal file.
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
 	// Trusting is set by the plugin, which runs for every pod (see trust).
 	Trusting bool
-	Point    func(name string) // called where a test can kill this process: after a change on disk
+	Point    func(name string) // called after a change on disk, where a test can kill this process
 
 	wait time.Duration // replaces maxWait in tests
 	boot string        // replaces bootID in tests
@@ -95,7 +97,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 				return err
 			}
 		case errors.Is(err, ErrDamaged) && !write:
-			// a trusting writer now verifies the file, unless this process may not write the queue file
+			// make the next writer verify the file, if this process may write the queue file
 			if queue, err := openFile(filepath.Join(s.Dir, queueName), os.O_WRONLY); err == nil {
 				_ = errors.Join(s.setCommit(queue, began), queue.Close())
 			}
@@ -106,7 +108,7 @@ func (s *Store) run(ctx context.Context, write bool, fn func(*Tx) error) error {
 	}
 }
 
-// transact runs the steps from the second on. The caller has locked the queue file.
+// transact runs the steps from the second on (see Store). The caller has locked the queue file.
 func (s *Store) transact(
 	ctx context.Context, queue *os.File, write bool, fn func(*Tx) error,
 ) (err error) {
@@ -117,7 +119,7 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
-			// bbolt's own locks may be held, so the file stays mapped, which would keep its flock
+			// bbolt may hold its own locks, so the file stays mapped, and the mapping would keep the flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -176,7 +178,8 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 }
 
 // trust verifies the journal file, unless the store is trusting and the last commit succeeded. If
-// that commit failed, a writer replaces the file with a copy.
+// that commit failed, a writer replaces the file with a copy, because the kernel may treat pages as
+// written although they are not on disk.
 func (s *Store) trust(queue *os.File, write bool) error {
 	last := s.lastCommit(queue)
 	if last == succeeded && s.Trusting {
@@ -221,8 +224,8 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 }
 
 // blame decides whether bbolt's error means that the file is damaged. An error from the kernel does
-// not, because a disk that recovers from EIO loses nothing. bbolt also reports damage if the kernel
-// cannot read a meta page, so blame reads the whole file itself.
+// not mean that, because a disk that recovers from EIO loses nothing. bbolt also reports damage if
+// the kernel cannot read a meta page, so blame reads the whole file itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -230,7 +233,7 @@ func (s *Store) blame(err error) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	data, cause := verify(s.Path())
-	if m, ok := newestMeta(data); ok && m.version > bboltVersion { // and not a damaged byte
+	if m, ok := newestMeta(data); ok && m.version > bboltVersion { // its checksum is right
 		return fmt.Errorf("%w (%w)", ErrNewer, err)
 	}
 	return cmp.Or(cause, fmt.Errorf("%w: %w", ErrDamaged, err))
@@ -245,11 +248,11 @@ func (s *Store) at(point string) {
 // chunk is the unit, in bytes, by which the file grows.
 const chunk = 64 << 10
 
-// makeRoom allocates disk space at the end of the file, after the pages in use, so that neither
-// this commit nor the commits after an intent can fail because the disk is full: bbolt only sets
-// the file's size, and the copy after a failed commit (see trust) needs space, too. makeRoom does
-// nothing on a file system that cannot allocate in advance. A file system that copies a page on
-// each write (btrfs, ZFS) may still be full.
+// makeRoom allocates disk space at the end of the file, after the pages in use, because bbolt only
+// sets the file's size. So neither this commit nor the commits after an intent can fail because the
+// disk is full. A failed commit would make a copy necessary (see trust), which needs space as well.
+// makeRoom does nothing on a file system that cannot allocate in advance. A file system that copies
+// a page on each write (btrfs, ZFS) may still be full.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
@@ -276,10 +279,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 }
 
 // pages returns the maximum number of pages that a commit of this size writes. bbolt writes each
-// changed page, and the pages above it, to another place. It splits a leaf of large records at the
-// fifth; the records of one network have about the same size. 12 pages are for the rest: two leaves
-// that are split or merged, the branches, the list of buckets, and the page that bbolt leaves free
-// at the end. The freelist takes 8 bytes for each free page.
+// changed page, and the pages above it, to another place. A leaf of large records contains at most
+// five, because bbolt splits it at the fifth, and the records of one network have about the same
+// size. 12 pages are for the rest: two leaves that are split or merged, the branches, the list of
+// buckets, and the page that bbolt leaves free at the end. The freelist takes 8 bytes for each free
+// page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

@@ -52,7 +52,7 @@ func untouched(t testing.TB, dir string) func() {
 	}
 }
 
-// look calls every read of a transaction: it reads all records, and looks some of them up.
+// look reads all records in a transaction, and looks some of them up.
 func look(tx *Tx) error {
 	n := 0
 	visit := func(e *Record, err error) error {
@@ -131,7 +131,7 @@ func TestModes(t *testing.T) {
 	for _, umask := range []string{"0", "022", "077", "0777"} {
 		t.Run(umask, func(t *testing.T) {
 			if umask == "0777" {
-				needRoot(t) // only root opens a file of mode 0
+				needRoot(t) // only root can open a file of mode 0
 			}
 			s := newStore(t)
 			s.Dir = filepath.Join(s.Dir, "made", "too")

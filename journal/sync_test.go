@@ -11,8 +11,8 @@ import (
 )
 
 // TestSyncFails: the sync of the pages or of the meta page fails in a commit, so the commit may or
-// may not be on disk. From then on the kernel considers the pages written. The next Update, in
-// another process, therefore copies the file.
+// may not be on disk. From then on, the kernel treats the pages as written. Therefore the next
+// Update, in another process, copies the file.
 func TestSyncFails(t *testing.T) {
 	needDisk(t)
 	for i, after := range []string{"a c", "a b c"} {
@@ -110,7 +110,7 @@ func TestBegan(t *testing.T) {
 func TestFullDiskAfterReboot(t *testing.T) {
 	disk := smallDisk(t)
 	s := &Store{Dir: filepath.Join(disk, "state")}
-	put(t, s, bigs(populated, 4)...) // also allocates room for the commits below
+	put(t, s, bigs(populated, 4)...) // this also allocates space for the commits below
 	if err := os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
 	}

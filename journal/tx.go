@@ -14,17 +14,17 @@ import (
 // Tx is one transaction on the journal. It ends when the function that received it returns.
 type Tx struct {
 	btx    *bolt.Tx // nil: a snapshot, or no journal exists yet
-	size   int      // the bytes that it puts or deletes; 0: there is nothing to commit
-	begins bool     // it puts an intent; two more transactions of its size follow
+	size   int      // the bytes that it writes or deletes; 0: there is nothing to commit
+	begins bool     // it writes an intent; two more transactions of its size follow
 
 	copied  [][2][]byte        // a snapshot's keys and values, in key order
 	decoded map[string]*Record // its records that were decoded, by key
 }
 
-// Snapshot returns a copy of the records, for one goroutine, to be read after the transaction. The
-// caller must not change the records that the copy returns.
+// Snapshot returns a copy of the records, for one goroutine, which can be read after the
+// transaction. The caller must not change the records that the copy returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
-	const chunk = 256 << 10 // an allocation for each record would clear its memory first
+	const chunk = 256 << 10 // bytes in one allocation; an allocation for each record takes longer
 	s, room := &Tx{decoded: map[string]*Record{}}, []byte{}
 	return s, tx.scan(nil, func(k, v []byte) error {
 		if size := len(k) + len(v); cap(room)-len(room) < size {
@@ -38,8 +38,8 @@ func (tx *Tx) Snapshot() (*Tx, error) {
 	})
 }
 
-// scan calls fn for every record whose key begins with a prefix, in key order, or returns
-// ErrDamaged: in a damaged file, bbolt may return the same keys for ever.
+// scan calls fn for every record whose key begins with a prefix, in key order. It returns
+// ErrDamaged if the keys do not ascend: in a damaged file, bbolt may return the same keys forever.
 func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	if tx.btx == nil {
 		at, _ := slices.BinarySearchFunc(tx.copied, prefix,
@@ -125,10 +125,12 @@ func (tx *Tx) decode(key, value []byte) (*Record, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. With an intent (a record in state
-// Adding), the transaction fails before it writes anything, unless the file has room for two more
-// of its size: for the result, and for the DELs that a failed ADD leaves. Put assigns a number to
-// the record of a new ADD, and then deletes the attachment's abandoned and damaged records.
+// Put writes a record. It rejects an illegal change of state. Put assigns a number to the record of
+// a new ADD, and then deletes the attachment's abandoned and damaged records.
+//
+// A record in state Adding is an intent. Its transaction fails before it writes anything, unless
+// the file has room for two more transactions of its size: for the result, and for the pending DELs
+// of a failed ADD.
 func (tx *Tx) Put(e *Record) error {
 	from, err := tx.checkChange(e, e.State)
 	if err != nil {
@@ -139,7 +141,7 @@ func (tx *Tx) Put(e *Record) error {
 		if err = tx.dropAbandoned(e.Key); err == nil {
 			e.Number, err = b.NextSequence()
 		}
-	case e.Number > b.Sequence(): // it comes from a journal that was set aside
+	case e.Number > b.Sequence(): // the record is from a journal that was set aside
 		err = b.SetSequence(e.Number)
 	}
 	if err != nil {
@@ -153,8 +155,8 @@ func (tx *Tx) Put(e *Record) error {
 	return tx.write(e)
 }
 
-// Amend writes a record that the transaction has read. Unlike Put, it leaves the record's time, so
-// that the attachment does not become younger.
+// Amend writes a record that the transaction has read. Unlike Put, it does not change the record's
+// time, so that the attachment does not become younger.
 func (tx *Tx) Amend(e *Record) error {
 	if _, err := tx.checkChange(e, e.State); err != nil {
 		return err
@@ -172,7 +174,7 @@ func (tx *Tx) write(e *Record) error {
 }
 
 // Delete removes a record, which may be missing, and the attachment's abandoned and damaged
-// records, or the only record with a malformed key.
+// records. If the key is malformed, it removes only the record with that key.
 func (tx *Tx) Delete(e *Record) error {
 	if e.Key.Malformed() {
 		return tx.drop([]byte(e.Key.Network))
@@ -230,8 +232,8 @@ func IgnoreDamaged(err error) error {
 	return err
 }
 
-// ByPod returns the pending records of a pod, by namespace and name, in all networks. It omits
-// damaged ones.
+// ByPod returns the records of a pod, by namespace and name, in all networks. It omits abandoned
+// and damaged records.
 func (tx *Tx) ByPod(p Pod) ([]*Record, error) {
 	if p.Name == "" {
 		return nil, nil
@@ -242,8 +244,9 @@ func (tx *Tx) ByPod(p Pod) ([]*Record, error) {
 	})
 }
 
-// ByNetNS returns the records whose ADD was in a network namespace of this boot, like ByPod. Within
-// a boot, records of the same namespace have the same inode.
+// ByNetNS returns the records whose ADD was in a network namespace of this boot. Like ByPod, it
+// omits abandoned and damaged records. Within a boot, records of the same namespace have the same
+// inode.
 func (tx *Tx) ByNetNS(n NetNS) ([]*Record, error) {
 	if !n.Known() {
 		return nil, nil
@@ -252,14 +255,16 @@ func (tx *Tx) ByNetNS(n NetNS) ([]*Record, error) {
 		func(e *Record) bool { return e.Added.NetNS.Same(n) })
 }
 
-// ByAddress returns the records that claim an address, like ByPod.
+// ByAddress returns the records that claim an address. Like ByPod, it omits abandoned and damaged
+// records.
 func (tx *Tx) ByAddress(a netip.Addr) ([]*Record, error) {
 	a = a.Unmap()
 	return tx.matching([]byte(a.String()+`"`), func(e *Record) bool { return e.ClaimsAddress(a) })
 }
 
-// matching returns the pending records that match. It decodes only those that contain a text. An
-// index would save 40 µs with 110 records, but a changed byte in it would hide a record.
+// matching returns the matching records that are neither abandoned nor damaged. It decodes only
+// records that contain a text. An index would save 40 µs with 110 records, but a changed byte in it
+// would hide a record.
 func (tx *Tx) matching(text []byte, match func(*Record) bool) (records []*Record, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {

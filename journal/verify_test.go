@@ -152,8 +152,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyOneMeta: either of the two meta pages is enough. If the newer one is lost, bbolt falls
-// back to the previous transaction.
+// TestVerifyOneMeta: one of the two meta pages is enough. If the newer meta page is damaged, bbolt
+// uses the older one, and so the previous transaction.
 func TestVerifyOneMeta(t *testing.T) {
 	for id := range uint64(2) {
 		f := newFile(t)

@@ -18,12 +18,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// parent is how a runtime starts an ADD for which it does not wait: a shell's commands that start
-// unwind, which is $0, or nothing.
+// parent is a way in which a runtime starts an ADD: directly or, if commands is not empty, by shell
+// commands in which $0 is the path of unwind.
 type parent struct {
 	name     string
 	commands string
-	dies     bool // with the runtime
+	dies     bool // whether the shell dies with the runtime
 }
 
 var parents = []parent{
@@ -34,7 +34,8 @@ var parents = []parent{
 	{"by a parent that ends", `exec 3<&0; ("$0" <&3 &)`, false},
 }
 
-// startAdd starts the pod's ADD under a parent. It returns what ends the runtime.
+// startAdd starts the pod's ADD in the given way. die imitates the death of the runtime: it closes
+// the pipe for the result of the ADD and, if parent.dies is set, kills the shell.
 func (p *pod) startAdd(parent parent) (die func()) {
 	p.Helper()
 	in := p.input("ADD", p.entryOf(p.chainOf(p.plugins()...), nil))
@@ -56,7 +57,7 @@ func (p *pod) startAdd(parent parent) (die func()) {
 	must(p, errors.Join(stdin.Close(), stdout.Close()))
 	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	go func() { _ = cmd.Wait() }()
-	p.Cleanup(func() { // also the plugins' children
+	p.Cleanup(func() { // the plugins' children may still run
 		p.killProcesses()
 		_ = reader.Close()
 	})
@@ -74,14 +75,14 @@ func (n *node) awaitProcessEnd(name string) {
 	eventually(n, name+" ends", func() bool { return len(n.processes(name)) == 0 })
 }
 
-// killProcesses kills the processes of the node's ADDs, or only those with a name.
+// killProcesses kills the processes of the node's ADDs: all, or those with one of the names.
 func (n *node) killProcesses(names ...string) {
 	for _, pid := range n.processes(names...) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }
 
-// processes returns the processes of the node's ADDs, or only those with a name.
+// processes returns the processes of the node's ADDs: all, or those with one of the names.
 func (n *node) processes(names ...string) (pids []int) {
 	n.Helper()
 	all, err := facts.Processes()
@@ -98,10 +99,10 @@ func (n *node) processes(names ...string) (pids []int) {
 	return pids
 }
 
-// TestNobodyWaits: a runtime starts an ADD, directly or not. Then its unwind is killed, or the DEL
-// comes although the ADD runs, or the runtime dies, and its unwind ends by itself. Whatever the
-// plugin does, the DEL soon succeeds, and no address is left, also once the plugin's children have
-// ended. Only a daemon outlives the DEL.
+// TestNobodyWaits: nobody waits for an ADD any more, because unwind was killed, because the runtime
+// has sent the DEL, or because the runtime is dead. Whatever the plugin does, the DEL succeeds
+// within 20 s and frees the address. Children of the plugin that run longer than the DEL leave no
+// address either.
 func TestNobodyWaits(t *testing.T) {
 	plugins := oneOf(
 		"a plugin without children",
@@ -116,7 +117,7 @@ func TestNobodyWaits(t *testing.T) {
 		n.budget("Children=3s")
 		n.budget("Stop=2s")
 		n.budget("Unread=1s")
-		began := filepath.Join(n.dir, "began") // is there once the plugin runs
+		began := filepath.Join(n.dir, "began") // exists once the plugin runs
 		n.chain(object(`{"type": "sub", "ipam": %s}`, n.hostLocal(n.subnet)))
 		before, after, rest := 0, 0, "wait"
 		switch {
@@ -160,8 +161,8 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// TestHungADD: an ADD hangs, and its parent lives, as multus does. The runtime's DEL does not wait
-// for the ADD.
+// TestHungADD: an ADD, or the DEL of its rollback, hangs while the process that started unwind
+// lives, as with multus. The runtime's DEL ends the ADD and succeeds within 20 s.
 func TestHungADD(t *testing.T) {
 	choices := oneOf("in ADD", "in the DEL of its rollback", "in both")
 	each1(t, choices, func(t *testing.T, hangs choice) {
@@ -190,7 +191,7 @@ func TestHungADD(t *testing.T) {
 	})
 }
 
-// TestSweepKillsNobody: 60 healthy delegates of a sweep's workers live until they end.
+// TestSweepKillsNobody: a sweep runs 60 DELs in parallel workers, and kills none of them.
 func TestSweepKillsNobody(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

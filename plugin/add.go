@@ -38,21 +38,22 @@ type adding struct {
 // add runs an ADD.
 //
 //  1. Read the configuration and find every binary. If that fails, nothing has been allocated.
-//  2. Take the attachment's lock.
-//  3. Release what earlier ADDs of this attachment and of its pod have left. Write the intent: the
-//     record in state adding, with the whole chain.
+//  2. Acquire the attachment's lock.
+//  3. Undo earlier ADDs of this attachment, and release dead attachments of its pod. Write the
+//     intent: the record in state adding, with the whole chain.
 //  4. Run each delegate. If its result differs from the previous one, write the record in state
 //     live, with the result and claims on the new addresses.
 //  5. Print the result.
-//  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. This
-//     needs no journal.
+//  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. The
+//     rollback works without the journal.
 //
 // If the intent cannot be written, the ADD continues without the journal, or fails (see
-// journalFailed). Every later write that fails makes the ADD fail. So if a record is in state
-// adding and its lock is free, unwind never printed success, and the attachment is dead.
+// journalFailed). After the intent is written, any write that fails makes the ADD fail. So if a
+// record is in state adding and its lock is free, unwind never printed success, and the attachment
+// is dead.
 //
-// After a crash, every delegate of the chain gets a DEL, because the journal does not record which
-// ones were started. libcni does the same after a failed ADD.
+// After a crash during the ADD, every delegate of the chain gets a DEL, because the journal does
+// not record which delegates were started. libcni does the same after a failed ADD.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -73,16 +74,18 @@ func (o *op) add(ctx context.Context) error {
 	return nil
 }
 
-// Why an ADD ends early.
+// The reasons to end an ADD early (see watched).
 var (
 	errAwaited = errors.New("the runtime has sent the DEL of this attachment")
 	errUnread  = errors.New("the runtime has closed the pipe for the result")
 )
 
-// watched returns a context that ends, while a delegate of this ADD runs, once nobody has waited
-// for the ADD for a time: a DEL waits for the attachment's lock instead, or nobody can read stdout.
-// Runtimes run one verb for a container at a time, so the ADD's runtime is dead or has abandoned
-// it. A DEL that waits for another attachment, which this ADD releases, does not count.
+// watched returns a context that ends once nobody waits for the ADD any more: a DEL has waited for
+// the attachment's lock for the duration awaited, or nobody has been able to read stdout for the
+// duration unread. Both are checked while a delegate of the ADD runs. Runtimes run one verb for a
+// container at a time, so the runtime that started the ADD is dead or has abandoned it. A DEL that
+// waits for another attachment's lock does not count, even if this ADD holds that lock to release
+// the attachment.
 func (a *adding) watched(
 	ctx context.Context, awaited, unread time.Duration,
 ) (context.Context, context.CancelCauseFunc) {
@@ -99,8 +102,8 @@ func (a *adding) watched(
 	return ctx, end
 }
 
-// lasting returns a function that reports whether a condition was true in a call that is at least d
-// ago. The condition may be nil.
+// lasting returns a function that reports whether at least d has passed since the first call in
+// which the condition was true. A nil condition is never true.
 func lasting(d time.Duration, condition func() bool) func() bool {
 	var since time.Time
 	return func() bool {
@@ -158,8 +161,9 @@ func (a *adding) runDelegate(
 	return result, f
 }
 
-// setResult stores a result in a record. It returns new claims by a step's delegate, which uses the
-// given IPAM plugin, on the result's addresses that the ADD does not claim yet.
+// setResult stores a result and its host links in a record. It returns a claim on each address of
+// the result that the record does not claim yet. by is the step whose delegate returned the result,
+// and ipamPlugin is that delegate's IPAM plugin.
 func setResult(
 	e *journal.Record, raw json.RawMessage, by journal.Step, ipamPlugin string,
 ) (claims []journal.Claim, err error) {
@@ -177,13 +181,13 @@ func setResult(
 	return claims, nil
 }
 
-// commit writes the record as live, with a delegate's result and claims. It waits as long as other
-// processes write. If the result cannot be written, the ADD fails: success would leave a live
-// attachment in state adding.
+// commit writes the record as live, with a delegate's result and claims. While other processes keep
+// writing to the journal, commit waits. If the result cannot be written, the ADD fails: success
+// would leave a live attachment in state adding.
 //
-// If a live attachment claims one of the new addresses, that address is a duplicate. commit finds
-// it in the transaction that writes the claims. So if two ADDs get the same address at the same
-// time, the later one finds the other.
+// If a live attachment claims one of the new addresses, that address is a duplicate. commit
+// searches for such claims in the transaction that writes its own. So if two ADDs get the same
+// address at the same time, the ADD that commits second detects the duplicate.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
 	claims, err := setResult(a.record, result, a.record.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
@@ -214,8 +218,9 @@ func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *del
 	return a.refuseDuplicates(ctx, i, addresses, others)
 }
 
-// refuseDuplicates returns a failure if another attachment of the network has one of a delegate's
-// new addresses. It counts each such address, also one of another network.
+// refuseDuplicates returns a failure if another attachment of the same network uses one of the
+// addresses that a delegate has just added. It also counts duplicates in other networks, but
+// accepts them.
 func (a *adding) refuseDuplicates(
 	ctx context.Context, i int, addresses []netip.Addr, others []*journal.Record,
 ) *delegate.Failure {
@@ -232,8 +237,9 @@ func (a *adding) refuseDuplicates(
 	return nil
 }
 
-// duplicates returns the addresses, of the given ones, that another attachment certainly uses (see
-// netconf.SharedAddresses): it is not dead, and its interface has the address.
+// duplicates returns those of the given addresses that another attachment certainly uses: both ADDs
+// got the address from the same pool (see netconf.SharedAddresses), the other attachment is not
+// dead, and its interface has the address.
 func (a *adding) duplicates(
 	ctx context.Context, addresses []netip.Addr, other *journal.Record,
 ) []netip.Addr {
@@ -251,8 +257,8 @@ func (a *adding) duplicates(
 		func(address netip.Addr) bool { return !slices.Contains(has, address) })
 }
 
-// printResult prints the result in the CNI version of unwind's own configuration. It does not
-// convert a result of that version, because libcni would not either.
+// printResult prints the result in the CNI version of unwind's own configuration. If the chain has
+// that version, printResult does not convert the result, because libcni would not either.
 func (a *adding) printResult() *delegate.Failure {
 	last := a.callOf(len(a.chain.Delegates) - 1)
 	printed := a.record.Got.Result
@@ -269,7 +275,7 @@ func (a *adding) printResult() *delegate.Failure {
 	return nil
 }
 
-// rollBack undoes the ADD and returns the error for the runtime. It needs nothing from the journal.
+// rollBack undoes the ADD and returns the error for the runtime. It works without the journal.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	said := netconf.Shorten(f.Said(), 500)
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)
@@ -277,7 +283,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	defer cancel()
 	ctx, end := a.watched(ctx, a.Env.Budgets.Stop, a.Env.Budgets.Undo)
 	defer end(nil)
-	a.Node.Journal.Invalidate() // the ADD may have taken long
+	a.Node.Journal.Invalidate() // the snapshot may be old
 	reason := decide.FailedADD
 	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
@@ -301,8 +307,8 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	return err
 }
 
-// addError returns the failed delegate's message, followed by the pending DELs. lost is the error
-// that keeps the journal from recording these DELs, or nil.
+// addError returns the failed delegate's message, followed by the pending DELs. If the journal
+// cannot record these DELs, lost is the reason; otherwise, lost is nil.
 func addError(f *delegate.Failure, e *journal.Record, lost error) *types.Error {
 	pending := ""
 	if len(e.Steps) > 0 {

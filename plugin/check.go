@@ -13,13 +13,15 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// check runs CHECK of every delegate that was added and is still in the chain, in chain order, with
-// the configuration of the ADD or, if that fails, with the present one. It calls a delegate only if
-// the runtime would call it without unwind. If the attachment has no journal record, check logs a
-// warning and does not fail, because Nomad destroys a network namespace on a failed CHECK.
+// check runs the CHECK of every delegate of the ADD that is still in the chain, in chain order. A
+// delegate gets the configuration of the ADD or, if that CHECK fails, its present one. As without
+// unwind, no delegate runs if the chain sets disableCheck, or if its CNI version is older than
+// 0.4.0. If the attachment is not live in the journal, check logs a warning and uses the current
+// chain. It does not fail for that reason, because Nomad destroys a network namespace on a failed
+// CHECK.
 //
-// check does not take the lock. Delegates do not change anything in CHECK, so other verbs need not
-// wait for it.
+// check does not acquire the attachment's lock. Delegates change nothing in CHECK, so other verbs
+// need not wait for it.
 func (o *op) check(ctx context.Context) error {
 	if o.bad != nil {
 		o.log.Warn("ignoring invalid configuration keys; their defaults apply", "err", o.bad)

@@ -20,7 +20,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// What has to be.
+// General checks.
 
 func (n *node) want(is bool, format string, a ...any) {
 	n.Helper()
@@ -39,7 +39,7 @@ func (n *node) wantEqual(what string, got, want []string) {
 	n.want(slices.Equal(got, want), "%s: %q, not %q", what, got, want)
 }
 
-// wantClean checks that nothing is left, in no network.
+// wantClean checks that nothing is left in any network of the node.
 func (n *node) wantClean() {
 	n.Helper()
 	for _, one := range n.machine.networks {
@@ -47,17 +47,17 @@ func (n *node) wantClean() {
 	}
 }
 
-// Calls of faulty plugins, as "DEL p0". Those since the last forgetCalls, which wantCalls calls,
-// count.
+// Calls of faulty plugins, in the form "DEL p0". The checks consider only the calls since the last
+// forgetCalls. wantCalls calls forgetCalls.
 
-// wantCalls checks that there were just these calls, and forgets them.
+// wantCalls checks that there were exactly these calls in this order, and forgets them.
 func (n *node) wantCalls(calls ...string) {
 	n.Helper()
 	n.wantEqual("calls", n.calls(), calls)
 	n.forgetCalls()
 }
 
-// wantCallsInAnyOrder does not forget them.
+// wantCallsInAnyOrder checks that there were exactly these calls, and does not forget them.
 func (n *node) wantCallsInAnyOrder(calls ...string) {
 	n.Helper()
 	got := n.calls()
@@ -71,7 +71,7 @@ func (n *node) wantTimes(times int, call string) {
 	n.wantCount(call, len(slices.DeleteFunc(n.calls(), others)), times)
 }
 
-// wantBegan checks the first starts and ends of calls: "start ADD p0", "end ADD p0".
+// wantBegan checks the first starts and ends of calls, in the form "start ADD p0", "end ADD p0".
 func (n *node) wantBegan(phases ...string) {
 	n.Helper()
 	var got []string
@@ -81,7 +81,7 @@ func (n *node) wantBegan(phases ...string) {
 	n.wantEqual("phases", got[:min(len(got), len(phases))], phases)
 }
 
-// wantEnded waits until the process of a call has ended.
+// wantEnded waits until the process of the first such call has ended.
 func (n *node) wantEnded(call string) {
 	n.Helper()
 	pid := n.callLog()[slices.Index(n.calls(), call)].PID
@@ -89,7 +89,7 @@ func (n *node) wantEnded(call string) {
 	eventually(n, "the end of "+call, ended)
 }
 
-// wantPrevious checks that just these addresses were in the prevResult of each DEL and CHECK.
+// wantPrevious checks that the prevResult of each DEL and CHECK contained exactly these addresses.
 func (n *node) wantPrevious(addresses ...string) {
 	n.Helper()
 	for _, l := range n.callLog() {
@@ -100,7 +100,7 @@ func (n *node) wantPrevious(addresses ...string) {
 	}
 }
 
-// wantStdin checks that each call of a plugin had just this under a key.
+// wantStdin checks that the stdin of each call of a plugin had this value under a key.
 func (n *node) wantStdin(instance, key, value string) {
 	n.Helper()
 	for _, l := range n.callLog() {
@@ -109,7 +109,8 @@ func (n *node) wantStdin(instance, key, value string) {
 	}
 }
 
-// wantSameInput checks that the last DELs got what the first ADDs got, in reverse order.
+// wantSameInput checks that the last count DELs got the same input as the first count ADDs, in
+// reverse order. It ignores prevResult.
 func (n *node) wantSameInput(count int) {
 	n.Helper()
 	all := n.callLog()
@@ -124,7 +125,7 @@ func (n *node) wantSameInput(count int) {
 	}
 }
 
-// wantShown checks that each call was shown the network namespace of one of these pods.
+// wantShown checks that the i-th call got the network namespace of the i-th pod.
 func (n *node) wantShown(pods ...*pod) {
 	n.Helper()
 	log := n.callLog()
@@ -134,8 +135,8 @@ func (n *node) wantShown(pods ...*pod) {
 	}
 }
 
-// wantTogether checks that the DELs of each attachment ran one after the other, p1's first, and
-// those of so many attachments or more at the same time.
+// wantTogether checks that the DELs of each attachment ran one after the other, p1's first. It also
+// checks that DELs of at least the given number of attachments ran at the same time.
 func (n *node) wantTogether(attachments int) {
 	n.Helper()
 	running, done, most := map[string]string{}, map[string]string{}, 0
@@ -155,21 +156,21 @@ func (n *node) wantTogether(attachments int) {
 	n.want(most >= attachments, "%d attachments at once", most)
 }
 
-// wantDELs checks how many DELs of the pod faulty plugins got.
+// wantDELs checks how many DELs for this pod the faulty plugins got.
 func (p *pod) wantDELs(count int) {
 	p.Helper()
 	p.wantCount("DELs of "+p.ContainerID, len(p.dels()), count)
 }
 
-// What faulty plugins, host-local and the firewall hold.
+// Resources of faulty plugins, host-local and firewall.
 
-// wantTaken checks that faulty plugins hold just these files: CONTAINER.INTERFACE.INSTANCE.
+// wantTaken checks that faulty plugins hold exactly these files: CONTAINER.INTERFACE.INSTANCE.
 func (n *node) wantTaken(files ...string) {
 	n.Helper()
 	n.wantEqual("taken", n.taken(), files)
 }
 
-// wantRules checks that there are just these rules of faulty plugins: ADDRESS.INSTANCE.
+// wantRules checks that faulty plugins hold exactly these rules: ADDRESS.INSTANCE.
 func (n *node) wantRules(rules ...string) {
 	n.Helper()
 	n.wantEqual("rules", n.addressRules(), rules)
@@ -181,7 +182,8 @@ func (n *node) wantReserved(count int) {
 	n.want(len(n.reserved()) == count, "reserved, not %d: %v", count, n.reserved())
 }
 
-// wantOwners checks that host-local has just these owners: "ADDRESS CONTAINER INTERFACE".
+// wantOwners checks that host-local has assigned exactly these addresses: "ADDRESS CONTAINER
+// INTERFACE".
 func (n *node) wantOwners(owners ...string) {
 	n.Helper()
 	var got []string
@@ -192,7 +194,7 @@ func (n *node) wantOwners(owners ...string) {
 	n.wantEqual("owners", got, owners)
 }
 
-// wantAddress checks the address of the pod's last ADD.
+// wantAddress checks the address that the pod's last ADD returned.
 func (p *pod) wantAddress(address string) {
 	p.Helper()
 	if p.address != address {
@@ -218,8 +220,8 @@ func (n *node) wantClosed(address string) {
 
 // The journal.
 
-// wantRecord checks the state of the pod's newest record. counts are those of the pending DELs of
-// all its records, and of the records.
+// wantRecord checks the state of the pod's newest record. The optional counts are the number of
+// pending DELs in all records of the pod, and the number of these records.
 func (p *pod) wantRecord(state journal.State, counts ...int) {
 	p.Helper()
 	e, all, steps := p.record(), p.records(), 0
@@ -250,14 +252,15 @@ func (p *pod) wantGone() {
 	}
 }
 
-// awaitGone waits until the pod has no record: a sweep behind a STATUS may still run.
+// awaitGone waits until the pod has no record, because the sweep that a STATUS started may still
+// run.
 func (p *pod) awaitGone() {
 	p.Helper()
 	eventually(p, "no record of "+p.ContainerID, func() bool { return p.record() == nil })
 }
 
-// wantPending checks the plugins that have pending DELs, of the newest record first, each record in
-// the order of its chain.
+// wantPending checks which plugins have pending DELs: first those of the newest record, in the
+// order of the chain.
 func (p *pod) wantPending(plugins ...string) {
 	p.Helper()
 	var got []string
@@ -276,8 +279,8 @@ func (n *node) wantRecords(count int) {
 	n.wantCount("records", len(n.records()), count)
 }
 
-// wantAttachments checks that just these attachments, CONTAINER.INTERFACE, are in the journal, and
-// among what p0 has taken.
+// wantAttachments checks that exactly these attachments (CONTAINER.INTERFACE) are in the journal,
+// and that p0 holds a file for each of them and for no other.
 func (n *node) wantAttachments(want ...string) {
 	n.Helper()
 	var known, taken []string
@@ -298,7 +301,7 @@ func (n *node) wantLocks(count int) {
 	n.wantCount("locks", len(n.names(filepath.Join(n.stateDir, "locks"))), count)
 }
 
-// wantAbandoned checks that an operator has forgotten the pod.
+// wantAbandoned checks that the pod has a record in state abandoned, as after unwindctl forget.
 func (p *pod) wantAbandoned() {
 	p.Helper()
 	p.want(p.abandoned(p.key()) != nil, "%s is not forgotten", p.ContainerID)
@@ -317,15 +320,15 @@ func (n *node) wantAbsent(path string) {
 	n.want(os.IsNotExist(err), "%v", err)
 }
 
-// What is visible of a pod.
+// The traces of a pod: see pod.traces.
 
-// seen is what was visible of a pod.
+// seen contains the traces that a pod had.
 type seen struct {
 	marks  marks
 	traces string
 }
 
-// remember notes what the pod has now.
+// remember stores the traces that the pod has now.
 func (p *pod) remember() {
 	p.Helper()
 	m := p.marks(p.added)
@@ -333,7 +336,7 @@ func (p *pod) remember() {
 	p.want(strings.Count(p.seen.traces, "\n") > 0, "%s has only %q", p.ContainerID, p.seen.traces)
 }
 
-// wantUnchanged checks that the pod has just what it had when it was remembered.
+// wantUnchanged checks that the pod has exactly the traces that remember stored.
 func (p *pod) wantUnchanged() {
 	p.Helper()
 	if got := p.whole(p.seen.marks); got != p.seen.traces {
@@ -341,7 +344,7 @@ func (p *pod) wantUnchanged() {
 	}
 }
 
-// wantVanished checks that nothing is left of that.
+// wantVanished checks that none of the traces that remember stored exists.
 func (p *pod) wantVanished() {
 	p.Helper()
 	left := p.whole(p.seen.marks)
@@ -353,9 +356,9 @@ func (p *pod) wantPing() {
 	p.pingsGateways(p.added)
 }
 
-// What unwind says.
+// unwind's output and history.
 
-// wantLogged checks that the log of verbs that passed has a text.
+// wantLogged checks that the log of the verbs that succeeded contains a text.
 func (n *node) wantLogged(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.log(), text), "the log has no %q", text)
@@ -366,7 +369,7 @@ func (n *node) wantLoggedTimes(count int, text string) {
 	n.wantCount(fmt.Sprintf("%q in the log", text), strings.Count(n.log(), text), count)
 }
 
-// wantWarned checks that the last GC, STATUS or give wrote a text to stderr.
+// wantWarned checks that unwind wrote a text to stderr in the last GC, STATUS or give.
 func (n *node) wantWarned(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.said.stderr, text), "no %q in %s", text, n.said.stderr)
@@ -377,7 +380,7 @@ func (n *node) wantNotWarned(text string) {
 	n.want(!strings.Contains(n.said.stderr, text), "%q in %s", text, n.said.stderr)
 }
 
-// wantDetails checks the details of the error of the last GC, STATUS or give.
+// wantDetails checks the details of the error that the last GC, STATUS or give returned.
 func (n *node) wantDetails(details string) {
 	n.Helper()
 	n.want(n.said.said.Details == details, "details %q, not %q", n.said.said.Details, details)
@@ -390,7 +393,7 @@ func (n *node) wantEvents(beginnings ...string) {
 		n.events(), beginnings)
 }
 
-// wantCounters checks the counters that are not 0: "NAME LABELS N".
+// wantCounters checks all counters that are not 0, in the form "NAME LABELS N".
 func (n *node) wantCounters(counters ...string) {
 	n.Helper()
 	var got []string
@@ -401,7 +404,7 @@ func (n *node) wantCounters(counters ...string) {
 	n.wantEqual("counters", got, counters)
 }
 
-// wantWithin checks that something takes less than this time.
+// wantWithin checks that a function returns within this time.
 func (n *node) wantWithin(most time.Duration, what func()) {
 	n.Helper()
 	began := time.Now()
@@ -417,17 +420,17 @@ func asJSON(t testing.TB, v any) string {
 	return string(text)
 }
 
-// nothingLeft checks the invariant at the end of every test: nothing is taken, and the journal is
-// empty.
+// nothingLeft checks what must hold at the end of every test: no resource is left, and the journal
+// is empty.
 func (n *node) nothingLeft() {
 	n.Helper()
 	n.nothingOnDisk()
-	// The kernel removes those of a namespace that is gone after a while.
+	// The kernel removes the ports of a deleted namespace with some delay.
 	eventually(n, n.bridge+" has no ports", func() bool { return len(n.ports()) == 0 })
 	n.noRules()
 }
 
-// ports returns the interfaces of the bridge.
+// ports returns the names of the bridge's ports.
 func (n *node) ports() (names []string) {
 	n.Helper()
 	bridge, err := netlink.LinkByName(n.bridge)
@@ -435,7 +438,7 @@ func (n *node) ports() (names []string) {
 		return nil
 	}
 	links, err := netlink.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests make and remove interfaces meanwhile
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // other tests create and remove interfaces
 		links, err = netlink.LinkList()
 	}
 	must(n, err)
@@ -447,7 +450,8 @@ func (n *node) ports() (names []string) {
 	return names
 }
 
-// noRules checks that no rule has an address of the node's, or its network in its comment.
+// noRules checks that no firewall rule contains an address of the node's subnet, or the network's
+// name in its comment.
 func (n *node) noRules() {
 	n.Helper()
 	if !n.ruled.Load() {
@@ -458,7 +462,8 @@ func (n *node) noRules() {
 	}
 }
 
-// nothingOnDisk checks that delegates and journal hold nothing.
+// nothingOnDisk checks that faulty plugins and host-local hold nothing, and that the journal has no
+// record and no lock file.
 func (n *node) nothingOnDisk() {
 	n.Helper()
 	if taken := n.taken(); len(taken) > 0 {

@@ -21,8 +21,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestChildIsWaitedFor: a delegate's child that outlives its unwind and soon ends is waited for,
-// and what it takes late is released.
+// TestChildIsWaitedFor: unwind is killed, and a child of its plugin runs on for a second. The next
+// verb waits for the child, and then releases what the child allocated.
 func TestChildIsWaitedFor(t *testing.T) {
 	each1(t, recoveries, func(t *testing.T, recovery recovery) {
 		n := newNode(t)
@@ -43,8 +43,8 @@ func TestChildIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestChildrenOfAnOwnerThatDies: a verb has long waited for a lock when its owner dies. A child of
-// the owner's delegate still gets its own time to end.
+// TestChildrenOfAnOwnerThatDies: a DEL has waited for 6 s for a lock when the unwind process that
+// owns the lock is killed. The children of that process's plugin still get the full 5 s to end.
 func TestChildrenOfAnOwnerThatDies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -69,8 +69,8 @@ func TestChildrenOfAnOwnerThatDies(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDelEndsALoop: the plugin of an ADD runs one short program after the other, and never ends, at
-// its ADD and at the DEL of its rollback. The runtime's DEL does not wait for as long as they do.
+// TestDelEndsALoop: a plugin starts one short program after another in an endless loop, in its ADD
+// and in the DEL of the rollback. The runtime's DEL ends both loops.
 func TestDelEndsALoop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -89,9 +89,9 @@ func TestDelEndsALoop(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDelDuringAdd: an ADD that still runs ends once a DEL of its attachment comes, and rolls
-// everything back: the runtime is dead, or has given the ADD up. An ADD of another attachment that
-// releases this one meanwhile is waited for, and does not end.
+// TestDelDuringAdd: the runtime sends the DEL of an attachment whose ADD still runs, so the runtime
+// no longer waits for that ADD. The ADD ends and rolls everything back. But if the ADD of another
+// attachment is releasing this one, the DEL waits for that ADD, which continues.
 func TestDelDuringAdd(t *testing.T) {
 	adds := oneOf("its delegate hangs", "it hangs in its rollback too", "of another attachment")
 	each1(t, adds, func(t *testing.T, which choice) {
@@ -131,8 +131,8 @@ func TestDelDuringAdd(t *testing.T) {
 	})
 }
 
-// TestDaemonOutlivesUnwind: unwind is killed after a delegate has left a daemon. The delegate that
-// still runs ends, and the daemon does not. It doesn't hold the attachment up either.
+// TestDaemonOutlivesUnwind: unwind is killed after a plugin has started a daemon. The plugin that
+// runs at that time ends, but the daemon does not. The daemon doesn't block the attachment.
 func TestDaemonOutlivesUnwind(t *testing.T) {
 	status := recovery{"STATUS", func(p *pod) {
 		p.dropNetNS()
@@ -154,7 +154,8 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	})
 }
 
-// leftBy returns the children in a role, daemon or orphan, of faulty plugins with this CNI_PATH.
+// leftBy returns the child processes in a role, daemon or orphan, of the faulty plugins with this
+// CNI_PATH.
 func leftBy(t testing.TB, path, role string) []int {
 	t.Helper()
 	var pids []int
@@ -173,8 +174,8 @@ func leftBy(t testing.TB, path, role string) []int {
 	return pids
 }
 
-// TestTwoAdds: of two ADDs of one container ID at once exactly one succeeds, and no delegate runs
-// for both at once.
+// TestTwoAdds: of two simultaneous ADDs of one container ID, exactly one succeeds, and the plugins
+// run only for that one.
 func TestTwoAdds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -193,8 +194,8 @@ func TestTwoAdds(t *testing.T) {
 	n.wantClean()
 }
 
-// TestHangingChainsHoldNobodyUp: beside 16 pods whose delegate hangs, in ADD or in DEL, another
-// pod's verbs end, and are in the journal.
+// TestHangingChainsHoldNobodyUp: while a plugin hangs for 16 pods, in ADD or in DEL, another pod's
+// ADD and DEL succeed and update the journal.
 func TestHangingChainsHoldNobodyUp(t *testing.T) {
 	each1(t, []string{"ADD", "DEL"}, func(t *testing.T, verb string) {
 		n := newNode(t)
@@ -233,7 +234,8 @@ func TestHangingChainsHoldNobodyUp(t *testing.T) {
 	})
 }
 
-// headless runs this program as one whose first thread has ended: see TestMain.
+// headless ends the first thread of this process, and the whole process after a minute. See
+// TestMain.
 func headless() {
 	runtime.LockOSThread()
 	go func() {
@@ -243,15 +245,15 @@ func headless() {
 	_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 }
 
-// confined is a shell's command that starts unwind without the right to inspect processes that have
-// more capabilities. The tests' processes then have one more: this right.
+// confined is a shell command that starts unwind, $0, without CAP_SYS_PTRACE. unwind then cannot
+// inspect the tests' processes, because they have this capability.
 const (
 	confined = `exec ` + less + `"$0"`
 	less     = `setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace `
 )
 
-// Commands of a shell that runs on the pod's node. enter starts a process in the pod's namespace
-// and waits until it is there.
+// Shell commands that askOnNode runs on the pod's node. enter starts a process in the pod's
+// namespace, and waits until that process has entered the namespace.
 const (
 	enter = `nsenter --net="$POD" sleep 60 & while
 	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `
@@ -259,19 +261,18 @@ const (
 	hide   = `mount -t proc -o hidepid=2,gid=12345 proc /proc; `
 )
 
-// askOnNode asks unwind where these commands of a shell were run before, by process 1 of a PID
-// namespace.
+// askOnNode runs shell commands as process 1 of a new PID namespace, and then a verb of unwind.
 func (p *pod) askOnNode(verb string, commands ...string) {
 	p.Helper()
 	script := strings.ReplaceAll(strings.Join(commands, "")+`"$0"`, "$POD", p.NetNS)
 	p.askBy(verb, `exec unshare --pid --fork --kill-child --mount-proc sh -c '`+script+`; exit $?' "$0"`)
 }
 
-// askBy asks unwind, which is $0, by a shell's command in a mount namespace of its own. A GC lists
-// the pod.
+// askBy runs a verb of unwind by a shell command, in which $0 is unwind, in a new mount namespace.
+// The list of a GC contains the pod.
 func (p *pod) askBy(verb, command string) {
 	p.Helper()
-	p.outer = "1.1.0" // which has them all
+	p.outer = "1.1.0" // this version has all verbs
 	changes := keys{}
 	if verb == "GC" {
 		changes = valid(p)
@@ -283,7 +284,8 @@ func (p *pod) askBy(verb, command string) {
 	p.Logf("%s: %s", verb, out.stderr)
 }
 
-// enterHeadless has a process in the pod whose first thread has ended.
+// enterHeadless starts a process in the pod's namespace, and waits until the first thread of that
+// process has ended.
 func (p *pod) enterHeadless() {
 	p.Helper()
 	self, err := os.Executable()
@@ -294,13 +296,13 @@ func (p *pod) enterHeadless() {
 	eventually(p, "the first thread gone", func() bool { return ended(cmd.Process) })
 }
 
-// TestConfinedNode runs a node in a PID and a mount namespace, with a process 1 and perhaps one in
-// the pod.
+// TestConfinedNode runs a STATUS in new PID and mount namespaces, in which the pod's namespace is
+// no longer mounted. unwind releases the pod only if it can inspect all processes.
 func TestConfinedNode(t *testing.T) {
 	type test struct {
 		name     string
 		commands []string
-		unknown  bool // whether the pod is alive
+		unknown  bool // unwind cannot tell whether the pod is alive
 	}
 	tests := []test{
 		{"lost", []string{umount}, false},
@@ -323,8 +325,8 @@ func TestConfinedNode(t *testing.T) {
 	})
 }
 
-// TestConfinedOrphan: an address that host-local keeps for nobody is released if the network
-// namespaces of all processes can be inspected.
+// TestConfinedOrphan: the owner of an address is neither on the GC's list nor in the journal. The
+// GC releases the address only if unwind can inspect the network namespaces of all processes.
 func TestConfinedOrphan(t *testing.T) {
 	each1(t, oneOf("all can be inspected", "not"), func(t *testing.T, which choice) {
 		n := newNode(t)
@@ -344,7 +346,8 @@ func TestConfinedOrphan(t *testing.T) {
 	})
 }
 
-// TestFirstThreadEnds: a process is in a pod's namespace as long as any of its threads lives.
+// TestFirstThreadEnds: a pod is live as long as any thread of a process is in its namespace, even
+// if the first thread of that process has ended.
 func TestFirstThreadEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -358,8 +361,8 @@ func TestFirstThreadEnds(t *testing.T) {
 	a.wantRecord(journal.Live)
 }
 
-// TestOnThread: the thread that enters a network namespace is never the first one, and does nothing
-// else afterwards.
+// TestOnThread: OnThread never runs a function on the first thread, and no other goroutine runs on
+// the thread that it used.
 func TestOnThread(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()
@@ -384,7 +387,7 @@ func TestOnThread(t *testing.T) {
 				if unix.Gettid() == os.Getpid() {
 					first.Add(1)
 				}
-				// All threads are taken, the first one too.
+				// Block this thread, so that the Go scheduler needs all others, even the first one.
 				_ = unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
 				if i%20 == 0 {
 					if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

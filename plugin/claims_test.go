@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// turn is a verb of a race, which a plugin holds.
+// turn is one of the two verbs of a race. A faulty plugin holds the call that fault names.
 type turn struct {
 	fault fault
 	pod   *pod
@@ -23,8 +23,9 @@ type turn struct {
 	begun *underWay
 }
 
-// await waits until the verb has ended or, unless it is to go on, until the plugin holds it. It may
-// wait for the other one instead.
+// await waits until the verb has ended or, without goOn, until the plugin holds its call. With
+// goOn, the plugin continues. await returns after the given time at the latest, because one verb
+// may wait for the other.
 func (t *turn) await(most time.Duration, goOn bool) {
 	file := t.pod.heldFile(t.fault.verb, t.pod.ContainerID, t.fault.instance)
 	for end := time.Now().Add(most); !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
@@ -40,8 +41,8 @@ func (t *turn) await(most time.Duration, goOn bool) {
 	}
 }
 
-// race runs a verb of one pod until the plugin of its fault holds it, then one of another pod. Then
-// the first one goes on, and then the other one ends.
+// race runs a verb of the first pod until a plugin holds the call that its fault names, and then a
+// verb of the second pod in the same way. Then the first verb continues, and after it the second.
 func (n *node) race(first *pod, ofFirst fault, second *pod, ofSecond fault) {
 	n.Helper()
 	one, other := &turn{fault: ofFirst, pod: first}, &turn{fault: ofSecond, pod: second}
@@ -70,7 +71,7 @@ func (t *turn) begin() {
 	}
 }
 
-// wantAllOfADD checks that the pod has all that its ADD took from p0, p1 and p2.
+// wantAllOfADD checks that the pod has everything that p0, p1 and p2 created in its ADD.
 func (p *pod) wantAllOfADD() {
 	p.Helper()
 	r, err := p.cni.GetNetworkListCachedResult(p.wrapped(), &p.RuntimeConf)
@@ -82,10 +83,11 @@ func (p *pod) wantAllOfADD() {
 	p.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
 }
 
-// TestLateDELAgainstClaim: B gets A's address. A's DEL begins at each phase of B's ADD, and B's ADD
-// begins at each phase of A's DEL. If one waits for the other, the other goes on. B has its rule
-// when both are over. After B's DEL nothing of A is left. A's DEL of its whole chain, or of p1
-// alone, is about to be asked for, and its address is free for B. (A's DEL has been tried twice.)
+// TestLateDELAgainstClaim: A's DEL failed twice, which freed A's address, and B gets that address.
+// A's late DEL begins at each phase of B's ADD, or B's ADD at each phase of A's DEL. If one verb
+// waits for the other, the other one continues. Once both have ended, B has its rule. After B's
+// DEL, nothing of A is left. If the journal has no record of A, the late DEL runs A's whole chain,
+// otherwise only p1.
 func TestLateDELAgainstClaim(t *testing.T) {
 	type phase struct {
 		name  string
@@ -137,7 +139,8 @@ func TestLateDELAgainstClaim(t *testing.T) {
 		}
 		n.plan()
 		n.wantLoggedTimes(0, "msg=deferred attachment="+n.network+"/b/eth0")
-		// That DEL is B's. The rule of A stays until the address's next pod goes.
+		// With the same container ID, A's DEL undoes B as well. A's rule may stay until the next pod with
+		// the address is deleted.
 		if same && add.name != aFirst {
 			b.del()
 			n.wantClean()
@@ -160,7 +163,7 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	})
 }
 
-// awaitTries waits until the journal has so many tries of the DEL of the pod's last step.
+// awaitTries waits until the pod's record says that the DEL of its last step was tried this often.
 func (p *pod) awaitTries(count int) {
 	p.Helper()
 	eventually(p, "on record as tried", func() bool {
@@ -169,8 +172,8 @@ func (p *pod) awaitTries(count int) {
 	})
 }
 
-// killCaller waits until the last call of faulty plugins is this one, and kills the unwind that
-// runs it, as a runtime does.
+// killCaller waits until the last call of a faulty plugin is this one, and kills the unwind process
+// that made the call, as a runtime does at its timeout.
 func (n *node) killCaller(call string) {
 	n.Helper()
 	var last logged
@@ -186,8 +189,8 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
-// TestRuleBeforeAddress: the DEL of a plugin that removes a rule by the address fails, and the
-// address is freed after its second try. Until then the address, and so the rule, is nobody else's.
+// TestRuleBeforeAddress: p1 finds its rule by the address, and its DEL fails. unwind frees the
+// address only after the second try, so that no other pod gets the address and its rule earlier.
 func TestRuleBeforeAddress(t *testing.T) {
 	ends := oneOf(
 		"it works again",
@@ -233,16 +236,16 @@ func TestRuleBeforeAddress(t *testing.T) {
 		}
 		a.wantGone()
 		n.wantPrevious()
-		n.wantRules(ruleOfA) // it is b's
+		n.wantRules(ruleOfA) // the rule now belongs to b
 		b.del()
 		n.wantRules()
 		n.wantClean()
 	})
 }
 
-// TestAddressOfAnotherStore: an IPAM plugin of which no file shows an owner frees an address and
-// fails, and another pod gets the address. No DEL that removes rules by the address is given it,
-// also one made from the runtime's input after a sweep.
+// TestAddressOfAnotherStore: an IPAM plugin that is not host-local frees an address, and another
+// pod gets it. A late DEL of a plugin that removes rules by address doesn't get the address, even
+// if unwind creates that DEL from the runtime's input after a sweep.
 func TestAddressOfAnotherStore(t *testing.T) {
 	frees := oneOf(
 		"it frees, then fails",
@@ -283,9 +286,9 @@ func TestAddressOfAnotherStore(t *testing.T) {
 	})
 }
 
-// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. Its record
-// goes, and its DELs don't run again; the runtime's late DEL takes nothing from the next owner of
-// its address.
+// TestCacheReadOnly: a sweep cannot remove a released attachment from libcni's cache. The sweep
+// deletes the record all the same, and the DELs don't run again. The runtime's late DEL takes
+// nothing from the next owner of the address.
 func TestCacheReadOnly(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -310,8 +313,8 @@ func TestCacheReadOnly(t *testing.T) {
 	n.wantClean()
 }
 
-// TestHangingDELFreesAddress: p1's DEL hangs, and the runtime kills each DEL that waits for it. The
-// third DEL frees the address, and it stays free, also for another pod, while p1 still hangs.
+// TestHangingDELFreesAddress: p1's DEL hangs, and each time the runtime kills unwind. The third DEL
+// frees the address. While p1 still hangs, the address stays free, and another pod can get it.
 func TestHangingDELFreesAddress(t *testing.T) {
 	ends := oneOf("p1 works again", "another pod gets the address")
 	each1(t, ends, func(t *testing.T, end choice) {
@@ -356,7 +359,7 @@ func TestHangingDELFreesAddress(t *testing.T) {
 	})
 }
 
-// emptyHostPort removes the rules in the chain of an address's host port.
+// emptyHostPort removes the rules from portmap's iptables chain for an address.
 func (n *node) emptyHostPort(address string) {
 	n.Helper()
 	for _, rule := range n.rules("-A CNI-DN-") {
@@ -366,9 +369,9 @@ func (n *node) emptyHostPort(address string) {
 	}
 }
 
-// TestHostPortKeepsAddress: portmap's DEL fails, and its rule forwards to the pod's address. The
-// address stays with the pod until portmap's DEL succeeds, and goes in the same pass, or until the
-// machine boots.
+// TestHostPortKeepsAddress: portmap's DEL fails, so its rule still forwards to the pod's address.
+// The address stays reserved until portmap's DEL succeeds, and the same pass then frees it, or
+// until the machine reboots.
 func TestHostPortKeepsAddress(t *testing.T) {
 	releases := oneOf("by a DEL", "by a sweep")
 	ends := oneOf("portmap works again", "the machine was started again")
@@ -405,7 +408,8 @@ func TestHostPortKeepsAddress(t *testing.T) {
 	})
 }
 
-// TestHostPortsUnlisted: nobody needs to list the rules of host ports, whether that fails or hangs.
+// TestHostPortsUnlisted: unwind needs no program that lists firewall rules. Such a program may fail
+// or hang.
 func TestHostPortsUnlisted(t *testing.T) {
 	each1(t, []string{"exit 1", "exec sleep 100"}, func(t *testing.T, how string) {
 		n := newNode(t)
@@ -424,7 +428,8 @@ func TestHostPortsUnlisted(t *testing.T) {
 	})
 }
 
-// TestRulesOfOthers: a rule that another container made keeps no pod's address.
+// TestRulesOfOthers: a rule that forwards to a pod's address, but belongs to another container,
+// doesn't keep the address reserved.
 func TestRulesOfOthers(t *testing.T) {
 	others := oneOf("a chain without a jump", "a network on the same subnet")
 	each1(t, others, func(t *testing.T, other choice) {
@@ -458,8 +463,9 @@ func TestRulesOfOthers(t *testing.T) {
 	})
 }
 
-// TestHostPortBeforeBoot: a record with a host port is from before the boot, and the plugin's
-// binary is gone.
+// TestHostPortBeforeBoot: a record with a host port is from an earlier boot, and the plugin's
+// binary is missing. A sweep frees the address. The plugin's DEL stays pending until the binary is
+// back.
 func TestHostPortBeforeBoot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -16,8 +16,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// chainFile names the file from which unwind reads its chain, and makes it unless the content is
-// "".
+// chainFile configures unwind with a chainFile, and returns its path. It creates the file unless
+// the content is "".
 func (n *node) chainFile(content string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "net.d", "net.conflist")
@@ -29,7 +29,7 @@ func (n *node) chainFile(content string) string {
 	return path
 }
 
-// chainInFile sets the chain of the next requests, by a file.
+// chainInFile sets the chain for the next requests, in a chainFile.
 func (n *node) chainInFile(plugins ...pluginConf) (path string) {
 	n.Helper()
 	n.chain(plugins...)
@@ -41,8 +41,9 @@ func (n *node) write(path, content string) {
 	must(n, os.WriteFile(path, []byte(content), 0o600))
 }
 
-// TestChainFileIsReadAtEachADD: after the file's owner rewrites it, the next ADD uses the new
-// chain. The DEL of the first pod uses its own, even when the file is gone.
+// TestChainFileIsReadAtEachADD: after the provider rewrites the chainFile, the next ADD uses the
+// new chain. CHECK and DEL use the chain of their pod's ADD, even if the file has changed or is
+// missing.
 func TestChainFileIsReadAtEachADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -60,10 +61,10 @@ func TestChainFileIsReadAtEachADD(t *testing.T) {
 	n.wantClean()
 }
 
-// TestChainFileUnusable: ADD refuses a file that is no chain, names it and the fault, and starts
-// nothing (netconf's tests have each fault). A DEL of a pod that the journal does not know succeeds
-// if the runtime has no result of an ADD either; otherwise, as after an ADD by the plain chain, it
-// is an error too.
+// TestChainFileUnusable: if the chainFile contains no valid chain, an ADD starts no plugin, and its
+// error names the file and the problem (netconf's tests cover each problem). The DEL of a pod that
+// is not in the journal succeeds if the runtime has no result of an ADD. If the runtime has one,
+// for example of an ADD without unwind, the DEL fails.
 func TestChainFileUnusable(t *testing.T) {
 	files := []struct{ name, content, says string }{
 		{"gone", ``, "no such file or directory"},
@@ -91,8 +92,7 @@ func TestChainFileUnusable(t *testing.T) {
 	})
 }
 
-// TestChainFileIsLookedForAgain: an ADD and a STATUS wait for a provider that is just rewriting its
-// file.
+// TestChainFileIsLookedForAgain: an ADD and a STATUS wait while the provider rewrites its file.
 func TestChainFileIsLookedForAgain(t *testing.T) {
 	contents := oneOf("away", "half written", "empty")
 	each2(t, contents, oneOf("ADD", "STATUS"), func(t *testing.T, content, verb choice) {
@@ -119,9 +119,9 @@ func TestChainFileIsLookedForAgain(t *testing.T) {
 	})
 }
 
-// TestChainFileHangs: a DEL that the journal knows does without the file. A verb that looks into it
-// gives up in time, and says which file it is; the DEL of a delegate that rejects its configuration
-// stays pending.
+// TestChainFileHangs: reading the chainFile hangs. CHECK and DEL of a pod in the journal don't need
+// the file. An ADD, and the DEL of a pod that is not in the journal, fail after 10 s and name the
+// file. A STATUS times out. If a plugin rejects its recorded configuration, its DEL stays pending.
 func TestChainFileHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -147,20 +147,21 @@ func TestChainFileHangs(t *testing.T) {
 	rejected.wantRecord(journal.Deleting, 1)
 }
 
-// makeHang mounts a file system whose server never answers.
+// makeHang mounts a file system whose server never responds.
 func (n *node) makeHang(dir string) {
 	n.Helper()
 	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		n.Skip(err)
 	}
-	n.Cleanup(func() { _ = unix.Close(server) }) // ends all that wait for it
+	n.Cleanup(func() { _ = unix.Close(server) }) // all pending accesses then fail
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
 	n.mount("hangs", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
 }
 
-// bare is a DEL as multus up to 4.3 gives it to the plugin of a clusterNetwork: with the keys of
-// libcni's PluginConf alone (multus 6597fa65f). The default stateDir is below varLib.
+// bare returns the input of a DEL as multus up to 4.3 sends it to the plugin of a clusterNetwork:
+// it has only the keys of libcni's PluginConf (multus 6597fa65f). The default stateDir is below
+// varLib.
 func (n *node) bare(prevResult any) given {
 	return given{varLib: n.varLib(), keys: keys{
 		"chain": nil, "stateDir": nil, "logLevel": nil, "gracePeriod": nil,
@@ -168,11 +169,11 @@ func (n *node) bare(prevResult any) given {
 	}}
 }
 
-// varLib is a directory for /var/lib.
+// varLib is the directory that replaces /var/lib.
 func (n *node) varLib() string { return filepath.Join(n.dir, "varlib") }
 
-// TestStrippedDEL: a DEL without chain and stateDir undoes what the journal in the default stateDir
-// has, of an ADD that succeeded and of one that failed.
+// TestStrippedDEL: a DEL without chain and stateDir undoes the records in the default stateDir,
+// both of an ADD that succeeded and of one that failed.
 func TestStrippedDEL(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -202,9 +203,10 @@ func TestStrippedDEL(t *testing.T) {
 	n.wantClean()
 }
 
-// TestStrippedDELOfNothing: a DEL without chain and stateDir of an attachment that the journal in
-// the default stateDir does not know starts nothing, passes and warns: a retry would know no more.
-// An entry in another stateDir stays live, for a DEL that names it or a sweep.
+// TestStrippedDELOfNothing: a DEL has no chain and no stateDir, and the journal in the default
+// stateDir doesn't contain the attachment. The DEL starts no plugin, logs a warning and succeeds,
+// because a retry could do no more. A record in another stateDir stays live until a DEL with that
+// stateDir, or a sweep.
 func TestStrippedDELOfNothing(t *testing.T) {
 	each1(t, []string{"0.3.1", "1.0.0"}, func(t *testing.T, version string) {
 		n := newNode(t)
@@ -222,8 +224,9 @@ func TestStrippedDELOfNothing(t *testing.T) {
 	})
 }
 
-// TestNoChainIsStillAnError: a DEL of an unknown attachment fails if another key is wrong, or the
-// journal cannot be read: a retry may know more then. An ADD is refused.
+// TestNoChainIsStillAnError: a DEL without a chain, of an attachment that is not in the journal,
+// fails if another key is invalid or the journal cannot be read, because a retry may succeed. An
+// ADD without a chain fails.
 func TestNoChainIsStillAnError(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -238,8 +241,8 @@ func TestNoChainIsStillAnError(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDELThatRunsNothing: a DEL that succeeds although no delegate runs says why, in one line at
-// the default log level and in the history.
+// TestDELThatRunsNothing: a DEL that succeeds without running a plugin reports the reason in one
+// line at the default log level, and in the history.
 func TestDELThatRunsNothing(t *testing.T) {
 	each1(t, oneOf("forgotten", "no binary"), func(t *testing.T, reason choice) {
 		n := newNode(t)
@@ -272,9 +275,9 @@ func TestDELThatRunsNothing(t *testing.T) {
 	})
 }
 
-// TestSweepHasTheADDsPATH: the PATH of a sweep has no iptables, or only what portmap cannot use and
-// then passes without effect. portmap's and firewall's DELs remove the rules, since they get the
-// ADD's PATH.
+// TestSweepHasTheADDsPATH: the PATH of a sweep contains no iptables, or only ip6tables, with which
+// portmap's DEL would succeed without effect. The DELs of portmap and firewall remove the rules all
+// the same, because they get the PATH of the ADD.
 func TestSweepHasTheADDsPATH(t *testing.T) {
 	sandbox.Concurrent(t)
 	each1(t, []string{"none", "six"}, func(t *testing.T, of string) {
@@ -297,8 +300,9 @@ func TestSweepHasTheADDsPATH(t *testing.T) {
 	})
 }
 
-// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the directories that existed
-// then are there and the ADD was in this boot. The runtime's DEL gets the runtime's.
+// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the ADD was in this boot and
+// all directories that existed then still exist. Otherwise, it gets the sweep's own. The runtime's
+// DEL gets the runtime's search paths.
 func TestSearchPaths(t *testing.T) {
 	dels := oneOf("a sweep", "the runtime", "a directory is gone", "another boot")
 	each1(t, dels, func(t *testing.T, del choice) {
@@ -338,10 +342,11 @@ func TestSearchPaths(t *testing.T) {
 	})
 }
 
-// TestVersions runs every outer version with every inner one: the runtime gets its own, delegates
-// get theirs, and the DEL passes. The last delegate logs what it gets.
+// TestVersions combines each CNI version of unwind's list (outer) with each version of the chain
+// (inner). The runtime gets a result in the outer version, the plugins get the inner version, and
+// the DEL succeeds. The last plugin logs its input.
 func TestVersions(t *testing.T) {
-	all := []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} // since results have interfaces
+	all := []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} // older results have no interfaces
 	each2(t, all, all, func(t *testing.T, outer, inner string) {
 		n := newNode(t)
 		n.versions(outer, inner)
@@ -364,11 +369,11 @@ func TestVersions(t *testing.T) {
 	})
 }
 
-// script makes a plugin that is a shell script.
+// script creates a plugin that is a shell script.
 func (n *node) script(plugin, body string) {
 	n.Helper()
 	file := filepath.Join(n.path[0], plugin)
-	syscall.ForkLock.RLock() // a child of another test would keep the file open, which is then "text file busy"
+	syscall.ForkLock.RLock() // a process forked now would keep the file open: ETXTBSY
 	defer syscall.ForkLock.RUnlock()
 	must(n, os.WriteFile(file, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
 }

@@ -35,7 +35,7 @@ func (n *node) recorded() []journal.Event {
 	return events
 }
 
-// counters returns what the history counts, by name and labels.
+// counters returns the counters in the history, by name and labels.
 func (n *node) counters() map[string]uint64 {
 	n.Helper()
 	counters := map[string]uint64{}
@@ -47,14 +47,15 @@ func (n *node) counters() map[string]uint64 {
 	return counters
 }
 
-// failedADD is the reason in the history for an ADD that p1 failed.
+// failedADD is the reason that the history gives for an ADD in which p1 failed.
 const failedADD = `faulty: p1 ADD refused`
 
-// TestNotesOfDegradation breaks the journal, and repairs it while a delegate still runs. The verb
-// that went on without it counts once, with the cause, however many transactions failed.
+// TestNotesOfDegradation breaks the journal, and repairs it while a plugin still runs. The verb
+// that continued without the journal is counted once, with the cause, however many of its
+// transactions failed.
 func TestNotesOfDegradation(t *testing.T) {
 	type cause struct {
-		name     string // in the counter
+		name     string // the label in the counter
 		breakage breakage
 	}
 	causes := []cause{
@@ -93,8 +94,8 @@ func TestNotesOfDegradation(t *testing.T) {
 	})
 }
 
-// TestNotesOfReleaseUnwritten: a release that could not be written to the journal is not recorded;
-// the one that is written is.
+// TestNotesOfReleaseUnwritten: the history contains a release only if unwind could write that
+// release to the journal.
 func TestNotesOfReleaseUnwritten(t *testing.T) {
 	type death struct {
 		name, why, label string
@@ -128,8 +129,8 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 	})
 }
 
-// TestLastSweep: the time of the last sweep is that of a sweep over all networks that finished and
-// could judge something. It is written once a minute.
+// TestLastSweep: unwind stores the time when a sweep over all networks ended, at most once a
+// minute. A sweep that can judge no attachment doesn't count.
 func TestLastSweep(t *testing.T) {
 	each1(t, []string{"status", "gc", "sweep"}, func(t *testing.T, verb string) {
 		n := newNode(t)
@@ -149,7 +150,7 @@ func TestLastSweep(t *testing.T) {
 			last := n.store.LastSweep()
 			n.want(time.Since(last).Abs() < 10*time.Minute, "it was at %s", last)
 		}
-		// set sets the time of the last sweep to so long ago.
+		// set changes the stored time to ago before now.
 		set := func(ago time.Duration) (at time.Time) {
 			n.Helper()
 			at = time.Now().Add(-ago).Truncate(time.Second)
@@ -195,8 +196,8 @@ func TestLastSweep(t *testing.T) {
 }
 
 // TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
-// dead attachment, and lets a sweep do the rest. A release without the runtime's DEL is recorded
-// and counted once, or not at all if unwind was killed between the two.
+// dead attachment. A sweep does the rest. A release without the runtime's DEL is recorded and
+// counted once, or not at all if unwind is killed between the release and its recording.
 func TestNotesOfTheKilled(t *testing.T) {
 	t.Parallel()
 	for _, verb := range oneOf("failing ADD", "STATUS") {
@@ -234,7 +235,7 @@ func TestNotesOfTheKilled(t *testing.T) {
 	}
 }
 
-// TestNotes makes something out of the ordinary happen. The history and the counters have it once.
+// TestNotes: each unusual event appears once in the history and in the counters.
 func TestNotes(t *testing.T) {
 	const (
 		rolledBack2 = "rolled-back a [IP2] [faulty]: " + failedADD
@@ -248,7 +249,7 @@ func TestNotes(t *testing.T) {
 	type note struct {
 		name     string
 		do       func(n *node, a *pod)
-		events   []string // IP2 and IP3 are addresses of the subnet
+		events   []string // IP2 and IP3 stand for addresses of the subnet
 		counters []string
 	}
 	notes := []note{
@@ -331,7 +332,7 @@ func TestNotes(t *testing.T) {
 		{"another ADD of the container ID", func(n *node, a *pod) {
 			a.add()
 			n.plan(p1.DEL("fail"))
-			n.wantError(a.tryDel()) // after a second try, the address need not wait for p1's DEL
+			n.wantError(a.tryDel()) // b's ADD is the second try, so it frees the address
 			a.dropNetNS()
 			b := a.again()
 			b.add()

@@ -19,11 +19,11 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// pointsApart returns how far the points are apart at which this run kills.
+// pointsApart returns the distance between the crash points that this run tests.
 func pointsApart() int { return sandbox.Rounds(12, 4, 1) }
 
-// everyPoint calls try with 1, 2, … until unwind is no longer killed there, and checks that there
-// are at least atLeast points. It begins at another point in each test.
+// everyPoint calls try with 1, 2, … until unwind is no longer killed, and checks that there are at
+// least atLeast points. A short run skips points, and begins at a different one in each test.
 func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (killed bool)) {
 	t.Helper()
 	sandbox.Need(t)
@@ -44,8 +44,8 @@ var portMappings = map[string]any{"portMappings": []map[string]any{
 	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
 }}
 
-// killedAtPoint runs a verb in which unwind kills itself at the n-th point of a name, of any name
-// if that is "". So does the sweep behind a STATUS.
+// killedAtPoint runs a verb in which unwind kills itself at the n-th crash point with this name, or
+// at the n-th of all points if the name is "". The sweep that a STATUS starts does the same.
 func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 	killed := filepath.Join(n.dir, "killed")
 	n.env = append(n.env, env.KillAt+"="+strings.TrimSpace(fmt.Sprintf("%s %d", name, nth)),
@@ -59,8 +59,8 @@ func (n *node) killedAtPoint(name string, nth int, verb func() error) error {
 	return err
 }
 
-// awaitDelegates waits until no delegate holds a lock: it carries out its configuration although
-// its unwind is dead.
+// awaitDelegates waits until no plugin holds a lock. After unwind was killed, a child of its plugin
+// may hold the lock for some time.
 func (n *node) awaitDelegates() {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(n.stateDir, "locks", "*"))
@@ -68,7 +68,7 @@ func (n *node) awaitDelegates() {
 	eventually(n, "no delegate runs", func() bool { return !slices.ContainsFunc(files, held) })
 }
 
-// held says whether somebody has the lock of a file.
+// held reports whether a process has locked a file.
 func held(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -85,9 +85,9 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recovery is what a runtime may do next. An attachment that was live when unwind was killed stays
-// live until its DEL, or until its namespace is gone and the pod's next sandbox comes. The DELs
-// come with another chain, so that they undo only what the journal has.
+// recovery is what a runtime may do after unwind was killed. An attachment that was live at that
+// time stays live until its DEL, or until its namespace is gone and the pod's next sandbox is
+// added. The DELs contain a different chain, so they undo only what the journal contains.
 type recovery struct {
 	name string
 	of   func(p *pod)
@@ -122,7 +122,8 @@ func (p *pod) recoverByNextSandbox() {
 	next := p.nextSandbox("b")
 	next.add()
 	_, gone := os.Stat(p.NetNS)
-	// A DEL that was tried twice pauses (a killed ADD counts as one try), and that ADD does not wait for it.
+	// A DEL that was tried twice pauses, and the next sandbox's ADD does not wait for it. If a plugin
+	// is killed in its ADD, that counts as a try.
 	isReady := func(s journal.Step) bool { return s.Tries < 2 }
 	if e := p.record(); (e != nil) != (live && gone == nil) && (e == nil || slices.ContainsFunc(e.Steps, isReady)) {
 		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
@@ -140,7 +141,7 @@ func (p *pod) isLive() bool {
 // anotherChain is a chain whose DELs have nothing to release.
 func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
 
-// ends removes a pod's namespace, if it is there.
+// ends removes a pod's namespace, if it exists.
 func (p *pod) ends() {
 	p.Helper()
 	if _, err := os.Stat(p.NetNS); err == nil {
@@ -148,7 +149,7 @@ func (p *pod) ends() {
 	}
 }
 
-// death is a verb in which unwind is killed. prepare makes what the verb needs, with the test's
+// death is a verb in which unwind is killed. prepare creates what the verb needs, with the test's
 // chain.
 type death struct {
 	name    string
@@ -190,8 +191,8 @@ func prepareDead(n *node) *pod {
 	return a
 }
 
-// begin sets the versions and the chain of the test, beside a pod that lives, and prepares the
-// verb.
+// begin sets the test's versions and chain, adds a pod that stays live (the bystander), and
+// prepares the verb.
 func (d death) begin(n *node, chain ...pluginConf) (a, bystander *pod, verb func() error) {
 	n.versions("1.1.0", "1.0.0")
 	n.chain(bridge)
@@ -201,7 +202,7 @@ func (d death) begin(n *node, chain ...pluginConf) (a, bystander *pod, verb func
 	return a, bystander, func() error { return d.try(n, a, bystander) }
 }
 
-// aftermath is one thing alone that follows when unwind was killed.
+// aftermath is the one event that follows after unwind was killed.
 type aftermath struct {
 	name string
 	of   func(n *node, a, bystander *pod)
@@ -222,7 +223,7 @@ var aftermaths = []aftermath{
 	{"then STATUS", func(n *node, a, _ *pod) {
 		a.ends()
 		n.until(1, n.libcniStatus)
-		n.sweep() // a lock file without a record stays until then: no STATUS sweeps for it
+		n.sweep() // removes a lock file without a record, for which a STATUS starts no sweep
 	}},
 	{reboot, func(n *node, _, _ *pod) {
 		for _, p := range n.machine.pods {
@@ -244,8 +245,8 @@ var aftermaths = []aftermath{
 	}},
 }
 
-// end has the aftermath alone recover what the killed verb left. Then nothing is left, nor of the
-// bystander after its own DEL.
+// end runs the aftermath, which alone must undo what the killed verb left. Unless that was a
+// reboot, end then deletes the bystander. It checks that nothing is left.
 func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.plan()
 	f.of(n, a, bystander)
@@ -261,9 +262,10 @@ func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.wantClean()
 }
 
-// TestKilledThenRecovered kills unwind at every point of every verb; then one recovery follows
-// alone, at the points in turn. A new point is covered automatically. The test proves what a
-// SIGKILL leaves, not what a loss of power does: see the journal's tests for that.
+// TestKilledThenRecovered kills unwind at every point of every verb. Each time, a single aftermath
+// follows: make proof tries all of them at each point, other runs take turns. New points are
+// covered automatically. The test proves what SIGKILL leaves, not what a power loss leaves: see the
+// journal's tests for that.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
 	type way struct {
@@ -295,8 +297,9 @@ func TestKilledThenRecovered(t *testing.T) {
 	}
 }
 
-// TestKilledTwiceAnywhere kills unwind at every point of a verb, and then at every point of the
-// recovery. A normal run has one second point for each first.
+// TestKilledTwiceAnywhere kills unwind at every point of a verb, and again at every point of the
+// verb that follows. Only make proof combines all points. Other runs test one second point for each
+// first point.
 func TestKilledTwiceAnywhere(t *testing.T) {
 	t.Parallel()
 	apart := sandbox.Rounds(18, 18, 1)
@@ -340,16 +343,15 @@ func TestKilledTwiceAnywhere(t *testing.T) {
 	}
 }
 
-// TestPowerLossInAVerb loses the power at each point of a verb, with the versions of the entry that
-// were not synced. The kernel's state is gone, too, and what delegates keep on the disk is not: the
-// next boot's sweep releases all of it.
+// TestPowerLossInAVerb kills unwind at each point of a verb, and then removes what a power loss
+// removes. The plugins' files on the disk remain. The next boot's sweep releases all of them.
 func TestPowerLossInAVerb(t *testing.T) {
 	t.Parallel()
 	type chain struct {
 		name    string
 		plugins []pluginConf
 	}
-	kernel := faulty("kernel") // what plugins of such names take is in the kernel
+	kernel := faulty("kernel") // stands for a plugin with resources in the kernel
 	chains := []chain{
 		{"all in the kernel", []pluginConf{bridge, firewall, faulty("kernel0"), kernel}},
 		{"a delegate in the middle keeps something on the disk",
@@ -390,8 +392,9 @@ func TestPowerLossInAVerb(t *testing.T) {
 	}
 }
 
-// losePower removes what a loss of power may take: lock files, network namespaces, and what
-// delegates have in the kernel, as those named kernel have.
+// losePower removes what a power loss may remove: lock files, the network namespace, and the
+// kernel's state, for which the files of the plugins "kernel…" and "last" stand. It moves the
+// record to an earlier boot.
 func (p *pod) losePower() {
 	p.Helper()
 	for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {

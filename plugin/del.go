@@ -25,23 +25,24 @@ type deleting struct {
 	*op
 	records   []*journal.Record // the ADDs to undo, newest first
 	abandoned []*journal.Record // ADDs that an operator has forgotten
-	netns     journal.NetNS     // the namespace that the DEL names; without a path if it names none
-	// claimed are the records that got claims from host-local's files. All are read before a DEL frees
-	// what another record claims.
+	netns     journal.NetNS     // the namespace that the DEL names; Path is "" if it names none
+	// claimed contains the records to which find added claims from host-local's files. find reads
+	// these files for all records first, because the DEL of one record may release an address that
+	// another record should claim.
 	claimed map[*journal.Record]bool
 }
 
 // del runs a DEL.
 //
-//  1. Take the attachment's lock. An ADD of the attachment that still runs ends, because the
-//     runtime that started it is dead or has abandoned it.
-//  2. Find the records to undo. If an operator has forgotten this ADD, there is nothing to do. If
-//     the journal does not contain this ADD, create a record from the chain on stdin. Write the
-//     records if they have changed.
-//  3. Undo the records, and write the DELs that are still pending.
+//  1. Acquire the attachment's lock. If an ADD of the attachment still runs, it ends first, because
+//     the runtime that started it is dead or has abandoned it.
+//  2. Find the records to undo. If an operator has forgotten the ADD of this DEL, there is nothing
+//     to do. If the journal does not contain that ADD, create a record from the runtime's input.
+//  3. Undo the records (see undo.Worker.Undo), and write the DELs that are still pending.
 //
-// No error in the journal or in the configuration stops a pod's DEL. After a crash, the record
-// still contains every DEL that may not have run.
+// A failing journal does not stop a pod's DEL. Neither does an invalid configuration, unless the
+// journal contains no record of the attachment. After a crash, the record still contains every DEL
+// that may not have run.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Env.Budgets.Undo)
 	defer cancel()
@@ -56,19 +57,19 @@ func (o *op) del(ctx context.Context) error {
 	}
 	defer d.lock.Release()
 	if err := d.find(ctx); err != nil || len(d.records) == 0 {
-		_ = d.lock.Remove() // no record needs it
+		_ = d.lock.Remove() // no record needs the lock file
 		return err
 	}
 	failures, durable := d.undo(ctx)
 	if d.Node.Journal.Lost != nil && !slices.ContainsFunc(d.records,
 		func(e *journal.Record) bool { return len(e.Steps) > 0 }) {
-		_ = d.lock.Remove() // Finish did not, and nothing is pending
+		_ = d.lock.Remove() // Finish has not removed it, and no DEL is pending
 	}
 	return d.report(failures, durable)
 }
 
 // find sets d.records to the records to undo: the journal's records, and a new one if none of them
-// records this DEL's ADD. d.records stays empty if nothing is left to undo.
+// records this DEL's ADD. If there is nothing to undo, d.records is empty.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
 	sandbox := netconf.SandboxOf(d.Verb.Conf.PrevResult, d.Verb.Key.IfName)
@@ -93,14 +94,15 @@ func (d *deleting) find(ctx context.Context) error {
 	return nil
 }
 
-// mayHaveResult reports whether the runtime's prevResult may be of a record's ADD, which has none.
-// It is of an earlier ADD if host-local assigns only other addresses to the attachment.
+// mayHaveResult reports whether the runtime's prevResult may be the result of a record's ADD. The
+// record has no result yet. If host-local's files assign only other addresses to the attachment,
+// prevResult is the result of an earlier ADD.
 func (d *deleting) mayHaveResult(e *journal.Record) bool {
 	return len(e.Got.Claims) == 0 ||
 		slices.ContainsFunc(netconf.AddressesOf(d.Verb.Conf.PrevResult), e.ClaimsAddress)
 }
 
-// readJournal reads the attachment's records, and copies the journal for all later decisions.
+// readJournal reads the attachment's records, and takes the snapshot for all later decisions.
 func (d *deleting) readJournal(ctx context.Context) {
 	err := d.Node.Journal.Renew(ctx)
 	if errors.Is(err, journal.ErrDamaged) {
@@ -109,7 +111,7 @@ func (d *deleting) readJournal(ctx context.Context) {
 	if err != nil {
 		d.Degrade("DEL", err)
 	}
-	all, _ := d.Node.Journal.Snapshot(ctx).Records(d.Verb.Key) // the DEL deletes a damaged one
+	all, _ := d.Node.Journal.Snapshot(ctx).Records(d.Verb.Key) // Finish deletes damaged ones
 	for _, e := range all {
 		if e = e.Clone(); e.State == journal.Abandoned {
 			d.abandoned = append(d.abandoned, e)
@@ -119,17 +121,19 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD: it has no path, or the record's
-// path, or one that leads to the record's namespace.
+// isOf reports whether the runtime's DEL is for a record's ADD. It is if the DEL or the record has
+// no path, if both have the same path, or if the DEL's path leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Record) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
 		d.Node.IsAt(e, d.netns)
 }
 
-// addUnrecorded adds a record for the ADD of this DEL, which the journal does not contain: it ran
-// before unwind was installed, while unwind was off, or while the journal could not be written.
-// Without any record, the DEL succeeds if nothing can be left, and fails if the chain is unknown.
+// addUnrecorded adds a record for the ADD of this DEL, which the journal does not contain. That ADD
+// ran before unwind was installed, while unwind was off, or while the journal could not be written.
+// If no delegate can have allocated anything, the DEL succeeds without a record. If the chain
+// cannot be read and the attachment has no other record, the DEL fails, unless the runtime has no
+// ADD result or a retry could not help.
 func (d *deleting) addUnrecorded(ctx context.Context) error {
 	e, err := d.reconstruct(ctx)
 	switch {
@@ -159,9 +163,9 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 	return nil
 }
 
-// reconstruct returns a record for an ADD that the journal does not contain, from the runtime's
-// input, or nil if no delegate can have allocated anything. An error means that the chain cannot be
-// read.
+// reconstruct creates a record, from the runtime's input, for an ADD that the journal does not
+// contain. It returns nil if no delegate can have allocated anything, and an error if the chain
+// cannot be read.
 func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 	chain, err := d.Verb.Chain()
 	if err != nil {
@@ -170,7 +174,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 	e := d.newRecord(journal.Deleting, chain)
 	e.Added.NetNS.Path = d.netns.Path
 	hosts := d.Node.IsHost(d.netns) && !d.overridesNetNS()
-	// a path in prevResult may lead elsewhere by now
+	// only CNI_NETNS identifies the namespace; a path in prevResult may lead elsewhere by now
 	if d.args.Netns != "" && !hosts && !d.Node.Anothers(ctx, d.Verb.Key, d.netns) {
 		e.Added.NetNS = d.netns
 	}
@@ -180,7 +184,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil || unix.Access(binary, unix.X_OK) != nil
 		}
-		// A delegate that cannot be started allocated nothing, unless host-local shows that it ran.
+		// A delegate that cannot be started allocated nothing, unless host-local's files prove it ran.
 		if slices.ContainsFunc(e.Steps, missing) && !d.ClaimHeld(e) {
 			e.Steps = slices.DeleteFunc(e.Steps, missing)
 		}
@@ -194,8 +198,8 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 	return e, nil
 }
 
-// takePrevResult stores the runtime's prevResult as the result of a record's ADD, with claims for
-// the first delegate that calls an IPAM plugin.
+// takePrevResult stores the runtime's prevResult as the result of a record's ADD. It adds claims on
+// the result's addresses, for the first delegate that has an IPAM plugin.
 func (d *deleting) takePrevResult(e *journal.Record) {
 	if d.Verb.Conf.PrevResult == nil || len(e.Steps) == 0 {
 		return
@@ -246,8 +250,8 @@ func (d *deleting) undo(ctx context.Context) (failures []*delegate.Failure, dura
 	return failures, durable
 }
 
-// noteIdle logs that the DEL succeeds without running a delegate, and why. It also records this in
-// the history. err, if any, is the reason why unwind knows nothing else about the attachment.
+// noteIdle logs, and records in the history, that the DEL ran no plugin, and why. err, if not nil,
+// is the reason why the chain cannot be read.
 func (d *deleting) noteIdle(why string, err error) {
 	level, attrs := slog.LevelInfo, []any{"reason", why}
 	if err != nil {
@@ -259,11 +263,11 @@ func (d *deleting) noteIdle(why string, err error) {
 	})
 }
 
-// report returns the error for the runtime. It omits the failure of a DEL that would not have
-// failed without unwind.
+// report returns the error for the runtime. It omits the failure of a plugin that the runtime would
+// not call without unwind.
 //
-// go-cni ignores errors that contain "not found", so the error omits a delegate's message that
-// contains it. That message is in the log, and in the journal if it could be written.
+// go-cni ignores an error that contains "not found", so report omits a delegate's message with that
+// text. The log contains the message, and so does the journal if it could be written.
 func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	names, code := []string{}, uint(0)
 	for _, f := range failures {

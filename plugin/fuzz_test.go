@@ -25,12 +25,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// fuzzDir is where the fuzzed verbs may write: a file system in memory, in the tests' mount
-// namespace. It contains the default stateDir.
+// fuzzDir is the directory in which the fuzzed verbs may write: a file system in memory, in the
+// tests' mount namespace. It contains the default stateDir.
 const fuzzDir = "/var/lib/cni"
 
-// mountFuzzDir mounts fuzzDir. The workers share the mount of the process that started them: one of
-// their own would hide the journal from a worker that is in the middle of an input.
+// mountFuzzDir mounts fuzzDir. Only the process that starts the workers mounts it: a mount by a
+// worker would hide the journal from another worker that is processing an input.
 func mountFuzzDir(f *testing.F) {
 	f.Helper()
 	if worker := flag.Lookup("test.fuzzworker"); worker != nil && worker.Value.String() == "true" {
@@ -40,7 +40,7 @@ func mountFuzzDir(f *testing.F) {
 	f.Cleanup(func() { _ = unix.Unmount(fuzzDir, unix.MNT_DETACH) })
 }
 
-// alone runs the workers of a fuzz test, which share fuzzDir, one at a time.
+// alone makes the workers of a fuzz test run one at a time, because they share fuzzDir.
 func alone(t *testing.T) {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(fuzzDir))
@@ -60,20 +60,20 @@ func within(stdin []byte) (*netconf.Conf, bool) {
 	if err != nil || chainErr != nil {
 		return c, ok
 	}
-	for _, pool := range sweep.PoolsOf(chain, c) { // a pool with something to release gets a lock file
+	for _, pool := range sweep.PoolsOf(chain, c) { // a release creates a lock file there
 		ok = ok && strings.HasPrefix(pool.Dir, fuzzDir+"/")
 	}
 	return c, ok
 }
 
-// asked is a verb that this process carries out by the plugin's entry point, one at a time.
+// asked is a verb that this process runs through the plugin's entry point, one at a time.
 type asked struct {
 	env    map[string]string
 	stdin  []byte
 	budget time.Duration // of a STATUS
 }
 
-// do returns the exit code and the output.
+// do runs the verb, and returns its exit code and its output.
 func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	t.Helper()
 	in, out := filepath.Join(dir, "stdin"), filepath.Join(dir, "stdout")
@@ -83,13 +83,13 @@ func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	w, err := os.Create(out)
 	must(t, err)
 	oldIn, oldOut, oldErr := os.Stdin, os.Stdout, os.Stderr
-	os.Stdin, os.Stdout, os.Stderr = r, w, w // skel takes them from there
+	os.Stdin, os.Stdout, os.Stderr = r, w, w // skel uses these
 	defer func() {
 		os.Stdin, os.Stdout, os.Stderr = oldIn, oldOut, oldErr
 		_, _ = r.Close(), w.Close()
 	}()
 	for name, value := range a.env {
-		if err := os.Setenv(name, value); err != nil { // a zero byte: no kernel would pass it on
+		if err := os.Setenv(name, value); err != nil { // a zero byte, which no environment can contain
 			t.Skip(err)
 		}
 	}
@@ -102,7 +102,8 @@ func (a *asked) do(t *testing.T, dir string) (code int, stdout []byte) {
 	return code, stdout
 }
 
-// wellFormed checks that a verb ended as a runtime expects: with a CNI error, or without.
+// wellFormed checks that a verb ended as a runtime expects: with success, or with a CNI error,
+// which wellFormed returns.
 func wellFormed(t *testing.T, code int, stdout []byte) (said types.Error) {
 	t.Helper()
 	if code == 0 {
@@ -117,9 +118,9 @@ func wellFormed(t *testing.T, code int, stdout []byte) (said types.Error) {
 	return said
 }
 
-// FuzzStdin gives every verb arbitrary stdin and environment, without the delegates' binaries. An
-// ADD cannot succeed and leaves nothing, not even in the journal. A DEL forgets no delegate of the
-// chain. All end with a CNI error or with success.
+// FuzzStdin passes arbitrary stdin and environment to each verb. The plugins of the chain have no
+// binaries, so an ADD cannot succeed, and must leave no record. A record that a DEL leaves must
+// contain every plugin of the chain. Each verb succeeds, or returns a CNI error.
 func FuzzStdin(f *testing.F) {
 	sandbox.Need(f)
 	mountFuzzDir(f)
@@ -172,9 +173,9 @@ func FuzzStdin(f *testing.F) {
 	})
 }
 
-// FuzzDelegate makes the second of three delegates print arbitrary stdout and stderr and exit with
-// any code. The ADD either succeeds with all three and a valid result, or fails, and each delegate
-// that was started got its DEL.
+// FuzzDelegate makes the second of three plugins print arbitrary stdout and stderr, and exit with
+// any code. Either the ADD succeeds with all three plugins and a valid result, or it fails, and
+// each plugin that was started gets its DEL.
 func FuzzDelegate(f *testing.F) {
 	sandbox.Need(f)
 	mountFuzzDir(f)
@@ -238,8 +239,8 @@ func FuzzDelegate(f *testing.F) {
 	})
 }
 
-// FuzzConflist reads a file of another owner, by the path in chainFile and as the operator's
-// program reads it.
+// FuzzConflist reads an arbitrary file in two ways: as a chainFile, and as unwindctl reads a
+// conflist. If it is valid as a chainFile, unwindctl must find the same plugins in it.
 func FuzzConflist(f *testing.F) {
 	f.Add([]byte(`{"name": "podnet", "cniVersion": "1.0.0", "cniVersions": ["0.4.0"], "plugins": [{"type": "a", "ipam": {"type": "i"}}]}`))
 	f.Add([]byte(`{"name": "podnet", "cniVersion": "9.0.0", "type": "a", "disableCheck": "TRUE"}`))

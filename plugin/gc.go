@@ -19,16 +19,20 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// gc releases attachments that the runtime forgot (SPEC 1.1 §2 GC). In its own network, it uses the
-// runtime's list of valid attachments and evidence. It also sweeps all other networks, by evidence
-// alone, because a renamed network never gets a GC again, and only logs what fails there. Then gc
-// passes the GC to the delegates that support the verb, with the list and what unwind keeps (see
-// listKept), unless the list cannot be trusted (see sweep.MassReleaseError) or a record is damaged.
-// It runs all delegates and collects all errors of its own network.
+// gc releases the attachments that no longer exist (SPEC 1.1 §2 GC):
 //
-// A GC without a list, or with null (cnitool, ocicni), says nothing about which attachments are
-// valid. gc does not pass it on, because a delegate that treats an absent list as an empty one
-// would release everything.
+//  1. Sweep its own network, by the runtime's list of valid attachments and by evidence. Sweep all
+//     other networks by evidence alone, because a renamed network never gets a GC again. In other
+//     networks, a failure is only logged.
+//  2. Run the GC of all delegates, if the chain's CNI version has that verb, with the runtime's
+//     list and the attachments that unwind keeps (see listKept). Skip this step if the list cannot
+//     be trusted (see sweep.MassReleaseError) or a record is damaged.
+//
+// gc returns all errors of its own network.
+//
+// Without a list, or with null (cnitool, ocicni), nothing says which attachments are valid. gc does
+// not pass such a GC to the delegates, because a delegate that treats an absent list as an empty
+// one would release everything.
 func (o *op) gc(ctx context.Context) error {
 	if o.bad != nil {
 		return badConfig(o.bad)
@@ -66,8 +70,8 @@ func (o *op) gc(ctx context.Context) error {
 	return ownError(code, "GC incomplete with %d errors: %v", len(errs), errors.Join(errs...))
 }
 
-// sweepForGC sweeps in at most two thirds of GC's time, and leaves the rest to the delegates. It
-// reports whether the list can be trusted.
+// sweepForGC sweeps in at most two thirds of the GC's time, and leaves the rest for the delegates.
+// It reports whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
 ) (errs []error, believed bool) {
@@ -112,15 +116,15 @@ func (o *op) sweepBriefly(opts sweep.Options, run func(*sweep.Sweep) error) erro
 	return err
 }
 
-// listKept returns the runtime's list under each of its keys, and adds each attachment of the
-// network that the journal contains. A delegate may release whatever is not
-// on the list (host-local since 1.10). The runtime's list may lack a pod that is starting, and it
-// lacks a dead one whose DELs are pending.
+// listKept returns the runtime's list, under each of its keys, after adding all attachments of the
+// network that are in the journal. A delegate may release whatever is not on the list (host-local
+// since 1.10). The runtime's list may lack a pod that is starting, and it lacks a dead pod whose
+// DELs are pending.
 func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
 	err := o.Node.Journal.Store.View(ctx, func(tx *journal.Tx) error {
 		kept = nil
-		// a damaged record may belong to any attachment
+		// a damaged record is an error, because it may belong to any attachment
 		return tx.Outlines(func(e journal.Outline, err error) error {
 			a := netconf.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
 			if e.Network == o.Verb.Conf.Name && !slices.Contains(o.Verb.Conf.Valid, a) {
@@ -143,7 +147,7 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	return lists, nil
 }
 
-// hasStatus reports whether the chain's CNI version has STATUS and GC. In an older version, the
+// hasStatus reports whether the chain's CNI version has STATUS and GC. For an older version, a
 // runtime would not call these verbs without unwind either.
 func hasStatus(chain *netconf.Chain) bool {
 	has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0")

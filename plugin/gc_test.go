@@ -28,7 +28,7 @@ const (
 	slipKey  = "cni.dev/attachments"
 )
 
-// valid is the list of a GC, under the key of the specification.
+// valid returns the list of a GC with these pods, under the specification's key.
 func valid(pods ...*pod) map[string]any { return map[string]any{validKey: listOf(pods...)} }
 
 // listOf lists the attachments of pods as a runtime does.
@@ -40,9 +40,9 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// TestSweepJudgesAgain: an attachment is dead when a sweep looks, and changes before the sweep
-// acts. The sweep acts on the new state. It does not take an ADD of the same container, neither
-// while that runs nor after.
+// TestSweepJudgesAgain: an attachment is dead when a sweep makes its plan, and changes before the
+// sweep applies the plan. The sweep acts on the new state. It does not release a new ADD of the
+// same container, whether that ADD still runs or has ended.
 func TestSweepJudgesAgain(t *testing.T) {
 	sandbox.Concurrent(t)
 	changes := oneOf(
@@ -102,8 +102,8 @@ func TestSweepJudgesAgain(t *testing.T) {
 	})
 }
 
-// TestDisableGC: nothing happens where GC is disabled, in unwind's entry or in the chain, by a bool
-// or by a string, which libcni allows too.
+// TestDisableGC: GC does nothing if it is disabled in unwind's entry or in the chain, by a bool or,
+// as in libcni, by a string.
 func TestDisableGC(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -134,8 +134,9 @@ func TestDisableGC(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCIsPassedOn: the delegates get the list as the runtime gave it, if there is one and their
-// chain's version has GC. They are told no container, whatever is in unwind's own environment.
+// TestGCIsPassedOn: if there is a list, and the chain's CNI version has GC, the plugins get the
+// list as the runtime sent it. They get no container ID, even if unwind's own environment contains
+// one.
 func TestGCIsPassedOn(t *testing.T) {
 	list := rawJSON(`[{"ifname":"eth0","containerID":"\u0061","more":12345678901234567890.10},` +
 		`{"containerID":"b","ifname":"eth0"}]`)
@@ -144,9 +145,9 @@ func TestGCIsPassedOn(t *testing.T) {
 	type test struct {
 		name   string
 		inner  string // the version of the chain
-		chain  string // keys of a chain beside the plugins; "" is that of the node
+		chain  string // the chain's keys other than plugins; "": as in the node's chain
 		given  keys
-		passed keys // nil: no delegate gets a GC
+		passed keys // nil: no plugin gets a GC
 	}
 	tests := []test{
 		{"by the specification's key", "1.1.0", "", keys{validKey: list}, keys{validKey: list}},
@@ -192,10 +193,11 @@ func TestGCIsPassedOn(t *testing.T) {
 	})
 }
 
-// TestGCHandsOnWhatIsKept: a plugin of the chain releases all addresses of host-local's that are
-// not on a GC's list, as host-local 1.10 does. The list lacks a young pod and a dead one whose DEL
-// fails, and both keep their addresses. Somebody of whom the journal knows nothing loses his, as
-// without unwind, unless a record is damaged: one whose key is damaged keeps its address too.
+// TestGCHandsOnWhatIsKept: a plugin of the chain releases all host-local addresses whose owners are
+// not on the GC's list, as host-local 1.10 does. The runtime's list lacks a young pod and a dead
+// pod whose DEL fails. unwind adds both, so they keep their addresses. An owner that is not in the
+// journal loses its address, as without unwind. But if the key of a record is damaged, the plugin
+// gets no GC, and the address of that pod stays.
 func TestGCHandsOnWhatIsKept(t *testing.T) {
 	each1(t, oneOf("by the specification's key", "by both"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -230,7 +232,7 @@ func TestGCHandsOnWhatIsKept(t *testing.T) {
 	})
 }
 
-// damageKey changes one bit of the key of the pod's record.
+// damageKey changes one bit in the key of the pod's record.
 func (p *pod) damageKey() {
 	p.Helper()
 	key := []byte(p.network + "\x00" + p.ContainerID + "\x00")
@@ -243,14 +245,15 @@ func (p *pod) damageKey() {
 	})
 }
 
-// TestGCWithFailingDELs: a failing DEL does not keep others from being tried. It is in the GC's one
-// error, if there is room, and stays pending, with its last error. Every GC tries it again.
+// TestGCWithFailingDELs: a failing DEL doesn't keep a GC from running the other DELs. The GC's
+// error contains that failure, if there is room. The DEL stays pending, with its last error, and
+// every GC retries it.
 func TestGCWithFailingDELs(t *testing.T) {
 	type test struct {
 		name  string
 		pods  int
 		id    string
-		named bool // in the error
+		named bool // the error names the pods
 	}
 	tests := []test{
 		{"some", 3, "bad", true},
@@ -288,10 +291,10 @@ func TestGCWithFailingDELs(t *testing.T) {
 	})
 }
 
-// TestGCByList: pods of each kind meet each kind of list. An attachment with a process in its
-// namespace is never released. One whose namespace is gone always is, unless it is listed; one with
-// a pending DEL always is. One with a pinned, empty namespace is released if there is a list that
-// lacks it. An attachment on either list is attached.
+// TestGCByList combines pods of each kind with lists of each kind. A GC never releases an
+// attachment with a process in its namespace. It always releases one with a pending DEL. It
+// releases one whose namespace is gone, unless the list contains it, and one with a pinned, empty
+// namespace only if a list lacks it. An attachment counts as listed if it is on either list.
 func TestGCByList(t *testing.T) {
 	null, none := rawJSON(`null`), rawJSON(`[]`)
 	type test struct {
@@ -342,9 +345,10 @@ func TestGCByList(t *testing.T) {
 	})
 }
 
-// TestListJudgesItsNetwork: one journal has two networks. The list of one says nothing of the
-// other, so the other's attachments of the same containers are kept. But a GC also releases what is
-// plainly dead in the other: a network that was renamed gets no GC of its own.
+// TestListJudgesItsNetwork: one journal contains two networks. The list of one network says nothing
+// about the other network, so attachments of the same containers in that other network are kept.
+// But a GC also releases the other network's attachments whose namespace is gone, because a renamed
+// network gets no GC of its own.
 func TestListJudgesItsNetwork(t *testing.T) {
 	each1(t, oneOf("no list", "a list"), func(t *testing.T, list choice) {
 		n := newNode(t)
@@ -368,8 +372,9 @@ func TestListJudgesItsNetwork(t *testing.T) {
 	})
 }
 
-// TestGCInAnotherTimeNamespace: by the clock of a GC in another time namespace, an attachment and
-// an address without a record are old. Nobody can tell their age there, so both stay.
+// TestGCInAnotherTimeNamespace: a GC runs in another time namespace. By its clock, an attachment,
+// and an address without a record, seem to be old. unwind cannot tell their age there, so it keeps
+// both.
 func TestGCInAnotherTimeNamespace(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -395,9 +400,9 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCDelegateFails: a delegate fails in each way at its GC. The others get theirs, the runtime's
-// error has all errors, and the GC ends even if delegates hang at their DELs too: its time has
-// parts, so that what is not theirs is done.
+// TestGCDelegateFails: the GC of one plugin fails or hangs. The other plugins get their GC, and the
+// runtime's error contains all errors. Even if a DEL hangs as well, the GC ends, and does
+// everything else in time.
 func TestGCDelegateFails(t *testing.T) {
 	each1(t, oneOf("fail", "hang at a DEL too"), func(t *testing.T, how choice) {
 		n := newNode(t)
@@ -430,10 +435,11 @@ func TestGCDelegateFails(t *testing.T) {
 	})
 }
 
-// TestBrakeOnANode: a list lacks 12 of 20 live pods. None of them is released, and the error says
-// why. No delegate gets the list, since it would act on it. Attachments that are dead by other
-// evidence are released and not counted. The same list once more is passed on, with those that are
-// kept. A list that lacks 10 of 20 is believed.
+// TestBrakeOnANode: the list of a GC lacks 12 of 20 live pods. The mass-release guard keeps all of
+// them, and the error says why. No plugin gets that list, because it might release the pods.
+// Attachments that are dead by other evidence are released, and the guard doesn't count them. At
+// the second GC with this list, the plugins get the list and the pods that unwind keeps. A list
+// that lacks only 10 of 20 pods is believed.
 func TestBrakeOnANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -461,9 +467,9 @@ func TestBrakeOnANode(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCOfRealPlugins: pods of each kind run on real plugins, with addresses, rules and host ports.
-// Nothing is left of those that a GC releases, and their late DELs take nothing from the others.
-// Those that it keeps have all they had, and reach their gateway.
+// TestGCOfRealPlugins: pods of each kind have addresses, rules and host ports of real plugins. A GC
+// releases some pods and leaves nothing of them, and their late DELs take nothing from the others.
+// The pods that it keeps have everything that they had, and reach their gateway.
 func TestGCOfRealPlugins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -13,8 +13,9 @@ import (
 	"cni-unwind/plugin/plugintest/env"
 )
 
-// keeper is a delegate that neither writes nor needs a file. It takes and releases a directory,
-// which taken lists. It is a shell script that runs more first.
+// keeper creates a plugin, a shell script, that reads and writes no file. Its ADD creates a
+// directory, which node.taken lists, and its DEL removes that directory. The script runs the
+// commands in more first.
 func (n *node) keeper(name, more string) {
 	n.Helper()
 	n.mkdir(filepath.Join(n.faultyDir(), "taken"))
@@ -26,13 +27,14 @@ DEL) rmdir `+folder+` 2>/dev/null || : ;;
 esac`)
 }
 
-// TestLongNames: names are too long for a file or for a key of the journal. An ADD goes on without
-// the journal and says so, or is refused before it takes anything. The DEL releases all.
+// TestLongNames: a container ID or a network's name is too long for a file name, or for a key of
+// the journal. In the latter case, an ADD continues without the journal and logs a warning, or
+// fails before any plugin runs. The DEL releases everything.
 func TestLongNames(t *testing.T) {
 	type test struct {
 		name    string
 		bytes   int
-		network bool // it is the network's name, not the container ID
+		network bool // the network's name is long, not the container ID
 		tooLong bool // for the journal
 	}
 	tests := []test{
@@ -72,20 +74,21 @@ func TestLongNames(t *testing.T) {
 	})
 }
 
-// TestBigConfiguration: a configuration of a size or depth that no network has is either refused
-// with an error that says why, or carried out in full.
+// TestBigConfiguration: unwind either runs an unusually large or deep configuration completely, or
+// refuses it with an error that says why.
 func TestBigConfiguration(t *testing.T) {
 	t.Parallel()
 	many := func(count int, plugin string) string { return strings.Repeat(`{"type": "`+plugin+`"}, `, count) }
 	deep := func(levels int) string {
 		return `{"type": "one", "x": ` + strings.Repeat(`[`, levels) + strings.Repeat(`]`, levels) + `}, {"type": "two"}`
 	}
-	for _, tt := range []struct{ name, plugins, want string }{ // in the error of the ADD; "": it succeeds
+	for _, tt := range []struct{ name, plugins, want string }{ // want: the ADD's error, or ""
 		{"10,000 plugins", many(9_999, "one") + `{"type": "two"}`, `unwind: key "chain": key "plugins" has 10000 plugins, but a chain may have at most 500`},
 		{"500 plugins, the first fails", many(499, "fails") + `{"type": "fails"}`, `plugin type="fails" failed (add)`},
 		{"500 plugins", many(498, "idle") + `{"type": "one"}, {"type": "two"}`, ""},
 		{"4 MiB", `{"type": "one"}, {"type": "two", "x": "` + strings.Repeat("x", netconf.MaxConfig-2000) + `"}`, ""},
-		// encoding/json reads 10,000 levels; the journal's entry adds some around the delegate's own.
+		// encoding/json reads at most 10,000 levels. The journal's record adds some levels around the
+		// configuration of a plugin.
 		{"9,990 levels", deep(9_990), ""},
 		{"10,000 levels", deep(10_000), "exceeded max depth"},
 	} {
@@ -96,7 +99,7 @@ func TestBigConfiguration(t *testing.T) {
 			n.keeper("two", "")
 			n.script("fails", "[ $CNI_COMMAND != ADD ]")
 			n.script("idle", `[ $CNI_COMMAND != ADD ] || echo '{"cniVersion": "1.0.0", "ips": []}'`)
-			// No encoder has to handle the chain.
+			// The chain is inserted as text, so that no JSON encoder processes it.
 			entry := strings.Replace(n.entryOf(`"CHAIN"`, nil), `"CHAIN"`, `{"plugins": [`+tt.plugins+`]}`, 1)
 			p := n.pod("a")
 			out := n.start(p.input("ADD", entry))
@@ -115,8 +118,9 @@ func TestBigConfiguration(t *testing.T) {
 	}
 }
 
-// TestNotTextAtDEL: an ADD refuses text that the journal could not reproduce. A DEL of an earlier
-// attachment accepts it and goes on without the journal.
+// TestNotTextAtDEL: the environment of a DEL is not valid UTF-8, so the journal cannot store it.
+// unwind would refuse such an ADD, but the DEL of an earlier attachment continues without the
+// journal.
 func TestNotTextAtDEL(t *testing.T) {
 	type test struct{ name, value string }
 	tests := []test{{"CNI_IFNAME", "eth\xff"}, {"CNI_ARGS", "X=\xff"}}
@@ -142,9 +146,9 @@ func TestNotTextAtDEL(t *testing.T) {
 	})
 }
 
-// TestPlantedLinks: stateDir has links, and other things that no journal consists of, which only
-// root can have put there. No verb creates, changes or waits for their targets. Pods come and go as
-// without a journal.
+// TestPlantedLinks: a link or a pipe, which only root can have created, is in the place of stateDir
+// or of something in it. No verb creates or changes the link's target, or waits for the pipe. ADD
+// and DEL work as without a journal.
 func TestPlantedLinks(t *testing.T) {
 	targets := oneOf("a file", "nothing", "a folder", "a pipe")
 	places := oneOf("stateDir", "the journal", "a new journal", "the queue", "the locks", "a lock", "the log")
@@ -194,7 +198,7 @@ func TestPlantedLinks(t *testing.T) {
 		a.give("ADD", given{})
 		n.wantTaken("a.eth0.p0")
 		a.give("CHECK", given{keys: keys{"prevResult": a.prevResult()}})
-		_ = a.tryGive("GC", given{}) // it is an error if it could not look
+		_ = a.tryGive("GC", given{}) // it fails if unwind cannot read the journal
 		a.give("STATUS", given{})
 		a.give("DEL", given{keys: keys{"prevResult": a.prevResult()}})
 		_ = a.tryGive("GC", given{})
@@ -203,8 +207,8 @@ func TestPlantedLinks(t *testing.T) {
 	})
 }
 
-// TestStateDirOfOthers: others can write to stateDir, or own it. The message names it and says what
-// to do.
+// TestStateDirOfOthers: stateDir is writable by others, belongs to another user, or contains a file
+// in the place of the directory "locks". The message names stateDir and the problem.
 func TestStateDirOfOthers(t *testing.T) {
 	each1(t, oneOf("mode", "owner", "file"), func(t *testing.T, fault choice) {
 		n := newNode(t)
@@ -242,13 +246,13 @@ func TestStateDirOfOthers(t *testing.T) {
 	})
 }
 
-// TestHostileDelegate: the second of two delegates misbehaves. What an ADD took is released, also
-// when a process escaped the delegate's process group. The DEL of a delegate that was killed stays
-// pending: it gets another one.
+// TestHostileDelegate: the second of two plugins misbehaves. The rollback releases what a failed
+// ADD allocated, even if a process has left the plugin's process group. If unwind has to kill the
+// plugin, its DEL stays pending, and the runtime's DEL retries it.
 func TestHostileDelegate(t *testing.T) {
 	const (
 		result = `echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"`
-		// hangs tells unwind that the delegate hangs: see env.Hangs.
+		// hangs tells unwind that the plugin hangs: see env.Hangs.
 		hangs = `>HANGS/$CNI_COMMAND.$CNI_CONTAINERID.$CNI_IFNAME.bad; `
 		open  = `head -c 9990 /dev/zero | tr "\0" "["`
 		shut  = `head -c 9990 /dev/zero | tr "\0" "]"`
@@ -297,9 +301,9 @@ func TestHostileDelegate(t *testing.T) {
 	})
 }
 
-// TestNoProc runs every verb without /proc. unwind cannot tell who is alive, so it releases
-// nothing. An ADD takes nothing, since it could not print its success: skel looks at /proc after
-// the ADD. With /proc, a is dead.
+// TestNoProc runs STATUS, GC, ADD and DEL without /proc. unwind cannot tell that pod a is dead, so
+// STATUS and GC release nothing. unwind refuses an ADD, because skel reads /proc after the ADD, and
+// would fail. A DEL succeeds.
 func TestNoProc(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -350,18 +354,18 @@ func TestNoPermission(t *testing.T) {
 	n.wantClean()
 }
 
-// TestLimits runs unwind with low resource limits: an ADD takes all or nothing, and a DEL releases
-// all, or says that it did not. No delegate can be started by one that is helpless.
+// TestLimits runs unwind with low resource limits. An ADD allocates everything or nothing, and a
+// DEL releases everything or fails. With a limit marked helpless, unwind can start no plugin.
 func TestLimits(t *testing.T) {
 	type limit struct {
 		name, command, says string
 		helpless            bool
 	}
 	limits := []limit{
-		{"20 files", "ulimit -n 20", "", false}, // the delegate's lock has a higher number
+		{"20 files", "ulimit -n 20", "", false}, // plugins cannot inherit the lock as descriptor 20
 		{"12 files", "ulimit -n 12", "too many open files", true},
 		{"8 files", "ulimit -n 8", "too many open files", true},
-		{"no block", "ulimit -f 0", "file too large", false}, // of 512 bytes each
+		{"no block", "ulimit -f 0", "file too large", false}, // a block has 512 bytes
 		{"8 blocks", "ulimit -f 8", "file too large", false},
 		{"40 blocks", "ulimit -f 40", "", false},
 		{"umask 0777", "umask 0777", "", false},
@@ -407,8 +411,8 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// TestNoOutput: an ADD whose result cannot be printed is undone, as when the runtime is gone. A DEL
-// has nothing to print.
+// TestNoOutput: unwind rolls back an ADD whose result it cannot print, for example because the
+// runtime is dead. A DEL prints nothing, so it succeeds.
 func TestNoOutput(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -10,12 +10,13 @@ import (
 	"cni-unwind/journal"
 )
 
-// An ADD is known by its network namespace. In the tests of this file, the journal doesn't have an
-// ADD that has everything else in common with one that it has: the container ID, the address, the
-// MAC address. Each has rules by the container ID (bridge, portmap) and by the address (firewall).
+// unwind identifies an ADD by its network namespace. In most tests of this file, an ADD that is not
+// in the journal has everything else in common with one that is: the container ID, the address, the
+// MAC address. Both have rules that are keyed by container ID (bridge, portmap) and by address
+// (firewall).
 
-// withSameAddresses sets a chain that gives a container the same addresses each time, and returns
-// the container. host-local has no files.
+// withSameAddresses sets a chain that always gives the pod the same IP and MAC addresses, and
+// returns the pod. The chain doesn't use host-local.
 func withSameAddresses(n *node) (a *pod) {
 	n.Helper()
 	n.chain(object(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": true,
@@ -27,8 +28,9 @@ func withSameAddresses(n *node) (a *pod) {
 	return a
 }
 
-// TestSameADDAgain: a container is restarted under its ID, and the journal has only its first life.
-// No sweep takes anything of the second one, and the DEL of the second one leaves nothing.
+// TestSameADDAgain: a container is restarted under the same ID, and the journal contains only its
+// first ADD. No sweep takes anything of the second ADD, and the DEL of the second ADD leaves
+// nothing.
 func TestSameADDAgain(t *testing.T) {
 	restarts := oneOf(
 		"past unwind",
@@ -81,7 +83,7 @@ func TestSameADDAgain(t *testing.T) {
 		}
 		a.del()
 		if restart.has("at the same path") && end.is("its namespace exists") {
-			a.dropNetNS() // its DEL was shown no namespace: see TestLateDELAtAnothersPath
+			a.dropNetNS() // its DEL got no namespace: see TestLateDELAtAnothersPath
 			eventually(n, "its interface is gone", func() bool { return len(n.ports()) == 0 })
 		}
 		a.wantVanished()
@@ -89,9 +91,9 @@ func TestSameADDAgain(t *testing.T) {
 	})
 }
 
-// TestAddedAgainAfterAnInterruptedADD: the ADD on record was interrupted, and the container was
-// added again at the same path past the journal. The DEL comes once that namespace is gone, with
-// the result of the later ADD.
+// TestAddedAgainAfterAnInterruptedADD: the journal contains an ADD that was interrupted. The
+// container was then added again at the same path without unwind. The DEL comes after the second
+// namespace is gone, with the result of the second ADD, and leaves nothing.
 func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -109,9 +111,9 @@ func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSameADDAtTheSamePath: the same, at the path of the first life, or in the namespace of an ADD
-// that failed. Without a file of host-local's, only the interface there shows the second life, so
-// its namespace must exist when its DEL comes. After a failed ADD, the runtime's result shows it.
+// TestSameADDAtTheSamePath: a container is added again without unwind, either at the path of an ADD
+// that a sweep has released, or in the namespace of an ADD that failed. No sweep takes anything of
+// the second ADD, and its DEL leaves nothing.
 func TestSameADDAtTheSamePath(t *testing.T) {
 	each1(t, oneOf("swept", "its ADD failed"), func(t *testing.T, first choice) {
 		n := newNode(t)
@@ -136,9 +138,9 @@ func TestSameADDAtTheSamePath(t *testing.T) {
 	})
 }
 
-// TestStaleResult: the runtime still has the result of a container's first ADD when the container's
-// second ADD is interrupted. The DEL of that one doesn't take the result for its own. bridge names
-// its chain of rules after the container, so it may need a second DEL if both have rules.
+// TestStaleResult: a container's second ADD is interrupted while the runtime still has the result
+// of the first ADD. The DEL of the second ADD doesn't use that result as its own. bridge names its
+// iptables chain after the container, so if both ADDs have rules, a second DEL may be necessary.
 func TestStaleResult(t *testing.T) {
 	firsts := oneOf(
 		"the first is undone",
@@ -186,8 +188,9 @@ func TestStaleResult(t *testing.T) {
 	})
 }
 
-// TestTwoInterfacesInOneNetwork: bridge names its chain of rules after the container, so its DEL of
-// one interface fails as long as the other one lives. As without unwind, the second try passes.
+// TestTwoInterfacesInOneNetwork: bridge names its iptables chain after the container, so its DEL of
+// one interface fails while the container has the other interface. As without unwind, the second
+// DEL succeeds.
 func TestTwoInterfacesInOneNetwork(t *testing.T) {
 	ends := oneOf("by the runtime", "by a sweep", "with the namespace gone")
 	each1(t, ends, func(t *testing.T, end choice) {
@@ -217,8 +220,8 @@ func TestTwoInterfacesInOneNetwork(t *testing.T) {
 	})
 }
 
-// TestDamagedCache: libcni's cache has files without content, cut off, or of something else, after
-// a power loss. They prove nothing.
+// TestDamagedCache: after a power loss, files in libcni's cache are empty, truncated, or describe
+// another attachment. They prove nothing.
 func TestDamagedCache(t *testing.T) {
 	files := []struct{ name, content string }{
 		{"empty", ``},
@@ -257,8 +260,9 @@ func TestDamagedCache(t *testing.T) {
 	})
 }
 
-// TestPathOfAnotherProcess: the process that a container's path named is gone, and another process
-// has its ID. Neither the journal nor libcni's cache has the container.
+// TestPathOfAnotherProcess: a container's path names a process that has ended, and another process
+// has the same ID. Neither the journal nor libcni's cache contains the container. Its DEL frees its
+// address, and takes nothing from the other process's container.
 func TestPathOfAnotherProcess(t *testing.T) {
 	each1(t, oneOf("the host's", "another container's"), func(t *testing.T, whose choice) {
 		n := newNode(t)
@@ -283,8 +287,8 @@ func TestPathOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestOldGenerationIsSettledFirst: before the first delegate of the next ADD runs, unwind undoes
-// what an earlier ADD of the container ID left, if the old namespace has no process any more.
+// TestOldGenerationIsSettledFirst: before an ADD runs its first plugin, unwind undoes an earlier
+// ADD of the same container ID, if no process is in the earlier namespace any more.
 func TestOldGenerationIsSettledFirst(t *testing.T) {
 	olds := oneOf("live, namespace gone", "live, namespace empty", "DEL pending", "ADD failed")
 	each1(t, olds, func(t *testing.T, old choice) {
@@ -321,9 +325,9 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 	})
 }
 
-// TestOldGenerationMovesOn: if the rest of an earlier ADD of the container ID cannot be undone yet,
-// the DEL of the next ADD undoes it, after its own, with the path of the old namespace, and keeps
-// an address that both got.
+// TestOldGenerationMovesOn: if unwind cannot completely undo an earlier ADD of the container ID
+// yet, the DEL of the next ADD does so, after its own DELs, and with the path of the earlier
+// namespace. If both ADDs got the same address, undoing the earlier ADD does not free it.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -358,7 +362,7 @@ func TestOldGenerationMovesOn(t *testing.T) {
 	n.wantClean()
 }
 
-// TestAddOverLive: an ADD over an attachment in use is refused before any delegate runs.
+// TestAddOverLive: unwind refuses an ADD of an attachment that is in use, before any plugin runs.
 func TestAddOverLive(t *testing.T) {
 	olds := oneOf(
 		"same namespace",
@@ -394,9 +398,10 @@ func TestAddOverLive(t *testing.T) {
 }
 
 // TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed
-// before it prints the new result. libcni's cache still has the earlier result, whose namespace
-// exists: that is no ADD that the journal did not record, so the next ADD and a sweep undo what is
-// left. A DEL of the earlier ADD may be pending.
+// before it prints the new result. libcni's cache still contains the result of the earlier ADD,
+// whose namespace exists. The journal has recorded that ADD, so the cached result is no reason to
+// keep anything: the next ADD, or a sweep, undoes what is left. In one case, a DEL of the earlier
+// ADD is pending.
 func TestInterruptedAfterAnother(t *testing.T) {
 	results := oneOf("no result", "a result of its own", "no result, beside a pending DEL")
 	each2(t, results, oneOf("the next ADD", "a sweep"), func(t *testing.T, result, next choice) {
@@ -434,9 +439,9 @@ func TestInterruptedAfterAnother(t *testing.T) {
 	})
 }
 
-// TestInterruptedOverUnknown: a pod was added past the journal, and still runs. unwind is killed in
-// another ADD of the same container ID, in another namespace. A sweep keeps that record: its DELs
-// go by the container ID, and would release what the pod has.
+// TestInterruptedOverUnknown: a pod that was added without unwind still runs. unwind is killed in
+// another ADD of the same container ID, in another namespace. A sweep keeps the record of the
+// killed ADD: its DELs find resources by container ID, and would release those of the running pod.
 func TestInterruptedOverUnknown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -456,9 +461,9 @@ func TestInterruptedOverUnknown(t *testing.T) {
 	n.wantClean()
 }
 
-// TestPortOfNewGeneration: portmap's rules are keyed by the container ID. The retry of an old DEL
-// must not remove the port of the container that has the ID now: neither in the ADD of a pod that
-// would settle it, nor in that of one that has its old address, if it were dead.
+// TestPortOfNewGeneration: portmap's rules are keyed by container ID. While a new ADD of the
+// container ID is live, a sweep doesn't retry portmap's DEL of the earlier ADD, because it would
+// remove the new ADD's host port.
 func TestPortOfNewGeneration(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -476,13 +481,13 @@ func TestPortOfNewGeneration(t *testing.T) {
 	n.wantClean()
 }
 
-// The chain of these tests has something keyed by container ID (bridge's masquerading, portmap,
-// host-local) and something keyed by address (firewall). "Past" is what happens past unwind, so
-// that the journal cannot see it.
+// The chain of the tests below has resources that are keyed by container ID (bridge's masquerading,
+// portmap, host-local) and by address (firewall). In names, "past" means without unwind, so that
+// the journal doesn't contain the verb.
 
-// TestAddedAgainPastTheJournal: a container ID is deleted and added again while the journal cannot
-// see it. Undoing the ADD on record must not touch what the later one has. The DEL of the later one
-// leaves nothing of both.
+// TestAddedAgainPastTheJournal: a container ID is deleted and added again without unwind. When
+// unwind undoes the recorded ADD, it must not touch resources of the later ADD. The DEL of the
+// later ADD leaves nothing of either ADD.
 func TestAddedAgainPastTheJournal(t *testing.T) {
 	records := oneOf(
 		"live, its namespace gone",
@@ -495,7 +500,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	each2(t, records, seconds, func(t *testing.T, record, second choice) {
 		n := newNode(t)
 		n.chain(bridge.masq(), firewall, portmap)
-		n.budget("HostLink=500ms") // the DEL's prevResult may name the later one's link
+		n.budget("HostLink=500ms") // how long a DEL waits for the later ADD's host link to disappear
 		a := n.add("a")
 		a.delPast()
 		switch {
@@ -525,7 +530,7 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 		a.wantKept()
 		a.del()
 		if record.has("at the same path") {
-			a.dropNetNS() // its DEL was shown no namespace: see TestLateDELAtAnothersPath
+			a.dropNetNS() // its DEL got no namespace: see TestLateDELAtAnothersPath
 			eventually(n, "its interface is gone", func() bool { return len(n.ports()) == 0 })
 		}
 		a.wantVanished()
@@ -533,8 +538,8 @@ func TestAddedAgainPastTheJournal(t *testing.T) {
 	})
 }
 
-// TestLateDELAtAnothersPath: a container's DEL comes late, and by now another container's namespace
-// is at its path. No delegate is shown that namespace.
+// TestLateDELAtAnothersPath: a container's DEL comes late, when another container's namespace is at
+// the same path. No plugin gets that namespace.
 func TestLateDELAtAnothersPath(t *testing.T) {
 	lates := oneOf("after a sweep", "a DEL pending", "its ADD failed")
 	others := oneOf("the other added through unwind", "the other added past unwind")
@@ -579,9 +584,9 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUnknownDELAtAnothersPath: the same, and the journal has nothing of the container whose DEL
-// comes late. The journal must have the other container: as without unwind, the delegates get the
-// path.
+// TestUnknownDELAtAnothersPath: as in TestLateDELAtAnothersPath, but the journal contains only the
+// other container. If it did not contain that one either, the plugins would get the path, as
+// without unwind.
 func TestUnknownDELAtAnothersPath(t *testing.T) {
 	lates := oneOf("a second DEL, with the result", "never added through unwind")
 	each1(t, lates, func(t *testing.T, late choice) {
@@ -607,8 +612,8 @@ func TestUnknownDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUndonePastTheJournal: an attachment was undone, by a sweep or past the journal, and is added
-// again, past it or through unwind. The DEL of that ADD undoes it.
+// TestUndonePastTheJournal: an attachment is swept and added again without unwind, or deleted
+// without unwind and added again with unwind. The DEL of the second ADD leaves nothing.
 func TestUndonePastTheJournal(t *testing.T) {
 	undone := oneOf(
 		"swept, in another namespace",
@@ -645,8 +650,8 @@ func TestUndonePastTheJournal(t *testing.T) {
 	})
 }
 
-// TestADDOverAnUnseenADD: unwind refuses to add an attachment that already lives, and takes nothing
-// from it.
+// TestADDOverAnUnseenADD: unwind refuses an ADD of an attachment that was added without unwind and
+// is live, and takes nothing from it.
 func TestADDOverAnUnseenADD(t *testing.T) {
 	records := oneOf("never on record", "an earlier one on record")
 	each1(t, records, func(t *testing.T, record choice) {
@@ -669,7 +674,8 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 }
 
 // TestRollbackBesideAnother: an ADD fails in a namespace in which another container has the
-// interface, whether libcni's cache knows that container or not.
+// interface, whether or not libcni's cache contains that container. The rollback takes nothing from
+// the other container.
 func TestRollbackBesideAnother(t *testing.T) {
 	each1(t, oneOf("the other cached", "the other not cached"), func(t *testing.T, other choice) {
 		n := newNode(t)
@@ -692,8 +698,8 @@ func TestRollbackBesideAnother(t *testing.T) {
 	})
 }
 
-// TestADDInTheHostsNetNS: the runtime adds an interface to its own namespace on purpose. The DEL
-// removes the interface there.
+// TestADDInTheHostsNetNS: with CNI_NETNS_OVERRIDE, the runtime adds an interface to its own network
+// namespace. The DEL removes the interface.
 func TestADDInTheHostsNetNS(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -19,17 +19,17 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestRefused: each verb refuses an input that it cannot work with, with a code and a message that
-// says what is wrong. It starts nothing, makes no file except the history of an ADD whose chain
-// cannot start, and shows no configuration. Then the DEL of the pod with its right input passes,
-// since there is nothing to undo.
+// TestRefused: each verb refuses invalid input with a code, and with a message that names the
+// problem. It starts no plugin, and reveals nothing of the configuration. It creates no file,
+// except for the history of an ADD whose chain cannot start. A DEL of the pod with valid input
+// succeeds afterwards, because there is nothing to undo.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	const all, every = "ADD CHECK DEL", "ADD CHECK DEL GC STATUS"
 	type env = map[string]string
 	type refused struct {
 		name, verbs string
-		given       any // keys of the entry; env, "" if absent; or a string, the whole input
+		given       any // keys of unwind's entry, env ("" removes a variable), or all of stdin
 		code        uint
 		msg         string // "": any
 	}
@@ -52,10 +52,10 @@ func TestRefused(t *testing.T) {
 		{"5 MB", "ADD", keys{"args": keys{"x": strings.Repeat("s3cret  ", 5<<17)}}, 7,
 			`unwind: the configuration is too large: SIZE bytes; at most 4194304 are allowed`},
 
-		// skel's own words, as in every plugin.
+		// skel's own message, as from every plugin.
 		{"no name", "ADD", keys{"name": nil}, 7, `missing network name`},
 
-		// skel checks the last name in any case, unwind uses the last one in lower case.
+		// skel checks the last key "name" in any letter case. unwind uses the last lower-case one.
 		{"NAME and name", "ADD", `{"NAME": "good", "name": "../x", ENTRY`, 7, ``},
 
 		{"nothing", all, ``, 6, ``},
@@ -120,7 +120,7 @@ func TestRefused(t *testing.T) {
 						strings.Contains(tt.name, "missing") != slices.Equal(events[0].Plugins, []string{"gone"}) {
 						t.Errorf("history: %+v, %v", events, err)
 					}
-					for _, name := range []string{"history.jsonl", "locks", ""} { // there is nothing else
+					for _, name := range []string{"history.jsonl", "locks", ""} { // stateDir contains nothing else
 						if err := os.Remove(filepath.Join(n.stateDir, name)); err != nil {
 							t.Error(err)
 						}
@@ -136,13 +136,13 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestOddInput: odd but valid input reaches the delegates at ADD, and the same at DEL.
+// TestOddInput: plugins get the same unusual but valid input at ADD and at DEL.
 func TestOddInput(t *testing.T) {
 	type test struct {
 		name string
 		keys string // of the plugin, in JSON
 		env  map[string]string
-		much int // variables of 127 KiB in the environment
+		much int // additional environment variables of 127 KiB
 	}
 	deep := strings.Repeat(`{"a":[`, 32) + strings.Repeat(`]}`, 32)
 	tests := []test{
@@ -152,7 +152,7 @@ func TestOddInput(t *testing.T) {
 		{"numbers", `"n": [1e400, 12345678901234567890, -0, 1.10]`, nil, 0},
 		{"a key twice", `"k": 1, "k": 2`, nil, 0},
 		{"much of a key", `"big": "` + strings.Repeat("x", 3<<20) + `"`, nil, 0},
-		// The kernel takes no variable of more than 128 KiB.
+		// The kernel accepts no environment variable longer than 128 KiB.
 		{"much CNI_ARGS", ``, map[string]string{
 			"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=" + strings.Repeat("y", 127<<10)}, 0},
 		{"much environment", ``, nil, 15},
@@ -184,8 +184,9 @@ func TestOddInput(t *testing.T) {
 	})
 }
 
-// TestBrokenKeysAtDEL: an edit of the configuration breaks a pod's network. Its DEL passes all the
-// same. It warns of a key, unless the journal has what it says.
+// TestBrokenKeysAtDEL: an operator makes the configuration of a pod's network invalid. The pod's
+// DEL succeeds nevertheless. It logs a warning about an invalid key, unless it uses data from the
+// journal instead of that key.
 func TestBrokenKeysAtDEL(t *testing.T) {
 	type test struct {
 		name  string
@@ -222,9 +223,8 @@ func TestBrokenKeysAtDEL(t *testing.T) {
 	})
 }
 
-// TestStateDirAtDEL: stateDir is broken, so that the DEL does not find the journal. The DEL uses
-// what the runtime gives, in the default directory. The entry in the right directory stays until a
-// DEL names it.
+// TestStateDirAtDEL: stateDir is invalid, so a DEL doesn't find the journal, and uses the runtime's
+// input. The record in the right directory stays until a DEL with that stateDir.
 func TestStateDirAtDEL(t *testing.T) {
 	type test struct {
 		name     string
@@ -254,7 +254,7 @@ func TestStateDirAtDEL(t *testing.T) {
 	})
 }
 
-// TestWarnings: a problem that is no error is logged, with what to do about it.
+// TestWarnings: unwind logs problems that don't make the verb fail.
 func TestWarnings(t *testing.T) {
 	type test struct {
 		name  string
@@ -284,8 +284,8 @@ func TestWarnings(t *testing.T) {
 	})
 }
 
-// TestVERSION: VERSION touches no file, whatever its configuration says, and does not wait for one.
-// Without a command unwind says what it is, as every plugin does.
+// TestVERSION: VERSION touches no file, whatever the configuration says, and doesn't wait for a
+// configuration on stdin. Without CNI_COMMAND, unwind prints what it is, as every plugin does.
 func TestVERSION(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -310,8 +310,8 @@ func TestVERSION(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD: unwind's error of an ADD begins with the delegate's message, has its code and
-// details, says which DELs are pending, and stays within its bounds (start checks that).
+// TestErrorOfADD: the error of an ADD begins with the plugin's message, has the plugin's code and,
+// if there is room, its details. It names the pending DELs. start checks that it is not too long.
 func TestErrorOfADD(t *testing.T) {
 	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
 		n := newNode(t)

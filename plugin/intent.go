@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file contains everything that an ADD does before its first delegate.
+// This file contains everything that an ADD does before it starts its first delegate.
 
 // prepare validates the input before any delegate starts.
 func (a *adding) prepare(ctx context.Context) (err error) {
@@ -50,7 +50,7 @@ func (a *adding) prepare(ctx context.Context) (err error) {
 	}
 	var at unix.Stat_t
 	there := !a.overridesNetNS() && unix.Stat(a.args.Netns, &at) == nil
-	switch { // skel checks this after the result is printed
+	switch { // skel would check this only after the result is printed
 	case !there:
 	case a.Node.Host.NetNS == "":
 		return ownError(types.ErrInvalidNetNS, "/proc/self/ns/net cannot be read; check that /proc is "+
@@ -69,8 +69,8 @@ func (a *adding) refuse(err *types.Error, plugins ...string) error {
 	return err
 }
 
-// open releases what earlier ADDs left, and writes the intent (see add). If they left nothing, this
-// takes one transaction.
+// open undoes earlier ADDs of the attachment, releases dead attachments of its pod, and writes the
+// intent (see add). If there is nothing to undo or release, open needs only one transaction.
 func (a *adding) open(ctx context.Context) error {
 	seen, err := facts.InterfaceAt(a.args.Netns, a.args.IfName)
 	if err != nil {
@@ -92,9 +92,10 @@ func (a *adding) open(ctx context.Context) error {
 	return a.writeIntent(ctx, a.putIntent)
 }
 
-// putFirst writes the intent, unless earlier ADDs of this attachment or its pod left something. The
-// pod's other attachments may be dead, and a new sandbox first frees what the old one left (Azure
-// CNS #4350). Live attachments of the same container in other networks don't count.
+// putFirst writes the intent, unless the journal contains earlier ADDs of the attachment (a.prior),
+// or other attachments of its pod that may be dead (a.samePod). A new sandbox first releases what
+// the pod's old one left allocated (Azure CNS #4350). a.samePod omits live attachments of the same
+// container.
 func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	a.prior, err = tx.Pending(a.Verb.Key)
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
@@ -118,10 +119,11 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 	return tx.Put(a.record)
 }
 
-// writeIntent runs a transaction that writes the intent. A commit that failed may have happened, so
-// writeIntent reads the journal once more: an intent that is there counts as written. If that is
-// unknown, the ADD fails, because a record in state adding must not belong to an ADD that succeeds.
-// Otherwise journalFailed decides. writeIntent returns an error with which write refuses the ADD.
+// writeIntent runs a transaction that writes the intent. A commit that returned an error may still
+// have written the intent, so writeIntent then reads the journal again. If the journal contains the
+// intent, the ADD continues. If that cannot be determined, the ADD fails, because a record in state
+// adding must not belong to an ADD that succeeds. Otherwise, journalFailed decides. If write itself
+// refuses the ADD, writeIntent returns that error.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.record.Number = 0
 	err := a.Node.Journal.Update(ctx, write)
@@ -155,9 +157,9 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, and divides its time among them. When
-// time is short, it defers the rest. Otherwise a healthy delegate would get too little time and be
-// killed.
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. If too
+// little time remains, it defers the others. Otherwise a healthy delegate would get too little time
+// and be killed.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -180,9 +182,9 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 	}
 }
 
-// supersede undoes the earlier ADDs of this attachment. DELs that fail stay in the journal and wait
-// until this ADD's attachment is gone. They may remove resources by container ID, and this ADD is
-// about to use the same ID.
+// supersede undoes the earlier ADDs of this attachment. If one of their DELs fails, it stays in the
+// journal, and waits while the new ADD is running or live: it may remove resources by container ID,
+// and both ADDs have the same container ID.
 func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -193,7 +195,7 @@ func (a *adding) supersede(ctx context.Context) error {
 			}
 		}
 		if again, _ := a.Node.Later(ctx, prior); again {
-			// that ADD may still be in use, and the DELs would release its resources
+			// the unrecorded ADD may be in use, and the DELs would release its resources
 			if err := a.refuseUnseen(); err != nil {
 				return err
 			}
@@ -211,9 +213,9 @@ func (a *adding) supersede(ctx context.Context) error {
 	return nil
 }
 
-// refuseLive returns an error if the attachment of an earlier ADD is still in use: this ADD's
-// namespace is its namespace and has the interface, or a process is in its namespace elsewhere.
-// SPEC 1.1 §2 forbids a second ADD without a DEL.
+// refuseLive returns an error if the attachment of an earlier ADD is still in use. It is in use if
+// both ADDs have the same namespace and the interface already exists there, or if the earlier ADD
+// has another namespace with a process in it. SPEC 1.1 §2 forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Record) error {
 	was := prior.Added.NetNS
 	same := was.Same(a.record.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
@@ -229,9 +231,9 @@ func (a *adding) refuseLive(prior *journal.Record) error {
 	return nil
 }
 
-// refuseUnseen returns an error if libcni's cache has an ADD of the attachment in this same
-// namespace. The current ADD would fail. Its rollback finds resources by the container ID, so it
-// would remove those of the first ADD.
+// refuseUnseen returns an error if the interface already exists in this ADD's namespace, and
+// libcni's cache contains an ADD of the attachment in that namespace. This ADD would fail, and its
+// rollback, whose DELs find resources by container ID, would remove those of the cached ADD.
 func (a *adding) refuseUnseen() error {
 	if a.record.Added.Occupant == "" {
 		return nil
@@ -245,6 +247,6 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	_ = a.lock.Remove() // the attachment may have no record
+	_ = a.lock.Remove() // the file would remain if the attachment has no record
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Verb.Key, why)
 }

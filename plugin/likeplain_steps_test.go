@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// year is a sequence that runs.
+// year is one run of a sequence in both worlds.
 type year struct {
 	*attempt
 	p, u  *plainWorld
@@ -26,7 +26,7 @@ type year struct {
 	log   []string
 	found difference
 	step  string
-	only  map[string]bool // the pods of which an ADD succeeded in U alone
+	only  map[string]bool // the pods whose ADD succeeded only in U
 }
 
 func newYear(a *attempt, s setup) *year {
@@ -43,7 +43,7 @@ func newYear(a *attempt, s setup) *year {
 	return y
 }
 
-// differs notes a difference, unless it is allowed.
+// differs records a difference, unless it is allowed.
 func (y *year) differs(class, format string, a ...any) {
 	y.differ(difference{class: class, text: fmt.Sprintf(format, a...)})
 }
@@ -63,41 +63,45 @@ func (y *year) differ(d difference) {
 
 func (y *year) note(format string, a ...any) { y.log = append(y.log, fmt.Sprintf(format, a...)) }
 
-// allowedDifferences are all that may be worse with unwind, as LIMITS has them.
+// allowedDifferences contains all differences that are allowed. LIMITS.md describes most of them,
+// in the entry that the comment names.
 var allowedDifferences = []struct {
 	name string
 	is   func(y *year, d difference) bool
 }{
-	// LIMITS, "Duplicate addresses": host-local has lost its files, or got another directory, and
-	// gives an address that a live pod has. Plain starts the pod, and both pods lose packets.
+	// LIMITS, "Duplicate addresses": host-local has lost its files or uses another directory, and
+	// assigns an address that a live pod has. Without unwind, the new pod starts, and both pods lose
+	// packets.
 	{"duplicate address", func(_ *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "duplicate address ")
 	}},
-	// LIMITS, "A plugin that was replaced, or left the chain": the plugin has left the chain, or nobody knows a present
-	// configuration, since the network was renamed. The DEL is not reported, and tried for about a day. What
-	// may be left is a file or rule of that plugin, which plain leaves, too.
+	// LIMITS, "A plugin that was replaced, or left the chain": the plugin has left the chain, or its
+	// present configuration is unknown because the network was renamed. The runtime gets no error, and
+	// sweeps retry the DEL for about a day. A file or rule of that plugin may be left, as without
+	// unwind.
 	{"a plugin that left the chain", func(y *year, d difference) bool {
 		renamed := func(e *journal.Record) bool { return e.Network != y.u.net.name && y.waitsForLeft(e) }
 		return d.class == "pending" && y.waitsForLeft(d.record) ||
 			d.class == "left: file" && slices.ContainsFunc(y.u.pending(), renamed)
 	}},
-	// LIMITS, "While the journal cannot be written": an ADD under the same ID failed, and its rollback freed the
-	// address of the earlier ADD, which nobody recorded.
+	// LIMITS, "While the journal cannot be written": an ADD of the same container ID failed, and its
+	// rollback freed the address of the earlier ADD, which the journal did not record.
 	{"a full disk", func(y *year, d difference) bool {
 		full := slices.Index(y.log, "full")
 		return d.class == "left: rule" && full >= 0 && slices.ContainsFunc(y.log[full:], func(line string) bool {
 			return strings.HasPrefix(line, "again ")
 		})
 	}},
-	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and the address was freed before its next try;
-	// or the pool that the chain has now does not show whose an unrecorded address is.
+	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and unwind freed the address before
+	// the next try. Or the ADD was not recorded, and its address is not in the pool that the chain
+	// uses now.
 	{"an ACCEPT rule", func(y *year, d difference) bool {
 		failed := y.did("again ", "break firewall", "remove firewall", "renew firewall")
 		return d.class == "left: rule" && (failed || y.did("off", "uninstall", "nostate") && y.did("set dataDir")) &&
 			!strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
 	}},
-	// LIMITS, "CRI-O without a conflist": the configuration in libcni's cache names the chain's file, which lacks
-	// the plugin by now, and nobody else knows of the plugin.
+	// LIMITS, "CRI-O without a conflist": the configuration in libcni's cache contains only the path
+	// of the chainFile. That file lacks the plugin by now, and no record contains the plugin.
 	{"a plugin that left the chain of a pod that nobody recorded", func(y *year, d difference) bool {
 		crio := slices.ContainsFunc(y.log, func(line string) bool {
 			return strings.HasPrefix(line, "del ") && strings.HasSuffix(line, " crio")
@@ -105,8 +109,8 @@ var allowedDifferences = []struct {
 		return strings.HasPrefix(d.class, "left: ") && y.u.chosen.ChainFile && crio &&
 			y.did("nostate", "uninstall") && y.did("remove ", "set main")
 	}},
-	// LIMITS, "An ADD that bypassed unwind": under the new name the runtime has no result, so the DEL seems to be
-	// of an ADD that did not begin.
+	// LIMITS, "An ADD that bypassed unwind": the runtime has no result under the network's new name,
+	// so the DEL seems to belong to an ADD that never ran.
 	{"bypassed, unreadable and renamed", func(y *year, d difference) bool {
 		at := func(word string) int {
 			return slices.IndexFunc(y.log, func(line string) bool { return strings.HasPrefix(line, word) })
@@ -114,26 +118,27 @@ var allowedDifferences = []struct {
 		bypassed := at("off") >= 0 || at("uninstall") >= 0 || at("nostate") >= 0 || at("full") >= 0
 		return strings.HasPrefix(d.class, "left: ") && bypassed && at("conf ") >= 0 && at("set name") > at("conf ")
 	}},
-	// A pod that did not start in P has the address.
+	// The address belongs to a pod that started only in U.
 	{"a requested address", func(y *year, d difference) bool {
 		return d.class == "ADD fails" && slices.ContainsFunc(slices.Collect(maps.Values(y.u.pods)), func(p *plainPod) bool {
 			return p.state == podLive && y.only[p.name] &&
 				strings.Contains(d.text, "requested IP address "+p.ip.String()+" is not available")
 		})
 	}},
-	// The pod did not start in P. What is left of it is of a plugin that has left the chain, and the cache that
-	// its DEL needs.
+	// The pod started only in U. A file of a plugin that has left the chain remains, or the cache file
+	// that the pod's DEL needs.
 	{"a pod that started with unwind alone", func(y *year, d difference) bool {
 		return slices.Contains([]string{"left: file", "left: cache"}, d.class) &&
 			slices.ContainsFunc(slices.Collect(maps.Keys(y.only)), func(name string) bool {
 				return strings.Contains(d.text, "file of "+name)
 			})
 	}},
-	// LIMITS, "Plugins that hang": the next verb waits for a child of a killed plugin, for 10 s.
+	// LIMITS, "Plugins that hang": the next verb waits up to 10 s for a child of a killed plugin.
 	{"a child that hangs", func(y *year, d difference) bool {
 		return strings.HasSuffix(d.class, " is slow") && len(y.u.budgets) > 0
 	}},
-	// SPEC, GC: it reports what could not be cleaned up. Plain's GC does not try the DELs that have failed.
+	// SPEC, GC: a GC reports what it could not clean up. Without unwind, a GC doesn't retry the DELs
+	// that have failed.
 	{"GC reports a DEL that keeps failing", func(y *year, d difference) bool {
 		for name, b := range y.net.binaries {
 			mode, gone := b.modes["DEL"], y.net.wiped || b.missing
@@ -143,18 +148,19 @@ var allowedDifferences = []struct {
 		}
 		return false
 	}},
-	// LIMITS, "Plugins that hang": the plugin is not called any more without unwind, since it left the chain or
-	// another replaced it.
+	// LIMITS, "Plugins that hang": the plugin has left the chain or was replaced, so without unwind,
+	// the runtime no longer calls it.
 	{"a plugin of the ADD that hangs", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "signal: killed") && y.net.hangsIn("DEL") &&
 			y.did("remove ", "ipam ", "set main", "set name")
 	}},
-	// LIMITS, "Plugins that hang": an ADD first undoes what the pod left, for 10 s at most. The runtime of
-	// these worlds gives up a verb as soon as a plugin hangs.
+	// LIMITS, "Plugins that hang": an ADD first undoes the pod's earlier sandbox, for up to 10 s. In
+	// these worlds, the runtime kills a verb as soon as a plugin hangs.
 	{"an ADD waits for a DEL that hangs", func(y *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "signal: killed") && y.net.hangsIn("DEL")
 	}},
-	// LIMITS, "CRI-O without a conflist": it has the configuration from libcni's cache, which a sweep has emptied.
+	// LIMITS, "CRI-O without a conflist": CRI-O reads the configuration in libcni's cache, which a
+	// sweep has removed.
 	{"no conflist and no cache", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "the runtime has no network") && y.net.unreadable != ""
 	}},
@@ -171,8 +177,9 @@ func (y *year) did(words ...string) bool {
 	})
 }
 
-// waitsForLeft reports whether all that is pending of a record are DELs that failed and whose plugins nobody
-// would call now, and such as wait for one of them.
+// waitsForLeft reports whether every pending DEL of a record may stay pending. A DEL may if it has
+// failed, and its plugin has port mappings or no present configuration, or if it waits for such a
+// DEL.
 func (y *year) waitsForLeft(e *journal.Record) bool {
 	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))
@@ -180,7 +187,8 @@ func (y *year) waitsForLeft(e *journal.Record) bool {
 	})
 }
 
-// steps are the actions. Each returns whether anything on the machines may have changed.
+// steps are the actions, by their first word. An action returns true if it may have changed what
+// live pods have, so that compareLive must follow.
 var steps map[string]func(y *year, w []string) bool
 
 func (y *year) run(sequence []string) {
@@ -200,10 +208,11 @@ func (y *year) run(sequence []string) {
 	y.end()
 }
 
-// worlds are both, P first.
+// worlds returns both worlds, P first.
 func (y *year) worlds() []*plainWorld { return []*plainWorld{y.p, y.u} }
 
-// compareCalls compares what a verb did in both worlds: the last calls of it, and the longest.
+// compareCalls compares a verb's calls in both worlds: whether the last ones succeeded, and how
+// long the longest took.
 func (y *year) compareCalls(who string, p, u []plainCall) {
 	for _, of := range []struct {
 		called string
@@ -231,13 +240,13 @@ func (y *year) compareCalls(who string, p, u []plainCall) {
 		}
 		return d
 	}
-	// A verb of P that fails may have done less. Times are compared on a quiet machine only.
+	// A verb that fails in P may have done less. Times are comparable only on a quiet machine.
 	if slow := longest(u); sandbox.Long() && lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
 		y.differs(lastU.verb+" is slow", "%s %s takes %s instead of %s", lastU.verb, who, slow, longest(p))
 	}
 }
 
-// compareLive compares what live pods have.
+// compareLive compares the resources and connections of the pods that are live in both worlds.
 func (y *year) compareLive() {
 	y.note("  pods: P %s, U %s", y.p.podStates(), y.u.podStates())
 	both := slices.DeleteFunc(slices.Sorted(maps.Keys(y.p.pods)), func(name string) bool {
@@ -256,7 +265,7 @@ func (y *year) compareLive() {
 	for _, name := range both {
 		have := map[string][]string{}
 		for _, w := range y.worlds() {
-			var lines []string // without a chain that makes rules, one with the pod's address is a leak
+			var lines []string // if the pod's chain creates no rules, any with its address were leaked
 			if w.pods[name].rules {
 				lines = rules[w.called]
 			}
@@ -293,7 +302,8 @@ func (w *plainWorld) podStates() string {
 	return strings.Join(all, ", ")
 }
 
-// end heals all that is meant to work, deletes all pods, sweeps, and compares what is left.
+// end repairs everything that is only temporarily broken, deletes all pods, sweeps, and compares
+// what is left.
 func (y *year) end() {
 	y.step = "end"
 	y.note("end")
@@ -302,7 +312,7 @@ func (y *year) end() {
 	}
 	y.net.wiped, y.net.unreadable, y.net.off = false, "", false
 	y.net.installed = y.net.file
-	if y.net.binaries["portmap"].old { // the correction
+	if y.net.binaries["portmap"].old { // the operator corrects the version
 		y.net.version = "0.4.0"
 	}
 	y.u.free()
@@ -345,7 +355,7 @@ func (y *year) compareLeft() {
 		y.differs("left: "+kind, "%d items are left in U alone: %q; pending: %v", len(more), more, y.u.pendingTexts())
 	}
 	for _, e := range y.u.pending() {
-		// Plain's DEL has not passed, either.
+		// The pod's DEL has not succeeded in P either.
 		if p := y.p.pods[e.ContainerID[:1]]; p != nil && p.rt.ContainerID == e.ContainerID && p.state == podDead {
 			continue
 		}
@@ -360,8 +370,8 @@ func (w *plainWorld) pendingTexts() (all []string) {
 	return all
 }
 
-// eachPod does something with a pod in each world in which the runtime has it, and reports whether
-// one has.
+// eachPod calls do for a pod in each world in which the runtime knows it, and compares the calls.
+// It reports whether there was such a world.
 func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) (did bool) {
 	calls := map[string][]plainCall{}
 	for _, w := range y.worlds() {
@@ -373,7 +383,7 @@ func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainC
 	return did
 }
 
-// rewrite writes the programs and the conflist as the network says.
+// rewrite writes the plugins' programs and the conflist in both worlds, according to y.net.
 func (y *year) rewrite() {
 	for _, w := range y.worlds() {
 		for _, name := range plainTypes {
@@ -383,7 +393,7 @@ func (y *year) rewrite() {
 	}
 }
 
-// configure is a step that changes only files.
+// configure returns a step that changes only files.
 func configure(change func(y *year, w []string)) func(y *year, w []string) bool {
 	return func(y *year, w []string) bool {
 		change(y, w)
@@ -406,7 +416,7 @@ func number(text string) int {
 
 func init() {
 	steps = map[string]func(y *year, w []string) bool{
-		// add POD [ports] [ip] [bw]: a sandbox of a new ID
+		// add POD [ports] [ip] [bw]: add a sandbox with a new container ID
 		"add": func(y *year, w []string) bool {
 			name := w[0]
 			for _, world := range y.worlds() {
@@ -428,7 +438,7 @@ func init() {
 			if y.found.class != "" {
 				return true
 			}
-			// What cannot start is torn down.
+			// The runtime deletes a pod that could not start.
 			clear(calls)
 			for _, world := range y.worlds() {
 				if p := world.pods[name]; p.state == podDead {
@@ -438,11 +448,11 @@ func init() {
 			y.compareCalls(name+", which did not start,", calls["P"], calls["U"])
 			return true
 		},
-		// del POD containerd|crio|nerdctl
+		// del POD containerd|crio|nerdctl: delete it as this runtime does
 		"del": func(y *year, w []string) bool {
 			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, w[1]) })
 		},
-		// restart POD: as nerdctl does, under the same ID, even if the DEL fails
+		// restart POD: delete it and add it under the same ID, as nerdctl does, even if the DEL fails
 		"restart": func(y *year, w []string) bool {
 			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, "nerdctl") })
 			if y.found.class != "" {
@@ -457,7 +467,7 @@ func init() {
 			y.compareCalls(w[0], calls["P"], calls["U"])
 			return true
 		},
-		// again POD: added under the same ID, without a DEL, as nerdctl does after a kill
+		// again POD: add it under the same ID without a DEL, as nerdctl does after a kill
 		"again": func(y *year, w []string) bool {
 			calls := map[string][]plainCall{}
 			for _, world := range y.worlds() {
@@ -469,7 +479,7 @@ func init() {
 			y.compareCalls(w[0], calls["P"], calls["U"])
 			return true
 		},
-		// lose POD: the runtime forgets it
+		// lose POD: the runtime forgets it, and its namespace disappears
 		"lose": func(y *year, w []string) bool {
 			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall {
 				world.drop(p)
@@ -500,14 +510,15 @@ func init() {
 			}
 			return true
 		},
-		// append PLUGIN: to the chain, installed if it was not
+		// append PLUGIN: add it to the chain, and install it
 		"append": configure(func(y *year, w []string) {
 			if !y.present(w[0]) {
 				y.net.chained = append(slices.Clone(y.net.chained), w[0])
 				*y.net.binaries[w[0]] = program{modes: map[string]string{}}
 			}
 		}),
-		// remove PLUGIN kept|deleted|down: from the chain; its program
+		// remove PLUGIN kept|deleted|down: remove it from the chain; its program is kept or deleted, or
+		// its daemon is down
 		"remove": configure(func(y *year, w []string) {
 			if i := slices.Index(y.net.chained, w[0]); i >= 0 {
 				y.net.chained = slices.Delete(slices.Clone(y.net.chained), i, i+1)
@@ -519,7 +530,8 @@ func init() {
 				y.net.chained = append(slices.Clone(c[1:]), c[0])
 			}
 		}),
-		// renew PLUGIN CODE: its configuration gets what its new version needs
+		// renew PLUGIN CODE: install a version that fails with CODE unless it gets a new key, and add
+		// that key to its configuration
 		"renew": configure(func(y *year, w []string) {
 			if y.present(w[0]) {
 				b := y.net.binaries[w[0]]
@@ -527,7 +539,7 @@ func init() {
 				b.needs, b.code = y.net.revs[w[0]], number(w[1])
 			}
 		}),
-		// set KEY VALUE: of the conflist
+		// set KEY VALUE: change the conflist
 		"set": configure(func(y *year, w []string) {
 			c := y.net
 			switch w[0] {
@@ -548,15 +560,15 @@ func init() {
 			case "main":
 				c.main = w[1]
 				c.binaries[w[1]].gone = false
-			case "name": // with an install
+			case "name": // and unwindctl install runs again
 				c.name, c.installed = w[1], c.file
-			case "file": // the agent writes its new name, or "install"
+			case "file": // unwind's entry names the old file until the step "install"
 				c.file = w[1]
 			default:
 				y.Fatalf("no key %q", w[0])
 			}
 		}),
-		// ipam PLUGIN [deleted]: the IPAM plugin, and what becomes of the other's program
+		// ipam PLUGIN [deleted]: replace the IPAM plugin; with deleted, the old one's program is removed
 		"ipam": configure(func(y *year, w []string) {
 			if y.net.ipam != w[0] {
 				y.net.binaries[y.net.ipam].gone = len(w) > 1
@@ -564,7 +576,7 @@ func init() {
 				y.net.binaries[w[0]].gone = false
 			}
 		}),
-		// old portmap: one that takes CNI up to 0.4.0
+		// old portmap: replace portmap with a program that supports only CNI versions up to 0.4.0
 		"old":     configure(func(y *year, w []string) { y.net.binaries[w[0]].old = true }),
 		"install": configure(func(y *year, _ []string) { y.net.installed, y.net.off = y.net.file, false }),
 		"conf": configure(func(y *year, w []string) {
@@ -587,13 +599,13 @@ func init() {
 		}),
 		"repair": configure(func(y *year, w []string) { clear(y.net.binaries[w[0]].modes) }),
 		"off":    configure(func(y *year, _ []string) { y.net.off = true }),
-		// uninstall: and what it says to remove is removed
+		// uninstall: switch unwind off, and delete its state directory's contents
 		"uninstall": configure(func(y *year, _ []string) {
 			y.net.off = true
 			y.u.emptyState()
 		}),
 		"on": configure(func(y *year, _ []string) { y.net.off = false }),
-		// plugins before|now: the reference plugins' release
+		// plugins before|now: install an older release of the reference plugins, or the present one
 		"plugins": configure(func(y *year, w []string) {
 			_, err := os.Stat(filepath.Join(toolsDir(y), "e2e", "plugins-before", "bridge"))
 			y.net.before = w[0] == "before" && err == nil
@@ -619,7 +631,7 @@ func init() {
 	}
 }
 
-// emptyState deletes unwind's journal.
+// emptyState deletes everything in unwind's state directory.
 func (w *plainWorld) emptyState() {
 	w.Helper()
 	for _, name := range w.names(w.stateDir) {
@@ -630,10 +642,10 @@ func (w *plainWorld) emptyState() {
 // podNumber returns the number of a pod, from 1.
 func podNumber(name string) int { return int(name[0]-'a') + 1 }
 
-// hostPort returns the port of the host that leads to a pod with ports.
+// hostPort returns the host port that leads to a pod with ports.
 func hostPort(name string) int { return 8000 + podNumber(name) }
 
-// runtimeConf is what a runtime knows of a new sandbox.
+// runtimeConf returns what a runtime passes to libcni for a new sandbox.
 func (y *year) runtimeConf(name string, wants []string) libcni.RuntimeConf {
 	rt := libcni.RuntimeConf{
 		ContainerID: fmt.Sprintf("%s%d", name, y.net.generations[name]), IfName: "eth0",
@@ -652,18 +664,18 @@ func (y *year) runtimeConf(name string, wants []string) libcni.RuntimeConf {
 	return rt
 }
 
-// dice draws the steps of a sequence. It knows roughly what came before, so that few steps do
-// nothing.
+// dice draws the steps of a sequence. It roughly tracks the effect of the earlier steps, so that
+// few steps do nothing.
 type dice struct {
 	*rand.Rand
-	pods   map[string]bool // that were added
+	pods   map[string]bool // the pods that were added
 	chain  []string
 	broken string // a plugin that fails
 }
 
 func (d *dice) pick(words ...string) string { return words[d.IntN(len(words))] }
 
-// pod returns one that was added, or that was not.
+// pod returns a random pod that was added, or one that was not.
 func (d *dice) pod(added bool) string {
 	var names []string
 	for _, name := range []string{"a", "b", "c", "d"} {
@@ -677,7 +689,7 @@ func (d *dice) pod(added bool) string {
 	return d.pick(names...)
 }
 
-// plugin returns a plugin that is in the chain, or one that can be.
+// plugin returns a random plugin, usually one of the chain.
 func (d *dice) plugin() string {
 	if d.IntN(3) > 0 {
 		return d.pick(d.chain...)
@@ -692,7 +704,7 @@ func (d *dice) chained() string {
 	return d.pick("firewall", "portmap", "mesh", "sidecar", "tuning")
 }
 
-// step returns a random step. Ordinary ones come more often.
+// step returns a random step. Ordinary steps are more likely.
 func (d *dice) step() string {
 	choices := []struct {
 		weight int

@@ -19,19 +19,21 @@ import (
 )
 
 const (
-	// likePlainSeedEnv makes TestLikePlain run the sequence of one seed, which it printed.
+	// likePlainSeedEnv makes TestLikePlain run the sequence of one seed, which an earlier run has
+	// printed.
 	likePlainSeedEnv = "UNWIND_LIKEPLAIN_SEED"
 	// likePlainCountEnv is the number of sequences.
 	likePlainCountEnv = "UNWIND_LIKEPLAIN_COUNT"
-	// likePlainWithoutEnv is a regular expression of steps to leave out, to look past a difference.
+	// likePlainWithoutEnv is a regular expression of steps to leave out, so that a known difference
+	// doesn't hide others.
 	likePlainWithoutEnv = "UNWIND_LIKEPLAIN_WITHOUT"
 	// likePlainSeed is the first seed of a normal run.
 	likePlainSeed = 700_001
-	// likePlainWorkers is how many sequences run at once.
+	// likePlainWorkers is how many sequences run at the same time.
 	likePlainWorkers = 4
 )
 
-// setup is how the two machines of a sequence begin.
+// setup is the initial configuration of both machines of a sequence.
 type setup struct {
 	ChainFile bool   // unwind is configured with a chainFile, else with a chain
 	Outer     string // cniVersion of unwind's list
@@ -42,11 +44,11 @@ type setup struct {
 
 func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "plugin.", "", 1) }
 
-// difference is something that is worse with unwind. Its class stays the same while the sequence is
-// shortened.
+// difference is something that is worse with unwind than without. While the test shortens the
+// sequence, the class must stay the same.
 type difference struct {
 	class, text string
-	record      *journal.Record // of the class "pending"
+	record      *journal.Record // set only in class "pending"
 }
 
 // attempt is one run of a sequence as a test, with its own failure and cleanup.
@@ -77,16 +79,16 @@ func (a *attempt) TempDir() string {
 	return dir
 }
 
-// runYear runs a sequence in two new worlds. It returns the first difference, or "", and what was
-// done and said.
+// runYear runs a sequence in two new worlds. It returns the first difference, or one without a
+// class if there is none, and a log of what happened.
 func runYear(t testing.TB, s setup, steps []string) (found difference, log []string) {
-	// Where a plugin hangs, each pod's DEL takes five tries of 10 s, in both worlds.
+	// If a plugin hangs, each pod's DEL is tried five times, for 10 s each, in both worlds.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*sandbox.Patience)
 	defer cancel()
 	a := &attempt{TB: t, ctx: ctx}
 	done := make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and never unlocked: it was in other network namespaces
+		runtime.LockOSThread() // never unlocked, because the thread enters other network namespaces
 		defer close(done)
 		defer func() {
 			for _, f := range slices.Backward(a.cleanups) {
@@ -104,7 +106,7 @@ func runYear(t testing.TB, s setup, steps []string) (found difference, log []str
 	return found, append(log, a.log...)
 }
 
-// likePlain runs a sequence that was printed.
+// likePlain runs a sequence that TestLikePlain has printed.
 func likePlain(t *testing.T, s setup, steps ...string) {
 	t.Helper()
 	sandbox.Need(t)
@@ -113,16 +115,17 @@ func likePlain(t *testing.T, s setup, steps ...string) {
 	}
 }
 
-// TestLikePlain: an operator's year is never worse than with the plain chain. Two machines, one with
-// the chain alone (P) and one with unwind before it (U), go through the same random sequence of
-// what runtimes, operators and the world do. After each step and at the end,
+// TestLikePlain: whatever happens on a machine in a year, unwind makes nothing worse. Two machines,
+// one without unwind (P) and one with unwind (U), go through the same random sequence of steps of
+// runtimes, operators and failures. After each step and at the end, TestLikePlain checks that
 //
-//   - no verb of U fails where P's passed, a DEL after its tries;
-//   - no live pod of U lacks an address file, a link, a rule or an answer that P's has;
-//   - nothing more is left than in P, and no DEL is pending;
-//   - no verb takes 5 s and three times longer than P's (in make proof, on a quiet machine).
+//   - no verb fails in U that succeeds in P (of a DEL and its retries, the last one counts);
+//   - no live pod in U lacks an address file, a link, a rule or a connection that it has in P;
+//   - nothing is left in U that is not left in P, and no DEL is pending;
+//   - no verb in U takes more than 5 s and three times as long as in P (only in make proof, on a
+//     quiet machine).
 //
-// What is allowed nevertheless is in allowedDifferences.
+// allowedDifferences contains the exceptions.
 func TestLikePlain(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()
@@ -130,7 +133,7 @@ func TestLikePlain(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
 		count = n
 	}
-	first := uint64(likePlainSeed) // a normal run has the same sequences each time, make proof others
+	first := uint64(likePlainSeed) // make proof runs new sequences each time, other runs the same
 	if sandbox.Long() {
 		first = uint64(time.Now().UnixNano())
 	}
@@ -179,7 +182,8 @@ func TestLikePlain(t *testing.T) {
 		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
 }
 
-// reportYear runs a sequence with a difference twice more, and prints the shortest one that has it.
+// reportYear runs a sequence with a difference twice more, and prints it. If short is set, it
+// prints the shortest sequence with a difference of the same class.
 func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
 	again := 0
 	for range 2 {
@@ -188,7 +192,7 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 		}
 	}
 	if strings.HasSuffix(found.class, " is slow") && again < 2 {
-		return // the machine was
+		return // the machine was slow
 	}
 	if again == 0 {
 		say := t.Logf // a loaded machine may be to blame
@@ -212,7 +216,7 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 		found.text, s, b.String(), strings.Join(log, "\n"))
 }
 
-// shrinkYear drops steps as long as a difference of the class stays.
+// shrinkYear removes steps from a sequence as long as it has a difference of the same class.
 func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []string) ([]string, difference, []string) {
 	for size := max(1, len(steps)/2); ; size /= 2 {
 		for at := len(steps) - size; at >= 0; at -= size {
@@ -228,7 +232,7 @@ func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []s
 	}
 }
 
-// someYear returns the sequence of a seed.
+// someYear returns the setup and the steps that belong to a seed.
 func someYear(seed uint64) (setup, []string) {
 	d := &dice{Rand: rand.New(rand.NewPCG(seed, 46)), pods: map[string]bool{}, broken: "mesh"}
 	s := setup{ChainFile: d.IntN(2) == 0, Outer: d.pick("1.0.0", "1.1.0"), Masq: d.IntN(4) == 0,
@@ -253,7 +257,7 @@ func someYear(seed uint64) (setup, []string) {
 	return s, steps
 }
 
-// TestLikePlainFaults: histories that were worse than with the plain chain.
+// TestLikePlainFaults runs sequences that were once worse with unwind than without.
 func TestLikePlainFaults(t *testing.T) {
 	t.Parallel()
 	bridge := setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge mesh"}

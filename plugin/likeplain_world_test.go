@@ -33,23 +33,25 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// plainWorld is one of the two machines of a sequence: a network namespace of its own, so that both
-// have the same names and subnets, and a directory with plugins, conflists and state.
+// plainWorld is one of the two machines of a sequence. It has a network namespace of its own, so
+// that both machines can use the same names and subnets, and a directory with plugins, conflists
+// and state.
 type plainWorld struct {
 	*node
 	called  string // P or U
-	through bool   // U: unwind is installed, and on
-	unwinds bool   // U
+	through bool   // in U: verbs go through unwind, unless network.off is set
+	unwinds bool   // in U: there is a journal to sweep
 	chosen  *setup
-	netns   int // the machine's network namespace
-	past    int // the test's own
+	netns   int // a descriptor of the machine's network namespace
+	past    int // a descriptor of the test's own network namespace
 	net     *network
 	pods    map[string]*plainPod
 }
 
-// network is what the operator has configured, and the state of the binaries. Both worlds share it.
+// network is the operator's configuration of the network, and the state of the plugins' programs.
+// Both worlds share it.
 type network struct {
-	name, file     string // of the network; of the conflist
+	name, file     string // the names of the network and of the conflist
 	version        string
 	main           string // bridge or ptp
 	bridge, subnet int
@@ -57,11 +59,11 @@ type network struct {
 	masq, nft      bool // nft: bridge and portmap use nftables
 	ipam           string
 	chained        []string
-	revs           map[string]int // of a plugin's configuration
-	unreadable     string         // missing, invalid or ""
+	revs           map[string]int // by plugin: the revision of its configuration
+	unreadable     string         // "missing" or "invalid"; "" for a good conflist
 	off            bool
 	installed      string // the file that unwind's entry names
-	before         bool   // the older plugins
+	before         bool   // the plugins are those of the older release
 	binaries       map[string]*program
 	wiped          bool
 	generations    map[string]int
@@ -70,11 +72,11 @@ type network struct {
 // program is the state of a plugin's program.
 type program struct {
 	gone    bool              // uninstalled for good
-	missing bool              // for a while
+	missing bool              // uninstalled for a while
 	down    bool              // its daemon is gone for good: each call fails
 	old     bool              // it refuses CNI versions above 0.4.0
-	needs   int               // the rev that its configuration needs
-	code    int               // the code of the refusal
+	needs   int               // the revision that its configuration must have, or 0
+	code    int               // the error code if the configuration has another revision
 	modes   map[string]string // by verb: fail, fail-effect, garbage, slow, hang
 }
 
@@ -83,15 +85,15 @@ type plainPod struct {
 	name  string
 	state podState
 	rt    libcni.RuntimeConf
-	there bool // its network namespace
+	there bool // its network namespace exists
 	gen   int
 	ip    netip.Addr
 	gw    netip.Addr
-	links []string // on the host
-	rules bool     // its chain may make rules
+	links []string // its interfaces on the host
+	rules bool     // its chain may create rules
 	in    string   // the network in which it was added
-	files bool     // its IPAM plugin is host-local; a file of another start of the container is a leak
-	port  int      // on the host, or 0
+	files bool     // host-local assigned its address, so there is a file
+	port  int      // its port on the host, or 0
 }
 
 // podPort is the port on which a pod listens.
@@ -138,7 +140,7 @@ func newPlainWorld(t *attempt, called string, s *setup, net *network) *plainWorl
 	return w
 }
 
-// fill leaves no room on the disk of the state directory.
+// fill fills the disk of the state directory.
 func (w *plainWorld) fill() {
 	w.Helper()
 	f, err := os.OpenFile(filepath.Join(w.stateDir, "others"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -162,7 +164,7 @@ func (n *node) execOf() *nodeExec {
 
 func (w *plainWorld) confDir() string { return filepath.Join(w.dir, "net.d") }
 
-// boot gives the machine a new network namespace. The caller's thread is locked.
+// boot gives the machine a new network namespace. The caller must have locked its thread.
 func (w *plainWorld) boot() {
 	must(w, unix.Unshare(unix.CLONE_NEWNET))
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -177,7 +179,7 @@ func (w *plainWorld) boot() {
 	w.netns = fd
 }
 
-// in does something in the machine's network namespace.
+// in calls do in the machine's network namespace.
 func (w *plainWorld) in(do func()) {
 	w.Helper()
 	must(w, unix.Setns(w.netns, unix.CLONE_NEWNET))
@@ -185,7 +187,7 @@ func (w *plainWorld) in(do func()) {
 	do()
 }
 
-// inPod does something in a pod's network namespace.
+// inPod calls do in a pod's network namespace.
 func (w *plainWorld) inPod(p *plainPod, do func()) {
 	w.Helper()
 	fd, err := unix.Open(p.rt.NetNS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -196,7 +198,8 @@ func (w *plainWorld) inPod(p *plainPod, do func()) {
 	do()
 }
 
-// writeBinary makes a plugin's program what its state says: a link, nothing, or a script around it.
+// writeBinary creates a plugin's program according to its state: a link to the real program, a
+// script that may call it, or nothing.
 func (w *plainWorld) writeBinary(name string) {
 	w.Helper()
 	b, path := w.net.binaries[name], filepath.Join(w.path[0], name)
@@ -308,7 +311,7 @@ func (w *plainWorld) pluginsOf() (all []string) {
 
 func (w *plainWorld) poolDir(i int) string { return filepath.Join(w.dir, fmt.Sprintf("ipam%d", i)) }
 
-// writeFile writes the operator's conflist.
+// writeFile writes the operator's conflist, unless it is to be missing.
 func (w *plainWorld) writeFile() {
 	w.Helper()
 	for _, name := range w.names(w.confDir()) {
@@ -331,7 +334,7 @@ func (w *plainWorld) plainText() []byte {
 
 var errNoNetwork = errors.New("the runtime has no network")
 
-// list returns what the runtime has loaded.
+// list returns the conflist that the runtime uses.
 func (w *plainWorld) list() (*libcni.NetworkConfigList, error) {
 	w.Helper()
 	w.network = w.net.name
@@ -355,22 +358,23 @@ func (w *plainWorld) list() (*libcni.NetworkConfigList, error) {
 
 // Verbs.
 
-// plainCall is a verb of the runtime and its end.
+// plainCall is the outcome of one call of a verb.
 type plainCall struct {
 	verb string
 	err  error
 	took time.Duration
 }
 
-// hanging is a file with the process IDs of the plugins that hang, until the next reboot.
+// hanging returns the path of a file with the process IDs of all plugins that have hung since the
+// last boot.
 func (w *plainWorld) hanging() string { return filepath.Join(w.hangsDir(), "processes") }
 
-// call runs a verb. If a plugin hangs, the runtime's time is over.
+// call runs a verb. If a plugin hangs, the runtime kills the verb, as if its time were over.
 func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plainCall {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	defer cancel()
-	if w.net.hangs() && verb != "STATUS" { // its sweep may hang, but not STATUS
+	if w.net.hangs() && verb != "STATUS" { // the sweep of a STATUS may hang, but not the STATUS
 		file := filepath.Join(w.hangsDir(), "hangs")
 		_ = os.Remove(file)
 		done := make(chan struct{})
@@ -383,7 +387,8 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 				case <-poll:
 					if _, err := os.Lstat(file); err == nil {
 						cancel()
-						// libcni waits for the children of the plugin that it killed. unwind's next verb sees them.
+						// In P, libcni waits for the children of the plugin that it killed, so kill them at once. In
+						// U, leave them to unwind's next verb.
 						if w.called == "U" {
 							select {
 							case <-done:
@@ -416,7 +421,7 @@ func (c *network) hangsIn(verb string) bool {
 	return false
 }
 
-// hostLinks returns the names of the machine's interfaces other than bridges.
+// hostLinks returns the names of the machine's interfaces, except bridges and lo.
 func (w *plainWorld) hostLinks() (names []string) {
 	w.Helper()
 	links, err := netlink.LinkList()
@@ -475,7 +480,7 @@ func (w *plainWorld) add(p *plainPod) plainCall {
 	return c
 }
 
-// del runs a DEL, up to five times while it fails.
+// del runs a DEL, up to five times until it succeeds.
 func (w *plainWorld) del(p *plainPod, cached bool, path string) (calls []plainCall) {
 	w.Helper()
 	rt := p.rt
@@ -505,8 +510,8 @@ func (w *plainWorld) del(p *plainPod, cached bool, path string) (calls []plainCa
 	return calls
 }
 
-// drop removes a pod's network namespace. The host's ends go with it at once, so that nothing
-// depends on when the kernel does that.
+// drop removes a pod's network namespace. It also removes the host ends of the pod's veth pairs, so
+// that nothing depends on when the kernel removes them.
 func (w *plainWorld) drop(p *plainPod) {
 	w.Helper()
 	if !p.there {
@@ -524,7 +529,8 @@ func (w *plainWorld) drop(p *plainPod) {
 	p.there = false
 }
 
-// path is what a runtime sends of a pod: nothing if it knows that the namespace is gone.
+// path returns the namespace's path, as a runtime sends it in a DEL, or "" if the namespace is
+// gone.
 func (p *plainPod) path() string {
 	if p.there {
 		return p.rt.NetNS
@@ -532,7 +538,8 @@ func (p *plainPod) path() string {
 	return ""
 }
 
-// delete does what a runtime does to end a pod.
+// delete runs the DELs with which a runtime ends a pod, and removes the namespace when that runtime
+// does. style is nerdctl, crio or containerd.
 func (w *plainWorld) delete(p *plainPod, style string) (calls []plainCall) {
 	w.Helper()
 	passed := func(more []plainCall) bool {
@@ -609,9 +616,10 @@ func (w *plainWorld) gc() plainCall {
 	})
 }
 
-// sweepTimesEnv makes this program one that sweeps a state directory: as the agent does, in the
-// network namespace in which it is started, so many times. Its value is that number of letters, the state
-// directory, libcni's cache, CNI_PATH and unwind's entry in the present list, if that has one.
+// sweepTimesEnv makes this program sweep a state directory as the agent does, in the network
+// namespace in which it was started, and exit. The value has five parts, separated by "|": a text
+// whose length is the number of sweeps, the state directory, libcni's cache, CNI_PATH, and unwind's
+// entry in the present conflist, if there is one.
 const sweepTimesEnv = "UNWIND_LIKEPLAIN_SWEEPS"
 
 func init() {
@@ -638,7 +646,7 @@ func sweepAsAgent(times int, stateDir, cache string, opts sweep.Options) error {
 		conf := netconf.DefaultConf()
 		conf.StateDir, conf.LogLevel = stateDir, slog.LevelError
 		o, closeLog := p.newOp(&skel.CmdArgs{}, conf)
-		o.Node.Invoked = true // process 1 is in other namespaces: see node.worker
+		o.Node.Invoked = true // because process 1 is in other namespaces: see node.worker
 		_, err := sweep.New(o.Worker, opts).Run(context.Background())
 		if closeLog(); err != nil {
 			return err
@@ -647,7 +655,7 @@ func sweepAsAgent(times int, stateDir, cache string, opts sweep.Options) error {
 	return nil
 }
 
-// sweeps runs so many sweeps, which don't wait for the pause after a failed DEL.
+// sweeps runs a number of sweeps, which ignore the pause after a failed DEL.
 func (w *plainWorld) sweeps(times int) error {
 	w.Helper()
 	if !w.unwinds {
@@ -680,8 +688,8 @@ func (w *plainWorld) killHanging() {
 	}
 }
 
-// reboot ends what does not outlive a boot. It also ends a full disk, on which the boot of the records
-// could not be changed.
+// reboot removes what doesn't survive a reboot, and moves all records to an earlier boot. It first
+// frees a full disk, on which it could not change the records.
 func (w *plainWorld) reboot() {
 	w.Helper()
 	w.free()
@@ -714,7 +722,7 @@ func (w *plainWorld) reboot() {
 	}
 }
 
-// What is there.
+// Resources.
 
 var (
 	counted     = regexp.MustCompile(`\[\d+:\d+\]`)
@@ -747,7 +755,7 @@ func (w *plainWorld) nftLines() (lines []string) {
 	w.Helper()
 	for _, table := range []string{"ip cni_hostport", "inet cni_plugins_masquerade"} {
 		var out []byte
-		w.in(func() { // it fails if there is no such table
+		w.in(func() { // nft fails if there is no such table
 			out, _ = exec.Command("nft", append([]string{"list", "table"}, strings.Fields(table)...)...).Output()
 		})
 		for line := range strings.Lines(string(out)) {
@@ -759,7 +767,7 @@ func (w *plainWorld) nftLines() (lines []string) {
 	return lines
 }
 
-// ofPod returns what a live pod has, in words that are the same in both worlds.
+// ofPod returns the resources of a live pod, in words that are the same in both worlds.
 func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string, links []string) (have []string) {
 	w.Helper()
 	for _, pool := range w.pools() {
@@ -775,7 +783,7 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 	}
 	networks := chainOwners(rules, ruleNetwork)
-	served := map[string][]string{} // the addresses in a chain's rules, and in those that jump to it
+	served := map[string][]string{} // by iptables chain: the addresses in its rules and in jumps to it
 	for _, line := range rules {
 		for _, m := range hostIP.FindAllStringSubmatch(line, -1) {
 			for _, chain := range chainID.FindAllString(line, -1) {
@@ -785,14 +793,14 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	}
 	for _, line := range rules {
 		if all := served[chainID.FindString(line)]; len(all) > 0 && !slices.Contains(all, p.ip.String()) {
-			continue // of the container's earlier ADD
+			continue // the chain belongs to an earlier ADD of the container
 		}
 		network := networks[chainID.FindString(line)]
 		if m := ruleNetwork.FindStringSubmatch(line); m != nil {
 			network = m[1]
 		}
 		if network != "" && network != p.in {
-			continue // what is left of an ADD before the network was renamed
+			continue // left by an ADD before the network was renamed
 		}
 		owner := ""
 		if m := ownerID.FindStringSubmatch(line); m != nil {
@@ -804,7 +812,7 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 		hosts := hostIP.FindAllStringSubmatch(line, -1)
 		hasIP := slices.ContainsFunc(hosts, func(m []string) bool { return m[1] == p.ip.String() })
-		// A rule of the container with another address or subnet is what is left of an earlier ADD.
+		// A rule of the container with another address or subnet was left by an earlier ADD.
 		if subnet, err := netip.ParsePrefix(podNetwork.FindString(line)); err == nil && !subnet.Contains(p.ip) {
 			continue
 		}
@@ -816,7 +824,8 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	return slices.Compact(have)
 }
 
-// chainOwners returns what the comments of rules say of each chain: the owner's ID, or its network.
+// chainOwners returns what the comments of the rules say about each iptables chain: its owner's ID
+// or its network, whichever says matches.
 func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {
@@ -829,14 +838,14 @@ func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	return owners
 }
 
-// pools returns the directories of host-local.
+// pools returns the directories of host-local's pools.
 func (w *plainWorld) pools() (dirs []string) {
 	dirs, _ = filepath.Glob(filepath.Join(w.dir, "ipam*", "*"))
 	return dirs
 }
 
-// shares reports whether another pod has, or had, a pod's address, in another network with the same subnet: it
-// is chance then which of them the bridge reaches.
+// shares reports whether another pod has, or had, the same address, in another network with the
+// same subnet. Then it is random which of the two pods the bridge reaches.
 func (w *plainWorld) shares(name string) bool {
 	for other, p := range w.pods {
 		if other != name && p.ip == w.pods[name].ip {
@@ -846,7 +855,7 @@ func (w *plainWorld) shares(name string) bool {
 	return false
 }
 
-// pings reports whether a pod's gateway answers.
+// pings reports whether a pod reaches its gateway.
 func (w *plainWorld) pings(p *plainPod) (answers bool) {
 	w.Helper()
 	if !p.gw.IsValid() || !p.there {
@@ -876,7 +885,7 @@ func (w *plainWorld) serves(p *plainPod) (answers bool) {
 	return answers
 }
 
-// connect returns the end of a TCP connection, or of the wait for one.
+// connect opens a TCP connection and returns nil, its error or, after 2 s, ETIMEDOUT.
 func (w *plainWorld) connect(to netip.Addr, port int) error {
 	w.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -900,7 +909,8 @@ func (w *plainWorld) connect(to netip.Addr, port int) error {
 	return err
 }
 
-// left returns all that is there when nothing should be, in words that are the same in both worlds.
+// left returns all remaining resources, in words that are the same in both worlds. At the end of a
+// sequence, there should be none.
 func (w *plainWorld) left() (all []string) {
 	w.Helper()
 	for _, pool := range w.pools() {
@@ -932,7 +942,7 @@ func (w *plainWorld) left() (all []string) {
 	return all
 }
 
-// pending returns the journal's records that are not undone.
+// pending returns the journal's records, except those in state abandoned.
 func (w *plainWorld) pending() (all []*journal.Record) {
 	w.Helper()
 	if !w.unwinds {
@@ -941,7 +951,7 @@ func (w *plainWorld) pending() (all []*journal.Record) {
 	return slices.DeleteFunc(w.records(), func(e *journal.Record) bool { return e.State == journal.Abandoned })
 }
 
-// describe says what a record waits for.
+// describe returns a record's state and its pending DELs as text.
 func describe(e *journal.Record) string {
 	var steps []string
 	for _, s := range e.Steps {

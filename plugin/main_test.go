@@ -18,9 +18,11 @@ import (
 )
 
 const (
-	// unlockedEnv leaves the first thread unlocked, as in the program.
+	// unlockedEnv is the environment variable that leaves the first thread unlocked, as in the real
+	// program.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
-	// headlessEnv makes this program one whose first thread has ended.
+	// headlessEnv is the environment variable that makes this program end its first thread: see
+	// headless.
 	headlessEnv = "UNWIND_TEST_HEADLESS"
 )
 
@@ -31,9 +33,10 @@ func TestMain(m *testing.M) {
 	os.Exit(sandbox.RunInMemory(m))
 }
 
-// underTest builds, once, the plugin under test, with the race detector if the tests have it, and
-// returns its path. go test does not see what this build reads: it finds a change because it runs
-// the tests again if the package plugin has changed, or a file that they open.
+// underTest builds the plugin under test once, with the race detector if the tests have it, and
+// returns its path. go test doesn't see which files this build reads, but it repeats the tests if
+// package plugin has changed, or a file that they opened. So underTest opens the two source files
+// outside that package.
 var underTest = sync.OnceValues(func() (path string, err error) {
 	const source = "../testdata/unwind"
 	for _, file := range []string{source + "/main.go", "plugintest/env/env.go"} {
@@ -58,7 +61,8 @@ var underTest = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
-// toolsDir is where `make tools` puts the reference plugins (cni) and the faulty plugin (test).
+// toolsDir returns the directory in which `make tools` puts the reference plugins (cni) and the
+// faulty plugin (test).
 func toolsDir(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../.tools")
@@ -90,9 +94,9 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// init keeps the main thread out of the tests' network namespaces: it cannot end, so it would stay
-// in one for good. It also turns off the second for which the race detector makes every program
-// wait before it exits, for the plugin under test.
+// init locks the main thread, so that no test uses it in another network namespace. The main thread
+// cannot end, so it would stay in that namespace. init also turns off the second for which the race
+// detector delays the exit of every program, such as the plugin under test.
 func init() {
 	if os.Getenv(unlockedEnv) == "" {
 		runtime.LockOSThread()
@@ -113,8 +117,9 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	t.Fatalf("not in time: %s", what)
 }
 
-// makeSharedChains makes, once, the chains that all pods of a host share. Plugins that make them at
-// the same time fail: iptables cannot make a chain only if it does not exist.
+// makeSharedChains creates, once, the iptables chains that all pods of a host share. Plugins that
+// create the same chain at the same time fail, because iptables has no command that creates a chain
+// only if it is missing.
 var makeSharedChains = sync.OnceValue(func() error {
 	for _, restore := range []string{"iptables-restore", "ip6tables-restore"} {
 		cmd := exec.Command(restore, "--noflush")

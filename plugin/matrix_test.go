@@ -15,10 +15,10 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// TestFaultMatrixAdd: each delegate of a chain of four fails its ADD in every way, while any one of
-// the four, or none, fails its DEL too. Then unwind and the plugins work again, and one of three
-// things follows: the runtime's DEL, an ADD of the same container ID, the pod's next sandbox.
-// Nothing may be left.
+// TestFaultMatrixAdd: each plugin of a chain of four fails its ADD in every way, while the DELs of
+// all four succeed, or all fail. Then the plugins work again, and one of three verbs follows: the
+// runtime's DEL, an ADD of the same container ID, or an ADD of the pod's next sandbox. Nothing may
+// be left.
 func TestFaultMatrixAdd(t *testing.T) {
 	modes := []string{
 		"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect",
@@ -41,10 +41,10 @@ func TestFaultMatrixAdd(t *testing.T) {
 		})
 }
 
-// TestFaultMatrixDel: each delegate of a chain of four fails its DEL in every way after a good ADD.
-// The others get their DEL in the same pass. The runtime's error has the delegate's type, code and
-// message. Or there is none. Then the plugins work again, and a DEL leaves nothing, nor does the
-// runtime's second one.
+// TestFaultMatrixDel: after a successful ADD, each plugin of a chain of four fails its DEL in every
+// way. The other plugins get their DELs in the same pass. With onDelFailure "report", the runtime's
+// error contains the failed plugin's type, code and message. With "defer", there is no error. Once
+// the plugins work again, a DEL leaves nothing, and the runtime's second DEL succeeds.
 func TestFaultMatrixDel(t *testing.T) {
 	modes := []string{
 		"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "stderr", "ignore-term",
@@ -99,8 +99,8 @@ func TestFaultMatrixDel(t *testing.T) {
 		})
 }
 
-// TestDELErrorSaysWhy: the error of a DEL has each delegate's own message once, as without unwind,
-// except one for which go-cni would take the DEL for a success.
+// TestDELErrorSaysWhy: the error of a DEL contains each plugin's own message once, as without
+// unwind. It omits a message that would make go-cni treat the DEL as a success.
 func TestDELErrorSaysWhy(t *testing.T) {
 	d := &deleting{op: &op{Worker: &undo.Worker{}}}
 	d.Verb.Conf, d.Verb.Key = &netconf.Conf{}, journal.Key{Network: "net", ContainerID: "a", IfName: "eth0"}
@@ -114,9 +114,9 @@ func TestDELErrorSaysWhy(t *testing.T) {
 	}
 }
 
-// TestFaultMatrixDelKilled: the fault kills unwind itself. Every delegate gets its DEL within as
-// many DELs as there are delegates. If the fault comes late, the DEL is on record as tried by then,
-// so the others get theirs first in the next pass.
+// TestFaultMatrixDelKilled: a plugin kills unwind in its DEL. If the journal already contains this
+// try, the next DEL runs the other plugins first, so all plugins have got their DELs after two
+// tries. Once the plugin works again, a DEL leaves nothing.
 func TestFaultMatrixDelKilled(t *testing.T) {
 	modes := []string{"hold-kill-parent", "kill-parent-effect", "orphan"}
 	chain := []pluginConf{p0, p1, p2, p3}
@@ -155,8 +155,8 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 	})
 }
 
-// TestHangingDELLeavesTime: a DEL hangs until its part of the time is over. The others get theirs
-// in the same pass.
+// TestHangingDELLeavesTime: a plugin's DEL hangs until its share of the time is over. The other
+// plugins get their DELs in the same pass.
 func TestHangingDELLeavesTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -174,7 +174,7 @@ func TestHangingDELLeavesTime(t *testing.T) {
 	n.wantClean()
 }
 
-// prevAddresses returns the addresses in a delegate's prevResult.
+// prevAddresses returns the addresses in the prevResult that a plugin got.
 func (l logged) prevAddresses(t testing.TB) string {
 	t.Helper()
 	r, err := netconf.ParseResult(l.Stdin["prevResult"])
@@ -186,9 +186,9 @@ func (l logged) prevAddresses(t testing.TB) string {
 	return strings.Join(all, " ")
 }
 
-// TestJournaledBytes: a DEL gives each delegate what its ADD gave it, however the configuration has
-// changed, also where the ADD failed and every DEL was pending. (Addresses that may be free by then
-// are not given.)
+// TestJournaledBytes: a DEL gives each plugin the same input as its ADD did, however the
+// configuration has changed since. This is true even if the ADD failed and all its DELs are
+// pending. (prevResult is not compared, because it may lack addresses.)
 func TestJournaledBytes(t *testing.T) {
 	changes := oneOf(
 		"conflist changed", "delegate left", "chain broken", "chainFile changed", "chainFile gone")

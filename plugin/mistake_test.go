@@ -12,10 +12,10 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestMistake: the last plugin of a chain fails its ADD, and each DEL, for a mistake in its
-// configuration or in the runtime's arguments; unwind may be killed before it has written the
-// outcome. The DEL is pending: the runtime's DEL fails, as it does without unwind. With the mistake
-// corrected, the DEL passes with the present configuration.
+// TestMistake: because of a mistake in its configuration or in the runtime's arguments, the last
+// plugin of a chain fails its ADD and each DEL. In half of the cases, unwind is killed before it
+// records the failure. The runtime's DEL fails, as without unwind, and the plugin's DEL stays
+// pending. Once the configuration is corrected, the DEL succeeds with it.
 func TestMistake(t *testing.T) {
 	ptp := func(n *node, keys string) pluginConf {
 		return object(`{"type": "ptp"%s, "ipMasq": true, "ipam": %s}`, keys, n.hostLocal(n.subnet))
@@ -90,9 +90,9 @@ func TestMistake(t *testing.T) {
 	})
 }
 
-// TestTakenAndFailed: bridge has taken an address and fails at its rules, and its IPAM plugin then
-// refuses each DEL. The DEL stays pending, whatever the code and bridge's present configuration.
-// When the IPAM plugin works again, the DEL releases the address.
+// TestTakenAndFailed: bridge's ADD gets an address, and then fails to create its rules. Each DEL of
+// its IPAM plugin fails. So bridge's DEL stays pending, even if bridge's configuration changes or
+// bridge leaves the chain. When the IPAM plugin works again, the DEL releases the address.
 func TestTakenAndFailed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -119,20 +119,21 @@ func TestTakenAndFailed(t *testing.T) {
 	n.wantClean()
 }
 
-// staysPending is logged where the runtime's DEL passes although a delegate's DEL has failed.
+// staysPending is logged if the runtime's DEL succeeds although a plugin's DEL has failed.
 const staysPending = "but the runtime gets no error, because the plugin has left the chain"
 
-// TestMistakeThatCannotBeProven: nobody can tell what a plugin that is no reference plugin has
-// taken, so its DEL stays pending. As long as the chain has the mistake, the runtime's DEL fails,
-// as the plain chain's does. Later the DEL is tried with the chain's present configuration. Once
-// the plugin has left the chain, the runtime's DEL succeeds, with a warning.
+// TestMistakeThatCannotBeProven: a plugin fails its ADD after it has allocated something, and then
+// fails its DEL, which stays pending. While the plugin's configuration in the chain is the same,
+// the runtime's DEL fails, as without unwind. If that configuration changes, unwind retries the DEL
+// with the new one. If the plugin has left the chain, the runtime's DEL succeeds, and unwind logs a
+// warning.
 func TestMistakeThatCannotBeProven(t *testing.T) {
 	bad := p0.with(`"modes": {"ADD": "fail-effect", "DEL": "fail"}`)
 	const refused, owed, done = "refused", "owed", "done"
 	type test struct {
 		name  string
 		end   string
-		chain []pluginConf // in place of the first one
+		chain []pluginConf // at the DEL
 		plan  []fault
 	}
 	tests := []test{
@@ -181,8 +182,9 @@ func TestMistakeThatCannotBeProven(t *testing.T) {
 	})
 }
 
-// TestNeverRan: a delegate that never ran has no pending DEL: a binary that is missing or cannot be
-// executed. The DEL of one of another format fails, as without unwind, until it is replaced.
+// TestNeverRan: a plugin whose binary is missing or cannot be executed never runs, so it has no
+// pending DEL. If the binary has a wrong format, the runtime's DEL fails, as without unwind, until
+// the binary is replaced.
 func TestNeverRan(t *testing.T) {
 	binaries := oneOf("not executable", "of another format", "missing")
 	each1(t, binaries, func(t *testing.T, binary choice) {
@@ -212,8 +214,9 @@ func TestNeverRan(t *testing.T) {
 	})
 }
 
-// TestBridgeFailsAtItsRules: bridge removes the interface and then fails at its rules. The next DEL
-// finds no interface in an existing namespace, and would pass without a look at the rules.
+// TestBridgeFailsAtItsRules: bridge's first DEL removes the interface, and then fails to remove its
+// rules. At the next DEL, the namespace exists without the interface. In that namespace, bridge
+// would succeed without removing the rules.
 func TestBridgeFailsAtItsRules(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -234,11 +237,12 @@ func TestBridgeFailsAtItsRules(t *testing.T) {
 	n.wantClean()
 }
 
-// In the tests of this file a delegate rejects, at DEL, the configuration of its ADD, as after an
-// upgrade. The chain has another configuration for it now.
+// In the tests below, a plugin's DEL rejects the configuration of the ADD, for example after an
+// upgrade. Usually, the chain has a new configuration for the plugin by then.
 
-// TestPresentConfigurationHasWhatTheADDHad: the present configuration gets what the runtime and
-// multus gave to the ADD, not what they give to the DEL.
+// TestPresentConfigurationHasWhatTheADDHad: when unwind retries a DEL with the plugin's present
+// configuration, it adds the data that the runtime and multus passed to the ADD, not the data that
+// they pass to the DEL.
 func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -270,10 +274,10 @@ func TestPresentConfigurationHasWhatTheADDHad(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGatewayOutsideOfTheSubnet: host-local 1.9 (of which a script stands in, at the ADD) accepts a
-// gateway outside of the subnet. 1.10 rejects it, with the code of any error, and the conflist is
-// corrected. Then the DEL passes with the present configuration, and the address is free, also if
-// the pool is another one by now.
+// TestGatewayOutsideOfTheSubnet: host-local 1.9 accepts a gateway outside the subnet, but
+// host-local 1.10 rejects it. The ADD runs with 1.9 (a script stands in for it), and the DEL with
+// 1.10, which fails. Then the operator corrects the conflist. The DEL succeeds with the present
+// configuration and frees the address, even if the conflist now names another pool.
 func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	releases := oneOf("DEL", "DEL, another dataDir", "STATUS", "GC", "unwindctl sweep")
 	each2(t, oneOf("chain", "chainFile"), releases, func(t *testing.T, in, release choice) {
@@ -320,7 +324,7 @@ func TestGatewayOutsideOfTheSubnet(t *testing.T) {
 	})
 }
 
-// sweepPools runs a person's sweep that knows the chain.
+// sweepPools runs a sweep that knows the present chain and its pools, as unwindctl sweep does.
 func (n *node) sweepPools() {
 	n.Helper()
 	conf, err := netconf.ParseConf([]byte(n.entryOf(n.chainOf(n.plugins()...), nil)))
@@ -335,9 +339,10 @@ func (n *node) sweepPools() {
 	must(n, err)
 }
 
-// TestRejectedConfiguration: a delegate that fails with its configuration gets the chain's present
-// one, whatever the error, but never another delegate's. If that fails too, its step stays pending,
-// with its earlier configuration and the first error.
+// TestRejectedConfiguration: if a plugin's DEL fails with its recorded configuration, unwind
+// retries the DEL with the plugin's present configuration. It does so whatever the error, but not
+// if the plugin was killed, and never with another plugin's configuration. If the retry fails too,
+// the step stays pending, with the recorded configuration and the first error.
 func TestRejectedConfiguration(t *testing.T) {
 	const accepted, refused = true, false
 	const noChain = "no chain"
@@ -345,7 +350,7 @@ func TestRejectedConfiguration(t *testing.T) {
 		name     string
 		accepted bool
 		mode     string
-		code     uint // 0: none
+		code     uint // the DEL's error code; 0: none
 		now      []pluginConf
 		dels     int
 		mayPass  bool
@@ -413,7 +418,8 @@ func TestRejectedConfiguration(t *testing.T) {
 	})
 }
 
-// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but its chain belongs to one.
+// TestPresentConfigurationOfAnotherNetwork: a GC sweeps all networks, but it knows only its own
+// network's chain. It doesn't retry another network's DEL with a configuration from that chain.
 func TestPresentConfigurationOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -20,11 +20,13 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestModel runs random operations in a small world, and kills unwind at any point of any of them.
-// After each one, a live container must have all that its ADD took, for itself alone, and the
-// journal must know of all that is taken. At the end, when all are gone and the delegates work, one
-// GC or the DELs leave nothing. -rapid.checks and -rapid.steps say how many; -rapid.seed repeats a
-// failure. Every other world has the real firewall.
+// TestModel runs random operations on a small node, and kills unwind at random crash points. After
+// each operation, every live container must still have everything that its ADD allocated, and no
+// other container may have its address. The journal must contain a DEL for everything that is
+// allocated. At the end, all containers are removed, and the plugins work again. Then the runtime's
+// DELs, or two GCs, must leave nothing. Every other run uses the real firewall plugin.
+// -rapid.checks and -rapid.steps set the numbers of runs and operations; -rapid.seed repeats a
+// failure.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	given := map[string]bool{}
@@ -60,8 +62,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// hit runs a verb, and kills unwind in it if that was drawn. It returns whether nothing was set to
-// go wrong.
+// hit runs a verb. If w.killAt is set, hit kills unwind at that crash point. healthy reports
+// whether neither a kill nor a plugin failure was set.
 func (w *world) hit(verb func() error) (healthy bool, err error) {
 	healthy, at := w.healthy(), w.killAt
 	if w.killAt = 0; at == 0 {
@@ -73,8 +75,8 @@ func (w *world) hit(verb func() error) (healthy bool, err error) {
 	return healthy, err
 }
 
-// someADD adds a container, in its network namespace or, as by runtimes that reuse an ID, in a new
-// one.
+// someADD adds a container, in its present network namespace or, like runtimes that reuse container
+// IDs, in a new one.
 func (w *world) someADD(try *rapid.T) {
 	r := w.some(try)
 	next, busy := *r.pod, r.process != nil
@@ -82,7 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// Otherwise the ADD may release it: there is no process, or the namespace has no interface.
+	// Only a process in an earlier namespace protects the attachment. In the same namespace, the ADD
+	// may release it, because these plugins create no interface there.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
@@ -109,7 +112,7 @@ func (w *world) someADD(try *rapid.T) {
 	*r = resident{pod: &next, there: true, process: r.process, live: err == nil, address: address, earlier: r.earlier}
 }
 
-// addressOfAdd adds the pod and returns the address that the pod gets.
+// addressOfAdd adds the pod and returns its address.
 func (p *pod) addressOfAdd(list *libcni.NetworkConfigList) (string, error) {
 	result, err := p.addWith(list)
 	if err != nil {
@@ -118,8 +121,8 @@ func (p *pod) addressOfAdd(list *libcni.NetworkConfigList) (string, error) {
 	return address(p, result), nil
 }
 
-// roomFor runs a GC of the runtime without a list, and reports whether an ADD must succeed then:
-// those that may live leave one address, and the container is not one of them.
+// roomFor runs a GC without a list. It reports whether an ADD of the pod must succeed then: the pod
+// itself is not live, and the live attachments leave one of the two addresses free.
 func (w *world) roomFor(p *pod) bool {
 	w.locksFree()
 	w.mustAsk("GC", nil)
@@ -135,7 +138,7 @@ func (w *world) roomFor(p *pod) bool {
 	return others < 2
 }
 
-// someDEL runs the runtime's DEL of a container, added or not, with the result in its cache.
+// someDEL runs the runtime's DEL of a container, whether or not the container was added.
 func (w *world) someDEL(try *rapid.T) {
 	r := w.some(try)
 	r.live = false
@@ -153,7 +156,8 @@ func (w *world) someDEL(try *rapid.T) {
 	}
 }
 
-// someNamespaceGoes removes a container's network namespace; a process may still be in it.
+// someNamespaceGoes removes a container's network namespace from its path. If a process is in the
+// namespace, the namespace continues to exist.
 func (w *world) someNamespaceGoes(try *rapid.T) {
 	if r := w.some(try); r.there {
 		w.note("namespace of %s goes", r.ContainerID)
@@ -176,7 +180,7 @@ func (w *world) someProcess(try *rapid.T) {
 	}
 }
 
-// end ends the process in a container.
+// end ends the process in a container, if there is one.
 func (r *resident) end() {
 	if r.process != nil {
 		r.pod.end(r.process)
@@ -184,18 +188,18 @@ func (r *resident) end() {
 	}
 }
 
-// status runs a STATUS of the runtime. A node under load may be too slow for it.
+// status runs a STATUS. It ignores the error, because a loaded node may be too slow for a STATUS.
 func (w *world) status() {
 	w.note("STATUS")
 	_, _ = w.hit(func() error { return w.ask("STATUS", nil) })
 }
 
-// someGC runs a GC of the runtime, with a right or a wrong list. A container that the list lacks
-// may be released, unless a process is in it or the grace period is not over.
+// someGC runs a GC with no list, a correct list or a wrong one. unwind may release a container that
+// the list lacks, unless a process is in its namespace or its grace period is not over.
 func (w *world) someGC(try *rapid.T) {
 	changes := map[string]any{"gracePeriod": "0s"}
 	if w.healthy() && rapid.Bool().Draw(try, "grace") {
-		changes["gracePeriod"] = "10m" // a killed delegate gets its second DEL after this time too
+		changes["gracePeriod"] = "10m"
 	}
 	kind := rapid.SampledFrom([]string{"none", "null", "empty", "right", "some"}).Draw(try, "list")
 	listed := []*pod{}
@@ -222,7 +226,7 @@ func (w *world) someGC(try *rapid.T) {
 	}
 }
 
-// ask runs a GC or a STATUS of the runtime.
+// ask runs a GC or a STATUS, and returns its error.
 func (w *world) ask(command string, changes map[string]any) error {
 	if out := w.node.ask(command, changes, w.plugins...); out.code != 0 {
 		return fmt.Errorf("exit code %d: %s", out.code, out.stdout)
@@ -237,7 +241,7 @@ func (w *world) mustAsk(command string, changes map[string]any) {
 	}
 }
 
-// somethingBreaks makes a delegate fail its ADDs or its DELs from now on.
+// somethingBreaks makes a plugin fail its ADDs or its DELs from now on.
 func (w *world) somethingBreaks(try *rapid.T) {
 	instance := rapid.SampledFrom(w.instances()).Draw(try, "plugin")
 	command := rapid.SampledFrom([]string{"ADD", "DEL"}).Draw(try, "command")

@@ -16,14 +16,14 @@ import (
 	"cni-unwind/plugin/facts"
 )
 
-// TestScratchNetNS removes the network namespace before the DEL of plugins that need one to clean
-// up. The plain chain leaves something, which shows that there is something to remove. unwind
-// leaves nothing, and succeeds.
+// TestScratchNetNS removes the network namespace before the DEL of plugins that need a namespace to
+// clean up. Without unwind, something remains after the DEL, which shows that there is something to
+// remove. With unwind, the DEL succeeds, and nothing remains.
 func TestScratchNetNS(t *testing.T) {
 	type test struct {
 		name  string
 		chain []pluginConf
-		fails bool // the DEL of the plain chain
+		fails bool // whether the DEL fails without unwind
 	}
 	const nftables = `"ipMasqBackend": "nftables"`
 	tuning := object(`{"type": "tuning", "mtu": 1400, "mac": "02:00:00:00:00:09", "promisc": true,
@@ -72,7 +72,7 @@ func TestScratchNetNS(t *testing.T) {
 	})
 }
 
-// awaitUnlinked waits until the host's ends of the pod's interfaces are gone.
+// awaitUnlinked waits until the host ends of the pod's interfaces are gone.
 func (p *pod) awaitUnlinked() {
 	p.Helper()
 	there := func(link string) bool {
@@ -84,9 +84,11 @@ func (p *pod) awaitUnlinked() {
 	})
 }
 
-// TestNetNSOfDEL: a pod's network namespace may be anywhere when its DEL comes. Delegates are shown
-// the pod's own if it can be found, by a descriptor of unwind's where no path leads to it, never
-// another one, and nothing is left. If it is gone, they are shown what the runtime names.
+// TestNetNSOfDEL: when the DEL comes, the pod's network namespace may be at its path, elsewhere, or
+// gone. If unwind finds the namespace, the plugins get its path or, if no path leads to it, a
+// descriptor that unwind holds open. If the namespace is gone, the plugins get the path that the
+// runtime sent. In all cases, nothing of the pod remains, and other containers keep their
+// interfaces.
 func TestNetNSOfDEL(t *testing.T) {
 	places := oneOf(
 		"named by the runtime",
@@ -104,9 +106,9 @@ func TestNetNSOfDEL(t *testing.T) {
 		n.chain(masquerading("bridge", "dual"), p0)
 		a := n.add("a")
 		a.remember()
-		const held = "held" // a descriptor of unwind's
-		own := a.NetNS      // a path of the pod's own namespace, or ""
-		shown := a.NetNS    // what the delegates see
+		const held = "held" // a descriptor that unwind holds open
+		own := a.NetNS      // a path to the pod's own namespace, or ""
+		shown := a.NetNS    // the CNI_NETNS that the plugins get
 		switch {
 		case place.is("not named"):
 			a.NetNS = ""
@@ -154,9 +156,9 @@ func TestNetNSOfDEL(t *testing.T) {
 	})
 }
 
-// TestDELNamesHostNetNS: a DEL's CNI_NETNS is the host's own network namespace, or another pod's,
-// since its path is that of a process that is the host's by now, or was used again. A DEL that has
-// undone everything passes. No delegate is shown it.
+// TestDELNamesHostNetNS: a DEL's CNI_NETNS leads to the wrong namespace. Either it leads to the
+// host's own, because the process ID in the path was reused, or to another pod's, because the path
+// was reused. The DEL succeeds, and no plugin gets that path.
 func TestDELNamesHostNetNS(t *testing.T) {
 	befores := oneOf(
 		"added",
@@ -169,7 +171,7 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	each1(t, befores, func(t *testing.T, before choice) {
 		n := newNode(t)
 		n.chain(bridge, p1)
-		wrong := fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) // what the DEL names
+		wrong := fmt.Sprintf("/proc/%d/ns/net", os.Getpid()) // the DEL's CNI_NETNS
 		a := n.newPod("a")
 		recordWrong := func() {
 			a.edit(func(e *journal.Record) { e.Added.NetNS.Path = wrong })
@@ -223,9 +225,10 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	})
 }
 
-// TestDELNamesAnother: a DEL names a namespace that is no record's, nor another attachment's in the
-// journal. If the path is not the record's either, it is taken for another ADD's: its delegates get
-// the path, as without unwind. The ADD on record is undone too, in its own namespace.
+// TestDELNamesAnother: a DEL's path leads to a namespace that is in no record. If the path isn't
+// the recorded one either, unwind assumes that the DEL is for an unrecorded ADD, and passes the
+// path to the plugins, as without unwind. unwind also undoes the recorded ADD, in that ADD's own
+// namespace.
 func TestDELNamesAnother(t *testing.T) {
 	places := oneOf("it is elsewhere", "it is at the path of its ADD")
 	each1(t, places, func(t *testing.T, where choice) {
@@ -255,9 +258,9 @@ func TestDELNamesAnother(t *testing.T) {
 	})
 }
 
-// TestNamespaceOutOfReach: the pod's namespace exists, but no path leads the DEL to it, and it has
-// no process: it is pinned by a mount elsewhere, or the kernel is about to remove it. Without a
-// namespace bridge would leave its nat chain.
+// TestNamespaceOutOfReach: the pod's namespace is no longer at its path and has no process, but
+// still exists, because it is mounted elsewhere. Without a namespace, bridge's DEL would leave its
+// nat chain.
 func TestNamespaceOutOfReach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -272,13 +275,14 @@ func TestNamespaceOutOfReach(t *testing.T) {
 	n.wantRecords(0)
 }
 
-// bindNetNS mounts the pod's network namespace at another path, too.
+// bindNetNS also mounts the pod's network namespace at another path, and returns that path.
 func (p *pod) bindNetNS(name string) (path string) {
 	p.Helper()
 	return p.mountNetNS(name, unix.MS_BIND)
 }
 
-// mountNetNS binds the pod's network namespace to another path, or moves it there.
+// mountNetNS bind-mounts the pod's network namespace at another path, or moves its mount there,
+// depending on flags.
 func (p *pod) mountNetNS(name string, flags uintptr) (path string) {
 	p.Helper()
 	path = filepath.Join(p.dir, name)
@@ -287,7 +291,8 @@ func (p *pod) mountNetNS(name string, flags uintptr) (path string) {
 	return path
 }
 
-// makeOther makes the namespace of another container, with an eth0, at a path of this name.
+// makeOther creates the namespace of another container, with an interface eth0, and returns its
+// path.
 func (n *node) makeOther(name string) (path string) {
 	n.Helper()
 	path = n.netns(name)
@@ -307,14 +312,15 @@ func (n *node) wantOthersLinked() {
 	}
 }
 
-// addMacvlan adds a pod with a macvlan, which has no end on the host.
+// addMacvlan adds a pod with a macvlan interface, which has no host end.
 func (n *node) addMacvlan() *pod {
 	n.Helper()
 	n.chain(object(`{"type": "macvlan", "master": %q, "ipam": %s}`, n.hostVeth("IPv4"), n.hostLocal(n.subnet)))
 	return n.add("a")
 }
 
-// wantLinkedAt checks that the namespace is at a path and has its interface.
+// wantLinkedAt checks that a path leads to the namespace own, and that this namespace has the
+// interface eth0.
 func (n *node) wantLinkedAt(path string, own journal.NetNS) {
 	n.Helper()
 	seen, err := facts.InterfaceAt(path, "")
@@ -326,8 +332,9 @@ func (n *node) wantUnlinkedAt(path string) {
 	n.want(!slices.Contains(n.links(path), "eth0"), "%q", n.links(path))
 }
 
-// TestMountedElsewhere: the namespace of a pod with a macvlan, which has no end on the host, moves
-// from its path to another one. It lives as long as it is mounted, and a DEL runs in it.
+// TestMountedElsewhere: the namespace of a live pod is mounted at another path instead of its own.
+// The pod has a macvlan interface, so no host end shows that the pod is live. unwind keeps the
+// attachment while the namespace is mounted anywhere, and runs the DEL in that namespace.
 func TestMountedElsewhere(t *testing.T) {
 	mounts := oneOf(
 		"the mount is moved",
@@ -374,9 +381,9 @@ func TestMountedElsewhere(t *testing.T) {
 	})
 }
 
-// TestCoveredPod: another mount covers the directory of the network namespaces, as the node's first
-// `ip netns add` does, which binds the directory over itself. The pod below
-// is kept, since nothing says that it is dead.
+// TestCoveredPod: another mount covers the directory of the network namespaces. For example, the
+// first `ip netns add` on a node bind-mounts that directory over itself. unwind keeps the pod whose
+// namespace is covered, because nothing proves that the pod is dead.
 func TestCoveredPod(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -398,28 +405,29 @@ func TestCoveredPod(t *testing.T) {
 	n.wantClean()
 }
 
-// Stand-ins for providers' plugins (testdata/standin) keep a file for each attachment whose address
-// they hold.
+// The stand-ins for providers' plugins (testdata/standin) store each address that they have
+// assigned in a file of its own.
 
-// heldDir is the directory of these files.
+// heldDir is the directory with the files of the stand-ins.
 func (n *node) heldDir() string { return filepath.Join(n.dir, "held") }
 
-// wantHeld checks how many addresses they hold.
+// wantHeld checks the number of addresses that the stand-ins have assigned and not released.
 func (n *node) wantHeld(count int) {
 	n.Helper()
 	n.wantCount("held", len(n.names(n.heldDir())), count)
 }
 
-// standIn installs the stand-in for a provider's plugin. Where it is not installed, a DEL fails.
+// standIn installs the stand-in for a provider's plugin. After uninstall, the plugin's DELs fail.
 func (n *node) standIn(plugin string) (uninstall func()) {
 	n.Helper()
 	n.link(plugin, filepath.Join(n.path[2], "standin"))
 	return func() { must(n, os.Remove(filepath.Join(n.path[0], plugin))) }
 }
 
-// TestShownToProviders: where the plain chain's DEL frees what a provider's plugin holds, so does
-// unwind's, although the container's network namespace is gone or must not be shown. Once it is
-// gone, the DELs of terway and ovn-kubernetes fail in both.
+// TestShownToProviders: if the DEL of a provider's plugin releases the address without unwind, it
+// also releases it with unwind, although the container's namespace is gone or has another ADD's
+// interface. If the namespace is gone, the DELs of terway and ovn-kubernetes fail with unwind and
+// without it.
 func TestShownToProviders(t *testing.T) {
 	plugins := []string{"terway", "kube-ovn", "sriov", "ovn-k8s-cni-overlay"}
 	befores := oneOf(
@@ -444,7 +452,7 @@ func TestShownToProviders(t *testing.T) {
 		if by.is("plain") {
 			tryAdd, tryDel = a.tryAddPast, a.tryDelPast
 		}
-		occupy := func() { // the other end is elsewhere
+		occupy := func() { // its peer is in another namespace
 			run(n, "nsenter", "--net="+a.NetNS, "ip", "link", "add", "eth0", "type", "veth",
 				"peer", "name", "far0", "netns", n.netns("far"))
 		}
@@ -487,9 +495,10 @@ func TestShownToProviders(t *testing.T) {
 	})
 }
 
-// TestNextPodAtSamePath: a sweep runs A's DELs. Meanwhile the runtime removes A's network
-// namespace, and makes pod B at the same path. The DEL of bridge still runs in A's namespace, so
-// A's interface goes and B's stays; that of p0, which may take its path for a name, is shown none.
+// TestNextPodAtSamePath: while a sweep or another ADD runs A's DELs, the runtime removes A's
+// network namespace and creates pod B's at the same path. bridge's DEL still runs in A's namespace,
+// so it removes A's interface, not B's. p0's DEL gets no path, because the path now leads to B's
+// namespace.
 func TestNextPodAtSamePath(t *testing.T) {
 	each1(t, []string{"sweep", "status", "gc", "ADD"}, func(t *testing.T, by string) {
 		n := newNode(t)

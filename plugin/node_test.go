@@ -29,8 +29,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// node is a machine to a runtime and unwind: a network of its own, its directories, its pods. The
-// runtime is libcni, with its cache.
+// node is one network of a simulated machine, with its directories and pods. libcni, with its
+// cache, is the runtime.
 type node struct {
 	testing.TB
 	dir      string
@@ -40,21 +40,21 @@ type node struct {
 	stateDir string
 	path     []string // CNI_PATH
 	cni      *libcni.CNIConfig
-	env      []string       // more environment for unwind
-	conf     map[string]any // more keys for unwind's entry
+	env      []string       // added to unwind's environment
+	conf     map[string]any // added to unwind's entry
 	outer    string         // cniVersion of unwind's conflist
 	inner    string         // cniVersion of the chain
 	store    *journal.Store
-	ruled    *atomic.Bool // a plugin was named that makes rules
+	ruled    *atomic.Bool // a configuration may have created rules
 	mayDie   bool         // unwind may be killed in a GC or a STATUS
-	budgets  []string     // NAME=TIME; the others are env.Long
+	budgets  []string     // NAME=TIME; env.Long sets the others
 	present  []pluginConf // the chain of the next requests
-	said     outcome      // of the last GC, STATUS or give
-	first    *node        // this machine's first network, whose environment libcni's plugins get
+	said     outcome      // the outcome of the last GC, STATUS or give
+	first    *node        // this machine's first network; libcni passes its env to unwind
 	machine  *machine
 }
 
-// machine is what the networks of a node share.
+// machine is the state that all networks of a machine share.
 type machine struct {
 	networks []*node
 	pods     []*pod
@@ -95,7 +95,7 @@ func newNode(t testing.TB) *node {
 	return n
 }
 
-// nodeExec is libcni's own way to run a plugin, with more environment.
+// nodeExec runs plugins as libcni does, with the node's env added to their environment.
 type nodeExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -107,17 +107,18 @@ func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 	return e.RawExec.ExecPlugin(ctx, path, stdin, append(env, e.node.env...))
 }
 
-// seeConfiguration notes whether a configuration may make a plugin write rules.
+// seeConfiguration sets n.ruled if a configuration may make a plugin create rules.
 func (n *node) seeConfiguration(stdin []byte) {
 	if rulesOf.Match(stdin) {
 		n.ruled.Store(true)
 	}
 }
 
-// rulesOf are the plugins and keys of chains that make rules. A chainFile may have any.
+// rulesOf matches the plugins and keys that make a chain create rules. A chainFile may contain any
+// of them.
 var rulesOf = regexp.MustCompile(`firewall|portmap|ipMasq|macspoofchk|chainFile`)
 
-// stderr is a file that collects unwind's log; it is printed if the test fails.
+// stderr creates a file for unwind's log, which is printed if the test fails.
 func (n *node) stderr() *os.File {
 	f, err := os.Create(filepath.Join(n.dir, "stderr"))
 	must(n, err)
@@ -140,7 +141,8 @@ func (n *node) mkdir(path string) {
 	must(n, os.MkdirAll(path, 0o755))
 }
 
-// The plugins of chains. extra is appended to the object and begins with a comma.
+// The methods below return plugin configurations. extra is appended to the object: it is empty, or
+// begins with a comma.
 
 func (n *node) bridgePlugin(extra string) string {
 	return fmt.Sprintf(`{"type": "bridge", "bridge": %q, "isGateway": true, "ipam": %s%s}`, n.bridge, n.hostLocal(n.subnet), extra)
@@ -154,21 +156,21 @@ func (n *node) faulty(instance, extra string) string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": %q%s}`, n.faultyDir(), instance, extra)
 }
 
-// pooled is a delegate that calls host-local, as bridge does, with the addresses from first to
-// last.
+// pooled returns a faulty plugin that calls host-local, as bridge does, with a pool from one
+// address to another. first and last are the last bytes of these addresses.
 func (n *node) pooled(instance string, first, last int) string {
 	net := strings.TrimSuffix(n.subnet, "0/24")
 	return n.faulty(instance, fmt.Sprintf(`, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, `+
 		`"rangeStart": "%s%d", "rangeEnd": "%s%d"}]]}`, n.dataDir(), n.subnet, net, first, net, last))
 }
 
-// cacheDir is the directory of libcni's results.
+// cacheDir is the directory with the results in libcni's cache.
 func (n *node) cacheDir() string { return filepath.Join(n.dir, "cache", "results") }
 
 func (n *node) dataDir() string   { return filepath.Join(n.dir, "ipam") }
 func (n *node) faultyDir() string { return filepath.Join(n.dir, "faulty") }
 
-// unwind returns a conflist with unwind around a chain of the given plugins.
+// unwind returns a conflist that contains only unwind, with a chain of the given plugins.
 func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
 	n.Helper()
 	entry := map[string]any{
@@ -187,12 +189,12 @@ func (n *node) unwind(plugins ...string) *libcni.NetworkConfigList {
 	return n.list(n.outer, string(data))
 }
 
-// chainOf returns a chain in its own version.
+// chainOf returns a chain of the given plugins, in the CNI version n.inner.
 func (n *node) chainOf(plugins ...string) string {
 	return fmt.Sprintf(`{"cniVersion": %q, "plugins": [%s]}`, n.inner, strings.Join(plugins, ", "))
 }
 
-// plain returns a conflist of the plugins themselves.
+// plain returns a conflist of the given plugins, without unwind.
 func (n *node) plain(plugins ...string) *libcni.NetworkConfigList {
 	n.Helper()
 	return n.list(n.inner, plugins...)
@@ -207,7 +209,7 @@ func (n *node) list(cniVersion string, plugins ...string) *libcni.NetworkConfigL
 	return list
 }
 
-// entries returns the whole journal.
+// records returns all records in the journal.
 func (n *node) records() []*journal.Record {
 	n.Helper()
 	return recordsOf(n, n.store)
@@ -221,7 +223,7 @@ func recordsOf(t testing.TB, s *journal.Store) (all []*journal.Record) {
 			return err
 		})
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) { // a STATUS that was cut off may be creating it
+	if err != nil && !errors.Is(err, unix.ENOENT) { // another process may be creating the journal
 		t.Fatalf("the journal: %v", err)
 	}
 	return all
@@ -233,18 +235,19 @@ func (n *node) setModes(plan map[string]map[string]string) {
 	data, err := json.Marshal(plan)
 	must(n, err)
 	path := filepath.Join(n.faultyDir(), "plan.json")
+	// a rename replaces the file, because a plugin may be reading it
 	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
-		n.Fatal(err) // by a rename: a plugin may be reading it
+		n.Fatal(err)
 	}
 }
 
-// taken returns the files that the faulty plugins hold.
+// taken returns the names of the files that the faulty plugins' ADDs created and no DEL removed.
 func (n *node) taken() []string { return n.names(filepath.Join(n.faultyDir(), "taken")) }
 
-// addressRules returns the rules of the faulty plugins, as ADDRESS.INSTANCE.
+// addressRules returns the faulty plugins' rules, as ADDRESS.INSTANCE.
 func (n *node) addressRules() []string { return n.names(filepath.Join(n.faultyDir(), "rules")) }
 
-// reserved returns host-local's reservations, with their owners.
+// reserved returns the owner of each address that host-local has reserved.
 func (n *node) reserved() map[string]string {
 	owners := map[string]string{}
 	dir := filepath.Join(n.dataDir(), n.network)
@@ -285,13 +288,13 @@ func (n *node) calls() []string {
 	return calls
 }
 
-// callLog returns the starts of all calls of faulty plugins.
+// callLog returns the log's lines about the starts of faulty plugins' calls.
 func (n *node) callLog() []logged {
 	n.Helper()
 	return slices.DeleteFunc(n.wholeLog(), func(l logged) bool { return l.Phase != "start" })
 }
 
-// wholeLog returns the starts and ends of the calls of faulty plugins.
+// wholeLog returns the log's lines about the starts and the ends of faulty plugins' calls.
 func (n *node) wholeLog() (all []logged) {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
@@ -309,7 +312,7 @@ func (n *node) wholeLog() (all []logged) {
 // forgetCalls empties the log of the faulty plugins.
 func (n *node) forgetCalls() { _ = os.Remove(filepath.Join(n.faultyDir(), "log")) }
 
-// rules returns the lines of iptables-save (both families) that contain one of the texts.
+// rules returns the IPv4 and IPv6 lines of iptables-save that contain one of the texts.
 func (n *node) rules(texts ...string) []string {
 	n.Helper()
 	var lines []string
@@ -323,7 +326,7 @@ func (n *node) rules(texts ...string) []string {
 	return lines
 }
 
-// address returns the first address of a result, without the length of its subnet.
+// address returns the first address of a result, without the prefix length.
 func address(t testing.TB, r types.Result) string {
 	t.Helper()
 	data, err := json.Marshal(r)
@@ -352,7 +355,7 @@ func (n *node) links(netns string) []string {
 
 func (n *node) hangsDir() string { return filepath.Join(n.dir, "hangs") }
 
-// budget sets one of unwind's budgets: NAME=TIME.
+// budget sets one of unwind's time budgets, as NAME=TIME.
 func (n *node) budget(text string) {
 	n.budgets = append(slices.Clone(n.budgets), text)
 	n.env = append(n.env, env.Budgets+"="+strings.Join(n.budgets, " "))

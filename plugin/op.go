@@ -1,5 +1,5 @@
-// Package plugin implements unwind's CNI verbs. It runs the plugins of a chain as its delegates,
-// writes each step to the journal before running it, and undoes the steps if the ADD fails.
+// Package plugin implements unwind's CNI verbs. An ADD records all plugins of the chain in the
+// journal, and runs them as its delegates. If the ADD fails, unwind undoes it.
 package plugin
 
 import (
@@ -29,17 +29,17 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Plugin carries out CNI verbs. Its fields connect it to its process.
+// Plugin carries out CNI verbs in one process.
 type Plugin struct {
 	undo.Env
 	Stdout io.Writer
-	Log    *slog.Logger // nil: as the configuration says
-	// CacheDir is the directory of libcni's cache of results; "" means the one that all runtimes
-	// use.
+	Log    *slog.Logger // nil: log as configured
+	// CacheDir is the directory of libcni's cache of results; "" means the default one.
 	CacheDir string
-	// Unread reports that nobody can read Stdout any more; nil: somebody can.
+	// Unread reports whether nobody can read Stdout any more. nil means that somebody always can.
 	Unread func() bool
-	// Behind starts this program again, for the sweep behind a STATUS; nil starts none.
+	// Behind starts this program as the sweep behind a STATUS (see StartSweep). If it is nil, a STATUS
+	// starts no sweep.
 	Behind func(conf []byte) (ended <-chan error, err error)
 }
 
@@ -60,7 +60,7 @@ func (p *Plugin) Main(ctx context.Context, about string) int {
 	return 0
 }
 
-// verb turns a verb into a function for skel that never panics.
+// verb returns the function with which skel runs a verb. The function turns a panic into an error.
 func (p *Plugin) verb(
 	ctx context.Context, do func(*op, context.Context) error,
 ) func(*skel.CmdArgs) error {
@@ -70,8 +70,8 @@ func (p *Plugin) verb(
 		o.bad, o.Node.Invoked, o.Node.Journal.Store.Trusting = bad, true, true
 		defer closeLog()
 		defer o.Node.Journal.Flush()
-		// After the verb, skel returns an error if CNI_NETNS is the host's namespace. That is too
-		// late for an ADD (see prepare), and wrong for a DEL that has succeeded.
+		// Without this override, skel would return an error after the verb if CNI_NETNS is the host's
+		// namespace. That is too late for an ADD (see prepare), and wrong for a DEL that has succeeded.
 		defer func() { args.NetnsOverride = "1" }()
 		err := o.Safely(func() error { return do(o, ctx) })
 		var panicked *undo.PanicError
@@ -83,7 +83,7 @@ func (p *Plugin) verb(
 }
 
 // Unbroken is the descriptor of standard output or standard error. If the runtime is dead, a write
-// to its pipe returns an error, so unwind can undo the ADD. With os.Stdout, the write would end the
+// to its pipe returns an error, so unwind can undo the ADD. With os.Stdout, SIGPIPE would end the
 // process.
 type Unbroken int
 
@@ -108,14 +108,14 @@ func (fd Unbroken) Unread() bool {
 	return err == nil && n > 0 && fds[0].Revents&unix.POLLERR != 0
 }
 
-// op is one run of a verb, on one attachment or on all.
+// op is one run of a verb, for one attachment or for all.
 type op struct {
 	*undo.Worker
 	plugin *Plugin
 	args   *skel.CmdArgs
 	bad    error         // the configuration's error, or nil
 	lock   *journal.Lock // the lock of the verb's attachment; nil without a journal
-	log    *slog.Logger  // Log, with the verb's attachment in each line
+	log    *slog.Logger  // the log, with the verb's attachment in each line
 }
 
 func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
@@ -163,8 +163,9 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// The first delegate gets static addresses that no delegate declares, but not a pod's: Multus sends
-// those too, but only to plugins that declare them.
+// If no delegate declares the capability for static addresses, the first delegate gets them (see
+// AdoptIPs), but not in a pod: Multus sends a pod's static addresses only to plugins that declare
+// the capability.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Verb.Conf.LoadChain()
 	if err != nil {
@@ -179,8 +180,8 @@ func (o *op) readChain() (*netconf.Chain, error) {
 	return chain, nil
 }
 
-// awaitChain calls readChain. If the chainFile is missing or invalid, it retries, but it does not
-// retry after an error in unwind's own configuration.
+// awaitChain calls readChain, and retries if the chainFile is missing or invalid (see
+// awaitExchange). It does not retry after an error in unwind's own configuration.
 func (o *op) awaitChain(ctx context.Context) (chain *netconf.Chain, err error) {
 	o.awaitExchange(ctx, func() bool {
 		chain, err = o.readChain()
@@ -190,7 +191,7 @@ func (o *op) awaitChain(ctx context.Context) (chain *netconf.Chain, err error) {
 }
 
 // awaitExchange calls look until look returns true, or until Budgets.Exchange has passed. A
-// provider may be replacing a configuration file or a plugin.
+// provider may be replacing a configuration file or a plugin's binary at this moment.
 func (o *op) awaitExchange(ctx context.Context, look func() bool) {
 	end := time.Now().Add(o.Env.Budgets.Exchange)
 	for !look() && time.Now().Before(end) && ctx.Err() == nil {
@@ -205,8 +206,8 @@ func (o *op) overridesNetNS() bool {
 	return strings.EqualFold(override, "TRUE") || override == "1"
 }
 
-// takeLock takes the lock of the verb's own attachment. If the journal fails, the given function
-// decides whether the verb continues without the lock.
+// takeLock acquires the lock of the verb's own attachment. If the journal fails, the function
+// without decides whether the verb continues without the lock.
 func (o *op) takeLock(
 	ctx context.Context, p journal.Patience, without func(error) error,
 ) (err error) {
@@ -265,12 +266,12 @@ func (o *op) checkText() error {
 	return nil
 }
 
-// maxMessage limits an error for the runtime, in bytes. Events and logs repeat the error at each
-// retry.
+// maxMessage limits an error for the runtime, in bytes, because events and logs repeat the error at
+// each retry.
 const maxMessage = 1000
 
-// cniError returns the error for the runtime. Its code and the beginning of its message come from
-// the first failure.
+// cniError returns an error for the runtime. It shortens the message and the details, so that they
+// have at most maxMessage bytes together. Code 0 becomes ErrInternal.
 func cniError(code uint, msg, details string) *types.Error {
 	msg = netconf.Shorten(strings.ToValidUTF8(msg, "�"), maxMessage)
 	details = netconf.Shorten(strings.ToValidUTF8(details, "�"), max(0, maxMessage-len("; ")-len(msg)))

@@ -18,13 +18,13 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// Forget drops a dead attachment with its pending DELs. It runs no DEL, so the delegates' resources
-// stay allocated. It is for an attachment whose DELs can never succeed, for example because a
-// plugin was removed for good. The history keeps the attachment, and an abandoned record makes a
-// later DEL of the runtime succeed. Forget also drops a damaged record.
+// Forget drops the pending DELs of a dead attachment without running them, so the delegates'
+// resources stay allocated. It is for an attachment whose DELs can never succeed, for example
+// because a plugin was removed for good. The history records the event, and a record in state
+// abandoned makes a later DEL of the runtime succeed. Forget also drops damaged records.
 //
-// by is who forgets it. Forget refuses an attachment that is not dead, because the DEL of that
-// attachment needs the record.
+// by names the operator in the history. Forget refuses an attachment that is not dead, because the
+// DEL of that attachment needs the record.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, by string) error {
 	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir

@@ -12,12 +12,13 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// In the tests of this file an operator, or the machine, does something ordinary. The plain chain's
-// answer is the measure: where its DEL passes, unwind's passes too, and what unwind still has to do
-// has an end.
+// In the tests of this file, an operator or the machine does something ordinary. If the DEL
+// succeeds without unwind, it must also succeed with unwind. unwind must not retry the pending DELs
+// forever.
 
-// tire makes the next failure of each pending DEL of the pod the last one before it is dropped: 300
-// that came after their pause, at each of which the chain lacked the plugin.
+// tire sets the counts of the pod's pending DELs so that the next failure of each is its 300th
+// after a pause, at which unwind may drop the DEL. If the chain lacked the plugin at the last try,
+// tire makes that true for all tries.
 func (p *pod) tire() {
 	p.Helper()
 	p.edit(func(e *journal.Record) {
@@ -28,8 +29,8 @@ func (p *pod) tire() {
 	})
 }
 
-// wantDropped checks that the DELs of a plugin were dropped for these containers, as the history
-// says.
+// wantDropped checks that, according to the history, a plugin's DELs were dropped for exactly these
+// containers.
 func (n *node) wantDropped(plugin string, containers ...string) {
 	n.Helper()
 	var got []string
@@ -42,7 +43,7 @@ func (n *node) wantDropped(plugin string, containers ...string) {
 	n.wantEqual("dropped", got, containers)
 }
 
-// removeLeakedRules removes at the end of the test the rules that the plain chain leaves too.
+// removeLeakedRules removes, at the end of the test, the rules that leaked without unwind.
 func (n *node) removeLeakedRules() {
 	n.Cleanup(func() {
 		chains := map[string]bool{}
@@ -58,9 +59,9 @@ func (n *node) removeLeakedRules() {
 	})
 }
 
-// TestOneIDOnePath: a container is added again under its ID and at its path, after a DEL that
-// failed once, and that ADD is killed. The runtime's DEL has the first ADD's result. It undoes
-// both, and leaves nothing.
+// TestOneIDOnePath: after a DEL that failed, a container is added again with the same ID and at the
+// same path, and unwind is killed in that ADD. The runtime's next DEL contains the first ADD's
+// result. That DEL undoes both ADDs, and leaves nothing.
 func TestOneIDOnePath(t *testing.T) {
 	each1(t, oneOf("bridge's DEL fails", "the last plugin's"), func(t *testing.T, first choice) {
 		n := newNode(t)
@@ -86,9 +87,9 @@ func TestOneIDOnePath(t *testing.T) {
 	})
 }
 
-// TestMeshUninstalled: a chained plugin leaves the conflist, and its binary or its daemon goes. The
-// DELs of older pods pass, as without unwind. The plugin's own DELs stay pending for sweeps, and
-// end.
+// TestMeshUninstalled: a chained plugin stops working, and is removed from the conflist. The DELs
+// of older pods succeed, as without unwind. The plugin's own DELs stay pending. Sweeps retry them
+// until they succeed or are dropped.
 func TestMeshUninstalled(t *testing.T) {
 	removals := oneOf("its binary is deleted", "its daemon is gone", "it crashes")
 	orders := oneOf("containerd deletes, then the namespace goes", "the namespaces go first")
@@ -165,9 +166,10 @@ func TestMeshUninstalled(t *testing.T) {
 		})
 }
 
-// TestPluginChanged: a chained plugin's configuration changes, and the plugin refuses, with any
-// error, the one that the ADD had: a kubeconfig's path, an expired token, a key that a new version
-// needs. The present one counts, from any sweep that knows the chain.
+// TestPluginChanged: a chained plugin's configuration changes, for example its kubeconfig or its
+// token. The plugin then rejects the ADD's configuration, with one of several error codes. So
+// unwind runs the DEL with the present configuration, at the runtime's DEL or in a sweep that knows
+// the chain.
 func TestPluginChanged(t *testing.T) {
 	undoes := oneOf("DEL", "STATUS", "it left the chain, its binary is there")
 	each2(t, []int{1, 4, 7, 11, 100, 999}, undoes, func(t *testing.T, code int, undo choice) {
@@ -193,9 +195,9 @@ func TestPluginChanged(t *testing.T) {
 	})
 }
 
-// TestCheckAfterChanges: CHECK of an older pod does not fail for a plugin that has left the chain,
-// nor for a configuration that its plugin refuses by now. Nomad, for one, removes the network of a
-// container whose CHECK fails.
+// TestCheckAfterChanges: CHECK of an older pod does not fail because a plugin has left the chain,
+// or because a plugin now rejects its recorded configuration. Nomad, for example, removes the
+// network of a container whose CHECK fails.
 func TestCheckAfterChanges(t *testing.T) {
 	changes := oneOf("it left the chain", "its configuration changed", "the version, too")
 	each1(t, changes, func(t *testing.T, change choice) {
@@ -219,8 +221,8 @@ func TestCheckAfterChanges(t *testing.T) {
 	})
 }
 
-// pickyPortmap installs a portmap that fails with an error while a file is there, unless its
-// configuration has a text.
+// pickyPortmap installs a portmap that fails with the given error while a file exists, unless its
+// configuration contains a text.
 func (n *node) pickyPortmap(file, text, failure string) {
 	n.Helper()
 	n.script("portmap", fmt.Sprintf(`conf=$(cat)
@@ -230,9 +232,9 @@ func (n *node) pickyPortmap(file, text, failure string) {
 		printf "%%s" "$conf" | exec %s`, file, text, failure, filepath.Join(n.path[1], "portmap")))
 }
 
-// TestVersionCorrected: portmap refuses the version of the chain, which is corrected while a pod
-// has a host port. Its rules are those of the recorded configuration, so that is what it gets, in
-// the present version.
+// TestVersionCorrected: portmap rejects the chain's cniVersion, which is corrected while a pod has
+// a host port. portmap's rules are from the recorded configuration, so the DEL gets that
+// configuration, with the present cniVersion.
 func TestVersionCorrected(t *testing.T) {
 	each1(t, oneOf("DEL", "sweep"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -254,8 +256,8 @@ func TestVersionCorrected(t *testing.T) {
 	})
 }
 
-// TestHostPortRenewed: portmap rejects its recorded configuration, and succeeds with the present
-// one.
+// TestHostPortRenewed: portmap rejects its recorded configuration, and its DEL succeeds with the
+// present one.
 func TestHostPortRenewed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -272,8 +274,8 @@ func TestHostPortRenewed(t *testing.T) {
 	n.wantClean()
 }
 
-// TestIPAMReplaced: the IPAM plugin is replaced, and its binary goes. The DEL passes with the
-// present one, and unwind removes host-local's file itself.
+// TestIPAMReplaced: the conflist names another IPAM plugin, and host-local no longer works. The DEL
+// succeeds with the present configuration, and unwind itself removes host-local's file.
 func TestIPAMReplaced(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -289,9 +291,9 @@ func TestIPAMReplaced(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRestartedWhileOff: nerdctl restarts a container while unwind is off, with DELs without a
-// path. Its last DEL goes through unwind. In a scratch namespace bridge would remove a chain that
-// the leaked rule of the first start still names.
+// TestRestartedWhileOff: while unwind is off, nerdctl restarts a container, and its DEL has no
+// path. The container's last DEL goes through unwind. In a scratch namespace, bridge cannot remove
+// its iptables chain, because a rule that leaked from the first start still refers to the chain.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -310,14 +312,14 @@ func TestRestartedWhileOff(t *testing.T) {
 	n.wantReserved(0)
 }
 
-// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If it then fails
-// in other words, it does not run without one.
+// TestScratchTwice: a DEL that fails in a scratch namespace runs there once more. If both errors
+// are the same, the DEL then runs without a namespace. If the errors differ, it does not.
 func TestScratchTwice(t *testing.T) {
 	fails := func(msg string) string { return `echo "{\"code\": 5, \"msg\": \"` + msg + `\"}"; exit 1` }
 	type test struct {
 		name   string
-		script string // BRIDGE is the plugin, RUNS the file of its runs
-		runs   []int  // after each DEL
+		script string // BRIDGE: the plugin's path; RUNS: a file with a line for each run
+		runs   []int  // the number of runs after each DEL
 		passes bool
 		says   []string
 	}
@@ -353,8 +355,8 @@ func TestScratchTwice(t *testing.T) {
 	})
 }
 
-// TestNeverRanAPlugin: the DELs of an ADD that was cut off before its first delegate fail. They end
-// like those of any other, unless an address may depend on them.
+// TestNeverRanAPlugin: an ADD was interrupted before it had a result, and the DELs fail. unwind
+// drops them like any other pending DELs. It keeps a DEL longer if an address may depend on it.
 func TestNeverRanAPlugin(t *testing.T) {
 	places := oneOf("after the address", "before the address", "with a port")
 	each1(t, places, func(t *testing.T, place choice) {
@@ -412,7 +414,7 @@ func (p *pod) bootOn(machine string) {
 	p.Helper()
 	all := p.records()
 	must(p, p.store.Update(context.Background(), func(tx *journal.Tx) error {
-		for _, e := range slices.Backward(all) { // the older one first
+		for _, e := range slices.Backward(all) { // the oldest first
 			must(p, tx.Delete(e))
 			e.Added.Host.BootID, e.Added.Host.Machine = earlier, machine
 			e.Number = 0
@@ -424,9 +426,9 @@ func (p *pod) bootOn(machine string) {
 	}))
 }
 
-// TestEarlierBoot: an attachment of an earlier boot gets no DEL unless the machine is proven to be
-// the same. Its host-local files go, for all of its records alike, and nothing answers the
-// runtime's own DEL.
+// TestEarlierBoot: a sweep runs no DEL for an attachment of an earlier boot, unless unwind can
+// prove that the machine is the same. The sweep removes the host-local files of all the
+// attachment's records. The runtime's own DEL still runs the plugins.
 func TestEarlierBoot(t *testing.T) {
 	machines := []struct{ name, id string }{{"the machine has no ID", ""}, {"its ID changed", "machine-id:another"}}
 	releases := oneOf("sweep", "GC", "STATUS")
@@ -467,8 +469,8 @@ func TestEarlierBoot(t *testing.T) {
 		})
 }
 
-// TestObservingInAnotherNetwork: a network with disableGC and without sweepOnStatus is not swept by
-// the verbs of another network, but by a person.
+// TestObservingInAnotherNetwork: if a network sets disableGC to true and sweepOnStatus to false,
+// the verbs of another network do not sweep it, but unwindctl sweep does.
 func TestObservingInAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -492,8 +494,9 @@ func TestObservingInAnotherNetwork(t *testing.T) {
 	n.wantClean()
 }
 
-// TestStatusOfOldChain: before CNI 1.1.0, no runtime asks a chain for its STATUS. So a missing
-// plugin leaves the node ready: only new pods fail, as without unwind.
+// TestStatusOfOldChain: without unwind, runtimes do not call STATUS of a chain older than CNI
+// 1.1.0. So if a plugin of such a chain is missing, unwind's STATUS succeeds and the node stays
+// ready. Only new pods fail, as without unwind.
 func TestStatusOfOldChain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -506,8 +509,9 @@ func TestStatusOfOldChain(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGuardAfterOff: unwind was off while many pods were deleted. What holds nothing is released
-// without a guard. What the guard kept once does not keep what dies later, nor owners, nor GC.
+// TestGuardAfterOff: many pods were deleted while unwind was off. The mass-release guard does not
+// keep attachments whose DELs have run. While the guard keeps other attachments, sweeps still
+// release attachments that die later.
 func TestGuardAfterOff(t *testing.T) {
 	each1(t, oneOf("deleted while off", "gone without a DEL"), func(t *testing.T, ends choice) {
 		n := newNode(t)

@@ -10,8 +10,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestDELOfPodsFromBefore installs unwind on a node with pods. DELs through unwind release all they
-// have, with their network namespace and without it.
+// TestDELOfPodsFromBefore installs unwind on a node with a pod. The pod's DEL through unwind
+// releases all its resources, whether or not its network namespace still exists.
 func TestDELOfPodsFromBefore(t *testing.T) {
 	places := oneOf("its network namespace there", "its network namespace gone")
 	each1(t, places, func(t *testing.T, netns choice) {
@@ -35,9 +35,9 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 	})
 }
 
-// TestStaleOwnerIsNoRival: a pod gets an address that by the journal another one still has. The
-// plain chain deleted that one, and its namespace exists, without the address. host-local's file
-// names the new owner, so its DEL removes its rules.
+// TestStaleOwnerIsNoRival: pod b gets an address that pod a still has according to the journal. a
+// was deleted without unwind; its namespace exists, but its interface no longer has the address.
+// host-local's file names b as the owner, so b's DEL removes b's rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -58,8 +58,8 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	n.wantClean()
 }
 
-// TestLongContainerID: host-local's record of an owner whose ID is longer than any runtime's is
-// still that owner's: its DEL is shown its own address, and takes its rule.
+// TestLongContainerID: unwind recognizes host-local's file even if the owner's container ID is
+// longer than any runtime's. The owner's DEL gets its own address, and removes its rule.
 func TestLongContainerID(t *testing.T) {
 	each1(t, []int{4094, 4095, 20000}, func(t *testing.T, length int) {
 		n := newNode(t)
@@ -75,8 +75,9 @@ func TestLongContainerID(t *testing.T) {
 	})
 }
 
-// TestNewSandbox (Azure CNS #4350): a pool has one address, and a pod gets a new sandbox. It gets
-// the address if the old sandbox is certainly gone. Otherwise the old one keeps all it has.
+// TestNewSandbox (Azure CNS #4350): a pool has only one address, and the pod that has it gets a new
+// sandbox. If the old sandbox is certainly dead, the new sandbox gets the address. Otherwise the
+// old sandbox keeps its address and all other resources.
 func TestNewSandbox(t *testing.T) {
 	olds := oneOf(
 		"dead, its namespace gone",
@@ -121,11 +122,12 @@ func TestNewSandbox(t *testing.T) {
 	})
 }
 
-// A duplicate is an address of a living pod that host-local gives out once more, since it lost the
-// file (Azure CNS #4210: the same address under another owner is an error, never adopted).
+// A duplicate is a live pod's address that host-local assigns to another pod, because host-local's
+// file for the address was lost. unwind reports an error instead of giving the address a new owner
+// (Azure CNS #4210).
 
-// TestDuplicateAddress: an ADD that gets the address of a living pod fails. That pod keeps all it
-// has, and the other one leaves nothing. When the address is free, the other pod can have it.
+// TestDuplicateAddress: an ADD that gets the address of a live pod fails, and leaves nothing. The
+// live pod keeps all its resources. After its DEL, the other pod can get the address.
 func TestDuplicateAddress(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -153,8 +155,8 @@ func TestDuplicateAddress(t *testing.T) {
 	n.wantClean()
 }
 
-// TestNoDuplicate: two pods have one address where that is no error. unwind counts an address that
-// two networks give out on one bridge.
+// TestNoDuplicate: in these cases, two pods may have the same address. If two networks assign the
+// address on the same bridge, unwind counts a duplicate, but the ADD succeeds.
 func TestNoDuplicate(t *testing.T) {
 	cases := oneOf(
 		"not on the other's interface any more",
@@ -209,10 +211,11 @@ func (p *pod) flushAddresses() {
 	run(p, "nsenter", "--net="+p.NetNS, "ip", "address", "flush", "dev", "eth0")
 }
 
-// TestFreedByPod: spiderpool frees what the pod has, whichever of its sandboxes a DEL names. The
-// DEL of the pod's old sandbox failed, or passed before unwind was killed or lost the record. Its
-// next sandbox lives or is being added, and no DEL of the old one frees its address: not that of a
-// sweep, and not the runtime's second one. Once the next one is gone, nothing is pending.
+// TestFreedByPod: spiderpool's DEL releases the pod's address, whichever sandbox the DEL is for.
+// The first DEL of the pod's old sandbox failed, succeeded, or was interrupted because unwind was
+// killed. While the pod's next sandbox is live or being added, no DEL of the old sandbox may
+// release the address: neither a DEL in a sweep nor the runtime's second DEL. After the next
+// sandbox's DEL, a sweep leaves nothing pending.
 func TestFreedByPod(t *testing.T) {
 	dels := oneOf(
 		"it failed",
@@ -282,9 +285,9 @@ func TestFreedByPod(t *testing.T) {
 	})
 }
 
-// addByPodman adds the pod as podman does. That is no pod of Kubernetes. If it has static addresses
-// and the first plugin of the list does not declare "ips", the plugin gets that capability in place
-// of its own.
+// addByPodman adds the pod as podman does, without a Kubernetes namespace in CNI_ARGS. If the pod
+// has static addresses, and the first plugin of the list doesn't declare the capability "ips",
+// podman replaces that plugin's capabilities with "ips".
 func (p *pod) addByPodman() {
 	p.Helper()
 	p.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", p.ContainerID}}
@@ -297,10 +300,10 @@ func (p *pod) addByPodman() {
 	must(p, p.addBy(list))
 }
 
-// TestStaticAddressOfPodman: bridge, which declares no capability, gets the static addresses of
-// podman's container, and the host port works. After its rules were flushed, podman reloads the
-// network by a DEL and an ADD. The same list gives a pod of Kubernetes any address, as without
-// unwind.
+// TestStaticAddressOfPodman: a podman container gets its static address from bridge, although
+// bridge declares no capability. If unwind's entry declares portMappings, the host port works, too.
+// After the port's rules were flushed, podman reloads the network with a DEL and an ADD. A pod of
+// Kubernetes with the same list does not get the static address, as without unwind.
 func TestStaticAddressOfPodman(t *testing.T) {
 	entries := oneOf("as unwindctl writes the entry", "none are declared")
 	each1(t, entries, func(t *testing.T, entry choice) {

@@ -16,10 +16,10 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestResultsAreLibcnis runs a chain under libcni alone and through unwind, for every output of its
-// delegates, in every version. Both succeed or fail alike on ADD, CHECK and DEL. Each delegate gets
-// the same stdin, and the runtime the same result. The DELs after a failed ADD are not compared:
-// the plain chain's get no prevResult.
+// TestResultsAreLibcnis runs a chain with libcni alone and through unwind, for many plugin outputs
+// in every CNI version. With both, ADD, CHECK and DEL must succeed or fail alike, each plugin must
+// get the same stdin, and the runtime the same result. The test does not compare the DELs after a
+// failed ADD, because without unwind they get no prevResult.
 func TestResultsAreLibcnis(t *testing.T) {
 	t.Parallel()
 	for i, v := range version.All.SupportedVersions() {
@@ -53,7 +53,7 @@ type lived struct {
 	Calls                   []heard
 }
 
-// heard is one call of a delegate.
+// heard is one call of a plugin.
 type heard struct {
 	Verb, Instance string
 	Stdin          any
@@ -68,7 +68,7 @@ func (p *pod) life(list *libcni.NetworkConfigList) (l lived) {
 		l.Result = valueOf(p, netconf.Marshal(r))
 		l.Checked = p.checkWith(list) == nil
 	} else {
-		l.Calls = p.heard() // before anything is undone
+		l.Calls = p.heard() // before the runtime's DEL
 		l.Calls = slices.DeleteFunc(l.Calls, func(h heard) bool { return h.Verb == "DEL" })
 	}
 	l.Deleted = p.delWith(list) == nil
@@ -87,7 +87,7 @@ func (n *node) heard() (all []heard) {
 	return all
 }
 
-// valueOf decodes JSON and keeps its numbers as they are.
+// valueOf decodes JSON, and keeps each number as it is written.
 func valueOf(t testing.TB, data json.RawMessage) (v any) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(data))

@@ -20,17 +20,17 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// pod is a container ID and a network namespace.
+// pod is a container ID with a network namespace on a node.
 type pod struct {
 	*node
 	libcni.RuntimeConf
-	added   types.Result // of its last ADD
-	address string       // the first one of that result
-	printed string       // that of the last ADD of give
-	seen    seen         // when it was remembered
+	added   types.Result // the result of its last ADD
+	address string       // the first address of that result
+	printed string       // the result that the last ADD with give printed
+	seen    seen         // set by remember
 }
 
-// pod makes a network namespace and a pod in it.
+// pod creates a network namespace, and returns a pod that uses it.
 func (n *node) pod(name string) *pod {
 	n.Helper()
 	return &pod{node: n, RuntimeConf: libcni.RuntimeConf{
@@ -39,7 +39,7 @@ func (n *node) pod(name string) *pod {
 	}}
 }
 
-// netns makes a network namespace, pinned by a mount.
+// netns creates a network namespace that a mount keeps alive, and returns its path.
 func (n *node) netns(name string) string {
 	n.Helper()
 	path := filepath.Join(n.dir, "netns", name)
@@ -47,7 +47,7 @@ func (n *node) netns(name string) string {
 	must(n, os.WriteFile(path, nil, 0o600))
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with its goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
@@ -59,8 +59,8 @@ func (n *node) netns(name string) string {
 	return path
 }
 
-// dropNetNS removes the pod's network namespace, as a runtime does, and waits until its interfaces
-// are gone.
+// dropNetNS removes the pod's network namespace, as a runtime does, and waits until the host ends
+// of its interfaces are gone.
 func (p *pod) dropNetNS() {
 	p.Helper()
 	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
@@ -112,12 +112,12 @@ func (p *pod) mustDel(list *libcni.NetworkConfigList) {
 	}
 }
 
-// key returns the pod's attachment.
+// key returns the key of the pod's attachment.
 func (p *pod) key() journal.Key {
 	return journal.Key{Network: p.network, ContainerID: p.ContainerID, IfName: p.IfName}
 }
 
-// entry returns the pod's entry in the journal, or nil.
+// record returns the pod's newest record in the journal, or nil.
 func (p *pod) record() *journal.Record {
 	p.Helper()
 	if all := p.records(); len(all) > 0 {
@@ -126,19 +126,19 @@ func (p *pod) record() *journal.Record {
 	return nil
 }
 
-// cacheFile is libcni's file with the result of the pod's ADD.
+// cacheFile is the path of libcni's cached result of the pod's ADD.
 func (p *pod) cacheFile() string {
 	return filepath.Join(p.cacheDir(), fmt.Sprintf("%s-%s-%s", p.network, p.ContainerID, p.IfName))
 }
 
-// whole returns everything that is visible of an added pod: its traces, sorted.
+// whole returns the traces of an added pod, sorted, one per line.
 func (p *pod) whole(m marks) string {
 	traces := p.traces(m)
 	slices.Sort(traces)
 	return strings.Join(traces, "\n")
 }
 
-// edit changes the pod's entry in the journal, past the rules for a change of state.
+// edit changes the pod's newest record, even to a state that the journal would refuse.
 func (p *pod) edit(change func(*journal.Record)) {
 	p.Helper()
 	err := p.store.Update(context.Background(), func(tx *journal.Tx) error {
@@ -161,8 +161,8 @@ func (p *pod) edit(change func(*journal.Record)) {
 	must(p, err)
 }
 
-// again returns the pod with a new network namespace under the same container ID, as nerdctl,
-// podman and Nomad do.
+// again returns the pod with a new network namespace and the same container ID, as nerdctl, podman
+// and Nomad add it again.
 func (p *pod) again() *pod {
 	p.Helper()
 	next := &pod{node: p.node, RuntimeConf: p.RuntimeConf}
@@ -170,13 +170,14 @@ func (p *pod) again() *pod {
 	return next
 }
 
-// earlier is the ID of the boot before this one.
+// earlier is the ID of an earlier boot.
 const earlier = "11111111-2222-3333-4444-555555555555"
 
-// ofEarlierBoot moves the pod's entry to an earlier boot.
+// ofEarlierBoot changes the pod's newest record as if its ADD had run in an earlier boot.
 func (p *pod) ofEarlierBoot() { p.edit(func(e *journal.Record) { e.Added.Host.BootID = earlier }) }
 
-// spawn starts a process. It returns a function that ends it, as the end of the test does.
+// spawn starts a process. end kills it. If the test does not call end, the process is killed when
+// the test ends.
 func (n *node) spawn(cmd *exec.Cmd) (end func()) {
 	n.Helper()
 	must(n, cmd.Start())
@@ -202,14 +203,14 @@ func (p *pod) processInside() *os.Process {
 	return cmd.Process
 }
 
-// end ends a process and waits until it is gone.
+// end kills a process and waits until it has ended.
 func (p *pod) end(process *os.Process) {
 	p.Helper()
 	_ = process.Kill()
 	eventually(p, "the process gone", func() bool { return ended(process) })
 }
 
-// ended reports whether the first thread of a process is gone, or a zombie.
+// ended reports whether a process's first thread has ended, even if it is still a zombie.
 func ended(p *os.Process) bool {
 	_, err := os.Readlink(netnsOf(p))
 	return err != nil
@@ -217,7 +218,7 @@ func ended(p *os.Process) bool {
 
 func netnsOf(p *os.Process) string { return fmt.Sprintf("/proc/%d/ns/net", p.Pid) }
 
-// open reports whether the firewall accepts traffic of an address.
+// open reports whether the firewall accepts the traffic of an address.
 func (n *node) open(address string) bool {
 	n.Helper()
 	switch rules := n.rules(" " + address + "/32 "); len(rules) {
@@ -238,7 +239,7 @@ func read(t testing.TB, path string) string {
 	return string(data)
 }
 
-// records returns the records of all ADDs of the pod that are not undone, newest first.
+// records returns the pod's records, newest first: one for each ADD that is not undone.
 func (p *pod) records() (all []*journal.Record) {
 	p.Helper()
 	for _, e := range p.node.records() {

@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// useVarLib has libcni keep its cache where every runtime has it, below varLib. Pods of this node
-// were added before unwind was installed, or are unknown to its journal. It returns a pod whose
-// give runs a GC or a STATUS.
+// useVarLib makes libcni store its cache below varLib, which giveVarLib mounts at /var/lib. So
+// unwind finds the cache in its default directory. useVarLib returns a pod with which a test calls
+// giveVarLib.
 func (n *node) useVarLib() (runtime *pod) {
 	n.Helper()
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.varLib(), "cni"), &nodeExec{node: n})
@@ -30,7 +30,7 @@ func (n *node) useVarLib() (runtime *pod) {
 	return n.newPod("any")
 }
 
-// giveVarLib runs a GC or a STATUS there.
+// giveVarLib runs a GC or a STATUS, with varLib mounted at /var/lib for unwind.
 func (p *pod) giveVarLib(verb string, changes ...keys) {
 	p.Helper()
 	g := given{varLib: p.varLib(), keys: keys{}}
@@ -40,8 +40,8 @@ func (p *pod) giveVarLib(verb string, changes ...keys) {
 	p.give(verb, g)
 }
 
-// gcUntilReserved runs GCs after the grace period, until so many addresses are reserved. While
-// processes come and go, not every namespace can be examined each time.
+// gcUntilReserved runs GCs without a grace period until count addresses are reserved. One GC may
+// not be enough: while processes start and end, unwind cannot inspect every namespace.
 func (p *pod) gcUntilReserved(count int, list keys) {
 	p.Helper()
 	eventually(p, "as many addresses", func() bool {
@@ -50,7 +50,7 @@ func (p *pod) gcUntilReserved(count int, list keys) {
 	})
 }
 
-// wantAddressesOf checks that just these containers have an address.
+// wantAddressesOf checks that exactly these containers have an address.
 func (n *node) wantAddressesOf(containers ...string) {
 	n.Helper()
 	var ids []string
@@ -62,12 +62,12 @@ func (n *node) wantAddressesOf(containers ...string) {
 	n.wantEqual("owners", ids, containers)
 }
 
-// listOther is a list with a container that is not there.
+// listOther is a list that contains only a container that does not exist.
 var listOther = keys{validKey: rawJSON(`[{"containerID":"other","ifname":"eth0"}]`)}
 
-// TestStrays: there are pods of every kind from before the install. Only reservations that nobody
-// has and no evidence supports go. The cache has lost one whose interface is there; it never had
-// the one whose ADD and DEL failed.
+// TestStrays: pods were added before unwind was installed. A GC releases an address only if the
+// list lacks its owner, and no other evidence shows that the owner is alive. libcni's cache lacks
+// two of the pods: moved, whose interface exists, and leaked, whose ADD and DEL failed.
 func TestStrays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -97,9 +97,9 @@ func TestStrays(t *testing.T) {
 	n.wantAddressesOf("cached", "moved")
 }
 
-// TestLostJournal: after the journal was lost, every live pod is unknown to it (antrea#8239 is of this
-// kind). With a list that lacks them unwind takes nothing. Once they are gone, unwind releases
-// them, but not by an empty list.
+// TestLostJournal: after the journal was lost, it contains none of the live pods (similar to
+// antrea#8239). A GC with a list that lacks these pods releases nothing. Once a pod is dead, a GC
+// releases its address, unless the list is empty.
 func TestLostJournal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -118,9 +118,9 @@ func TestLostJournal(t *testing.T) {
 	n.wantClean()
 }
 
-// TestReservedWhileListed: an ADD reserves its address after a list was read, and has made no
-// interface yet. A reaper that goes by the list takes the address from the new pod
-// (whereabouts#207); unwind's grace period keeps it.
+// TestReservedWhileListed: an ADD reserves its address after the runtime created the list, and has
+// not created its interface yet. A cleanup that trusts the list alone would release the new pod's
+// address (whereabouts#207). unwind's grace period prevents that.
 func TestReservedWhileListed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -137,9 +137,10 @@ func TestReservedWhileListed(t *testing.T) {
 	add.passes()
 }
 
-// TestAddressLeftByDEL: host-device does not call its IPAM plugin if its device went with the
-// namespace, and flannel does not if a power loss emptied its file of the ADD (flannel#1662). Their
-// success proves nothing. flannel's entry does not name its IPAM plugin.
+// TestAddressLeftByDEL: host-device's DEL doesn't call its IPAM plugin if the device disappeared
+// with the namespace. flannel's DEL doesn't if a power loss emptied the file that flannel's ADD
+// wrote (flannel#1662). Both DELs succeed, so unwind itself must release the address. flannel's
+// configuration does not name its IPAM plugin.
 func TestAddressLeftByDEL(t *testing.T) {
 	plugins := oneOf("device", "flannel")
 	each2(t, oneOf("plain", "wrapped"), plugins, func(t *testing.T, by, plugin choice) {
@@ -172,8 +173,9 @@ func TestAddressLeftByDEL(t *testing.T) {
 	})
 }
 
-// TestOrphanRuns: neither a list nor libcni's cache nor an interface has anything of a container,
-// as with KubeVirt's bridge binding while the runtime starts, but a process of it runs.
+// TestOrphanRuns: a process of a container runs, but neither a list, libcni's cache nor an
+// interface shows the container, as with KubeVirt's bridge binding while the runtime starts. unwind
+// keeps the container's address until the process ends.
 func TestOrphanRuns(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -185,7 +187,7 @@ func TestOrphanRuns(t *testing.T) {
 	n.gc(listOther)
 	n.wantReserved(1)
 	end()
-	eventually(n, "no address", func() bool { // while processes come and go, a GC may not see all
+	eventually(n, "no address", func() bool { // while processes start and end, a GC may miss some
 		n.gc(listOther)
 		return len(n.reserved()) == 0
 	})
@@ -216,7 +218,7 @@ func (n *node) runInCgroup(container string) (end func()) {
 	return end
 }
 
-// holders records the holder of each address, by the results of the ADDs.
+// holders records which container holds each address, according to the ADDs' results.
 type holders struct {
 	*node
 	mu      sync.Mutex
@@ -235,7 +237,7 @@ func (h *holders) got(address, id string) {
 	h.adds++
 }
 
-// gives checks that the address still belongs to its holder, which is about to release it.
+// gives checks that the address still belongs to its holder, which then releases it.
 func (h *holders) gives(address, id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -246,7 +248,7 @@ func (h *holders) gives(address, id string) {
 	delete(h.by, address)
 }
 
-// hostLocal runs the IPAM plugin itself, as a runtime without unwind would.
+// hostLocal runs host-local directly, as a chain without unwind would.
 func (h *holders) hostLocal(verb, id string) (address string) {
 	cmd := exec.Command(filepath.Join(toolsDir(h), "cni", "host-local"))
 	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/none", "CNI_IFNAME=eth0", "CNI_PATH=/none"}
@@ -255,7 +257,7 @@ func (h *holders) hostLocal(verb, id string) (address string) {
 	if err != nil {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.refused++ // the pool is small
+		h.refused++ // the pool may be full
 		return ""
 	}
 	var result struct{ IPs []struct{ Address string } }
@@ -265,8 +267,9 @@ func (h *holders) hostLocal(verb, id string) (address string) {
 	return address
 }
 
-// TestPoolRace runs ten host-locals, two unwinds, which sweep as well, and crashes of host-local on
-// one small pool at once. No address is lost or given twice, and no empty one is kept.
+// TestPoolRace uses one small pool for ten containers that call host-local directly and for two
+// pods that go through unwind. At the same time, it simulates crashes of host-local and runs GCs.
+// No address may be lost or assigned twice, and no empty file may remain.
 func TestPoolRace(t *testing.T) {
 	t.Parallel()
 	const rounds = 12
@@ -333,8 +336,8 @@ func TestPoolRace(t *testing.T) {
 	n.nothingLeft()
 }
 
-// crash leaves what host-local leaves when it dies before it has written an owner. It works under
-// host-local's lock, as host-local does.
+// crash creates an empty file for an address, as host-local leaves if it dies before it writes the
+// owner. crash holds host-local's lock meanwhile, as host-local does.
 func (h *holders) crash() {
 	pool := filepath.Join(h.dataDir(), h.network)
 	if _, err := os.Stat(pool); err != nil {

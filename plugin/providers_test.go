@@ -13,10 +13,11 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// useIPAMD begins the chain with a stand-in for aws-cni and its daemon, whose addresses are links
-// to their containers. As aws-cni 1.23.2, its DEL frees by container ID alone, and exits 0 also
-// while the daemon is away. Each call is a line of a log: the verb, the container, and the
-// addresses in its prevResult. Each pod gets an address of a pool of 40.
+// useIPAMD sets a chain that begins with a stand-in for aws-cni and its daemon, with a pool of 40
+// addresses. A reserved address is a symbolic link to its container ID. As with aws-cni 1.23.2, the
+// DEL finds addresses by container ID alone, and exits 0 even while the daemon is down (the file
+// away exists). Each call appends a line to a log: the verb, the container ID, and the addresses in
+// prevResult.
 func (n *node) useIPAMD() {
 	n.Helper()
 	n.mkdir(n.ipamdDir())
@@ -47,8 +48,8 @@ func (p *pod) wantOneDELByIPAMD() {
 	p.want(len(dels) == 1, "%s: %q", p.ContainerID, dels)
 }
 
-// TestTurnover: pods with aws-cni go while others start. Each DEL that exits 0 is believed, though
-// aws-cni's does also while ipamd is away: it never runs twice, and no step waits for an owner.
+// TestTurnover: pods with aws-cni are deleted while others are added. unwind believes each DEL that
+// exits 0, even while ipamd is down. So each pod's DEL runs once, and no record remains.
 func TestTurnover(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -77,9 +78,9 @@ func TestTurnover(t *testing.T) {
 	n.wantClean()
 }
 
-// azurePlugins returns the plugins of a conflist as Azure writes it, each with the keys that the
-// stand-ins need: for azure-vnet and Azure CNS (testdata/standin/azure.go), which has ten
-// addresses. There is no program azure-cns.
+// azurePlugins returns the plugins of one of Azure's conflists, with additional keys for the
+// stand-ins. testdata/standin/azure.go stands in for azure-vnet and for Azure CNS, which has ten
+// addresses. There is no IPAM plugin azure-cns: azure-vnet itself calls CNS.
 func (n *node) azurePlugins(conflist string) (chain []pluginConf) {
 	n.Helper()
 	n.inner = "0.3.0"
@@ -109,9 +110,9 @@ func (n *node) link(name, program string) {
 	must(n, os.Symlink(program, filepath.Join(n.path[0], name)))
 }
 
-// TestAzure has a pod come and go, and a STATUS pass, with each of Azure's conflists. A pod holds
-// an address in CNS, in azure-vnet-ipam's pool, or in neither. Without a host port, whose rule
-// would hold up a DEL of another test's stand-in.
+// TestAzure runs a STATUS, and adds and deletes a pod, with each of Azure's conflists. The pod gets
+// an address from CNS, from azure-vnet-ipam's pool, or from neither. It has no host port, because
+// the stand-ins of other tests assign the same addresses.
 func TestAzure(t *testing.T) {
 	type conflist struct {
 		name      string
@@ -139,14 +140,14 @@ func TestAzure(t *testing.T) {
 	})
 }
 
-// TestAzureCrashLoop has the ADDs of 11 sandboxes fail, in a chain whose last plugin fails ADD and
-// DEL, and then adds a healthy pod. On the plain chain the ten addresses are gone by then.
+// TestAzureCrashLoop runs 11 ADDs with a chain whose last plugin fails ADD and DEL, and then adds a
+// healthy pod. Without unwind, all ten addresses have leaked by then.
 func TestAzureCrashLoop(t *testing.T) {
 	each1(t, oneOf("plain", "unwind"), func(t *testing.T, by choice) {
 		n := newNode(t)
 		n.chain(n.azurePlugins("azure-overlay")[0], p1)
 		n.plan(p1.ADD("fail"), p1.DEL("fail"))
-		for i := range 11 { // as containerd does: a DEL after a failed ADD
+		for i := range 11 { // like containerd, with a DEL after a failed ADD
 			p := n.newPod(fmt.Sprintf("loop%d", i))
 			if by.is("plain") {
 				n.wantError(p.tryAddPast())

@@ -21,9 +21,9 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestReferencePlugins runs chains of the reference plugins plain and through unwind. Both give the
-// same result, pass CHECK alike and leave the same on the host after DEL: nothing. A normal run has
-// each chain in one or two of the families of addresses.
+// TestReferencePlugins runs chains of the reference plugins without and with unwind. Both ways must
+// return the same result, agree on CHECK, and leave nothing on the host after DEL. make test runs
+// each chain with only one of IPv4, IPv6 and dual stack.
 func TestReferencePlugins(t *testing.T) {
 	t.Parallel()
 	const (
@@ -80,7 +80,7 @@ func TestReferencePlugins(t *testing.T) {
 				n := newNode(t)
 				chain := c.chain(n, families)
 				plain := n.seeThrough(n.plain(chain...), c.ifname, c.pings)
-				// Then host-local gives the same addresses.
+				// Without these files, host-local assigns the same addresses again.
 				must(t, os.RemoveAll(n.dataDir()))
 				ours := n.seeThrough(n.unwind(chain...), c.ifname, c.pings)
 				if ours != plain {
@@ -92,8 +92,8 @@ func TestReferencePlugins(t *testing.T) {
 	}
 }
 
-// seeThrough takes a pod through ADD, CHECK and DEL and returns all that is visible of it, without
-// what differs from pod to pod.
+// seeThrough runs ADD, CHECK and DEL of a pod. It returns a summary of the result, of CHECK and of
+// the pod's traces, without the details that differ from pod to pod.
 func (n *node) seeThrough(list *libcni.NetworkConfigList, ifname string, pings bool) string {
 	n.Helper()
 	p := n.pod("a")
@@ -126,14 +126,15 @@ func (n *node) prefix(version int, host byte) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("fd00:%d:%d::%x/64", b[1], b[2], host))
 }
 
-// prefixes returns the host-th address of each of the families: "IPv4", "IPv6", "dual".
+// prefixes returns the host-th address of each family that families names: "IPv4", "IPv6" or
+// "dual".
 func (n *node) prefixes(families string, host byte) []netip.Prefix {
 	return map[string][]netip.Prefix{
 		"IPv4": {n.prefix(4, host)}, "IPv6": {n.prefix(6, host)}, "dual": {n.prefix(4, host), n.prefix(6, host)},
 	}[families]
 }
 
-// ranges is a host-local configuration for the families, with a default route in each.
+// ranges returns a host-local configuration for the families, with a default route for each family.
 func (n *node) ranges(families string) string {
 	var ranges, routes []string
 	for _, p := range n.prefixes(families, 0) {
@@ -145,15 +146,15 @@ func (n *node) ranges(families string) string {
 		strings.Join(ranges, ", "), strings.Join(routes, ", "))
 }
 
-// masquerading is a bridge or ptp with ipMasq. extra is appended to the object and begins with a
-// comma.
+// masquerading returns a configuration of bridge or ptp with ipMasq. extra is appended to the
+// object: it is empty, or begins with a comma.
 func (n *node) masquerading(plugin, families, extra string) string {
 	return fmt.Sprintf(`{"type": %q, "bridge": %q, "isGateway": true, "ipMasq": true, "ipam": %s%s}`, plugin, n.bridge,
 		n.ranges(families), extra)
 }
 
-// hostVeth makes a pair of interfaces on the host and returns the name of one. The other one has
-// the gateways' addresses.
+// hostVeth creates a veth pair on the host, and returns the name of one end. The other end has the
+// gateways' addresses.
 func (n *node) hostVeth(families string) string {
 	n.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d" + n.bridge}, PeerName: "g" + n.bridge}
@@ -176,7 +177,7 @@ func (n *node) tuningDir() string { return filepath.Join(n.dir, "tuning") }
 
 // The visible traces of a pod.
 
-// result returns a result in the newest version.
+// result converts a result to the newest CNI version.
 func (p *pod) result(r types.Result) *types100.Result {
 	p.Helper()
 	converted, err := types100.NewResultFromResult(r)
@@ -195,8 +196,8 @@ func (p *pod) pingsGateways(r types.Result) {
 	}
 }
 
-// meaning returns a result as text, without what differs each time: MACs, paths, and the ends of
-// generated names.
+// meaning returns a result as text, without the parts that differ each time: MAC addresses, paths,
+// and the ends of generated names.
 func (p *pod) meaning(r types.Result) string {
 	p.Helper()
 	result := p.result(r)
@@ -214,10 +215,10 @@ func (p *pod) meaning(r types.Result) string {
 	return string(text)
 }
 
-// marks distinguish the traces of a pod from those of others.
+// marks identify the traces of a pod among those of others.
 type marks struct {
 	links []string // names of interfaces on the host
-	texts []string // in rules
+	texts []string // texts in its rules
 }
 
 var ownChain = regexp.MustCompile(`CNI-(DN-|SN-)?[0-9a-f]{16,}`)
@@ -242,7 +243,7 @@ func (p *pod) marks(r types.Result) (m marks) {
 	return m
 }
 
-// traces returns what a pod has on the host and in its network namespace.
+// traces returns a line for each thing that a pod has on the host and in its network namespace.
 func (p *pod) traces(m marks) (traces []string) {
 	p.Helper()
 	for _, name := range m.links {
@@ -251,7 +252,7 @@ func (p *pod) traces(m marks) (traces []string) {
 		}
 	}
 	rules := p.rules("")
-	// The table may not exist.
+	// nft fails if the table does not exist.
 	masquerade, _ := exec.Command("nft", "list", "table", "inet", "cni_plugins_masquerade").Output()
 	for _, rule := range append(rules, strings.Split(string(masquerade), "\n")...) {
 		if slices.ContainsFunc(m.texts, func(text string) bool { return strings.Contains(rule+" ", text) }) {

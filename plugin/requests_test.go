@@ -14,15 +14,16 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// What a runtime asks of unwind. A verb has to pass; that of a name with "try" may fail.
+// The methods below send a runtime's requests to unwind. If a request fails, the test fails, unless
+// the method's name begins with "try".
 
-// wrapped is the present chain of the pod's network, through unwind.
+// wrapped returns a conflist that runs the present chain of the pod's network through unwind.
 func (p *pod) wrapped() *libcni.NetworkConfigList {
 	p.Helper()
 	return p.unwind(p.plugins()...)
 }
 
-// unwrapped is the present chain of the pod's network itself.
+// unwrapped returns a conflist that runs the present chain of the pod's network without unwind.
 func (p *pod) unwrapped() *libcni.NetworkConfigList {
 	p.Helper()
 	return p.plain(p.plugins()...)
@@ -38,7 +39,7 @@ func (p *pod) add() {
 	must(p, p.tryAdd())
 }
 
-// addBy adds the pod and notes the result.
+// addBy adds the pod with a conflist, and stores the result in the pod.
 func (p *pod) addBy(list *libcni.NetworkConfigList) error {
 	p.Helper()
 	r, err := p.addWith(list)
@@ -74,7 +75,8 @@ func (p *pod) check() {
 	must(p, p.tryCheck())
 }
 
-// Past unwind, the plain chain does it, and the journal cannot see it.
+// The methods with "Past" in their names run the chain without unwind, so the journal does not
+// record their requests.
 
 func (p *pod) tryAddPast() error {
 	p.Helper()
@@ -96,7 +98,7 @@ func (p *pod) delPast() {
 	must(p, p.tryDelPast())
 }
 
-// addPast makes a pod and adds it past unwind.
+// addPast creates a pod and adds it without unwind.
 func (n *node) addPast(name string) *pod {
 	n.Helper()
 	p := n.newPod(name)
@@ -104,7 +106,7 @@ func (n *node) addPast(name string) *pod {
 	return p
 }
 
-// tryGC runs a GC with these keys of unwind's entry, such as a list: see valid.
+// tryGC runs a GC with changes to unwind's entry, such as a list (see valid).
 func (n *node) tryGC(changes ...keys) error {
 	n.Helper()
 	return n.request("GC", changes)
@@ -138,8 +140,8 @@ func (n *node) request(command string, changes []keys) error {
 	return err
 }
 
-// tryLibcniGC runs a GC by libcni, whose list has these pods, without a cache, for which libcni
-// would run DELs.
+// tryLibcniGC runs a GC through libcni with a list of these pods. It first deletes libcni's cache,
+// because libcni would run a DEL for each cached attachment that the list lacks.
 func (n *node) tryLibcniGC(pods ...*pod) error {
 	n.Helper()
 	must(n, os.RemoveAll(n.cacheDir()))
@@ -166,14 +168,14 @@ func (n *node) libcniStatus() {
 	must(n, n.tryLibcniStatus())
 }
 
-// agentSweep runs the agent's sweep.
+// agentSweep runs a sweep as the agent does, but also retries DELs whose pause is not over.
 func (n *node) agentSweep() {
 	n.Helper()
 	_, err := n.plugin().Sweep(n.Context(), n.stateDir, sweep.Options{})
 	must(n, err)
 }
 
-// tryGiveUp has an operator forget the pod.
+// tryGiveUp forgets the pod's attachment, as an operator does with unwindctl forget.
 func (p *pod) tryGiveUp() error {
 	p.Helper()
 	return p.plugin().Forget(p.Context(), p.stateDir, p.key(), "an operator")
@@ -184,22 +186,23 @@ func (p *pod) giveUp() {
 	must(p, p.tryGiveUp())
 }
 
-// given is how an input differs from that of a runtime.
+// given describes how an input differs from that of a runtime.
 type given struct {
-	keys   keys              // of unwind's entry; nil removes one
-	env    map[string]string // "" removes one
-	varLib string            // a directory that is /var/lib to unwind
-	first  string            // a shell's commands before unwind
+	keys   keys              // in unwind's entry; nil removes a key
+	env    map[string]string // "" removes a variable
+	varLib string            // a directory to mount at /var/lib for unwind
+	first  string            // shell commands to run before unwind
 }
 
-// tryGive runs a verb with an input that no runtime would give.
+// tryGive runs a verb with a runtime's input for the pod, changed by g.
 func (p *pod) tryGive(verb string, g given) error {
 	p.Helper()
 	in := p.input(verb, p.entryOf(p.chainOf(p.plugins()...), g.keys))
-	in.more = p.env // where libcni's cache is
+	in.more = p.env // contains the path of libcni's cache
 	if g.varLib != "" {
 		p.mkdir(g.varLib)
-		in.first, in.more = fmt.Sprintf("mount --bind %s /var/lib", g.varLib), nil // with the cache
+		// libcni's cache is below varLib
+		in.first, in.more = fmt.Sprintf("mount --bind %s /var/lib", g.varLib), nil
 	}
 	if g.first != "" {
 		in.first, in.mute = g.first, strings.HasPrefix(g.first, "exec ")
@@ -222,7 +225,7 @@ func (p *pod) give(verb string, g given) {
 	must(p, p.tryGive(verb, g))
 }
 
-// prevResult is a key with the result that the pod's last ADD of give printed, if there is one.
+// prevResult returns the result that the last ADD with give printed, or nil if there is none.
 func (p *pod) prevResult() any {
 	if p.printed == "" {
 		return nil
@@ -230,23 +233,23 @@ func (p *pod) prevResult() any {
 	return json.RawMessage(p.printed)
 }
 
-// underWay is a verb that runs beside others.
+// underWay is a verb that runs in the background.
 type underWay struct {
 	*node
 	done chan error
 }
 
-// begin runs a verb beside others. What it reads of the test must be ready.
+// begin starts a verb in the background. The verb must not read data that the test changes later.
 func (n *node) begin(verb func() error) *underWay {
 	u := &underWay{n, make(chan error, 1)}
 	go func() { u.done <- verb() }()
 	return u
 }
 
-// wait waits for the end of the verb.
+// wait waits until the verb ends, and returns its error.
 func (u *underWay) wait() error { return <-u.done }
 
-// passes waits for the end of the verb, which has to pass.
+// passes waits until the verb ends, and checks that it succeeded.
 func (u *underWay) passes() {
 	u.Helper()
 	must(u, u.wait())
@@ -292,8 +295,8 @@ func (n *node) beginStatus() *underWay {
 	return n.begin(func() error { return n.ask("STATUS", nil, chain...).err() })
 }
 
-// kill runs a verb in which unwind kills itself at the n-th point of a name, of any name if that is
-// "", if it comes there. Otherwise the verb has to pass.
+// kill runs a verb, in which unwind kills itself at the nth crash point of that name or, if point
+// is "", at the nth of all crash points. If the verb ends before that crash point, it must succeed.
 func (n *node) kill(point string, nth int, verb func() error) (killed bool) {
 	n.Helper()
 	killed, err := n.tryKill(point, nth, verb)
@@ -301,20 +304,21 @@ func (n *node) kill(point string, nth int, verb func() error) (killed bool) {
 	return killed
 }
 
-// tryKill is kill of a verb that may fail.
+// tryKill is like kill, but the verb may fail.
 func (n *node) tryKill(point string, nth int, verb func() error) (killed bool, err error) {
 	n.Helper()
 	err = n.first.killedAtPoint(point, nth, verb)
 	return wasKilled(err), err
 }
 
-// mustKill is kill of a verb that comes to the point.
+// mustKill is like kill, but the verb must reach the crash point.
 func (n *node) mustKill(point string, nth int, verb func() error) {
 	n.Helper()
 	n.want(n.kill(point, nth, verb), "it was not killed")
 }
 
-// until repeats a verb until the journal has so many records, since a DEL may have to wait.
+// until repeats a verb until the journal has this number of records, because a DEL may have to
+// wait.
 func (n *node) until(records int, verb func()) {
 	n.Helper()
 	eventually(n, fmt.Sprint(records, " records"), func() bool {
@@ -323,7 +327,7 @@ func (n *node) until(records int, verb func()) {
 	})
 }
 
-// afterEachSweep checks something after a sweep, after a GC and after a STATUS.
+// afterEachSweep runs a check after a sweep, after a GC and after a STATUS.
 func (n *node) afterEachSweep(check func()) {
 	n.Helper()
 	n.sweep()
@@ -351,7 +355,7 @@ func (n *node) wantCode(err error, code uint, texts ...string) {
 	n.want(errors.As(err, &said) && said.Code == code, "not code %d: %v", code, err)
 }
 
-// wantKilled checks that the plan killed unwind in a verb.
+// wantKilled checks that a verb failed because a faulty plugin killed unwind.
 func (n *node) wantKilled(err error) {
 	n.Helper()
 	n.want(wasKilled(err), "%v", err)

@@ -19,17 +19,17 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// input is what unwind gets from a runtime or another caller. Tests give it directly, since libcni
-// would refuse some of it.
+// input is what unwind gets from a runtime or another caller. Tests pass it to unwind directly,
+// because libcni would reject some of these inputs.
 type input struct {
 	env   map[string]string
 	stdin string
-	more  []string // more environment, as name=value, after env; duplicates stay
-	first string   // a shell's commands in a mount namespace, before unwind
+	more  []string // more variables, as name=value, after env; may contain duplicates
+	first string   // shell commands to run before unwind, in a new mount namespace
 	mute  bool     // nobody reads stdout
 }
 
-// input returns the pod's input for a command, with unwind's entry in a list.
+// input returns the input for a command on the pod. entry is unwind's entry, for stdin.
 func (p *pod) input(command string, entry string) *input {
 	return &input{
 		env: map[string]string{
@@ -40,7 +40,7 @@ func (p *pod) input(command string, entry string) *input {
 	}
 }
 
-// outcome is what a runtime gets back. said is the CNI error on stdout, if any.
+// outcome is what a runtime gets back. said is the CNI error on stdout, if there is one.
 type outcome struct {
 	code   int
 	stdout string
@@ -57,7 +57,7 @@ func (o outcome) err() error {
 	return &o.said
 }
 
-// start runs unwind with an input. If it fails, stdout must be a CNI error within unwind's bounds.
+// start runs unwind with an input. If unwind fails, stdout must be a CNI error of limited length.
 func (n *node) start(in *input) (out outcome) {
 	n.Helper()
 	n.seeConfiguration([]byte(in.stdin))
@@ -69,7 +69,8 @@ func (n *node) start(in *input) (out outcome) {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")} // unless in.env has them
+	// in.env may override both
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")}
 	for name, value := range in.env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -97,8 +98,8 @@ func (n *node) start(in *input) (out outcome) {
 	return out
 }
 
-// entryOf returns unwind's entry in a list, as libcni would give it on stdin, with changes; a nil
-// value removes its key.
+// entryOf returns unwind's entry, as libcni passes it on stdin, with n.conf and changes added. A
+// nil value removes its key.
 func (n *node) entryOf(chain string, changes map[string]any) string {
 	n.Helper()
 	entry := map[string]any{
@@ -110,8 +111,7 @@ func (n *node) entryOf(chain string, changes map[string]any) string {
 	return string(netconf.Marshal(entry))
 }
 
-// untouched checks that nothing was started and that nothing is on the disk, not even an empty
-// journal.
+// untouched checks that no plugin was started, and that stateDir does not exist.
 func (n *node) untouched() {
 	n.Helper()
 	if calls := n.calls(); len(calls) > 0 {
@@ -128,8 +128,9 @@ func (n *node) awaitSweep() {
 	eventually(n, "the end of the sweep", func() bool { return !held(filepath.Join(n.stateDir, "sweep.lock")) })
 }
 
-// ask runs GC, or STATUS with the sweep behind it, with unwind's entry for a chain of these plugins.
-// changes are keys of that entry, such as the list of a GC; a nil value removes its key.
+// ask runs a GC or a STATUS with a chain of these plugins. After a STATUS, it waits for the sweep
+// that the STATUS started. changes are keys of unwind's entry, such as a GC's list; a nil value
+// removes its key.
 func (n *node) ask(command string, changes map[string]any, plugins ...string) outcome {
 	n.Helper()
 	all := map[string]any{"cniVersion": "1.1.0"}

@@ -24,21 +24,22 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// fakes are delegates that start no process. Each takes something at ADD and releases it at DEL,
-// unless its mode says otherwise. Each is on record by the time that it runs, if it may hold something.
+// fakes are plugins that run without a process. Each allocates something at ADD, and releases it at
+// DEL, unless its mode says otherwise. Run checks that the journal already contains a step for a
+// plugin that may hold something.
 type fakes struct {
 	*seam
 	mu    sync.Mutex
-	taken map[string]bool   // "container plugin"
-	mode  map[string]string // "VERB plugin": "fails", "fails after it", "is cut off after it"
-	calls []string          // "VERB plugin"
+	taken map[string]bool   // by "CONTAINER PLUGIN"
+	mode  map[string]string // by "VERB PLUGIN": "fails", "fails after it", "is cut off after it"
+	calls []string          // each is "VERB PLUGIN"
 }
 
 func (f *fakes) Run(_ context.Context, c *delegate.Call, _ io.Writer) ([]byte, *delegate.Failure) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	what := c.ContainerID + " " + c.Plugin
-	holds := c.Command == "ADD" || f.taken[what] // a DEL without a result may not be on record
+	holds := c.Command == "ADD" || f.taken[what] // a DEL with nothing to release may have no record
 	if entries := f.records()[c.ContainerID]; holds && !onRecord(entries, c.Plugin) {
 		f.t.Fatalf("%s of %s runs, and the journal has %+v", c.Command, c.Plugin, entries)
 	}
@@ -60,7 +61,7 @@ func (f *fakes) Run(_ context.Context, c *delegate.Call, _ io.Writer) ([]byte, *
 	return []byte(`{"cniVersion": "1.0.0"}`), nil
 }
 
-// seam is a plugin whose delegates are fakes. It needs neither rights nor a network namespace.
+// seam is an unwind whose plugins are fakes. It needs neither root nor a network namespace.
 type seam struct {
 	t      *rapid.T
 	fakes  *fakes
@@ -91,7 +92,7 @@ func (s *seam) verb(do func(*op, context.Context) error, id string) error {
 		Path: s.dir, StdinData: s.conf, NetnsOverride: "1"})
 }
 
-// entries returns the journal's entries by container: one for each of its ADDs that holds something.
+// records returns the journal's records by container ID.
 func (s *seam) records() map[string][]*journal.Record {
 	all := map[string][]*journal.Record{}
 	err := (&journal.Store{Dir: filepath.Join(s.dir, "state")}).View(context.Background(), func(tx *journal.Tx) error {
@@ -108,9 +109,10 @@ func (s *seam) records() map[string][]*journal.Record {
 	return all
 }
 
-// TestProtocolOverSeam runs ADDs and DELs of a few containers in any order, with delegates that
-// fail in each way. After each verb, what a delegate has taken is on record, and a container whose
-// ADD passed keeps all of it. Once the delegates work again, the runtime's DELs leave nothing.
+// TestProtocolOverSeam runs random ADDs and DELs of three containers, with plugins that fail in
+// every mode. After each verb, the journal must record everything that the plugins have allocated,
+// and a container whose ADD succeeded must still have all of it. Once the plugins work again, the
+// runtime's DELs must leave nothing.
 func TestProtocolOverSeam(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -149,7 +151,7 @@ func TestProtocolOverSeam(t *testing.T) {
 	})
 }
 
-// sees compares what the delegates have taken with the journal.
+// sees compares the journal with what the plugins have allocated, and with the containers in added.
 func (s *seam) sees(added map[string]bool) {
 	entries := s.records()
 	for what := range s.fakes.taken {
@@ -171,7 +173,7 @@ func (s *seam) sees(added map[string]bool) {
 	}
 }
 
-// onRecord tells whether a step of entries names plugin.
+// onRecord reports whether a record has a step of the plugin.
 func onRecord(entries []*journal.Record, plugin string) bool {
 	return slices.ContainsFunc(entries, func(e *journal.Record) bool {
 		return slices.ContainsFunc(e.Steps, func(step journal.Step) bool { return step.Type == plugin })

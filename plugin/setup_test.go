@@ -22,13 +22,13 @@ import (
 	"cni-unwind/plugin/plugintest/env"
 )
 
-// What happens to a node and its pods, beside requests of the runtime.
+// The functions below change a node or its pods without a runtime's request.
 
-// keys are changes of unwind's entry. nil removes a key.
+// keys are changes to unwind's entry. A nil value removes its key.
 type keys = map[string]any
 
-// hasty ends the time of a delegate as soon as it hangs, also in an ADD (see env.Hangs). A delegate
-// that outlives its unwind has less.
+// hasty makes a plugin's deadline pass as soon as the plugin hangs, even in an ADD (see env.Hangs).
+// It also shortens the wait for children of plugins whose unwind was killed.
 func (n *node) hasty() {
 	n.Helper()
 	n.conf["delegateTimeout"] = env.Long.Undo.String()
@@ -40,8 +40,8 @@ func (n *node) hasty() {
 // versions sets the cniVersion of unwind's list and of the chain.
 func (n *node) versions(outer, inner string) { n.outer, n.inner = outer, inner }
 
-// network returns another network of the machine, on the bridge and the subnet of this one. It
-// begins with the present chain.
+// newNetwork returns another network of the machine, with the bridge, the subnet and the present
+// chain of this one.
 func (n *node) newNetwork(name string) *node {
 	other := *n
 	other.network = n.first.network + "-" + name
@@ -62,8 +62,8 @@ func (n *node) ip(host byte) string { return n.prefix(4, host).Addr().String() }
 // poolFile is the path of one of host-local's files.
 func (n *node) poolFile(name string) string { return filepath.Join(n.dataDir(), n.network, name) }
 
-// reserve makes a reservation in host-local's files for an owner: a container and perhaps an
-// interface.
+// reserve creates host-local's file for an address. owner is the container ID and perhaps the
+// interface; without an owner, the file is empty.
 func (n *node) reserve(address string, owner ...string) {
 	n.Helper()
 	n.mkdir(n.poolFile(""))
@@ -76,33 +76,33 @@ func (n *node) assignLowest() {
 	must(n, os.Remove(n.poolFile("last_reserved_ip.0")))
 }
 
-// loseReservation removes host-local's file of an address, which it then assigns next.
+// loseReservation removes host-local's file of an address, so that host-local can assign it again.
 func (n *node) loseReservation(address string) {
 	n.Helper()
 	must(n, os.Remove(n.poolFile(address)))
 	n.assignLowest()
 }
 
-// shell runs a shell's commands.
+// shell runs commands in a shell.
 func (n *node) shell(format string, a ...any) {
 	n.Helper()
 	run(n, "sh", "-ec", fmt.Sprintf(format, a...))
 }
 
-// remove removes a file or a directory, if it is there.
+// remove removes a file or a directory, if it exists.
 func (n *node) remove(path string) {
 	n.Helper()
 	must(n, os.RemoveAll(path))
 }
 
-// awaitFile waits until a file is there.
+// awaitFile waits until a file exists.
 func (n *node) awaitFile(path string) {
 	n.Helper()
 	eventually(n, path, func() bool { _, err := os.Lstat(path); return err == nil })
 }
 
-// heldFile is the file of a call that a faulty plugin holds until the file is removed: of its verb,
-// its container and its instance.
+// heldFile is the path of the file with which a faulty plugin holds a call. The call continues once
+// the file is removed.
 func (n *node) heldFile(verb, container, instance string) string {
 	return filepath.Join(n.faultyDir(), "held", verb+"."+container+"."+instance)
 }
@@ -113,25 +113,25 @@ func (n *node) awaitHeld(verb, container, instance string) {
 	n.awaitFile(n.heldFile(verb, container, instance))
 }
 
-// letGo lets a call go on that a faulty plugin holds.
+// letGo releases a call that a faulty plugin holds.
 func (n *node) letGo(verb, container, instance string) {
 	n.Helper()
 	n.remove(n.heldFile(verb, container, instance))
 }
 
-// awaitCall waits until a faulty plugin was called: "ADD p0".
+// awaitCall waits until a faulty plugin has logged a call, such as "ADD p0".
 func (n *node) awaitCall(call string) {
 	n.Helper()
 	eventually(n, call, func() bool { return slices.Contains(n.calls(), call) })
 }
 
-// makeJournal makes an empty journal.
+// makeJournal creates an empty journal.
 func (n *node) makeJournal() {
 	n.Helper()
 	must(n, n.store.Update(n.Context(), func(*journal.Tx) error { return nil }))
 }
 
-// breakPlugin makes the DELs of a plugin in CNI_PATH fail until it is repaired.
+// breakPlugin makes the DELs of a plugin in CNI_PATH fail until repair is called.
 func (n *node) breakPlugin(plugin string) (repair func()) {
 	n.Helper()
 	path, err := netconf.FindPlugin(plugin, strings.Join(n.path, ":"))
@@ -142,7 +142,7 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 	return func() { must(n, os.Remove(flag)) }
 }
 
-// pauseLast has the last records in the journal tried again after a pause from now.
+// pauseLast makes the first pending DEL of each of the last count records due after a pause.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
 	all, until := n.records(), journal.BootNanos()+int64(pause)
@@ -155,7 +155,7 @@ func (n *node) pauseLast(count int, pause time.Duration) {
 	}))
 }
 
-// newPod makes a pod with a network namespace and a host port.
+// newPod creates a pod with a network namespace and a host port.
 func (n *node) newPod(name string) *pod {
 	n.Helper()
 	p := n.pod(name)
@@ -164,13 +164,13 @@ func (n *node) newPod(name string) *pod {
 	return p.known()
 }
 
-// known lists the pod among those of the machine.
+// known adds the pod to the machine's list of pods.
 func (p *pod) known() *pod {
 	p.machine.pods = append(p.machine.pods, p)
 	return p
 }
 
-// add makes a pod and adds it.
+// add creates a pod and adds it.
 func (n *node) add(name string) *pod {
 	n.Helper()
 	p := n.newPod(name)
@@ -207,8 +207,8 @@ func attachments(pods ...[]*pod) (all []string) {
 	return all
 }
 
-// copies makes more records like that of the pod, of containers NAME-1, NAME-2, …, which belong to
-// the same pod of Kubernetes, or to podName unless that is "".
+// copies adds copies of the pod's record, for the containers ID-1, ID-2, …. They belong to the same
+// Kubernetes pod or, unless podName is "", to the pod of that name.
 func (p *pod) copies(count int, podName string) {
 	p.Helper()
 	name, taken := cmp.Or(podName, p.record().Added.Pod.Name), p.taken()
@@ -221,7 +221,7 @@ func (p *pod) copies(count int, podName string) {
 			for _, e.State = range []journal.State{journal.Adding, state} {
 				must(p, tx.Put(e))
 			}
-			for _, file := range taken { // the faulty plugins hold for it what they hold for the pod
+			for _, file := range taken { // what the faulty plugins allocated for the pod
 				if rest, is := strings.CutPrefix(file, p.ContainerID+"."); is {
 					p.write(filepath.Join(p.faultyDir(), "taken", id+"."+rest), "")
 				}
@@ -241,7 +241,7 @@ func (p *pod) damage() {
 	})
 }
 
-// nextSandbox returns the next container of the same pod of Kubernetes.
+// nextSandbox returns a new sandbox of the same Kubernetes pod, with this container ID.
 func (p *pod) nextSandbox(container string) *pod {
 	p.Helper()
 	next := p.pod(container)
@@ -249,7 +249,7 @@ func (p *pod) nextSandbox(container string) *pod {
 	return next.known()
 }
 
-// second returns another interface of the container, in this network.
+// second returns a second interface of the pod's container, in this network.
 func (n *node) second(p *pod) *pod {
 	second := &pod{node: n, RuntimeConf: p.RuntimeConf}
 	second.IfName = "net1"
@@ -268,7 +268,7 @@ func (p *pod) unpin() {
 	must(p, unix.Unmount(p.NetNS, unix.MNT_DETACH))
 }
 
-// takePath moves the pod's network namespace to the former path of another one.
+// takePath mounts the pod's network namespace at another pod's former path.
 func (p *pod) takePath(other *pod) {
 	p.Helper()
 	p.write(other.NetNS, "")
@@ -276,7 +276,7 @@ func (p *pod) takePath(other *pod) {
 	p.NetNS = other.NetNS
 }
 
-// keepCache keeps what libcni has cached of the pod, whatever a request does to it.
+// keepCache runs a request, and then restores libcni's cached result of the pod.
 func (p *pod) keepCache(request func()) {
 	p.Helper()
 	cached := read(p, p.cacheFile())
@@ -284,7 +284,7 @@ func (p *pod) keepCache(request func()) {
 	p.write(p.cacheFile(), cached)
 }
 
-// lock takes the attachment's lock.
+// lock acquires the attachment's lock.
 func (p *pod) lock() (unlock func()) {
 	p.Helper()
 	lock, err := (&journal.Store{Dir: p.stateDir}).TryAcquire(p.key())
@@ -293,7 +293,7 @@ func (p *pod) lock() (unlock func()) {
 	return lock.Release
 }
 
-// awaitLock waits until nobody has the attachment's lock.
+// awaitLock waits until nobody holds the attachment's lock.
 func (p *pod) awaitLock() {
 	p.Helper()
 	eventually(p, "its lock is free", func() bool {
@@ -302,7 +302,7 @@ func (p *pod) awaitLock() {
 	})
 }
 
-// hold has a process elsewhere keep the pod's network namespace open until end.
+// hold starts a process outside the pod's network namespace that keeps it open until end is called.
 func (p *pod) hold() (end func()) {
 	p.Helper()
 	f, err := os.Open(p.NetNS)
@@ -320,13 +320,13 @@ func (p *pod) reboot() {
 	p.ofEarlierBoot()
 }
 
-// seenElsewhere makes the pod's ADD one that ran in other namespaces.
+// seenElsewhere changes the pod's record as if its ADD had run in another mount namespace.
 func (p *pod) seenElsewhere() {
 	p.Helper()
 	p.edit(func(e *journal.Record) { e.Added.Host.MountNS = "mnt:[1]" })
 }
 
-// ofAnotherMachine makes this disk a copy of the one of the machine on which the pod was added.
+// ofAnotherMachine changes the pod's record as if this disk were a copy of another machine's.
 func (p *pod) ofAnotherMachine() {
 	p.Helper()
 	kind, _, _ := strings.Cut(facts.This().Machine, ":")
@@ -344,12 +344,12 @@ func (p *pod) setState(state journal.State) {
 	p.edit(func(e *journal.Record) { e.State = state })
 }
 
-// cutOff makes the pod's ADD one that was cut off in its first delegate.
+// cutOff changes the pod's record as if unwind had been killed while the ADD's first plugin ran.
 func (p *pod) cutOff() {
 	p.Helper()
 	must(p, os.RemoveAll(p.cacheFile()))
 	p.edit(func(e *journal.Record) { e.State, e.Got = journal.Adding, journal.Got{} })
 }
 
-// rawJSON is the value of a key in this form.
+// rawJSON returns formatted JSON as the value of a key.
 func rawJSON(format string, a ...any) json.RawMessage { return fmt.Appendf(nil, format, a...) }

@@ -28,18 +28,18 @@ import (
 )
 
 const (
-	// seedEnv makes the soak run again with the seed that it printed.
+	// seedEnv is the environment variable with the seed that an earlier TestSoak printed.
 	seedEnv = "UNWIND_TEST_SEED"
-	// soakEnv is the number of pairs of ADD and DEL in TestSoak.
+	// soakEnv is the environment variable with the number of pairs of ADD and DEL in TestSoak.
 	soakEnv = "UNWIND_TEST_SOAK"
-	// soakWorkers is the number of pods that come and go at once.
+	// soakWorkers is the number of pods that are added and deleted at the same time.
 	soakWorkers = 32
-	// soakPoints is the number of times that it takes a point.
+	// soakPoints is the number of points at which TestSoak measures.
 	soakPoints = 10
 )
 
-// soakFaults are the faults of 1 pair in 20: the delegate at this index of the chain fails so. A
-// DEL fails until the next sweep, for which the node is healed.
+// soakFaults are the faults of 1 in 20 pairs: the plugin at this index of the chain fails this
+// command in this mode. A DEL fails until the next sweep, because all DELs work during a sweep.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -50,28 +50,28 @@ var soakFaults = []struct {
 	{1, "DEL", "fail"}, {1, "DEL", "crash"}, {1, "DEL", "crash-effect"},
 }
 
-// soak is a node on which pods come and go for a long time.
+// soak is a node on which pods are added and deleted for a long time.
 type soak struct {
 	*node
 	clean  *libcni.NetworkConfigList
 	faults []*libcni.NetworkConfigList
-	owners sync.Map // of addresses, between ADD and DEL
+	owners sync.Map // the container ID by address, between ADD and DEL
 	begun  atomic.Int64
 	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
 }
 
-// point is what exists when all is quiet. All but pairs must stay as it is.
+// point contains what is measured while no pod exists. Except for pairs, nothing may keep growing.
 type point struct {
 	pairs       int64
-	file        int64 // bytes of the journal, which doubles when it must
-	journal     int64 // of these, those up to the last page that was ever used: pages become emptier
-	used        int64 // of these, those of keys and values
+	file        int64 // bytes of the journal's file, which doubles when it is full
+	journal     int64 // bytes of the file up to the last page that was ever used
+	used        int64 // bytes of the journal's keys and values
 	heap        int64
 	goroutines  int
 	descriptors int
-	mappings    int // of memory; a journal that is not closed counts as one
+	mappings    int // memory mappings; each open journal has one
 	mounts      int
-	names       string // in stateDir
+	names       string // of the files in stateDir
 }
 
 func (p point) String() string {
@@ -79,13 +79,13 @@ func (p point) String() string {
 		p.pairs, p.used>>10, p.journal>>10, p.file>>10, p.heap>>10, p.goroutines, p.descriptors, p.mappings)
 }
 
-// TestSoak: 32 pods come and go at once, 300 in all, or 100 with the race detector, or
-// 10,000 at length, or as many as UNWIND_TEST_SOAK says. The node's history is as full as it can get, and
-// one process sweeps all the while. In 1 pair of 20 a delegate fails, is killed, or kills unwind.
-// Every other ADD and DEL succeeds, and no address has two owners. Ten times, when all is quiet,
-// nothing is left: no address, entry, lock file, process, zombie, mount, descriptor. Neither the
-// journal nor the sweeper's memory, goroutines and descriptors grow. TestSoak stops early, with
-// what it has seen, a minute before go test's -timeout.
+// TestSoak adds and deletes pods, 32 at a time: 100 pairs of ADD and DEL in make test, 300 in make
+// matrix, 10,000 in make proof, or the number in UNWIND_TEST_SOAK. The node's history is full, and
+// the test's process sweeps all the time. In 1 of 20 pairs, a plugin fails, is killed, or kills
+// unwind. Every other ADD and DEL must succeed, and no address may have two owners. At ten points,
+// while no pod exists, nothing may be left: no address, record, lock file, process, zombie, mount
+// or descriptor. The journal and the sweeper's memory, goroutines and descriptors may not grow.
+// TestSoak stops early if the next point would come less than a minute before go test's -timeout.
 func TestSoak(t *testing.T) {
 	sandbox.Concurrent(t)
 	pairs := sandbox.Rounds(100, 300, 10_000)
@@ -138,7 +138,7 @@ func newSoak(t *testing.T, pairs int) *soak {
 	return s
 }
 
-// age fills the history to its bound.
+// age fills the history to its limit.
 func (s *soak) age() {
 	for i := range 3000 {
 		key := journal.Key{Network: s.network, ContainerID: fmt.Sprintf("a%d", i), IfName: "eth0"}
@@ -146,7 +146,7 @@ func (s *soak) age() {
 	}
 }
 
-// hurt makes the DELs of soakFaults fail; with false, they succeed.
+// hurt makes the DELs of soakFaults fail or, if yes is false, succeed.
 func (s *soak) hurt(yes bool) {
 	plan := map[string]map[string]string{}
 	for _, f := range soakFaults {
@@ -157,7 +157,8 @@ func (s *soak) hurt(yes bool) {
 	s.setModes(plan)
 }
 
-// round lets pods come and go until this many have, sweeps all the while, and once more in the end.
+// round runs pairs until the given number have begun since the test's start, and sweeps meanwhile.
+// At the end, it sweeps with working plugins until no record is left.
 func (s *soak) round(seed uint64, until int64) {
 	s.hurt(true)
 	done := make(chan struct{})
@@ -198,7 +199,7 @@ func (s *soak) round(seed uint64, until int64) {
 	eventually(s, "what is dead is released", func() bool { return s.sweepAll() == 0 })
 }
 
-// sweepAll sweeps as the agent does, and returns the number of entries that it found.
+// sweepAll sweeps in this process, and returns the number of attachments that it found.
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
@@ -215,8 +216,8 @@ func (s *soak) sweepAll() int {
 	return len(findings)
 }
 
-// pair is the life of a pod. After a failed ADD the runtime sends a DEL; after a failed DEL it may
-// or may not retry.
+// pair runs ADD and DEL of a pod. It also runs the DEL if the ADD failed, as a runtime does. After
+// a failed DEL, it sends another one at random.
 func (s *soak) pair(r *rand.Rand, id, netns string) {
 	list, faulty := s.clean, r.IntN(20) == 0
 	if faulty {
@@ -254,7 +255,7 @@ func (s *soak) pair(r *rand.Rand, id, netns string) {
 	}
 }
 
-// point takes a point while all is quiet.
+// point checks that nothing is left, and measures.
 func (s *soak) point() point {
 	s.Helper()
 	s.nothingLeft()
@@ -284,19 +285,20 @@ func (s *soak) point() point {
 	}
 }
 
-// steady checks that nothing has grown since the first point, except the heap within chance.
+// steady checks that nothing has grown since the first point, apart from random variation.
 func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
 	half := points[len(points)/2]
-	// When all is quiet the journal has no record. Its highest page goes by how many were written at once.
+	// At each point, the journal has no records. How far its last used page is depends on the number
+	// of records that existed at the same time.
 	if last.used > first.used+1<<10 || last.journal > max(2*first.journal, 512<<10) {
 		s.Errorf("the journal at first, half-way and now:\n%s\n%s\n%s", first, half, last)
 	}
 	if last.heap > first.heap+1<<20 {
 		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
 	}
-	const chance = 5 // created by the Go runtime on demand; a leak in the sweep would leave dozens
+	const chance = 5 // the Go runtime creates a few on demand; a leak in the sweep would add dozens
 	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
 		last.mappings > first.mappings+soakWorkers {
 		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)
@@ -306,9 +308,9 @@ func (s *soak) steady(points []point) {
 	}
 }
 
-// processes returns, as lines, the processes that have the node's directory in their environment,
-// and this process's zombies. A zombie whose parent has ended is init's to reap, and some
-// containers' init reaps nobody.
+// processes returns a line for each process that has the node's directory in its environment, and
+// for each zombie child of this process. It ignores other zombies: init must reap them, but in some
+// containers init reaps nothing.
 func (s *soak) processes() (lines []string) {
 	zombie := fmt.Sprintf(") Z %d ", os.Getpid())
 	for _, pid := range s.names("/proc") {

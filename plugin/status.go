@@ -17,17 +17,19 @@ import (
 // The error codes of STATUS (SPEC 1.1 §2 STATUS).
 const (
 	errNotAvailable        = 50 // the plugin cannot service ADD requests
-	errLimitedConnectivity = 51 // the same, and containers may have limited connectivity
+	errLimitedConnectivity = 51 // the same, and existing containers may have limited connectivity
 )
 
 // status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
-// reports a failure, and the journal works if ADDs require it. Without unwind, a runtime asks only
-// a chain of CNI 1.1.0 or later, so in an older one a missing binary is only logged: a node that is
-// not ready loses its running pods. status also judges the attachments, by evidence alone, and
-// starts a sweep if something is due, because STATUS is the verb that runtimes call most often.
+// reports a failure, and the journal works if ADDs require it. Without unwind, a runtime sends
+// STATUS only to a chain of CNI 1.1.0 or later. In an older chain, status therefore only logs a
+// missing binary, because a node that is not ready loses its running pods.
 //
-// A runtime calls STATUS without a deadline, under a lock that every pod waits for (go-cni). So
-// status returns in time even if something hangs.
+// status also judges the attachments, by evidence alone, and starts a sweep if one would release
+// something. It does so because STATUS is the verb that runtimes call most often.
+//
+// A runtime calls STATUS without a deadline, while it holds a lock that every pod waits for
+// (go-cni). So status returns within Budgets.Status, even if a plugin hangs.
 func (o *op) status(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Env.Budgets.Status*3/4)
 	defer cancel()
@@ -45,7 +47,7 @@ func (o *op) status(ctx context.Context) error {
 }
 
 // checkAndSweep checks everything that an ADD needs, and sweeps at the same time. It opens the
-// journal once: to check that it can be written, and to copy its content.
+// journal once, both to check that it can be written and to take a snapshot.
 func (o *op) checkAndSweep(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
@@ -73,7 +75,7 @@ func (o *op) checkAndSweep(ctx context.Context) error {
 	return answer
 }
 
-// sweepIfDue starts a sweep if one would release something, and waits for its end while ctx lasts.
+// sweepIfDue starts a sweep if one would release something, and waits until the sweep or ctx ends.
 func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
 	opts := sweep.Options{Pools: sweep.PoolsOf(chain, o.Verb.Conf)}
 	_ = o.sweepBriefly(opts, func(s *sweep.Sweep) error {

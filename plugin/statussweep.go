@@ -21,25 +21,26 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// The problem: a STATUS has too little time for a DEL that is only slow. So a STATUS that finds
-// something due starts one process of the same program, which sweeps behind it:
+// A STATUS has too little time for a DEL that is merely slow. So if a sweep would release
+// something, the STATUS starts this program again. The new process runs the sweep, and may outlive
+// the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS, in sealed memory; every user can read arguments
-//	stdout, stderr  /dev/null; a runtime's pipe that stays open would block the runtime
+//	stdin           the configuration of the STATUS, in sealed memory: every user can read arguments
+//	stdout, stderr  /dev/null, because an open pipe of the runtime would block the runtime
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND
-//	session         its own, so that no signal for the runtime's process group ends it
+//	session         its own, so that no signal to the runtime's process group ends it
 
 const (
 	sweepWord = "sweep"
 	seals     = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	// stopTime is how long a sweep that got a signal may take to end its delegates.
+	// stopTime is how long a sweep may take to end its delegates after a signal.
 	stopTime = 900 * time.Millisecond
 )
 
 // StartSweep starts this program as the sweep behind a STATUS, with the configuration of the
-// STATUS. ended receives the error of the sweep's process, or nil, once that has exited. If this
+// STATUS. ended receives the error of that process, or nil, once the process has exited. If this
 // process ends first, the sweep continues.
 func StartSweep(conf []byte) (ended <-chan error, err error) {
 	stdin, err := seal(conf)
@@ -47,7 +48,7 @@ func StartSweep(conf []byte) (ended <-chan error, err error) {
 		return nil, err
 	}
 	defer stdin.Close()
-	// Go closes its own descriptors, but not those that the runtime left open
+	// Go's own descriptors close on exec, but not those that the runtime left open
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return nil, err
@@ -93,8 +94,8 @@ func seal(data []byte) (*os.File, error) {
 // IsSweep reports whether the program was started with the arguments of a sweep.
 func IsSweep() bool { return len(os.Args) > 1 && os.Args[1] == sweepWord }
 
-// MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends, it
-// ends the delegates that run, and the process exits within a second.
+// MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends,
+// MainSweep kills the running delegates, and the process exits within a second.
 func (p *Plugin) MainSweep(ctx context.Context) int {
 	context.AfterFunc(ctx, func() { time.AfterFunc(stopTime, func() { os.Exit(1) }) })
 	if err := p.sweepBehind(ctx); err != nil {
@@ -119,7 +120,7 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	}
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
-	o.Node.Invoked = true // it is in the runtime's namespaces
+	o.Node.Invoked = true // a STATUS started this process, in the runtime's namespaces
 	// ps would show the name "exe"
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
 	lock, err := o.Node.Journal.Store.LockSweep()

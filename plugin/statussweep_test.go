@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestStatusSweeps: a STATUS releases the dead attachments of its own network and of any other, and
-// nothing else: none that lives or is being worked on, and nothing where sweeping is disabled. It
-// waits for no lock.
+// TestStatusSweeps: a STATUS releases dead attachments, even those of other networks. It releases
+// no live attachment, none whose lock is held, and none if sweepOnStatus is false. It does not wait
+// for locks.
 func TestStatusSweeps(t *testing.T) {
 	sandbox.Concurrent(t)
 	deaths := oneOf(
@@ -80,8 +80,9 @@ func TestStatusSweeps(t *testing.T) {
 	})
 }
 
-// TestStatusHasNoList: a runtime's list of valid attachments is for GC. On the stdin of a STATUS it
-// makes nothing dead, and no delegate sees it. With the same list, a GC releases.
+// TestStatusHasNoList: a runtime's list of valid attachments is for GC. If the list is on the stdin
+// of a STATUS, unwind ignores it, and no plugin gets it. A GC with the same list releases the
+// attachment.
 func TestStatusHasNoList(t *testing.T) {
 	each1(t, []string{validKey, slipKey}, func(t *testing.T, key string) {
 		n := newNode(t)
@@ -105,7 +106,7 @@ func TestStatusHasNoList(t *testing.T) {
 }
 
 // TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address whose
-// owner host-local never wrote, also if they cannot know that the pool is full (as of flannel).
+// file is empty, because host-local never wrote the owner. They do so even if the pool is not full.
 func TestStatusReleasesEmpty(t *testing.T) {
 	each1(t, oneOf("STATUS", "a failed ADD"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -125,12 +126,12 @@ func TestStatusReleasesEmpty(t *testing.T) {
 	})
 }
 
-// TestCutOffReservation: a power loss leaves a host-local file of a dead pod empty or cut off. The
-// record and the file go with the next sweep. A living pod's file of the same pool stays.
+// TestCutOffReservation: a power loss has emptied or truncated the host-local file of a dead pod.
+// The next sweep removes the file and the record. It keeps the file of a live pod in the same pool.
 func TestCutOffReservation(t *testing.T) {
 	type cut struct {
 		name         string
-		kept, zeroed string // bytes: those that stay, and the length with zeros
+		kept, zeroed string // sizes: the bytes that remain, and the file with zeros added
 	}
 	cuts := []cut{
 		{"empty", "0", "0"},
@@ -166,7 +167,8 @@ func TestCutOffReservation(t *testing.T) {
 	})
 }
 
-// TestEmptiedFileOfALivePod: an address whose file somebody emptied stays a living pod's.
+// TestEmptiedFileOfALivePod: a live pod keeps its address after somebody has emptied the address's
+// file.
 func TestEmptiedFileOfALivePod(t *testing.T) {
 	each1(t, oneOf("STATUS", "unwindctl sweep"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -190,9 +192,9 @@ func TestEmptiedFileOfALivePod(t *testing.T) {
 	})
 }
 
-// TestSlowDELBehindStatus: the DELs of three failed ADDs take longer than a STATUS and than the
-// patience with orphans, and the DEL of a fourth fails. Only STATUS is called, again and again.
-// Each STATUS ends meanwhile; each slow DEL runs once, is not killed, and is done.
+// TestSlowDELBehindStatus: the DELs of three failed ADDs take longer than a STATUS may take, and
+// the DEL of a fourth fails. The runtime calls only STATUS, several times. Each STATUS ends while
+// the slow DELs run. Each slow DEL runs once, is not killed, and succeeds.
 func TestSlowDELBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -247,7 +249,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 		a.wantDELs(0)
 		n.plan()
 		b := n.newPod("b")
-		// A slow DEL is recorded once more.
+		// unwind records a slow DEL once more, so the pair is repeated until its DEL was fast.
 		eventually(n, "a pair that opens the journal so often", func() bool {
 			return n.openings(b.add) == 2 && n.openings(b.del) == 2
 		})
@@ -260,14 +262,14 @@ func (n *node) openings(request func()) (count int) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	must(n, err)
 	defer func() { _ = unix.Close(fd) }()
-	// the kernel merges equal events, so that openings are counted with what is between them
+	// the kernel merges equal events that follow each other; IN_CLOSE events separate the openings
 	_, err = unix.InotifyAddWatch(fd, n.store.Path(), unix.IN_OPEN|unix.IN_CLOSE)
 	must(n, err)
 	request()
 	events := make([]byte, 1<<20)
 	size, err := unix.Read(fd, events)
 	must(n, err)
-	for at := 0; at < size; at += unix.SizeofInotifyEvent { // an event of a file has no name
+	for at := 0; at < size; at += unix.SizeofInotifyEvent { // events on a file contain no name
 		if binary.NativeEndian.Uint32(events[at+4:])&unix.IN_OPEN != 0 {
 			count++
 		}
@@ -275,7 +277,8 @@ func (n *node) openings(request func()) (count int) {
 	return count
 }
 
-// sweepOfStatus has a STATUS start a sweep, in which the first DEL of the pod is held.
+// sweepOfStatus runs a STATUS that starts a sweep, and waits until the sweep's first DEL of the pod
+// is held.
 func (n *node) sweepOfStatus() (a *pod) {
 	n.Helper()
 	n.budget("Status=2s")
@@ -293,9 +296,9 @@ func (n *node) sweepOfStatus() (a *pod) {
 // sweepLock is the file that a sweep of STATUS locks and writes its process ID to.
 func (n *node) sweepLock() string { return filepath.Join(n.stateDir, "sweep.lock") }
 
-// TestOneSweepBehindStatus: while the sweep of a STATUS runs, that of another one ends at once. One
-// that runs for five minutes keeps nobody from starting; the attachment that it works on stays its
-// own.
+// TestOneSweepBehindStatus: while a sweep that a STATUS started runs, the sweep of another STATUS
+// exits immediately. After five minutes, the running sweep no longer prevents others, but no other
+// sweep releases the attachment that it works on.
 func TestOneSweepBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -322,8 +325,9 @@ func TestOneSweepBehindStatus(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, with its delegate, and
-// it starts no other one. The try is in the journal, and the next sweep does the rest.
+// TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, and the plugin that the
+// sweep runs. The sweep starts no further plugin, and records the interrupted try. The next sweep
+// completes the work.
 func TestSweepBehindStatusEnds(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -349,9 +353,9 @@ func TestSweepBehindStatusEnds(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSweepBehindStatusInherits: the process that a STATUS starts has a session, no descriptor of
-// the runtime, and not the configuration where others can read it. Its delegates get no CNI
-// variables of the STATUS.
+// TestSweepBehindStatusInherits: the process that a STATUS starts has a session of its own, no
+// descriptor of the runtime, and no CNI_COMMAND. Its arguments and environment, which others may
+// read, do not contain the configuration. Its plugins do not inherit its lock.
 func TestSweepBehindStatusInherits(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -383,7 +387,7 @@ func TestSweepBehindStatusInherits(t *testing.T) {
 	n.wantClean()
 }
 
-// TestSweepIsForStatus: nobody else starts the process that sweeps behind a STATUS.
+// TestSweepIsForStatus: only a STATUS can start `unwind sweep`, the process that sweeps for it.
 func TestSweepIsForStatus(t *testing.T) {
 	sandbox.Concurrent(t)
 	each1(t, oneOf("a person", "with a configuration"), func(t *testing.T, who choice) {

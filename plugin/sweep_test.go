@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// sweep runs a person's sweep in this process.
+// sweep runs a sweep in this process, as unwindctl sweep does.
 func (n *node) sweep() []sweep.Finding {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
@@ -34,8 +34,8 @@ func (n *node) sweep() []sweep.Finding {
 	return findings
 }
 
-// worker is what sweeps in this process. It acts in the place of the runtime, since process 1 of
-// the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+// worker returns a worker that sweeps in this process. It counts as started by the runtime, because
+// process 1 of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
 func (n *node) worker() *undo.Worker {
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
@@ -45,16 +45,16 @@ func (n *node) worker() *undo.Worker {
 	return o.Worker
 }
 
-// plugin is unwind in this process.
+// plugin returns an unwind that works in this process.
 func (n *node) plugin() *Plugin {
 	budgets := env.BudgetsOf(strings.Join(n.budgets, " "))
 	return &Plugin{Env: undo.Env{Stderr: n.Output(), Budgets: budgets, Runner: &delegate.Processes{}},
 		Stdout: io.Discard, CacheDir: n.cacheDir()}
 }
 
-// TestSweepAfterReboot: there are many entries of an earlier boot. The ADD of a new sandbox settles
-// what its own pod left, and no more. One sweep releases the rest: several attachments at once,
-// each in the order of its chain, and no two DELs of one at once.
+// TestSweepAfterReboot: many records are from an earlier boot. The ADD of a new sandbox releases
+// only what its own pod left. One sweep releases the rest: several attachments at the same time,
+// but the DELs of each attachment one after another, in reverse chain order.
 func TestSweepAfterReboot(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -95,8 +95,8 @@ func (n *node) abandoned(key journal.Key) (mark *journal.Record) {
 	return mark
 }
 
-// TestTwoSweeps: two processes sweep at once. Each DEL runs once, and neither reports an error for
-// what the other one does.
+// TestTwoSweeps: two processes sweep at the same time. Each DEL runs once, and neither process
+// reports an error because of the other one.
 func TestTwoSweeps(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -116,8 +116,9 @@ func TestTwoSweeps(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRoomAfterFailedADD: a pool that is full of dead pods' addresses has room for the runtime's
-// second try. The ADD leaves other networks alone.
+// TestRoomAfterFailedADD: a pool is full of dead pods' addresses. After an ADD fails, unwind
+// releases them, so the runtime's second ADD succeeds. The failed ADD releases nothing in other
+// networks.
 func TestRoomAfterFailedADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -143,7 +144,7 @@ func TestRoomAfterFailedADD(t *testing.T) {
 	n.wantClean()
 }
 
-// dels returns the instances of the faulty plugin that got the pod's DEL.
+// dels returns the instances of the faulty plugins that got a DEL of the pod.
 func (p *pod) dels() (instances []string) {
 	p.Helper()
 	for _, l := range p.callLog() {
@@ -154,11 +155,11 @@ func (p *pod) dels() (instances []string) {
 	return instances
 }
 
-// message is that of a line of the log.
+// message matches the message in a line of the log.
 var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
-// addOwing adds a pod whose p1 has a pending DEL, which has failed so many times and is tried again
-// now.
+// addOwing adds a pod, and makes p1's DEL fail. It records tries as the number of tries, and makes
+// the pending DEL due now.
 func (n *node) addOwing(name string, tries int) *pod {
 	n.Helper()
 	n.chain(p0, p1)
@@ -173,14 +174,14 @@ func (n *node) addOwing(name string, tries int) *pod {
 	return p
 }
 
-// retryIn has the pod's first pending DEL tried again after a pause from now.
+// retryIn makes the pod's first pending DEL due after a pause.
 func (p *pod) retryIn(pause time.Duration) {
 	p.Helper()
 	p.edit(func(e *journal.Record) { e.Steps[0].Next.At = journal.BootNanos() + int64(pause) })
 }
 
-// TestCrashLoop: a pod has many old sandboxes, each with a failing DEL. An ADD of it runs those
-// whose backoff is over, and the next ADDs run none.
+// TestCrashLoop: a pod has many old sandboxes, each with a DEL that fails. The pod's next ADD
+// retries the DELs whose pause is over. The ADDs after that retry none.
 func TestCrashLoop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -205,9 +206,9 @@ func TestCrashLoop(t *testing.T) {
 	n.wantClean()
 }
 
-// TestQuiet: a DEL fails with another message each time, is retried often and passes at last. The
-// log has one line for the first failure and one for the end, and stderr has the delegate's words
-// once; another code is worth another line.
+// TestQuiet: a DEL fails with another message each time, and succeeds in the end. The log has one
+// line for the first failure and one for the release, plus one if the error code changes. The
+// plugin's stderr is passed on only once.
 func TestQuiet(t *testing.T) {
 	const failed = "DEL failed and is pending"
 	type failure struct {
@@ -252,14 +253,14 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// These are those of the code, for any DEL that fails.
+// These constants equal those of the same names in the packages decide and sweep.
 const (
 	often      = 20
 	maxFailing = 20
 )
 
-// TestPace: a STATUS tries 20 of the attachments whose DELs fail, those with the fewest tries
-// first; GC tries all.
+// TestPace: a STATUS retries only 20 of the attachments whose DELs fail, those with the fewest
+// tries first. A GC retries all.
 func TestPace(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -288,8 +289,8 @@ func TestPace(t *testing.T) {
 	n.wantClean()
 }
 
-// TestAgentKeepsPauses: many DELs fail. A sweep of the agent, which nobody asked for, tries 20 of
-// them, and none before its pause is over. A person's sweep tries all.
+// TestAgentKeepsPauses: many DELs fail. A sweep by the agent retries at most 20 of them, and none
+// before its pause is over. unwindctl sweep retries all.
 func TestAgentKeepsPauses(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -305,7 +306,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()
 	}
-	// One each minute: the pauses of the first 20 tries are over by then.
+	// The agent sweeps once a minute. A pause after at most 20 tries is over by the next sweep.
 	n.pauseLast(25, 0)
 	wantSweepOfAgent(20)
 	n.pauseLast(25, 0)
@@ -322,10 +323,10 @@ func TestAgentKeepsPauses(t *testing.T) {
 	n.wantClean()
 }
 
-// TestForeign: the disk comes from another machine, as a clone or a backup. A sweep runs no DEL of
-// its pods, since the original may use the addresses. It removes what host-local keeps on this disk
-// for exactly these owners: one address is in the form that old releases of host-local wrote. The
-// runtime's own DEL runs, as without unwind.
+// TestForeign: the disk is a clone or a backup of another machine's. A sweep runs no DEL of that
+// machine's pods, because the other machine may use their addresses. The sweep removes host-local's
+// files of exactly these attachments from this disk, even a file in the format of old host-local
+// releases. The runtime's own DEL still runs the plugins, as without unwind.
 func TestForeign(t *testing.T) {
 	copied := oneOf("live, STATUS", "live, GC", "live, sweep", "DEL pending", "ADD failed", "ADD cut off")
 	each1(t, copied, func(t *testing.T, what choice) {
@@ -360,7 +361,7 @@ func TestForeign(t *testing.T) {
 		n.reserve(n.ip(100), "a", "eth1")
 		n.reserve(n.ip(101), "aa", "eth0")
 		n.reserve(n.ip(102), "b", "eth0")
-		n.reserve(n.ip(99), "a") // as old releases wrote it
+		n.reserve(n.ip(99), "a") // as old host-local releases wrote it
 		n.forgetCalls()
 		n.until(0, sweepBy)
 		n.wantCalls()
@@ -372,9 +373,9 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// TestForeignContainerIDAgain: this disk is a copy of a machine's, and a container ID of that
-// machine is added here. No DEL of the original's runs; what host-local keeps for it on this disk
-// goes.
+// TestForeignContainerIDAgain: this disk is a copy of another machine's, and a container ID of that
+// machine is added here. unwind runs no DEL of the other machine's attachment. It removes that
+// attachment's host-local file from this disk.
 func TestForeignContainerIDAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -392,9 +393,9 @@ func TestForeignContainerIDAgain(t *testing.T) {
 	n.wantClean()
 }
 
-// TestReboot: pods of an earlier boot have all that is on the disk, and their rules. Any sweep
-// releases it, and removes it from libcni's cache. The runtime's DEL, which comes later, has no
-// result.
+// TestReboot: pods are from an earlier boot. Their files on disk and, in this test, their rules
+// still exist. Any sweep releases everything, and removes the pods from libcni's cache. So the
+// runtime's DEL, which comes later, has no result.
 func TestReboot(t *testing.T) {
 	sweeps := oneOf("STATUS", "GC", "sweep", "GC of the network, renamed")
 	each1(t, sweeps, func(t *testing.T, by choice) {
@@ -428,8 +429,8 @@ func TestReboot(t *testing.T) {
 	})
 }
 
-// TestForget gives up a dead attachment: no DEL runs, what the delegate took stays, the runtime's
-// DEL succeeds and runs nothing, and the container ID can be used again.
+// TestForget forgets a dead attachment. No DEL runs, so what the plugin allocated remains. The
+// runtime's DEL succeeds without running a plugin, and the container ID can be used again.
 func TestForget(t *testing.T) {
 	each1(t, oneOf("intact", "damaged"), func(t *testing.T, record choice) {
 		n := newNode(t)
@@ -456,11 +457,11 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// TestForgetRefuses: an attachment that lives, may live, or is being worked on stays unchanged.
+// TestForgetRefuses: an attachment that is or may be live, or whose lock is held, stays unchanged.
 func TestForgetRefuses(t *testing.T) {
 	type test struct {
 		name                       string
-		live, damaged, locked, far bool // far: seen from elsewhere
+		live, damaged, locked, far bool // far: added in other namespaces
 		why                        string
 	}
 	tests := []test{

@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// Many tests tell what happens on a node in several ways: the journal breaks in one of six manners,
-// and then an ADD or a DEL follows. each1 to each4 run such a test for the product of its choices.
+// Many tests have variants: for example, the journal breaks in one of six ways, and then an ADD or
+// a DEL follows. each1 to each4 run such a test for all combinations of its choices.
 //
 //	each2(t, breakages, oneOf("ADD", "DEL"), func(t *testing.T, b breakage, verb choice) {
 //		n := newNode(t)
@@ -19,16 +19,16 @@ import (
 //		n.wantClean()
 //	})
 //
-// A choice is a string, a number, a struct with a name, or what oneOf returns. Not every run has
-// the whole product: see told.
+// A choice is a string, a number, a struct with a name, or one of the values that oneOf returns. A
+// run may omit combinations: see told.
 
-// choice is one of several alternatives that differ in more than data.
+// choice is one of several named alternatives. The test's code asks which one it is.
 type choice struct {
 	name string
 	all  []string
 }
 
-// oneOf returns the alternatives of these names.
+// oneOf returns alternatives with these names.
 func oneOf(names ...string) (all []choice) {
 	for _, name := range names {
 		all = append(all, choice{name, names})
@@ -36,7 +36,7 @@ func oneOf(names ...string) (all []choice) {
 	return all
 }
 
-// is reports whether this alternative has the name. One of them must have it.
+// is reports whether this alternative has the name. It panics if no alternative of the set has it.
 func (c choice) is(name string) bool {
 	if !slices.Contains(c.all, name) {
 		panic(fmt.Sprintf("no alternative is named %q", name))
@@ -44,7 +44,8 @@ func (c choice) is(name string) bool {
 	return c.name == name
 }
 
-// has reports whether the name of this alternative contains a text. That of one of them must.
+// has reports whether this alternative's name contains the text. It panics if no alternative's name
+// does.
 func (c choice) has(text string) bool {
 	with := func(name string) bool { return strings.Contains(name, text) }
 	if !slices.ContainsFunc(c.all, with) {
@@ -53,13 +54,13 @@ func (c choice) has(text string) bool {
 	return with(c.name)
 }
 
-// each1 runs a test, in parallel with others, for each of the choices that this run has.
+// each1 runs a test for each choice that told selects, in parallel.
 func each1[A any](t *testing.T, as []A, tell func(t *testing.T, a A)) {
 	t.Helper()
 	eachWay(t, [][]string{namesOf(as)}, func(t *testing.T, i []int) { tell(t, as[i[0]]) })
 }
 
-// each2 runs a test for the product of two choices.
+// each2 runs a test for the combinations of two choices.
 func each2[A, B any](t *testing.T, as []A, bs []B, tell func(t *testing.T, a A, b B)) {
 	t.Helper()
 	eachWay(t, [][]string{namesOf(as), namesOf(bs)}, func(t *testing.T, i []int) {
@@ -67,7 +68,7 @@ func each2[A, B any](t *testing.T, as []A, bs []B, tell func(t *testing.T, a A, 
 	})
 }
 
-// each3 runs a test for the product of three choices.
+// each3 runs a test for the combinations of three choices.
 func each3[A, B, C any](t *testing.T, as []A, bs []B, cs []C, tell func(t *testing.T, a A, b B, c C)) {
 	t.Helper()
 	eachWay(t, [][]string{namesOf(as), namesOf(bs), namesOf(cs)}, func(t *testing.T, i []int) {
@@ -75,7 +76,7 @@ func each3[A, B, C any](t *testing.T, as []A, bs []B, cs []C, tell func(t *testi
 	})
 }
 
-// each4 runs a test for the product of four choices.
+// each4 runs a test for the combinations of four choices.
 func each4[A, B, C, D any](
 	t *testing.T, as []A, bs []B, cs []C, ds []D, tell func(t *testing.T, a A, b B, c C, d D),
 ) {
@@ -86,8 +87,8 @@ func each4[A, B, C, D any](
 	})
 }
 
-// eachWay runs a test, in a subtest each, for the ways that this run tells. A way has the index of
-// each of its choices.
+// eachWay runs a subtest for each way that told selects. A way is one combination: it contains the
+// index of each choice.
 func eachWay(t *testing.T, names [][]string, tell func(t *testing.T, way []int)) {
 	t.Helper()
 	t.Parallel()
@@ -106,7 +107,7 @@ func eachWay(t *testing.T, names [][]string, tell func(t *testing.T, way []int))
 	}
 }
 
-// product returns the index of each choice in all ways; the last choice changes first.
+// product returns all ways. The index of the last choice changes fastest.
 func product(names [][]string) [][]int {
 	ways := [][]int{{}}
 	for _, choices := range names {
@@ -121,8 +122,9 @@ func product(names [][]string) [][]int {
 	return ways
 }
 
-// told reports whether this run tells this way. make test tells one way, of each test another; make
-// matrix so many that each choice is in one of them; make proof all.
+// told reports whether this run includes a way. make test includes one way of each test, and picks
+// it by the length of the test's name. make matrix includes so many ways that each choice occurs in
+// one. make proof includes all ways.
 func told(test string, way []int, names [][]string) bool {
 	first, most := 0, 0
 	for _, choices := range names {
@@ -144,8 +146,9 @@ func told(test string, way []int, names [][]string) bool {
 	return sandbox.Long()
 }
 
-// inTurn runs a test at a point for one of its ways, so that the points meet them in turn. In make
-// proof it runs the test for all of them.
+// inTurn runs a test at a crash point with one of the ways, so that successive points use the ways
+// in turn. In make proof, it runs the test with all ways. killed reports whether one of the runs
+// was killed.
 func inTurn[W any](t *testing.T, at int, ways []W, tell func(t *testing.T, way W) (killed bool)) (killed bool) {
 	t.Helper()
 	for i, way := range ways {
@@ -163,7 +166,7 @@ func namesOf[A any](choices []A) (names []string) {
 	return names
 }
 
-// nameOf is the field name of a struct, and otherwise the choice itself.
+// nameOf returns the field "name" of a struct, or any other choice as text.
 func nameOf(choice any) string {
 	if v := reflect.ValueOf(choice); v.Kind() == reflect.Struct {
 		return v.FieldByName("name").String()

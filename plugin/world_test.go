@@ -17,28 +17,29 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// world is a node with three containers, two addresses and a chain of three delegates: p0 takes an
-// address from host-local, p1 makes a rule of it, p2 takes something else. p1 may be the real firewall.
+// world is a node with three containers, two addresses and a chain of three plugins: p0 gets an
+// address from host-local, p1 creates a rule for the address, and p2 allocates something else. p1
+// may be the real firewall plugin.
 type world struct {
 	*node
 	try     *rapid.T
-	real    bool // p1 is the firewall plugin
+	real    bool // p1 is the real firewall plugin
 	plugins []string
 	list    *libcni.NetworkConfigList
-	modes   map[string]map[string]string // plan.json
-	killAt  int                          // unwind dies at this point of the next verb; 0: nowhere
+	modes   map[string]map[string]string // the content of plan.json
+	killAt  int                          // the crash point at which the next verb is killed; 0: none
 	people  []*resident
-	past    []string // what was done, in short
+	past    []string // the operations so far, in short
 }
 
-// resident is a container ID, and the model's knowledge of it.
+// resident is a container with what the model knows about it.
 type resident struct {
 	*pod
-	there   bool        // the network namespace is at its path
+	there   bool        // its network namespace is at the path
 	process *os.Process // in the namespace, or nil
-	live    bool        // its ADD returned success, and nothing since allows a release
-	address string      // of a live one
-	earlier []*pod      // with other network namespaces, which are there
+	live    bool        // its ADD succeeded, and nothing since then allows its release
+	address string      // the address that its last ADD returned
+	earlier []*pod      // the same container with earlier network namespaces, which still exist
 }
 
 func newWorld(t *testing.T, try *rapid.T, real bool) *world {
@@ -53,10 +54,10 @@ func newWorld(t *testing.T, try *rapid.T, real bool) *world {
 	for _, id := range []string{"a", "b", "c"} {
 		w.people = append(w.people, &resident{pod: n.pod(id), there: true})
 	}
-	w.people[2].Args = w.people[1].Args // of one pod
+	w.people[2].Args = w.people[1].Args // b and c are sandboxes of one pod
 	w.heal()
 	w.Cleanup(func() {
-		if w.Failed() { // rapid prints the log of its last run, which a race may have let pass
+		if w.Failed() { // rapid prints only its last run, which may have succeeded by chance
 			t.Logf("what was done:\n%s\nstderr of successful verbs:\n%s", strings.Join(w.past, "\n"), w.log())
 		}
 	})
@@ -68,14 +69,14 @@ func (w *world) some(try *rapid.T) *resident {
 	return w.people[slices.IndexFunc(w.people, func(r *resident) bool { return r.ContainerID == id })]
 }
 
-// note adds a line to print if the try fails.
+// note adds a line that is printed if the test fails.
 func (w *world) note(format string, a ...any) { w.past = append(w.past, fmt.Sprintf(format, a...)) }
 
-// healthy reports whether nothing is set to go wrong in the next verb.
+// healthy reports whether no plugin failure and no kill is set for the next verb.
 func (w *world) healthy() bool { return len(w.modes) == 0 && w.killAt == 0 }
 
-// reboot ends what does not outlive a boot: namespaces, processes, rules. The disk stays: the
-// journal, host-local's files, the runtime's cache.
+// reboot removes what does not survive a reboot: namespaces, processes and rules. It keeps what is
+// on disk: the journal, host-local's files and the runtime's cache.
 func (w *world) reboot() {
 	w.note("reboot")
 	w.locksFree()
@@ -104,7 +105,7 @@ func (w *world) reboot() {
 	must(w, err)
 }
 
-// leave ends all that the kernel has of a container.
+// leave removes a container's process and network namespaces.
 func (r *resident) leave() {
 	r.end()
 	if r.there {
@@ -116,7 +117,7 @@ func (r *resident) leave() {
 	r.there, r.live, r.earlier = false, false, nil
 }
 
-// locksFree waits until no delegate that outlived its unwind is running.
+// locksFree waits until no lock is held, not even by a plugin that has outlived its unwind.
 func (w *world) locksFree() {
 	w.Helper()
 	eventually(w, "the locks are free", func() bool {
@@ -127,7 +128,8 @@ func (w *world) locksFree() {
 	})
 }
 
-// firewallRules returns the rules of the node's addresses, as iptables takes them.
+// firewallRules returns the firewall plugin's rules with the node's addresses, as iptables
+// arguments.
 func (w *world) firewallRules() []string {
 	w.Helper()
 	if !w.real {
@@ -136,7 +138,7 @@ func (w *world) firewallRules() []string {
 	return w.rules(strings.TrimSuffix(w.subnet, "0/24"))
 }
 
-// addressRules returns the rules of p1, as ADDRESS.p1.
+// addressRules returns p1's rules, as ADDRESS.p1.
 func (w *world) addressRules() []string {
 	w.Helper()
 	rules := w.node.addressRules()
@@ -150,8 +152,8 @@ func (w *world) addressRules() []string {
 	return rules
 }
 
-// owners checks that containers that live are on record as such, and that each has its address for
-// itself alone. It returns the owners by address.
+// owners checks that each live container has a live record, and an address that no other container
+// has. It returns the containers by address.
 func (n *node) owners(live []*resident) map[string]string {
 	n.Helper()
 	owners, reserved := map[string]string{}, n.reserved()
@@ -170,7 +172,7 @@ func (n *node) owners(live []*resident) map[string]string {
 	return owners
 }
 
-// invariants checks what must hold between any two verbs.
+// invariants checks what must be true after each operation.
 func (w *world) invariants() {
 	taken, reserved, rules := w.taken(), w.reserved(), w.addressRules()
 	live := slices.DeleteFunc(slices.Clone(w.people), func(r *resident) bool { return !r.live })
@@ -203,7 +205,7 @@ func (w *world) invariants() {
 	}
 }
 
-// instances returns the delegates that keep files.
+// instances returns the faulty plugins of the chain, which create files.
 func (w *world) instances() []string {
 	if w.real {
 		return []string{"p0", "p2"}
@@ -211,7 +213,8 @@ func (w *world) instances() []string {
 	return []string{"p0", "p1", "p2"}
 }
 
-// owed returns what the journal's pending DELs would release, in the delegates' names.
+// owed returns the files and rules that the DELs in the journal would remove, by the names that the
+// faulty plugins give them.
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
 	for _, e := range w.records() {
@@ -226,8 +229,9 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end heals the delegates, and ends all containers: with the runtime's DELs, or without, and two GCs.
-// A DEL whose address host-local's file gives to another dead container waits for the second one.
+// end repairs the plugins, and ends all containers: with the runtime's DELs or, if forgotten,
+// without. Two GCs follow, because a DEL whose address belongs to another dead container, according
+// to host-local's file, waits for the second GC.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()
@@ -254,7 +258,7 @@ func (w *world) end(forgotten bool) {
 	w.nothingLeft()
 }
 
-// trial is one of rapid's tries as a test, with its own failure and cleanup.
+// trial is a testing.TB for one of rapid's tries, which fails and cleans up on its own.
 type trial struct {
 	testing.TB
 	try *rapid.T

@@ -10,7 +10,7 @@
 # namespaces and libcni cache disappear when it ends for any reason. It changes nothing on the machine. It exits with a
 # non-zero code if a claim that it prints is not true.
 set -euo pipefail
-case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself again with LC_ALL=C, so look at the locale now
+case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself again with LC_ALL=C, so it reads the locale now
 	*[Uu][Tt][Ff]-8 | *[Uu][Tt][Ff]8) export UNWIND_DEMO_BAR='█ ░' ;;
 esac
 export LC_ALL=C
@@ -176,7 +176,7 @@ wrapped() { # indent
 	fold -s -w $((80 - ${#1})) | sed "s/^/$1/; s/ *\$//"
 }
 
-# bar prints the pool as a bar. Its reserved addresses have the given colour.
+# bar prints the pool as a bar. Its reserved addresses have the given color.
 bar() { # reserved colour
 	local full=${UNWIND_DEMO_BAR:-# .} free i
 	free=${full#* } full=${full% *}

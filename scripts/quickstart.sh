@@ -187,7 +187,7 @@ clean_up() {
 	title "restoring the node's own network"
 	kubectl delete namespace "$name" --ignore-not-found --timeout=120s || true
 	if [[ -z $keep ]]; then # before the conflist is removed, or a running agent would switch to the next one
-		unwindctl uninstall --install-dir= || true # the agents do not install it again; they installed unwindctl on the node
+		unwindctl uninstall --install-dir= || true # agents then don't reinstall unwind; unwindctl stays on the node
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true
 		# a journal with attachments stays

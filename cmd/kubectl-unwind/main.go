@@ -94,7 +94,7 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
-// lineCommand returns a command that runs the same command of unwindctl with -o line.
+// lineCommand returns a command that runs the unwindctl command of the same name with -o line.
 func lineCommand(o *options, name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:     name,
@@ -104,7 +104,7 @@ func lineCommand(o *options, name, short string) *cobra.Command {
 		Args:    term.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			args := []string{name, "-o", "line"}
-			if dryRun, _ := cmd.Flags().GetBool("dry-run"); dryRun { // sweep alone has the flag
+			if dryRun, _ := cmd.Flags().GetBool("dry-run"); dryRun { // only sweep has the flag
 				args = append(args, "--dry-run")
 			}
 			return o.exec(cmd, args)

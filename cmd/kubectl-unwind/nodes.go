@@ -14,11 +14,12 @@ import (
 	"cni-unwind/cmd/internal/term"
 )
 
-// node is a node of the cluster, with the agent's pod, or "" if it has none.
+// node is a node of the cluster. pod is the agent's pod on the node, or "" if there is none.
 type node struct{ name, pod string }
 
-// findNodes returns the selected nodes, sorted by name: each node with an agent's pod and, if the
-// user may list nodes, each Linux node without one. A selector requires that permission.
+// findNodes returns the selected nodes, sorted by name. Without --nodes and --selector, these are
+// all nodes with an agent's pod and, if the user may list nodes, the other Linux nodes. --selector
+// requires permission to list nodes.
 func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node, err error) {
 	pods, err := o.list(ctx, stderr, "pods", "--selector="+o.agents, "--no-headers",
 		"--output=custom-columns=POD:.metadata.name,NODE:.spec.nodeName,"+
@@ -55,9 +56,9 @@ func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node
 	return nodes, nil
 }
 
-// chooseAgents returns the agent's pod on each node, from the columns POD, NODE, ENDS and RUNS. A
-// node has two such pods while a new one replaces an old one: one that runs comes first, then one
-// that is not being deleted.
+// chooseAgents returns the agent's pod on each node, from the columns POD, NODE, ENDS and RUNS. If
+// a node has several such pods, for example during an update, a running pod comes first, and then
+// one that is not being deleted.
 func chooseAgents(pods string) map[string]string {
 	const none = "<none>"
 	agents, ranks := map[string]string{}, map[string]int{}
@@ -87,7 +88,7 @@ func (o *options) list(ctx context.Context, stderr io.Writer, args ...string) (s
 	return out.String(), err
 }
 
-// kubectl runs kubectl, at most for the timeout.
+// kubectl runs kubectl with the user's flags, for at most --timeout.
 func (o *options) kubectl(ctx context.Context, stdout, stderr io.Writer, args ...string) error {
 	limited, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()

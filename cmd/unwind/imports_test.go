@@ -123,7 +123,7 @@ func TestHelpers(t *testing.T) {
 }
 
 // TestUnwindctl: the packages of unwindctl import each other in one direction only. Each may import
-// those in its row of the list, and cmd/internal/term, which kubectl-unwind imports, too.
+// the packages in its row of the list, and cmd/internal/term, which kubectl-unwind also imports.
 func TestUnwindctl(t *testing.T) {
 	const internal = "cmd/unwindctl/internal/"
 	allowed := map[string][]string{

@@ -24,8 +24,8 @@ func main() {
 	// wake each other up, on every core, while a node starts its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
-	// Until a delegate is slow, a signal kills this process. From then on it only stops the verb,
-	// which rolls back an ADD. Signal handlers need a thread, and most verbs can do without it.
+	// Until a plugin is slow, a signal kills this process. From then on, a signal only stops the
+	// verb, and unwind rolls back a stopped ADD. The handler needs a thread, which most verbs save.
 	handleSignals := sync.OnceFunc(func() {
 		asked := make(chan os.Signal, 1)
 		signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

@@ -90,7 +90,7 @@ func printStep(out io.Writer, o *term.Output, s trial.Step) {
 	if s.Remedy != "" {
 		t.Add("", "", "", "→ "+s.Remedy)
 	}
-	_ = t.Print(out, o) // the verdict's error counts
+	_ = t.Print(out, o) // printVerdict reports a write error
 }
 
 func printVerdict(out io.Writer, steps []trial.Step, plain bool,

@@ -20,19 +20,20 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// checkedNode is a node with unwind, whose chain is of the reference plugins, and a pod that lives. A
-// check locks the node, so each of these tests runs apart: see sandbox.Apart.
+// checkedNode is a node with unwind and a live pod. Its chain consists of reference plugins and the
+// faulty plugin. Only one check can run on a node at a time, so each test uses namespaces of its
+// own: see sandbox.Apart.
 type checkedNode struct {
 	*machine
 	pool   string
-	before []string      // what was there before any check
-	took   time.Duration // an ADD of the chain
+	before []string      // the result of there before the first check
+	took   time.Duration // the duration of an ADD
 }
 
 const checkBridge = "check0"
 
-// newCheckedNode has a faulty plugin at the end of its chain, which does as plan says, and a pool of
-// addresses up to a last one.
+// newCheckedNode returns a node whose chain ends with the faulty plugin, which the method plan
+// controls. The node's IPv4 pool ends at the address last.
 func newCheckedNode(t *testing.T, last string) *checkedNode {
 	t.Helper()
 	n := &checkedNode{machine: newMachine(t)}
@@ -72,8 +73,8 @@ func (n *checkedNode) checkArgs(args ...string) []string {
 	return append([]string{"check", "--conf-dir", n.conf(""), "--cni-bin-dir", n.plugin("")}, args...)
 }
 
-// there is all that the plugins, unwind and a check make: addresses, rules, links, network namespaces,
-// files of checks, records, and libcni's cache.
+// there returns everything that the plugins, unwind and a check create: addresses, iptables rules,
+// links, network namespaces, files of checks, journal records, and entries of libcni's cache.
 func (n *checkedNode) there() (all []string) {
 	n.Helper()
 	for _, pattern := range []string{n.pool + "/[1-9f]*", "/run/netns/*", "/var/lib/cni/unwind-check*", "/var/lib/cni/results/*", n.dir + "/taken/*"} {
@@ -95,16 +96,18 @@ func (n *checkedNode) there() (all []string) {
 	return all
 }
 
-// nothingLeft compares what is there with what was there before.
+// nothingLeft checks that the same resources exist as before the first check, and that the live pod
+// replies to ping.
 func (n *checkedNode) nothingLeft() {
 	n.Helper()
 	if diff := cmp.Diff(n.before, n.there()); diff != "" {
 		n.Errorf("-before +after:\n%s", diff)
 	}
-	n.must(home.command(n.machine, "ping", "-c1", "-W5", "10.78.0.2")) // the live pod
+	n.must(home.command(n.machine, "ping", "-c1", "-W5", "10.78.0.2")) // the live pod's address
 }
 
-// TestCheck: where all works, check says so, and leaves nothing. A pod that lives is not touched.
+// TestCheck: on a node without problems, check succeeds and leaves nothing behind. It does not
+// affect a live pod.
 func TestCheck(t *testing.T) {
 	if !apart(t) {
 		return
@@ -160,15 +163,15 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckFails: a failure names the plugin, its words and what to do, and leaves nothing but the DELs
-// that unwind retries.
+// TestCheckFails: if a step fails, check reports the cause and a remedy. It leaves nothing behind,
+// except DELs that unwind retries.
 func TestCheckFails(t *testing.T) {
-	const tooSmall = "10.78.0.2" // the live pod has it
-	var record string            // of the live pod
+	const tooSmall = "10.78.0.2" // the pool's only address, which the live pod has
+	var record string            // the live pod's record
 	for _, tt := range []struct {
 		name, last string
 		args       []string
-		limited    bool // to the time in which the plugins before the last one end for certain
+		limited    bool // by a --timeout that is long enough for all plugins except one that hangs
 		broken     func(n *checkedNode)
 		want       string
 		code       int
@@ -333,20 +336,20 @@ func TestCheckFails(t *testing.T) {
 	}
 }
 
-// script replaces a plugin by a shell script.
+// script replaces a plugin with a shell script.
 func (n *checkedNode) script(plugin, script string) {
 	check(n, os.Remove(n.plugin(plugin)))
 	check(n, os.WriteFile(n.plugin(plugin), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 }
 
-// fill puts a full file system over a directory.
+// fill mounts a full file system over a directory.
 func (n *checkedNode) fill(dir string) {
 	n.must(home.command(n.machine, "mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", dir))
 	n.Cleanup(func() { n.run(home.command(n.machine, "umount", "-l", dir)) })
 	n.run(home.command(n.machine, "cp", "/dev/zero", filepath.Join(dir, "full")))
 }
 
-// TestCheckInterrupted: a check that is interrupted deletes its attachment, in whichever verb it is.
+// TestCheckInterrupted: an interrupted check deletes its attachment, whichever verb was running.
 func TestCheckInterrupted(t *testing.T) {
 	if !apart(t) {
 		return
@@ -373,7 +376,7 @@ func TestCheckInterrupted(t *testing.T) {
 	}
 }
 
-// settle waits until unwind has sent one more DEL to a plugin that was killed.
+// settle repairs the faulty plugin, and sweeps until only the live pod's record remains.
 func (n *checkedNode) settle() {
 	n.Helper()
 	n.plan(nil)
@@ -387,7 +390,8 @@ func glob(t testing.TB, pattern string) []string {
 	return found
 }
 
-// TestCheckKilled: the next check removes what one left that was killed at any point.
+// TestCheckKilled: if SIGKILL ends a check at a random point, the next check removes everything
+// that the killed check left.
 func TestCheckKilled(t *testing.T) {
 	if !apart(t) {
 		return
@@ -413,8 +417,9 @@ func TestCheckKilled(t *testing.T) {
 	}
 }
 
-// TestCheckKilledInVerb: the next check waits for the plugin of one that was killed, and then removes
-// what that one left, with the rules that an unfinished ADD has made.
+// TestCheckKilledInVerb: if SIGKILL ends a check during a verb, the next check waits until the
+// killed check's plugin has ended. Then it removes everything that is left, even the rules of an
+// unfinished ADD.
 func TestCheckKilledInVerb(t *testing.T) {
 	if !apart(t) {
 		return
@@ -445,7 +450,8 @@ func TestCheckKilledInVerb(t *testing.T) {
 	}
 }
 
-// TestCheckTwice: of two checks at the same time, one waits for the other.
+// TestCheckTwice: only one check runs at a time. A second one waits, and fails if its --timeout
+// expires.
 func TestCheckTwice(t *testing.T) {
 	if !apart(t) {
 		return
@@ -476,7 +482,7 @@ func TestCheckTwice(t *testing.T) {
 	n.nothingLeft()
 }
 
-// TestCheckOnHost: check runs in a container's pod with --host, and nowhere else in a container.
+// TestCheckOnHost: in a container, check requires --host.
 func TestCheckOnHost(t *testing.T) {
 	if !apart(t) {
 		return

@@ -21,17 +21,18 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// reads are the commands that read the journal. CONF stands for the directory of conflists.
+// reads lists the commands that read the journal.
 var reads = [][]string{
 	{"list", "-o", "wide"}, {"show", "podnet/c007/eth0"}, {"history", "c007"}, {"doctor"}, {"ipam", "-o", "wide"},
 	{"sweep", "--dry-run"}, {"metrics"},
 }
 
-// most is the memory that such a command may take, in bytes.
+// most is the maximum memory of a command in reads, in bytes.
 const most = 200 << 20
 
-// putThree writes three records as verbs do: a new one after a container's, and twice the one before
-// it. It does so in a process of its own: in a damaged file, bbolt may overflow its stack.
+// putThree writes three records as verbs do: a new record after that of the container near, and
+// twice the record before it. It runs in a process of its own, because bbolt may overflow its stack
+// in a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {
@@ -53,22 +54,23 @@ func putThree(dir, near string) {
 
 func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 
-// deadEntry returns the record of a dead attachment, which is past its grace period from the start: a
-// command says the same of it at any time.
+// deadEntry returns the record of a dead attachment. It is past its grace period from the start, so
+// commands print the same for it at any time.
 func deadEntry(id string) *journal.Record {
 	return nodetest.Here(&journal.Record{
 		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}, Added: journal.Added{CNIVersion: "1.0.0", GracePeriod: 1, NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
 	})
 }
 
-// TestFlipped flips one bit of a journal, and then has a verb write three records. No command that
-// reads the journal reads for ever, takes all memory, or is wrong without an error. If a command says
-// that the file is damaged, the next ADD sets it aside. Verbs do not verify the file, so they may have
-// written to it meanwhile.
+// TestFlipped flips one bit of a journal, and then has a verb write three records. After that, no
+// command that reads the journal hangs, uses too much memory, or prints a wrong result without an
+// error. If a command reports that the file is damaged, the next ADD sets the file aside. Verbs
+// don't verify the file, so the three writes may succeed in a damaged file.
 //
-// The bits are in each byte of the first key of each leaf page, where bbolt would read for ever, and in
-// 2,000 bytes at random; a normal run has a sample of both, and each has two of the commands, the second
-// one in turn. None is in a meta page: if the newest one is damaged, bbolt goes back by a transaction.
+// The test flips bits in the first key of each leaf page, because bbolt could then read forever,
+// and in 2,000 random bytes. It flips no bit of a meta page: if the newest meta page is damaged,
+// bbolt uses the previous transaction. make test takes only a sample of the bytes. For each byte of
+// the sample, and for each random byte, it runs only list and, in turn, one of the other commands.
 func TestFlipped(t *testing.T) {
 	n := newMachine(t)
 	n.netns("add")
@@ -96,7 +98,7 @@ func TestFlipped(t *testing.T) {
 		check(t, errors.Join(os.WriteFile(n.store.Path(), data, 0o600), os.WriteFile(lock, queue, 0o600)))
 		n.run(home.command(n, filepath.Join(n.bin, "puts"), n.state, near))
 	}
-	right := map[string]string{} // by command and near
+	right := map[string]string{} // the correct output, by command and near
 	for i, f := range flips(whole) {
 		readers := reads
 		if turn := 1 + i%(len(reads)-1); f.random || sandbox.Rounds(1, 0, 0) == 1 {
@@ -113,7 +115,7 @@ func TestFlipped(t *testing.T) {
 		data := bytes.Clone(whole)
 		data[f.at] ^= 1 << (f.at % 8)
 		begin(data, f.near)
-		damaged := len(n.aside()) > 0 // a verb found it
+		damaged := len(n.aside()) > 0 // a verb detected the damage
 		for _, args := range readers {
 			out := n.bounded(confDir, args...)
 			says := out.code != 0 || strings.Contains(out.stdout, "its journal entry cannot be read")
@@ -139,10 +141,11 @@ func (n *machine) aside() []string {
 
 var times = regexp.MustCompile(`\b\d+(\.\d+)?(h|m|s|ms)\b`)
 
-// timeless leaves out times.
+// timeless replaces all durations in a text with "…".
 func timeless(text string) string { return times.ReplaceAllString(text, "…") }
 
-// bounded runs a command, which must end by itself, within bounds.
+// bounded runs a command, and checks that it ends by itself, without a panic, and within the memory
+// limit.
 func (n *machine) bounded(confDir string, args ...string) outcome {
 	n.Helper()
 	ctl := n.ctl(confDir, args...)
@@ -155,11 +158,11 @@ func (n *machine) bounded(confDir string, args ...string) outcome {
 	return out
 }
 
-// flip is a byte of a journal that is changed.
+// flip is a byte of a journal in which the test flips a bit.
 type flip struct {
 	at     int
 	name   string
-	near   string // a container whose record is near it
+	near   string // a container whose record is near the byte
 	random bool
 }
 

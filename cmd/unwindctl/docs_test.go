@@ -22,10 +22,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// manualEnv names the directory in which TestManual leaves the man pages: make man.
+// manualEnv is the environment variable with the directory into which TestManual writes the man
+// pages. make man sets it.
 const manualEnv = "UNWIND_MANUAL"
 
-// commands returns the program and its commands, of which documents speak.
+// commands returns unwindctl's root command, and all of its visible commands, including the root.
+// It formats their descriptions for man pages.
 func commands() (root *cobra.Command, all []*cobra.Command) {
 	root = rootCommand()
 	root.DisableAutoGenTag = true
@@ -36,7 +38,7 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 			all = append(all, cmd)
 		}
 	}
-	for _, cmd := range all { // indented lines stay lines; a section of the page has the exit codes
+	for _, cmd := range all { // keep indented lines; the exit codes get a section of their own
 		cmd.Long = strings.Replace(cmd.Long, describeExits(cmd.Name()), "", 1)
 		cmd.Long = strings.TrimSpace(indented.ReplaceAllStringFunc(cmd.Long, func(lines string) string {
 			return "\n    " + strings.ReplaceAll(strings.TrimSuffix(lines, "\n"), "\n", "\n    ") + "\n"
@@ -47,10 +49,11 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 
 var indented = regexp.MustCompile(`(?m)(^  .*(\n|$))+`)
 
-// onNode are the commands that look at the node, or change it.
+// onNode lists the commands that inspect or change the node.
 const onNode = "unwindctl doctor check list show history ipam metrics report sweep forget install on off uninstall run"
 
-// manualFiles are what commands read and write, by their default paths, for the section FILES.
+// manualFiles lists the files and directories that commands use, with their default paths, for the
+// section FILES of the man pages.
 var manualFiles = []struct{ commands, path, meaning string }{
 	{onNode, node.DefaultConfDir + "/00-unwind.json", "unwind's conflist, next to the provider's (--conf-dir)"},
 	{"unwindctl install on off uninstall run", node.DefaultConfDir + "/00-unwind.json.off", "unwind's conflist while unwind is off"},
@@ -88,7 +91,7 @@ func addSections(page []byte, command string) []byte {
 	return bytes.Replace(page, []byte(".SH EXAMPLE"), []byte(sections+".SH EXAMPLE"), 1)
 }
 
-// TestManual: each command has a man page, with its examples, exit codes and files.
+// TestManual: each command has a man page with an example, its exit codes and its files.
 func TestManual(t *testing.T) {
 	dir := os.Getenv(manualEnv)
 	if dir == "" {
@@ -136,9 +139,9 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// TestReadmeSession: the commands in README.md print the output that it shows. "…" stands for anything,
-// and spaces for as many as there are: a table is wider where an age has one digit more. At the end, a
-// sweep frees the address that the session leaks, which is older than the grace period.
+// TestReadmeSession: the commands in README.md print the output that README.md shows. In that
+// output, "…" stands for any text, and a space for one or more spaces, because the widths of
+// columns vary.
 func TestReadmeSession(t *testing.T) {
 	if !apart(t) {
 		return
@@ -168,8 +171,9 @@ var (
 	longFlag = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 )
 
-// TestDocumentedCommands: each command of a document exists, with its flags: unwindctl's, those of
-// kubectl unwind by the strings of its code, with unwindctl's after --, and make's targets.
+// TestDocumentedCommands: all commands and flags in the documents exist. For make, the test checks
+// the target. For kubectl unwind, it only checks that the words occur in Go code, and that the
+// words after -- are a command of unwindctl.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel()
 	root, _ := commands()
@@ -213,7 +217,8 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// unknownCommand returns the first word that is no command of root, or no flag of that command.
+// unknownCommand returns the first command that root lacks, or the first flag that the command
+// lacks.
 func unknownCommand(root *cobra.Command, words []string) string {
 	cmd := root
 	for _, word := range words {
@@ -233,7 +238,8 @@ func unknownCommand(root *cobra.Command, words []string) string {
 	return ""
 }
 
-// unknownWords returns the first command or flag that is not a word of the code.
+// unknownWords returns the first command or flag with a part that does not occur in the code. The
+// parts of --agent-selector are agent and selector.
 func unknownWords(identifiers, literals map[string]bool, words []string) string {
 	for i, word := range words {
 		if m := longFlag.FindStringSubmatch(word); m != nil {

@@ -10,9 +10,9 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/install"
 )
 
-// exit is an exit code of commands, and its meaning for them.
+// exit is an exit code, and its meaning for some commands.
 type exit struct {
-	commands string // names; "" for all commands without a row of their own
+	commands string // names; "" for all commands without their own row for this code
 	code     int
 	meaning  string
 }

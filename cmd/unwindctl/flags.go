@@ -48,11 +48,11 @@ func addCRIFlag(cmd *cobra.Command, cri *string) {
 	_ = cmd.RegisterFlagCompletionFunc("cri", completeSockets)
 }
 
-// noCache is the value of --cache-dir if the runtime has no libcni cache.
+// noCache is the value of --cache-dir for a runtime without a libcni cache.
 const noCache = "none"
 
-// checkDirs makes a command refuse each named flag whose directory doesn't exist: the directory's
-// name is probably mistyped.
+// checkDirs makes a command return a usage error if one of the named flags is set to a directory
+// that doesn't exist, because the user has probably mistyped it.
 func checkDirs(cmd *cobra.Command, names ...string) {
 	run := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
@@ -111,7 +111,7 @@ func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 // programDir is the default directory of unwindctl on a node. The linker can set another.
 var programDir = "/usr/local/bin"
 
-// addNodeFlags adds the flags for directories other than the runtime's.
+// addNodeFlags adds --install-dir and --systemd.
 func addNodeFlags(cmd *cobra.Command, programs, units *string, unitDir string) {
 	cmd.Flags().StringVar(programs, "install-dir", programDir,
 		"copy unwindctl and the plugin to `DIR`; if empty, copy neither")
@@ -138,7 +138,7 @@ func streams(cmd *cobra.Command) term.Streams {
 }
 
 // completeNames completes an argument that names an attachment, a pod or an address. The names come
-// from the journal, and with history also from the events.
+// from the journal and, if history is set, also from past events.
 func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -149,7 +149,7 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	}
 }
 
-// completeSockets completes the sockets of the runtimes that exist on this node.
+// completeSockets completes the runtimes' default sockets that exist on this node.
 func completeSockets(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
 		return !durable.Exists(path)

@@ -18,7 +18,8 @@ import (
 	"cni-unwind/plugin/decide"
 )
 
-// TestGlossary: each word that a command prints is explained, once for its kind, and nothing else is.
+// TestGlossary: for each kind of word, such as state or result, the glossary explains exactly the
+// words that commands print, and each word once.
 func TestGlossary(t *testing.T) {
 	var reasons []string
 	for _, r := range install.Reasons {
@@ -40,8 +41,8 @@ func TestGlossary(t *testing.T) {
 	}
 }
 
-// TestVocabulary: documents name each flag, key, variable, metric, label, state, cause and alert of the code, and no
-// others.
+// TestVocabulary: the documents name all flags, configuration keys, environment variables, metrics,
+// labels, label values and alerts of the code, and no others.
 func TestVocabulary(t *testing.T) {
 	t.Parallel()
 	read := func(pattern string) (text string) {

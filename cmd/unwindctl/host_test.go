@@ -18,15 +18,15 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// container is a place as a DaemonSet's container has it: the host's PID namespace, and a file
-// system with nothing but the two programs and /proc.
+// container is a place like a DaemonSet's container. It has the host's PID namespace, and a file
+// system with only the two programs and /proc.
 type container struct {
 	place
 	root string
 }
 
-// newContainer makes a container. Its programs are those of the tests. Nothing of it is seen on the
-// host.
+// newContainer creates a container with the programs under test. Its file system is not visible on
+// the host.
 func (n *machine) newContainer(flags ...string) container {
 	n.Helper()
 	root := filepath.Join(n.dir, "root")
@@ -36,19 +36,19 @@ func (n *machine) newContainer(flags ...string) container {
 	return container{n.newPlace(flags, flags, setup), root}
 }
 
-// command runs unwindctl there.
+// command returns a command that runs unwindctl in the container.
 func (c container) command(n *machine, args ...string) *exec.Cmd {
 	return c.place.command(n, "chroot", append([]string{c.root, "/unwindctl"}, args...)...)
 }
 
-// TestHost: with --host, what a command does it does on the host, and sees what the runtime sees.
+// TestHost: with --host, commands read and change the host's files, and use the host's namespaces.
 func TestHost(t *testing.T) {
 	t.Parallel()
 	n := newAgentMachine(t)
 	n.netns("live")
 	n.add(home, "live", n.pin("live"))
 	n.addDead("dead")
-	for _, plugin := range []string{"bridge", "portmap"} { // of the provider's chain
+	for _, plugin := range []string{"bridge", "portmap"} { // the plugins of the provider's chain
 		n.Write(filepath.Join(n.BinDir(), plugin), nodetest.FakePlugin)
 	}
 	c := n.newContainer("--mount", "--net")
@@ -94,9 +94,9 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostRun: the agent in a container with the host's network. The process that was started stays
-// in the container, where kubectl exec finds the programs then; its child is the agent, keeps what
-// it opens to itself, and ends as it is told to.
+// TestHostRun: with --host, the process of unwindctl run stays in the container, so that kubectl
+// exec can start more programs there. Its child is the agent. The agent runs on the host, passes
+// none of its descriptors on, and ends after a signal.
 func TestHostRun(t *testing.T) {
 	t.Parallel()
 	n := newAgentMachine(t)
@@ -125,7 +125,7 @@ func TestHostRun(t *testing.T) {
 }
 
 // TestHostRunEnds: the agent on the host and the process in the container end together, with the
-// same code.
+// same exit code.
 func TestHostRunEnds(t *testing.T) {
 	t.Parallel()
 	n := newAgentMachine(t)
@@ -151,8 +151,8 @@ func TestHostRunEnds(t *testing.T) {
 	}
 }
 
-// startOnHost starts the agent in a container, and returns when it has installed unwind on the
-// host.
+// startOnHost starts the agent in a container, and returns once the agent has installed unwind on
+// the host.
 func (n *machine) startOnHost(c container) *running {
 	n.Helper()
 	r := n.start(c.command(n, "--host", "run", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state,
@@ -161,8 +161,8 @@ func (n *machine) startOnHost(c container) *running {
 	return r
 }
 
-// child returns the process that another has started on the host, once that runs the program: Go
-// also starts one that only tries pidfds.
+// child waits until a process has a child that is the agent, and returns the child's ID. It ignores
+// a child that Go starts only to test pidfds.
 func (n *machine) child(pid int) int {
 	n.Helper()
 	var children []string
@@ -186,8 +186,8 @@ func (n *machine) child(pid int) int {
 	return child
 }
 
-// descriptors sees that a process has the plugin to install open, and no namespace, and that it
-// passes nothing of that on.
+// descriptors checks that a process has the plugin to install open, but no mount namespace. The
+// descriptors of the plugin and of network namespaces must be close-on-exec.
 func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -221,8 +221,8 @@ func sameFile(a, b string) bool {
 	return errA == nil && errB == nil && os.SameFile(inA, inB)
 }
 
-// TestInContainer: a command in a container that has neither a conflist nor a journal says so. It
-// says nothing of the node, which may have both.
+// TestInContainer: in a container without a conflist and a journal, commands fail and say so. They
+// print nothing about the node, which may have both.
 func TestInContainer(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)

@@ -23,17 +23,17 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// runtimeMachine is a node with a runtime that attaches pods: the reference plugins, and libcni with
-// its cache.
+// runtimeMachine is a node with the reference plugins. Its runtime is libcni with a cache of its
+// own.
 type runtimeMachine struct {
 	*machine
 	cacheDir string
 	pods     int
-	shared   string // the container whose network namespace all have; "" if each has its own
+	shared   string // the container whose network namespace all use; "" if each has its own
 	cni      *libcni.CNIConfig
 }
 
-// quick runs plugins without the race detector's delay at their end.
+// quick runs plugins without the race detector's delay at their exit.
 type quick struct {
 	*invoke.RawExec
 	cniversion.PluginDecoder
@@ -58,7 +58,7 @@ func newRuntimeMachine(t *testing.T) *runtimeMachine {
 	return n
 }
 
-// provide writes the provider's conflist, whole.
+// provide replaces the provider's conflist atomically, and returns its path.
 func (n *runtimeMachine) provide(content string) string {
 	n.Helper()
 	path := n.InConf("10-provider.conflist")
@@ -66,7 +66,7 @@ func (n *runtimeMachine) provide(content string) string {
 	return path
 }
 
-// ctl runs unwindctl install or uninstall for this runtime.
+// ctl runs an unwindctl command, such as install, with the directories of this node.
 func (n *runtimeMachine) ctl(command string, args ...string) outcome {
 	n.Helper()
 	args = append([]string{command, "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state}, args...)
@@ -88,7 +88,7 @@ func (n *runtimeMachine) mustCtl(command string, args ...string) string {
 	return out.stdout
 }
 
-// first loads the conflist that containerd would take (go-cni opts.go loadFromConfDir).
+// first loads the conflist that containerd would use (go-cni, opts.go, loadFromConfDir).
 func (n *runtimeMachine) first() (*libcni.NetworkConfigList, error) {
 	paths, err := netconf.Conflists(n.ConfDir())
 	if err != nil || len(paths) == 0 {
@@ -101,7 +101,7 @@ func (n *runtimeMachine) first() (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	// the list that libcni makes of the configuration of one plugin (conf.go ConfListFromConf)
+	// libcni turns the configuration of one plugin into this list (conf.go, ConfListFromConf)
 	return libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"name": %q, "cniVersion": %q, "plugins": [%s]}`, c.Name, c.CNIVersion, c.Data))
 }
 
@@ -110,7 +110,7 @@ func (n *runtimeMachine) rt(id string) *libcni.RuntimeConf {
 		{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", id}}}
 }
 
-// attach has the runtime attach a container to the network that it takes.
+// attach adds a container to the network of the first conflist, as the runtime does.
 func (n *runtimeMachine) attach(id string) (*libcni.NetworkConfigList, error) {
 	list, err := n.first()
 	if err == nil {
@@ -119,7 +119,7 @@ func (n *runtimeMachine) attach(id string) (*libcni.NetworkConfigList, error) {
 	return list, err
 }
 
-// veths returns how many there are on a bridge.
+// veths returns the number of interfaces on a bridge.
 func (n *runtimeMachine) veths(bridge string) int {
 	n.Helper()
 	master, err := netlink.LinkByName(bridge)
@@ -136,9 +136,9 @@ func (n *runtimeMachine) veths(bridge string) int {
 	return count
 }
 
-// TestUninstallReleases has pods that were added through unwind be released after the uninstall: by
-// the provider's conflist, without unwind's binary, as containerd does, and by the conflist of
-// their ADD, as CRI-O does.
+// TestUninstallReleases: after uninstall, the DEL of a pod that was added through unwind releases
+// everything. containerd sends the DEL with the provider's conflist, so it works without unwind's
+// binary. CRI-O sends the DEL with the ADD's conflist, from libcni's cache.
 func TestUninstallReleases(t *testing.T) {
 	t.Parallel()
 	for i, way := range []string{"containerd", "CRI-O"} {
@@ -195,8 +195,8 @@ func TestUninstallReleases(t *testing.T) {
 	}
 }
 
-// TestUninstallDuringADD has an ADD run during the uninstall: the plugin stays, because libcni caches the configuration for the
-// DEL only when the ADD ends.
+// TestUninstallDuringADD: uninstall keeps the plugin while an ADD runs. libcni caches the
+// configuration, which the DEL needs, only when the ADD ends.
 func TestUninstallDuringADD(t *testing.T) {
 	t.Parallel()
 	n := newRuntimeMachine(t)
@@ -225,9 +225,8 @@ func TestUninstallDuringADD(t *testing.T) {
 	}
 }
 
-// installed sees that whatever an install has left, the runtime's network works: unwind's conflist
-// is there only with a binary that runs, and what lies about is nothing that a runtime loads. It
-// says whether unwind is in use.
+// installed checks that a pod can be added and deleted, whatever an earlier install left, and
+// reports whether unwind is in use.
 func (n *runtimeMachine) installed(id string) bool {
 	n.Helper()
 	list, err := n.first()
@@ -242,7 +241,8 @@ func (n *runtimeMachine) installed(id string) bool {
 	return list.Plugins[0].Network.Type == "unwind"
 }
 
-// TestInstallKilled kills an install, first or repeated, at many moments. It is not power loss.
+// TestInstallKilled kills an install at 16 different moments. The network works after each of them,
+// and a last install succeeds. SIGKILL is not a power loss.
 func TestInstallKilled(t *testing.T) {
 	t.Parallel()
 	n := newRuntimeMachine(t)
@@ -274,7 +274,7 @@ func TestInstallKilled(t *testing.T) {
 	}
 }
 
-// unitFiles returns the systemd units by name.
+// unitFiles returns the texts of the systemd units, by file name.
 func unitFiles(t *testing.T) map[string]string {
 	t.Helper()
 	paths, err := filepath.Glob("internal/install/systemd/unwind-*")
@@ -292,7 +292,7 @@ func unitFiles(t *testing.T) map[string]string {
 	return units
 }
 
-// TestUnitsAreValid has systemd's own tool read the units.
+// TestUnitsAreValid checks the units with systemd-analyze.
 func TestUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
@@ -301,21 +301,21 @@ func TestUnitsAreValid(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"verify", "--man=no"}
 	for name, text := range unitFiles(t) {
-		// The command has to be there. The units are not installed, so neither is it.
+		// systemd-analyze requires that the command exists, but unwindctl is not installed here.
 		text = strings.ReplaceAll(text, "/usr/local/bin/unwindctl", "/bin/true")
 		path := filepath.Join(dir, name)
 		check(t, os.WriteFile(path, []byte(text), 0o644))
 		args = append(args, path)
 	}
 	out, err := exec.Command("systemd-analyze", args...).CombinedOutput()
-	if err != nil || bytes.Contains(out, []byte("unwind-")) { // of other units it may say what it likes
+	if err != nil || bytes.Contains(out, []byte("unwind-")) { // ignores other units' warnings
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestUnitsStayOnTheHost: a service with a mount, PID or network namespace of its own can tell
-// nothing, and many a setting makes one. So only settings that are known not to are used; and the
-// boot is not held up for long.
+// TestUnitsStayOnTheHost: the units use only settings that create no mount, PID or network
+// namespace, because unwindctl cannot judge attachments from a private namespace. Each oneshot
+// service has a timeout, so that the service cannot delay the boot for long.
 func TestUnitsStayOnTheHost(t *testing.T) {
 	t.Parallel()
 	harmless := []string{"Type", "ExecStart", "SuccessExitStatus", "TimeoutStartSec", "TimeoutStopSec", "KillMode", "Restart", "RestartSec",

@@ -45,7 +45,8 @@ func (n *runtimeMachine) writeConf(name string, c conf) {
 	n.Rename(n.InConf(name), string(data))
 }
 
-// appended returns a list with a plugin at its end, once.
+// appended returns a list that ends with a plugin. It changes nothing if the list already contains
+// the plugin.
 func (n *runtimeMachine) appended(c conf, plugin string) conf {
 	for _, p := range c.plugins() {
 		if p.(map[string]any)["type"] == plugin {
@@ -56,7 +57,8 @@ func (n *runtimeMachine) appended(c conf, plugin string) conf {
 	return c
 }
 
-// asList makes a list of a single plugin, of another name, as istio and linkerd do.
+// asList turns the configuration of a single plugin into a list with another network name, as istio
+// and linkerd do.
 func asList(c conf) conf {
 	if c["type"] == nil {
 		return c
@@ -65,12 +67,12 @@ func asList(c conf) conf {
 	return conf{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []any{map[string]any(c)}}
 }
 
-// installers are stand-ins of programs that edit the conflists of a directory, written from a
-// description of what they do at their start.
+// installers lists stand-ins for programs that edit conflists when they start. They follow a
+// description of these programs.
 var installers = []struct {
 	name     string
-	provider string // its file
-	want     string // the chain afterwards
+	provider string // the provider's file
+	want     string // the chain after the program has run
 	run      func(n *runtimeMachine)
 }{
 	{"antrea", "10-aws.conflist", "faulty antrea", func(n *runtimeMachine) {
@@ -125,8 +127,8 @@ func (n *runtimeMachine) provided() conf {
 	return conf{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "faulty", "dir": n.dir}}}
 }
 
-// running returns the plugins that run for a pod, and whether unwind runs them. Other files that
-// contain unwind make it an error.
+// runs returns the plugins that run for a pod, and whether unwind runs them. If any other file
+// contains unwind, it returns an error.
 func (n *runtimeMachine) runs() (plugins string, unwind bool, err error) {
 	paths, err := netconf.Conflists(n.ConfDir())
 	for i, path := range paths {
@@ -149,8 +151,8 @@ func (n *runtimeMachine) runs() (plugins string, unwind bool, err error) {
 	return plugins, unwind, err
 }
 
-// pod adds and deletes a pod by the first file, and returns how many plugins had its ADD, and
-// whether the first of the list was unwind.
+// pod adds and deletes a pod with the first conflist. It returns how many plugins got the ADD, and
+// whether the first plugin of the conflist is unwind.
 func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 	n.Helper()
 	n.pods++
@@ -176,8 +178,8 @@ func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 	return count("ADD"), list.Plugins[0].Network.Type == netconf.Name, err
 }
 
-// TestInstallers: whatever an installer makes of unwind's file, before or after the install, pods
-// start, and after the next install, off, uninstall or look of an agent no other file contains
+// TestInstallers: pods start, whatever these programs do to unwind's file before or after install.
+// After the next install, off or uninstall, or once an agent has reconciled, no other file contains
 // unwind, and each plugin runs once.
 func TestInstallers(t *testing.T) {
 	t.Parallel()
@@ -232,7 +234,7 @@ func TestInstallers(t *testing.T) {
 					}
 					starts := func(after string) {
 						t.Helper()
-						if _, _, err := n.pod(); err != nil && inst.name != "linkerd" { // of another network: see istio.md
+						if _, _, err := n.pod(); err != nil && inst.name != "linkerd" { // linkerd renames the network: see istio.md
 							t.Errorf("after %s: %v", after, err)
 						}
 					}

@@ -21,10 +21,10 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// secret is in every configuration, and in CNI_ARGS: no output and no log may have it.
+// secret is part of each configuration, and of CNI_ARGS. No output or log may contain it.
 const secret = nodetest.Secret
 
-// looks are the commands that change nothing. CONF stands for the directory of conflists.
+// looks lists commands that change nothing.
 var looks = [][]string{
 	{"list"}, {"list", "--json"}, {"list", "--network", network},
 	{"show", "stuck"}, {"show", "live", "--json"}, {"show", "10.9.0.99"}, {"show", "default/many"}, {"show", "nobody"},
@@ -33,9 +33,9 @@ var looks = [][]string{
 	{"forget", "stuck"}, {"forget", "live"},
 }
 
-// crowd gives a node what there is to look at: a live attachment and many more of one pod, one
-// whose DEL fails, one that is damaged, a pool with a stray reservation, and a history. It returns
-// the directory of conflists.
+// crowd fills a node with data: a live attachment, many copies of its record for another pod, an
+// attachment whose DEL fails, a pool with a reservation of an unknown owner, and a history. It
+// returns the directory of conflists.
 func (n *machine) crowd(many int) (confDir string) {
 	n.Helper()
 	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p", "password": %q, "ipam": {"type": "host-local",
@@ -78,7 +78,7 @@ func (n *machine) crowd(many int) (confDir string) {
 	return confDir
 }
 
-// ctl is unwindctl with the node's directories.
+// ctl returns an unwindctl command with the directories of the node.
 func (n *machine) ctl(confDir string, args ...string) *exec.Cmd {
 	args = append(slices.Clone(args), "--state-dir", n.state)
 	if confDir != "" && slices.Contains([]string{"show", "ipam", "metrics", "sweep"}, args[0]) {
@@ -87,7 +87,7 @@ func (n *machine) ctl(confDir string, args ...string) *exec.Cmd {
 	return n.unwindctl(args...)
 }
 
-// snapshot is all of some directories: names, modes, times and content.
+// snapshot returns the names, modes, sizes, times and contents of all files in some directories.
 func (n *machine) snapshot(dirs ...string) string {
 	n.Helper()
 	var text strings.Builder
@@ -113,8 +113,8 @@ func (n *machine) snapshot(dirs ...string) string {
 	return text.String()
 }
 
-// TestLooking: what looks changes not one byte, no time and no name, and none of the secrets is
-// seen.
+// TestLooking: read-only commands change no byte, time or name of a file. No command prints a
+// secret.
 func TestLooking(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -147,7 +147,8 @@ func TestLooking(t *testing.T) {
 	}
 }
 
-// wantDocument sees that JSON is an object of "version": 1 and one more key, which has a list.
+// wantDocument checks that a text is a JSON object with "version": 1 and one other key, whose value
+// is a list.
 func wantDocument(t *testing.T, args []string, text string) {
 	t.Helper()
 	var document map[string]json.RawMessage
@@ -166,8 +167,8 @@ func wantDocument(t *testing.T, args []string, text string) {
 	}
 }
 
-// TestNoLockWhilePrinting has the output of each command go to a full pipe that nobody reads: an
-// ADD is not kept waiting.
+// TestNoLockWhilePrinting: a command whose output goes to a full pipe holds no lock of the journal
+// while it waits for the reader, so an ADD does not wait.
 func TestNoLockWhilePrinting(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -197,14 +198,14 @@ func TestNoLockWhilePrinting(t *testing.T) {
 			id := fmt.Sprintf("new-%d", i)
 			n.netns(id)
 			n.add(home, id, n.pin(id))
-			if n.entry(id) == nil { // as after a wait for the journal
+			if n.entry(id) == nil { // as if the ADD could not lock the journal in time
 				t.Error("the ADD continued without the journal")
 			}
 		})
 	}
 }
 
-// fill writes to a pipe until no more fits.
+// fill writes to a pipe until it is full.
 func fill(t *testing.T, pipe *os.File) {
 	t.Helper()
 	check(t, pipe.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
@@ -218,7 +219,7 @@ func fill(t *testing.T, pipe *os.File) {
 	}
 }
 
-// writing says whether a thread of a process is in a write to its stdout.
+// writing reports whether a thread of a process is in a write to stdout.
 func writing(pid int) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	for _, path := range threads {
@@ -229,7 +230,7 @@ func writing(pid int) bool {
 	return false
 }
 
-// entry returns that of a container, or nil.
+// entry returns a container's record, or nil.
 func (n *machine) entry(id string) *journal.Record {
 	n.Helper()
 	for _, e := range n.entries() {

@@ -26,19 +26,19 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// check ends a test that has an error.
+// check fails the test at once if its error is not nil.
 var check = nodetest.Check
 
-// machine has the directories of a machine: a state directory, an IPAM's, and the pins of network
-// namespaces. Its programs run where they are told to.
+// machine is a node in a directory of its own, which contains the state directory, host-local's
+// pools, and the mounts of network namespaces.
 type machine struct {
 	testing.TB
-	*nodetest.Dirs // of a runtime; nil if the test needs none
+	*nodetest.Dirs // the runtime's directories; nil if the test needs none
 	dir            string
-	bin            string // of unwindctl and unwind
+	bin            string // the directory of unwindctl and unwind
 	tools          string
 	state          string
-	chain          string // the delegates
+	chain          string // the plugins, as JSON objects separated by commas
 	store          *journal.Store
 }
 
@@ -53,7 +53,7 @@ func newMachine(t *testing.T) *machine {
 	return n
 }
 
-// newMachineAt makes one in a directory that exists.
+// newMachineAt returns a machine in an existing directory.
 func newMachineAt(t testing.TB, dir, programs string) *machine {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")
@@ -63,10 +63,10 @@ func newMachineAt(t testing.TB, dir, programs string) *machine {
 		chain: fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, dir)}
 }
 
-// pin returns the path at which the network namespace of a container is, or would be.
+// pin returns the path at which a container's network namespace is mounted.
 func (n *machine) pin(id string) string { return filepath.Join(n.dir, "netns", id) }
 
-// netns makes network namespaces that nothing but a mount holds.
+// netns creates network namespaces that only a mount keeps alive.
 func (n *machine) netns(ids ...string) {
 	n.Helper()
 	for _, id := range ids {
@@ -75,7 +75,7 @@ func (n *machine) netns(ids ...string) {
 	}
 }
 
-// drop removes the network namespace of a container, in all mount namespaces that have it.
+// drop unmounts a container's network namespace, here and in the given places.
 func (n *machine) drop(id string, places ...place) {
 	n.Helper()
 	for _, where := range append(places, home) {
@@ -84,30 +84,32 @@ func (n *machine) drop(id string, places ...place) {
 	check(n, os.Remove(n.pin(id)))
 }
 
-// place is a set of namespaces in which programs are run: those of a process. The zero value is
-// where the tests run.
+// place stands for the namespaces of a process, in which programs run. The zero value stands for
+// the namespaces of the tests.
 type place struct {
 	pid   int
 	enter []string // flags of nsenter
-	less  bool     // programs may not inspect processes that have this right
+	less  bool     // programs lack CAP_SYS_PTRACE, and cannot inspect processes that have it
 }
 
 var home place
 
-// confined is the same place, for programs that have a capability less.
+// confined returns a copy of the place, in which programs lack CAP_SYS_PTRACE.
 func (p place) confined() place {
 	p.less = true
 	return p
 }
 
-// newPlace makes namespaces: flags are unshare's, kinds those among them that are entered. setup is
-// a shell's command that runs there first. The namespaces are there as long as the test.
+// newPlace creates namespaces that exist until the test ends. flags are unshare's flags, and kinds
+// are nsenter's flags for the namespaces that programs enter. The shell command setup runs in the
+// namespaces first.
 func (n *machine) newPlace(flags, kinds []string, setup string) place {
 	n.Helper()
-	// Of its process in this PID namespace tells the /proc of this one, so it is read before
-	// another is mounted.
+	// The process reads its ID in the tests' PID namespace from /proc before setup mounts another
+	// /proc.
 	script := `read -r pid rest </proc/self/stat; (` + setup + `) >&2 && echo $pid && exec sleep 3600`
-	if slices.Contains(flags, "--mount") { // has a copy of what other tests have mounted, which would outlive them
+	// Unmount the copies of other tests' mounts, which would keep those tests' namespaces alive.
+	if slices.Contains(flags, "--mount") {
 		script = `for pin in $(sed -n 's/^nsfs \([^ ]*\) .*/\1/p' /proc/mounts); do
 			case $pin in ` + n.dir + `/*) ;; *) umount -l "$pin" 2>/dev/null ;; esac; done; ` + script
 	}
@@ -130,7 +132,7 @@ func (n *machine) newPlace(flags, kinds []string, setup string) place {
 	return place{pid: pid, enter: kinds}
 }
 
-// command is a program to be run there.
+// command returns a command that runs a program in this place.
 func (p place) command(n *machine, name string, args ...string) *exec.Cmd {
 	if p.less {
 		args = append([]string{"--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", name}, args...)
@@ -145,12 +147,12 @@ func (p place) command(n *machine, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// unwindctl is the operator's program, run where the tests are.
+// unwindctl returns a command that runs unwindctl in the tests' namespaces.
 func (n *machine) unwindctl(args ...string) *exec.Cmd {
 	return home.command(n, filepath.Join(n.bin, "unwindctl"), args...)
 }
 
-// outcome is how a program ended.
+// outcome is the exit code and the output of a program.
 type outcome struct {
 	code           int
 	stdout, stderr string
@@ -182,8 +184,8 @@ func (n *machine) sweep(where place, args ...string) outcome {
 	return n.run(where.command(n, filepath.Join(n.bin, "unwindctl"), append([]string{"sweep", "--state-dir", n.state}, args...)...))
 }
 
-// verb runs a verb of the plugin as a runtime does, for a pod, or for a container of nerdctl or
-// podman if it has that name.
+// verb runs a verb of the plugin as a runtime does, for a pod. The ID nerdctl or podman stands for
+// a container of that runtime.
 func (n *machine) verb(where place, command, id, netns string) outcome {
 	n.Helper()
 	cmd := where.command(n, filepath.Join(n.bin, "unwind"))
@@ -210,7 +212,7 @@ func (n *machine) add(where place, id, netns string) {
 	}
 }
 
-// plan tells the faulty plugin what to do with the next calls: verb → mode.
+// plan sets the faulty plugin's mode for the next calls of each verb.
 func (n *machine) plan(modes map[string]string) {
 	n.Helper()
 	data, err := json.Marshal(map[string]any{"p": modes})
@@ -218,7 +220,7 @@ func (n *machine) plan(modes map[string]string) {
 	check(n, os.WriteFile(filepath.Join(n.dir, "plan.json"), data, 0o600))
 }
 
-// calls returns how often the faulty plugin was asked something.
+// calls returns how often the faulty plugin was called with a command.
 func (n *machine) calls(command string) int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.dir, "log"))
@@ -226,7 +228,7 @@ func (n *machine) calls(command string) int {
 	return bytes.Count(data, []byte(`{"phase":"start","command":"`+command+`"`))
 }
 
-// edit changes an entry in the journal.
+// edit changes a container's record in the journal.
 func (n *machine) edit(id string, change func(*journal.Record)) {
 	n.Helper()
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
@@ -241,7 +243,7 @@ func (n *machine) edit(id string, change func(*journal.Record)) {
 	check(n, err)
 }
 
-// ids returns the containers that the journal has.
+// ids returns the IDs of the containers in the journal.
 func (n *machine) ids() []string {
 	n.Helper()
 	attachments, err := inspect.ReadJournal(context.Background(), n.store)
@@ -253,7 +255,7 @@ func (n *machine) ids() []string {
 	return ids
 }
 
-// results reads the table that a sweep printed: container → RESULT, REASON.
+// results parses the table that a sweep printed. It maps each container to its RESULT and REASON.
 func (o outcome) results() map[string][2]string {
 	results := map[string][2]string{}
 	lines := strings.Split(o.stdout, "\n")
@@ -287,7 +289,7 @@ func (n *machine) removeLink(name string) {
 	})
 }
 
-// entries returns the whole journal.
+// entries returns all records in the journal.
 func (n *machine) entries() []*journal.Record {
 	n.Helper()
 	var all []*journal.Record

@@ -7,13 +7,13 @@
 //	term     tables, formats, usage errors, hints; in cmd/internal
 //	durable  replaces and removes files durably
 //	node     finds the runtimes of a node and their directories
-//	wrap     moves a chain into unwind's entry and back
+//	pools    reads the ranges and the taken addresses of host-local pools
 //	inspect  reads attachments and pools, and describes them
 //	install  plans and carries out an install
 //	doctor   reports problems of a node
 //	trial    checks a network with an attachment of its own
 //	bundle   collects files for a bug report
-//	metrics  prints metrics for Prometheus
+//	metrics  exports metrics to Prometheus
 //	agent    unwindctl run
 package main
 
@@ -40,7 +40,7 @@ import (
 func init() { runtime.LockOSThread() }
 
 func main() {
-	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind has started it
+	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind has started it as a plugin
 		trial.Plugin()
 		return
 	}

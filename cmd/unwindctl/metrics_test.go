@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// agentMetrics are those that the agent serves, with their labels, sorted. What monitoring is built on
-// is not renamed. Counters end in _total; ofAgent has those that the command does not print, at least
-// where no runtime is.
+// agentMetrics maps the metrics that the agent serves to their labels, in alphabetical order. Never
+// rename a metric, because users' dashboards and alerts contain its name. Counters end in _total.
+// ofAgent lists the metrics that unwindctl metrics omits on a node without a runtime.
 var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},
@@ -43,7 +43,7 @@ var agentMetrics, ofAgent = map[string][]string{
 	"unwind_waiting_deletes":                         {"for", "network", "plugin"},
 }, []string{"unwind_status", "unwind_off_timestamp_seconds", "unwind_plugin_info", "unwind_runtime_up"}
 
-// counted is a node that has something for every metric.
+// counted returns a node with a value for every metric.
 func counted(t *testing.T) (n *machine, confDir string) {
 	n = newMachine(t)
 	confDir = n.crowd(3)
@@ -66,8 +66,9 @@ func counted(t *testing.T) (n *machine, confDir string) {
 	return n, confDir
 }
 
-// TestMetrics: they are those that are promised, of names and help that Prometheus's own linter
-// finds well, and no label names a pod, a container or an address.
+// TestMetrics: unwindctl metrics prints exactly the metrics in agentMetrics that are not in
+// ofAgent. Prometheus's linter accepts their names and help texts, and no label contains a pod, a
+// container or an address.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	n, confDir := counted(t)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// repository has what the documents name.
+// repository contains the documents, and everything in the repository that documents may name.
 type repository struct {
 	documents map[string]string          // text by path, without fenced blocks
 	files     []string                   // all Go files
@@ -28,7 +28,7 @@ var (
 	anchor  = regexp.MustCompile(`<a id="([^"]+)">`)
 	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 
-	// outer are links to elsewhere; each reference, "[text]" without a path, is one.
+	// outer matches links to other sites, and references: "[text]" without a path.
 	outer  = regexp.MustCompile(`\[[^\][]*\](?:\(https?:[^)]*\)|[^(]|$)|https?://\S+`)
 	link   = regexp.MustCompile(`\]\(([^)# ]*)(?:#([^) ]*))?\)`)
 	runs   = regexp.MustCompile("go test (?:\\./)?([\\w/.-]+) -run '?([^' `]+)'?")
@@ -40,8 +40,8 @@ var (
 	member = regexp.MustCompile("`(\\w+)\\.([A-Z][\\w.]*)`")
 )
 
-// TestNames: each link of a document leads to a file and a heading. Each path, Go file, test and
-// member of a package that a document names exists.
+// TestNames: each link in a document leads to an existing file and heading. Each path, Go file,
+// test and package member that a document names exists.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	r := readRepository(t, "../..")
@@ -71,7 +71,7 @@ func readRepository(t *testing.T, root string) repository {
 			text, err := fs.ReadFile(tree, name)
 			r.documents[name] = fenced.ReplaceAllString(string(text), "")
 			return err
-		case d.Name() == "values.yaml": // the chart's README names what it has
+		case d.Name() == "values.yaml": // documents name the chart's values
 			text, err := fs.ReadFile(tree, name)
 			for _, w := range word.FindAllString(string(text), -1) {
 				r.words[w] = true
@@ -88,7 +88,7 @@ func readRepository(t *testing.T, root string) repository {
 	return r
 }
 
-// addCode notes the tests of a Go file, its identifiers, and the words of its strings.
+// addCode adds the tests of a Go file, its identifiers, and the words in its strings.
 func (r *repository) addCode(name string, text []byte) {
 	dir := path.Dir(name)
 	r.files = append(r.files, name)
@@ -131,7 +131,7 @@ func (r *repository) badLinks(name, text string) (bad []string) {
 	return bad
 }
 
-// anchors returns the anchors of a document, as GitHub makes them.
+// anchors returns the anchors of a document, as GitHub generates them.
 func anchors(text string) (all []string) {
 	for _, m := range heading.FindAllStringSubmatch(text, -1) {
 		slug := notSlug.ReplaceAllString(strings.ToLower(m[1]), "")
@@ -143,8 +143,8 @@ func anchors(text string) (all []string) {
 	return all
 }
 
-// badTests returns the tests that do not exist, and the parts of a -run that match none in the
-// package.
+// badTests returns the tests in a text that do not exist, and the parts of -run patterns that match
+// no test of the package.
 func (r *repository) badTests(text string) (bad []string) {
 	for _, m := range runs.FindAllStringSubmatch(text, -1) {
 		for pattern := range strings.SplitSeq(m[2], "|") {
@@ -154,15 +154,15 @@ func (r *repository) badTests(text string) (bad []string) {
 		}
 	}
 	for _, name := range test.FindAllString(runs.ReplaceAllString(text, ""), -1) {
-		if !r.words[name] { // a string has the name of a test of containerd
+		if !r.words[name] { // these include words in strings, such as names of containerd's tests
 			bad = append(bad, "the test "+name)
 		}
 	}
 	return bad
 }
 
-// badCode returns the Go files, the paths, the members of packages and, in a README, the names in
-// camel case that do not exist.
+// badCode returns the Go files, paths and package members in a document that do not exist. In a
+// README.md, it also returns names in camel case that do not occur in the code.
 func (r *repository) badCode(document, text string) (bad []string) {
 	for _, name := range goFile.FindAllString(text, -1) {
 		end := "/" + strings.TrimLeft(name, "./")
@@ -176,7 +176,7 @@ func (r *repository) badCode(document, text string) (bad []string) {
 		}
 	}
 	for _, m := range camel.FindAllStringSubmatch(text, -1) {
-		if path.Base(document) == "README.md" && !r.words[m[1]] { // others name what is of providers
+		if path.Base(document) == "README.md" && !r.words[m[1]] { // others also use providers' names
 			bad = append(bad, "`"+m[1]+"`")
 		}
 	}

@@ -15,14 +15,14 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// elsewhere are the namespaces in which an operator, or an agent in a pod, may look at a journal of
-// the host. setup has the pins of network namespaces in $PINS.
+// elsewhere lists namespaces from which an operator, or an agent in a pod, may read the host's
+// journal. In setup, $PINS is the directory in which the network namespaces are mounted.
 var elsewhere = []struct {
 	name  string
 	flags []string // of unshare
-	enter []string // of nsenter; nil if the same
+	enter []string // of nsenter; nil: the same as flags
 	setup string
-	pins  bool // the pins of the host are seen there
+	pins  bool // the mounts of the network namespaces are visible there
 }{
 	{"mount", []string{"--mount"}, nil, `umount -l "$PINS"/*`, false},
 	{"PID, with the host's /proc", []string{"--pid"}, nil, ``, true},
@@ -38,8 +38,8 @@ var elsewhere = []struct {
 		`umount -l "$PINS"/* && echo 0123456789abcdef0123456789abcdef >"$PINS.id" && mount --bind "$PINS.id" /etc/machine-id`, false},
 }
 
-// TestElsewhere: of what was added in other namespaces nothing can be told, and nothing is done.
-// Neither on the host of what was added in a container.
+// TestElsewhere: if an ADD ran in other namespaces, a sweep cannot judge its attachment, and
+// changes nothing. The same holds on the host for an ADD that ran in a container.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	for i, c := range elsewhere {
@@ -48,7 +48,7 @@ func TestElsewhere(t *testing.T) {
 				continue
 			}
 			if added == "added there" && strings.Contains(c.name, "the host's /proc") {
-				continue // no plugin can run there: it does not find its own network namespace
+				continue // no plugin can run there, because it cannot find its own network namespace
 			}
 			t.Run(c.name+", "+added, func(t *testing.T) {
 				t.Parallel()
@@ -79,7 +79,7 @@ func TestElsewhere(t *testing.T) {
 				}
 				n.addKinds(there)
 				if !c.pins {
-					unmountAll(filepath.Join(n.dir, "netns")) // so that they look gone from the host
+					unmountAll(filepath.Join(n.dir, "netns")) // so that the namespaces seem gone on the host
 				}
 				n.leftAlone(home)
 				n.judged(there)
@@ -88,8 +88,9 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestConfinedSweep: a sweep that may not inspect the other processes, process 1 among them, keeps
-// what may live in one of them, and what is of an earlier boot.
+// TestConfinedSweep: a sweep that may not inspect other processes, such as process 1, keeps all
+// live records, because such a process may use their namespaces. It also keeps records from an
+// earlier boot.
 func TestConfinedSweep(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -103,8 +104,8 @@ func TestConfinedSweep(t *testing.T) {
 	n.judged(home)
 }
 
-// addKinds adds an attachment of each kind: live, with its network namespace there and gone, and in
-// each other state.
+// addKinds adds two live attachments and one attachment in each other state. The network namespace
+// of the live attachment "gone" is removed.
 func (n *machine) addKinds(where place) {
 	n.Helper()
 	n.add(where, "there", n.pin("there"))
@@ -138,15 +139,15 @@ func (n *machine) addKinds(where place) {
 	})
 }
 
-// addEarlier adds an attachment and makes it one of an earlier boot.
+// addEarlier adds an attachment whose record is from an earlier boot.
 func (n *machine) addEarlier() {
 	n.Helper()
 	n.add(home, "earlier", n.pin("there"))
 	n.edit("earlier", func(e *journal.Record) { e.Added.Host.BootID = "earlier" })
 }
 
-// leftAlone sees that a sweep there changes nothing, and says of every attachment that it knows
-// nothing, and why.
+// leftAlone checks that sweeps in the given place change nothing, and print for each attachment why
+// they cannot judge it.
 func (n *machine) leftAlone(where place) {
 	n.Helper()
 	before, dels := n.file(), n.calls("DEL")
@@ -173,8 +174,8 @@ func (n *machine) leftAlone(where place) {
 	}
 }
 
-// damagedStays sees that a journal which is damaged is told there, and neither set aside nor
-// changed.
+// damagedStays checks that a sweep in the given place reports a damaged journal, but neither
+// changes it nor sets it aside.
 func (n *machine) damagedStays(where place) {
 	n.Helper()
 	whole := n.file()
@@ -194,7 +195,8 @@ func (n *machine) damagedStays(where place) {
 	n.writeFile(whole)
 }
 
-// judged sees that a sweep there releases all that is dead, and keeps what lives.
+// judged checks that a sweep in the given place releases all dead attachments, and keeps the live
+// one.
 func (n *machine) judged(where place) {
 	n.Helper()
 	out := n.sweep(where)
@@ -220,7 +222,7 @@ func (n *machine) writeFile(data []byte) {
 	check(n, os.WriteFile(n.store.Path(), data, 0o600))
 }
 
-// listOf writes a list of what is attached and returns its path.
+// listOf writes a list of valid attachments, and returns its path.
 func (n *machine) listOf(ids ...string) string {
 	n.Helper()
 	valid := []netconf.Attachment{}

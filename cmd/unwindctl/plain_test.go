@@ -32,21 +32,21 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// plainNode is a node without unwind: libcni runs the chain, the runtime lists its pods, and nothing
-// but unwindctl was copied to it. libcni's cache and host-local's files are where they are on a node,
-// so each of these tests runs apart: see sandbox.Apart.
+// plainNode is a node without unwind, to which only unwindctl was copied. libcni runs the chain,
+// and a fake runtime lists the pods. libcni's cache and host-local's files are at their usual
+// paths, so each test uses namespaces of its own: see sandbox.Apart.
 type plainNode struct {
 	*machine
 	chain   plainChain
 	confDir string
-	binDir  string // of the plugins that unwindctl runs
+	binDir  string // the directory of the plugins that unwindctl runs
 	list    *libcni.NetworkConfigList
 	cni     *libcni.CNIConfig
 	cri     *nodetest.FakeCRI
 	socket  string
 	listed  []string
 	ports   int
-	seen    map[string]seen // by look
+	seen    map[string]seen // by the NAME of the command look
 }
 
 const (
@@ -60,13 +60,13 @@ const (
 	shaping    = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`
 )
 
-// plainChain is a chain: the keys of its bridge, and the plugins after that. Its name is a condition
-// of the scripts.
+// plainChain is a chain that begins with bridge: some keys of bridge, and the plugins after it.
+// Scripts use the chain's name as a condition.
 type plainChain struct{ name, bridge, plugins string }
 
 var usual = plainChain{"usual", `"ipMasq": true`, byIPTables + "," + firewall}
 
-// allAddresses is the last of a pool of 17.
+// allAddresses is the last address of a pool of 17.
 const allAddresses = "10.77.0.18"
 
 // TestPlain runs the scripts of testdata/plain on nodes with the usual chain.
@@ -74,7 +74,8 @@ func TestPlain(t *testing.T) {
 	plainScripts(t, "../../testdata/plain", usual)
 }
 
-// TestLeft runs the scripts of testdata/left on nodes whose chains leave rules and devices, each in its way.
+// TestLeft runs the scripts of testdata/left on nodes whose chains leave different kinds of rules
+// and devices.
 func TestLeft(t *testing.T) {
 	for _, chain := range []plainChain{
 		{"iptables", usual.bridge, usual.plugins + "," + shaping},
@@ -86,7 +87,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// inTurn runs a script as soon as it is started.
+// inTurn ignores Parallel, so that a script runs as soon as it is started.
 type inTurn struct{ *testing.T }
 
 func (inTurn) Parallel() {}
@@ -137,9 +138,10 @@ func plainScript(t *testing.T, file string, chain plainChain) {
 	})
 }
 
-// plainVerbs are the statements of the scripts on plain nodes.
+// plainVerbs maps the commands of scripts for nodes without unwind to their implementations.
 var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bool, args []string){
-	// ctl [CODE] ARG…: unwindctl with the node's directories and the runtime at $CRI, and its exit code.
+	// ctl [CODE] ARG…: runs unwindctl with the node's directories and the runtime at $CRI, and checks
+	// its exit code (default 0).
 	"ctl": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		want, err := strconv.Atoi(args[0])
 		if err == nil {
@@ -151,11 +153,12 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 			ts.Fatalf("%v, want exit code %d", err, want)
 		}
 	},
-	// live ID…, leak ID…: pods that the runtime lists; pods of which it has lost its record. ID*3 is three.
+	// live ID…: attaches pods that the runtime lists.
+	// leak ID…: attaches pods that the runtime then forgets. ID*3 stands for ID0, ID1 and ID2.
 	"live": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.live(manyIDs(args)...) },
 	"leak": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.leak(manyIDs(args)...) },
-	// add ID [ADDRESS [FILE]]: an ADD, which gets that address, into a network namespace of its own or
-	// that of the process that a file names.
+	// add ID [ADDRESS [FILE]]: runs an ADD, which must assign the address. The network namespace is
+	// new or, with FILE, that of the process whose ID is in the file.
 	"add": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		conf := n.runtimeConf(args[0])
 		if len(args) > 2 {
@@ -167,31 +170,32 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 			ts.Fatalf("another address: %s", got)
 		}
 	},
-	// slow: the runtime is overloaded from now on, and tells its directories.
+	// slow: makes the runtime answer slowly from now on, as if overloaded, and report its directories.
 	"slow": func(n *plainNode, _ *testscript.TestScript, _ bool, _ []string) {
 		n.cri.Info = map[string]string{"cniconfig": fmt.Sprintf(`{"PluginConfDir": %q, "PluginDirs": [%q]}`, n.confDir, n.binDir)}
 		n.cri.Slow.Store(true)
 	},
-	// deaf PATH: a socket at which nobody answers.
+	// deaf PATH: creates a socket on which nobody answers.
 	"deaf": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		l, err := new(net.ListenConfig).Listen(context.Background(), "unix", ts.MkAbs(args[0]))
 		ts.Check(err)
 		n.Cleanup(func() { _ = l.Close() })
 	},
-	// journal VERB DIR ARG…: writes what the plugin would have written.
+	// journal VERB DIR ARG…: see nodetest.WriteJournal.
 	"journal": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) {
 		nodetest.WriteJournal(ts, neg, args)
 	},
-	// netns ID…, drop ID…: make and remove network namespaces.
+	// netns ID…, drop ID…: create and remove network namespaces.
 	"netns": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
 	"drop": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range ids {
 			n.drop(id)
 		}
 	},
-	// list [ID…]: the runtime's pods; "error" if it gives no list.
+	// list [ID…]: sets the pods that the runtime lists. With "error", listing pods fails.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
-	// clock kept|set: somebody has set the wall clock in this boot, as /dev/null shows, or not.
+	// clock kept|set: sets the time of /dev/null as if the wall clock had not been set since the boot,
+	// or had been.
 	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
 		if args[0] == "set" {
@@ -202,8 +206,9 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		ts.Check(errors.Join(syscall.Mknod(device, syscall.S_IFCHR|0o666, 1<<8|3), os.Chtimes(device, boot, boot),
 			syscall.Mount(device, "/dev/null", "", syscall.MS_BIND, "")))
 	},
-	// age ID [AGE], touch ID: the age of what host-local and libcni keep of a container; of its
-	// reservation alone.
+	// age ID [AGE]: gives the container's host-local files and its entry in libcni's cache this age
+	// (default: past the grace period).
+	// touch ID: sets the time of the container's host-local file to now.
 	"age": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		by, err := time.ParseDuration(append(args, sandbox.OldEnough.String())[1])
 		ts.Check(err)
@@ -212,7 +217,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	"touch": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.Chtimes(n.reserved(args[0])[0], time.Time{}, time.Now()))
 	},
-	// reserved ID…: each has an address, or none has.
+	// reserved ID…: checks that each container has an address or, with !, that none has one.
 	"reserved": func(n *plainNode, ts *testscript.TestScript, neg bool, ids []string) {
 		for _, id := range ids {
 			if got := n.reserved(id); (len(got) > 0) == neg {
@@ -222,8 +227,9 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// whole ID…: see wantWhole.
 	"whole": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.wantWhole(ids) },
-	// look NAME, same NAME [PART [PATTERN]]: what the plugins made on the node, all of it, the rules or
-	// libcni's cache, is what was there at look without what has the pattern.
+	// look NAME: saves everything that the plugins have created on the node.
+	// same NAME [PART [PATTERN]]: checks that the node has what look saved, except lines that match
+	// the pattern. PART is all (the default), rules, reserved or cached.
 	"look": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.seen[args[0]] = n.look() },
 	"same": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		want, got := maps.Clone(n.seen[args[0]]), n.look()
@@ -241,7 +247,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
 }
 
-// newPlainNode has bridge first in its chain, and a pool from 10.77.0.2 to a last address.
+// newPlainNode returns a node whose chain begins with bridge, and whose pool is from 10.77.0.2 to
+// the address last.
 func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 	t.Helper()
 	n := &plainNode{machine: newMachine(t), chain: chain, ports: 20000, seen: map[string]seen{}}
@@ -286,7 +293,7 @@ func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 
 func (n *plainNode) onNFTables() bool { return strings.Contains(n.chain.plugins, "nftables") }
 
-// links returns the names of the interfaces of a kind that plugins make.
+// links returns the names of all interfaces of a kind, such as veth.
 func (n *plainNode) links(kind string) (names []string) {
 	n.Helper()
 	all, err := netlink.LinkList()
@@ -302,8 +309,8 @@ func (n *plainNode) links(kind string) (names []string) {
 	return names
 }
 
-// runtimeConf is what the runtime passes for a pod, or for a nerdctl or podman container of that
-// name, with a port of the host.
+// runtimeConf returns the configuration that a runtime passes for a pod with a host port. The ID
+// nerdctl or podman stands for a container of that runtime.
 func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 	n.ports++
 	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "default"}}
@@ -324,7 +331,7 @@ func (n *plainNode) live(ids ...string) {
 	}
 }
 
-// mustAdd attaches a pod as a runtime with the plain chain does, and returns its address.
+// mustAdd attaches a pod as a runtime without unwind does, and returns its address.
 func (n *plainNode) mustAdd(conf *libcni.RuntimeConf) string {
 	n.Helper()
 	r, err := n.cni.AddNetworkList(context.Background(), n.list, conf)
@@ -336,8 +343,8 @@ func (n *plainNode) mustAdd(conf *libcni.RuntimeConf) string {
 	return result.IPs[0].Address.IP.String()
 }
 
-// leak attaches pods and forgets them: their namespaces go, and no DEL comes. They have been dead
-// for longer than the grace period.
+// leak attaches pods, and removes their network namespaces without a DEL. Their files are past the
+// grace period.
 func (n *plainNode) leak(ids ...string) {
 	n.Helper()
 	n.netns(ids...)
@@ -350,7 +357,7 @@ func (n *plainNode) leak(ids ...string) {
 	}
 }
 
-// ageBy makes what host-local and libcni keep of a container so old.
+// ageBy gives a container's host-local files and its entry in libcni's cache this age.
 func (n *plainNode) ageBy(id string, by time.Duration) {
 	n.Helper()
 	then := time.Now().Add(-by)
@@ -365,7 +372,8 @@ func (n *plainNode) cacheFile(id string) string {
 	return filepath.Join(cacheDir, network+"-"+id+"-eth0")
 }
 
-// reserved returns the files of a container's addresses; of all with "".
+// reserved returns host-local's files with the addresses of a container or, with "", of all
+// containers.
 func (n *plainNode) reserved(id string) (paths []string) {
 	n.Helper()
 	files, err := filepath.Glob(filepath.Join(poolDir, "10.*"))
@@ -383,7 +391,8 @@ func (n *plainNode) reserved(id string) (paths []string) {
 	return paths
 }
 
-// seen is all that the plugins make on a node: rules and devices, addresses, and libcni's cache.
+// seen contains everything that plugins create on a node: rules and ifb devices, reserved
+// addresses, and entries of libcni's cache.
 type seen map[string][]string
 
 var counters = regexp.MustCompile(` \[.*`)
@@ -427,7 +436,7 @@ func ids(prefix string, count int) (all []string) {
 	return all
 }
 
-// manyIDs returns what statements name: ID*3 is ID0, ID1 and ID2.
+// manyIDs expands IDs of a script: ID*3 stands for ID0, ID1 and ID2.
 func manyIDs(names []string) (all []string) {
 	for _, name := range names {
 		prefix, count, many := strings.Cut(name, "*")
@@ -440,9 +449,10 @@ func manyIDs(names []string) (all []string) {
 	return all
 }
 
-// TestPlainNodeWhileADDs: ADDs of the plain chain run while two sweeps free what is dead, with a list
-// that is older than these ADDs. The pool has no other address for them, so they get those that a sweep
-// has just freed. Every pod has all that its ADD made, and nothing of the dead is left.
+// TestPlainNodeWhileADDs: ADDs without unwind run while two sweeps release dead pods, with a list
+// of pods that is older than these ADDs. The pool has no other free address, so the ADDs get
+// addresses that a sweep has just released. In the end, live pods have everything that their ADDs
+// created, and nothing of the dead pods is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
 	if !apart(t) {
 		return
@@ -455,7 +465,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		dead := ids(fmt.Sprintf("dead%d-", round), 2)
 		n.leak(dead...)
 		gone := map[int]string{1: n.reserved(dead[0])[0], 3: n.cacheFile(dead[0])}[round%4]
-		if gone != "" { // the address of one is free, its rules are not; or nothing has its DEL
+		if gone != "" { // one dead pod has lost its reservation or its cache entry
 			check(t, os.Remove(gone))
 		}
 		young := ids(fmt.Sprintf("young%d-", round), 2)
@@ -481,7 +491,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		if err := errors.Join(errs...); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // it may have the last owner's MAC address
+		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // it may contain the previous owner's MAC address
 		n.wantWhole(append(ids("live", 3), young...))
 		for i, id := range young {
 			if err := n.cni.DelNetworkList(context.Background(), n.list, confs[i]); err != nil {
@@ -489,7 +499,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 			}
 			n.drop(id)
 		}
-		n.ctl("sweep") // DELs that had to wait, since one of these had the address before them
+		n.ctl("sweep") // runs DELs that waited while one of these pods had their address
 		if diff := cmp.Diff(live, n.look()); diff != "" {
 			t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
 		}
@@ -499,7 +509,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 	}
 }
 
-// addOnceFree has the runtime try ADDs until one gets an address, with a DEL after each that fails.
+// addOnceFree repeats an ADD until an address is free, and sends a DEL after each failed ADD.
 func (n *plainNode) addOnceFree(conf *libcni.RuntimeConf) (err error) {
 	for range 100 {
 		_, err = n.cni.AddNetworkList(context.Background(), n.list, conf)
@@ -514,8 +524,8 @@ func (n *plainNode) addOnceFree(conf *libcni.RuntimeConf) (err error) {
 	return err
 }
 
-// wantWhole: each pod has its address, which answers, its cache, and the rules that libcni's CHECK of its
-// chain looks for.
+// wantWhole checks that each pod has one address, which replies to ping, that libcni's cache has an
+// entry for the pod, and that libcni's CHECK of the chain succeeds.
 func (n *plainNode) wantWhole(pods []string) {
 	n.Helper()
 	for _, id := range pods {

@@ -118,7 +118,7 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	return r.err
 }
 
-// writeNew writes a file that does not exist, or nothing.
+// writeNew writes a new file. It refuses to replace an existing file, and leaves no incomplete one.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -131,7 +131,7 @@ func writeNew(path string, data []byte) error {
 	return err
 }
 
-// add adds a part. If it fails, the report contains what there is of it.
+// add adds a part of the report. If the part fails, the report contains its incomplete output.
 func (r *reporter) add(name string, part func() ([]byte, error)) {
 	data, err := part()
 	r.failed(name, err)
@@ -144,7 +144,8 @@ func (r *reporter) failed(name string, err error) {
 	}
 }
 
-// output returns the output of another command. The exit codes of doctor's findings are no errors.
+// output returns the output of another command. An exit code that reports doctor's findings is not
+// an error.
 func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	root := rootCommand()
@@ -153,7 +154,7 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd, _, _ := root.Find(args)
 	for name, value := range flags {
 		if _, err := os.Stat(value); name == "state-dir" && err != nil {
-			continue // nobody needs to have given it
+			continue // a command may refuse a missing directory, even the default one
 		}
 		if value != "" && cmd.Flags().Lookup(name) != nil {
 			args = append(args, "--"+name, value)
@@ -232,7 +233,7 @@ func (r *reporter) versions(ctx context.Context) {
 
 var ofCNI = regexp.MustCompile(`(?i)cni|^\*|^table|^\s*chain`)
 
-// rules returns the lines of a program's output that name CNI chains, and those of tables.
+// rules returns the lines of a program's output that contain CNI, or that begin a table or a chain.
 func rules(ctx context.Context, args []string) (kept []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -22,8 +22,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// newAgentMachine is a node with a runtime's directories, a plugin to install, and a provider's
-// file.
+// newAgentMachine returns a node with a runtime's directories, a plugin to install, and a
+// provider's conflist.
 func newAgentMachine(t *testing.T) *machine {
 	t.Helper()
 	n := newMachine(t)
@@ -31,13 +31,13 @@ func newAgentMachine(t *testing.T) *machine {
 	return n
 }
 
-// await waits until our conflist is as it should be.
+// await waits until unwind's conflist matches a description: see nodetest.Dirs.Installed.
 func (n *machine) await(want string) {
 	n.Helper()
 	eventually(n, want, func() bool { return n.Installed() == want })
 }
 
-// running is a program that runs.
+// running is a started program. Its stderr is the log.
 type running struct {
 	*machine
 	cmd   *exec.Cmd
@@ -59,10 +59,10 @@ func (r *running) log() string {
 	return r.stderr.String()
 }
 
-// says counts the lines of the log that have a text.
+// says returns how often a text occurs in the log.
 func (r *running) says(text string) int { return strings.Count(r.log(), text) }
 
-// address is where an agent serves, once it says so.
+// address waits until an agent logs the address of its HTTP server, and returns the address.
 func (r *running) address() (at string) {
 	r.Helper()
 	eventually(r, "it serves", func() bool {
@@ -73,7 +73,7 @@ func (r *running) address() (at string) {
 	return at
 }
 
-// get returns what an agent answers: the status, and the body from the next line on.
+// get returns an agent's HTTP response: the status, and the body from the next line on.
 func (r *running) get(path string) string {
 	r.Helper()
 	answer, err := http.Get("http://" + r.address() + path)
@@ -129,7 +129,8 @@ func (r *running) wait(within time.Duration) (code int) {
 	}
 }
 
-// agent starts an agent that looks each second, and serves nothing unless it is told to.
+// agent starts an agent with an interval of one second and without an HTTP server. args may
+// override both.
 func (n *machine) agent(where place, args ...string) *running {
 	n.Helper()
 	args = append([]string{"run", "--conf-dir", n.ConfDir(), "--cni-bin-dir", n.BinDir(), "--state-dir", n.state, "--cri", "none",
@@ -139,7 +140,7 @@ func (n *machine) agent(where place, args ...string) *running {
 	return n.start(cmd)
 }
 
-// addDead adds an attachment whose network namespace is gone then.
+// addDead adds an attachment, and then removes its network namespace.
 func (n *machine) addDead(id string) {
 	n.Helper()
 	n.netns(id)
@@ -154,8 +155,9 @@ func (n *machine) awaitReleased(id string) {
 
 func (o outcome) says(text string) bool { return strings.Contains(o.stdout+o.stderr, text) }
 
-// TestRunFollows: our conflist follows what the provider makes of its file, and is there, and
-// whole, at every moment. testdata/agent has files that are away, half written, or no chain.
+// TestRunFollows: the agent updates unwind's conflist when the provider's file changes, and the
+// conflist is complete at every moment. testdata/agent covers files that are missing, half written,
+// or without a chain.
 func TestRunFollows(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -178,7 +180,7 @@ func TestRunFollows(t *testing.T) {
 			r := n.agent(home, "--interval", "1h")
 			n.await(nodetest.First)
 			stop := n.AlwaysThere()
-			time.Sleep(200 * time.Millisecond) // what it has written itself is looked at
+			time.Sleep(200 * time.Millisecond) // the agent reacts to its own changes meanwhile
 			change(n, n.InConf("10-bridge.conflist"))
 			n.await(want)
 			stop()
@@ -187,7 +189,8 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// TestRunElsewhere: from a container nothing can be told. That is said once, and nothing is done.
+// TestRunElsewhere: an agent in a container cannot judge attachments. It logs this once, and
+// changes nothing.
 func TestRunElsewhere(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -209,8 +212,8 @@ func TestRunElsewhere(t *testing.T) {
 	}
 }
 
-// TestAgentFlat: over many reconciles, sweeps and changes of the provider's file nothing
-// accumulates.
+// TestAgentFlat: over many reconciles, sweeps and changes of the provider's file, the agent
+// accumulates no goroutines, descriptors or memory.
 func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's goroutines
 	sandbox.Concurrent(t)
 	n := newAgentMachine(t)
@@ -223,7 +226,7 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 		},
 		CRI: "none", Listen: "127.0.0.1:0", Interval: 5 * time.Millisecond,
 	}
-	_, err := facts.InterfaceAt("/proc/self/ns/net", "") // the thread that visits namespaces stays
+	_, err := facts.InterfaceAt("/proc/self/ns/net", "") // starts the thread that enters namespaces
 	check(t, err)
 	before := runtime.NumGoroutine()
 	fds := openDescriptors(t)
@@ -243,7 +246,7 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		goroutines, descriptors = runtime.NumGoroutine(), openDescriptors(t)
-		for range 20 { // a sweep that is under way has some for a while
+		for range 20 { // a running sweep has more for a while
 			time.Sleep(3 * time.Millisecond)
 			goroutines, descriptors = min(goroutines, runtime.NumGoroutine()), min(descriptors, openDescriptors(t))
 		}

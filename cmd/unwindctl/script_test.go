@@ -29,14 +29,14 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestMain runs the tests in namespaces of their own, or the program that writes records, if this
-// program was started under its name.
+// TestMain runs the tests in namespaces of their own. If this program was started under the name
+// puts, it writes records instead: see putThree.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "puts" {
 		putThree(os.Args[1], os.Args[2])
 		os.Exit(0)
 	}
-	code := sandbox.Run(m) // --host goes to process 1, and so does a sweep after a boot
+	code := sandbox.Run(m) // --host enters the namespaces of the sandbox's process 1
 	_ = os.RemoveAll(built)
 	os.Exit(code)
 }
@@ -47,13 +47,14 @@ const programsEnv = "UNWIND_TEST_PROGRAMS"
 // built is the directory of the programs that this process has built, or "".
 var built string
 
-// underTest builds, once, unwindctl and the plugin, and returns their directory. Tests start them
-// thousands of times, and a test binary takes two or three times as long to start. unwindctl's
-// default of --install-dir is empty, so that nothing goes into the machine's own. go test does not
-// see what this build reads: it runs the tests again if a package that they import has changed, or a
-// file that they open.
+// underTest builds unwindctl and the plugin once, and returns their directory. Tests start these
+// programs thousands of times, and a test binary takes two or three times as long to start. The
+// default of --install-dir is empty, so install writes nothing outside of the test's directories.
+//
+// go test doesn't know which files this build reads. So this package imports the plugin, and
+// underTest opens the other files: go test then runs the tests again if one of them has changed.
 var underTest = sync.OnceValues(func() (dir string, err error) {
-	if dir := os.Getenv(programsEnv); dir != "" { // of the process that runs this one: see apart
+	if dir := os.Getenv(programsEnv); dir != "" { // set by the parent process: see apart
 		return dir, nil
 	}
 	const plugin = "../../testdata/unwind"
@@ -73,7 +74,7 @@ var underTest = sync.OnceValues(func() (dir string, err error) {
 	return built, os.Setenv(programsEnv, built)
 })
 
-// programs returns a directory with the programs under test, and puts.
+// programs returns a directory with the programs under test, and with puts, which is this program.
 func programs(t testing.TB) string {
 	t.Helper()
 	from, err := underTest()
@@ -88,7 +89,8 @@ func programs(t testing.TB) string {
 	return dir
 }
 
-// apart is sandbox.Apart, for tests of the programs under test, which are built once for all.
+// apart is sandbox.Apart, but first builds the programs under test, so that all processes use the
+// same build.
 func apart(t *testing.T) bool {
 	t.Helper()
 	sandbox.Need(t)
@@ -97,7 +99,8 @@ func apart(t *testing.T) bool {
 	return sandbox.Apart(t)
 }
 
-// noExitDelay has the race detector let a program exit at once, and not a second later.
+// noExitDelay is a value of GORACE: a program with the race detector then exits immediately,
+// instead of a second later.
 const noExitDelay = "atexit_sleep_ms=0"
 
 func TestScript(t *testing.T) {
@@ -125,7 +128,7 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// expandFiles has the files of a script name its directories.
+// expandFiles replaces $WORK in the files of a script with the script's directory.
 func expandFiles(env *testscript.Env) error {
 	return filepath.WalkDir(env.WorkDir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -139,7 +142,7 @@ func expandFiles(env *testscript.Env) error {
 	})
 }
 
-// untilItSucceeds runs a program until its exit code is 0: eventually PROGRAM ARG….
+// untilItSucceeds implements eventually PROGRAM ARG…: it runs the program until its exit code is 0.
 func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
 	for end := time.Now().Add(sandbox.Patience); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -148,7 +151,7 @@ func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// unmountAll lets go of the network namespaces that are pinned in a directory.
+// unmountAll unmounts the network namespaces that are mounted in a directory.
 func unmountAll(dir string) {
 	pins, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, pin := range pins {
@@ -156,39 +159,40 @@ func unmountAll(dir string) {
 	}
 }
 
-// scripted is the node of a script of testdata/script: its directories are state, net.d, plugins and
-// netns in the script's.
+// scripted is the node on which a script of testdata/script runs. Its directories state, net.d,
+// plugins and netns are in the script's directory.
 type scripted struct {
 	*machine
-	agent *running // the last one
+	agent *running // the agent that was started last
 }
 
-// verb is a statement of the scripts beside testscript's own.
+// verb implements a command of the scripts, in addition to testscript's own.
 type verb func(n *scripted, ts *testscript.TestScript, neg bool, args []string)
 
-// verbs are all of them.
+// verbs maps the names of these commands to their implementations.
 var verbs = map[string]verb{
-	// eventually PROGRAM ARG…: runs it until its exit code is 0.
+	// eventually PROGRAM ARG…: runs a program until its exit code is 0.
 	"eventually": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
-	// write FILE [TEXT]: writes one line, or none.
+	// write FILE [LINE…]: writes a file with these lines.
 	"write": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.Join(append(args[1:], ""), "\n")), 0o644))
 	},
-	// compact FILE: prints a file in JSON without its layout.
+	// compact FILE: prints a JSON file as one line.
 	"compact": func(_ *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		var line bytes.Buffer
 		ts.Check(json.Compact(&line, []byte(ts.ReadFile(args[0]))))
 		fmt.Fprintln(ts.Stdout(), &line)
 	},
-	// journal VERB DIR ARG…: writes what the plugin would have written.
+	// journal VERB DIR ARG…: see nodetest.WriteJournal.
 	"journal": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) {
 		nodetest.WriteJournal(ts, neg, args)
 	},
-	// netns ID…: makes network namespaces, netns/ID.
+	// netns ID…: creates network namespaces, mounted at netns/ID.
 	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
-	// add ID…: attaches pods through unwind, each with a network namespace of its own; ID@FILE with that
-	// of the process that a file names. old ID…: and it is past the grace period; dead ID…: and the
-	// namespace goes.
+	// add ID…: attaches pods through unwind, each in a new network namespace. With ID@FILE, add uses
+	// the namespace of the process whose ID is in the file.
+	// old ID…: the same, but the attachments are past their grace period.
+	// dead ID…: the same, but then removes the network namespaces.
 	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
 	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range n.addAll(ids) {
@@ -200,14 +204,15 @@ var verbs = map[string]verb{
 			n.addDead(id)
 		}
 	},
-	// pause ID: the last try of its DEL was just now, and one of many.
+	// pause ID: makes the attachment's first step look as if its DEL had failed 30 times. The next try
+	// is due in 4 minutes.
 	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		n.edit(ids[0], func(e *journal.Record) {
 			s := &e.Steps[0]
 			s.Tries, s.Next = 30, journal.Next{Why: journal.ForBackoff, At: journal.BootNanos() + int64(4*time.Minute)}
 		})
 	},
-	// plan [VERB=MODE…]: what the faulty plugin does with the next calls.
+	// plan [VERB=MODE…]: sets the faulty plugin's mode for the next calls of each verb.
 	"plan": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) {
 		modes := map[string]string{}
 		for _, arg := range args {
@@ -216,7 +221,8 @@ var verbs = map[string]verb{
 		}
 		n.plan(modes)
 	},
-	// ids [ID…]: the journal has exactly these; released ID…: it does not have these, by and by.
+	// ids [ID…]: checks that the journal contains exactly these containers.
+	// released ID…: waits until the journal contains none of these containers.
 	"ids": func(n *scripted, ts *testscript.TestScript, _ bool, ids []string) {
 		if got := n.ids(); !slices.Equal(got, ids) {
 			ts.Fatalf("the journal has %v", got)
@@ -227,17 +233,19 @@ var verbs = map[string]verb{
 			n.awaitReleased(id)
 		}
 	},
-	// swept: two sweeps have come to their end, of which the second began after now.
+	// swept: waits until the agent has finished a sweep that read the journal after this command
+	// began.
 	"swept": func(n *scripted, _ *testscript.TestScript, _ bool, _ []string) {
 		for _, id := range []string{"swept1", "swept2"} {
 			n.addDead(id)
 			n.awaitReleased(id)
 		}
 	},
-	// cri [ID…]: a runtime that has these pods is at $CRI; with "error" or "hang" as an ID it gives no
-	// list, and says why in other words each time, or nothing. "silent" answers no call.
+	// cri [ID…]: serves a runtime with these pods at $CRI. With the ID "error", each list of pods
+	// fails with a different error. With "hang", a list hangs. With "silent", the runtime answers no
+	// call.
 	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
-	// provider [CAPABILITY…]: writes the provider's conflist, whole.
+	// provider [CAPABILITY…]: replaces the provider's conflist atomically.
 	"provider": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.MkdirAll(n.ConfDir(), 0o755))
 		if len(args) == 0 {
@@ -245,7 +253,8 @@ var verbs = map[string]verb{
 		}
 		n.Rename(n.InConf("10-bridge.conflist"), nodetest.Conflist(network, args...))
 	},
-	// agent [ARG…]: starts an agent, process $AGENT, that sweeps each second, with a plugin to install.
+	// agent [ARG…]: starts an agent that sweeps every second and has a plugin to install. $AGENT is
+	// its process ID.
 	"agent": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		if binary := filepath.Join(n.dir, "unwind"); !durable.Exists(binary) {
 			n.Write(binary, nodetest.FakePlugin)
@@ -254,7 +263,9 @@ var verbs = map[string]verb{
 		n.agent = n.machine.agent(home, args...)
 		ts.Setenv("AGENT", fmt.Sprint(n.agent.cmd.Process.Pid))
 	},
-	// end [SIGNAL CODE]: ends the last agent, with TERM and 0 if nothing else is said; ended CODE: it ends.
+	// end [SIGNAL CODE]: sends a signal (default TERM) to the last agent, and waits until it exits
+	// with this code (default 0).
+	// ended CODE: waits until the last agent exits with this code.
 	"end": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		if len(args) == 0 {
 			args = []string{"TERM", "0"}
@@ -263,11 +274,12 @@ var verbs = map[string]verb{
 		n.wantEnd(args[1])
 	},
 	"ended": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.wantEnd(args[0]) },
-	// log: prints what the last agent logged.
+	// log: prints the last agent's log.
 	"log": func(n *scripted, ts *testscript.TestScript, _ bool, _ []string) {
 		fmt.Fprint(ts.Stdout(), n.agent.log())
 	},
-	// says N TEXT: so often the last agent's log has it; awaits TEXT: it has it by and by.
+	// says N TEXT: checks that the last agent's log contains the text N times.
+	// awaits TEXT: waits until the log contains the text.
 	"says": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		if got := n.agent.says(args[1]); fmt.Sprint(got) != args[0] {
 			ts.Fatalf("said %d times", got)
@@ -276,9 +288,11 @@ var verbs = map[string]verb{
 	"awaits": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) {
 		eventually(n, args[0], func() bool { return n.agent.says(args[0]) > 0 })
 	},
-	// installed WANT: unwind's conflist is so by and by, see Installed.
+	// installed WANT: waits until unwind's conflist matches this description: see
+	// nodetest.Dirs.Installed.
 	"installed": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.await(args[0]) },
-	// get PATH [TEXT]: prints what the last agent answers, at $AT, once that has a text.
+	// get PATH [TEXT]: waits until the last agent's HTTP response contains the text, and prints the
+	// response. $AT is the agent's address.
 	"get": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Setenv("AT", n.agent.address())
 		answer := ""
@@ -290,7 +304,7 @@ var verbs = map[string]verb{
 	},
 }
 
-// addAll attaches pods, see the verb, and returns their IDs.
+// addAll implements the command add, and returns the IDs.
 func (n *machine) addAll(pods []string) (ids []string) {
 	n.Helper()
 	for _, pod := range pods {
@@ -307,8 +321,8 @@ func (n *machine) addAll(pods []string) (ids []string) {
 	return ids
 }
 
-// cri serves a runtime with these pods, see the verb. With "many" as an ID it has some 8 MB of
-// annotations, twice what grpc takes unless it is told.
+// cri implements the command cri. With the ID "many", the list contains about 8 MB of annotations,
+// twice grpc's default limit for a message.
 func (n *scripted) cri(ids []string) (socket string) {
 	if slices.Contains(ids, "silent") {
 		socket, _ = nodetest.Listen(n)

@@ -118,7 +118,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	unjudged := slices.ContainsFunc(r.Findings, func(f sweep.Finding) bool {
 		return f.Verdict == decide.Unknown && len(f.Addresses) > 0
 	})
-	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // as on a node of Nomad
+	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // for example, on a Nomad node
 		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
@@ -143,8 +143,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
 }
 
-// pluginMissing returns an error if the runtime loads unwind's conflist, but the plugin is gone. No
-// other part of a node without an agent notices that.
+// pluginMissing returns an error if the runtime loads unwind's conflist, but the plugin is missing.
+// On a node without an agent, only this check detects that.
 func pluginMissing(confDir, path string) error {
 	paths, _ := netconf.Conflists(confDir)
 	for _, first := range paths[:min(1, len(paths))] {

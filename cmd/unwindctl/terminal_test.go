@@ -25,11 +25,12 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// age is a cell that differs a second later.
+// age matches a table cell with an age, which may change between two runs.
 var age = regexp.MustCompile(` +[0-9]+[sm] +`)
 
-// TestColours: on a terminal doctor has its severities in colours, which NO_COLOR turns off, and a
-// look again begins in the same place. What is piped has neither.
+// TestColours: on a terminal, doctor prints severities in color, unless NO_COLOR is set. With
+// --watch, doctor clears the screen before each repetition. Output to a pipe has no escape
+// sequences.
 func TestColours(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -60,7 +61,7 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// dead adds attachments that are dead, and whose DEL goes so.
+// dead adds dead attachments, and sets the faulty plugin's mode for their DELs.
 func (n *machine) dead(many int, mode string) {
 	n.Helper()
 	n.netns("d")
@@ -80,8 +81,8 @@ func (n *machine) dead(many int, mode string) {
 	n.plan(map[string]string{"DEL": mode})
 }
 
-// TestTables: on a terminal each table fits its width, with the names that other commands take.
-// What is piped is whole, and so is -o wide.
+// TestTables: on a terminal, each table fits the terminal's width. In a pipe, or with -o wide,
+// nothing is cut.
 func TestTables(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -89,7 +90,7 @@ func TestTables(t *testing.T) {
 	confDir := n.crowd(2)
 	for _, tt := range []struct {
 		width int
-		whole string // is not cut
+		whole string // a text that must not be cut
 		args  []string
 	}{
 		{80, "faulty (tried 1×, code", []string{"list"}}, {80, "faulty: p ADD refused\n", []string{"history"}},
@@ -114,14 +115,14 @@ func TestTables(t *testing.T) {
 		}
 		for line := range strings.Lines(shown) {
 			line = strings.TrimSpace(line)
-			if chars := utf8.RuneCountInString(line); chars > width && !strings.HasSuffix(line, ".") { // no sentence
+			if chars := utf8.RuneCountInString(line); chars > width && !strings.HasSuffix(line, ".") { // only sentences may be longer
 				t.Errorf("%v: %d characters on %d columns: %s", args, chars, width, line)
 			}
 		}
 		if !strings.Contains(shown, tt.whole) {
 			t.Errorf("%v on %d columns: no %q in\n%s", args, width, tt.whole, shown)
 		}
-		if !strings.Contains(shown, "is cut to fit") && args[0] != "doctor" { // whose texts are wrapped
+		if !strings.Contains(shown, "is cut to fit") && args[0] != "doctor" { // doctor wraps its texts
 			t.Errorf("%v: nothing is cut:\n%s\npiped:\n%s", args, shown, piped)
 		}
 	}
@@ -141,8 +142,8 @@ func (n *machine) onTerminal(width uint16, cmd *exec.Cmd) string {
 
 var colour = regexp.MustCompile("\x1b\\[[0-9]+m")
 
-// TestLines: on a terminal no text is wider than 80 columns and no word is broken, in the help of each
-// command too. States have colours.
+// TestLines: on a terminal of 80 columns, commands and their help texts break long lines between
+// words, and print states in color.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -178,7 +179,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// reported is what a report contains: the text of each file by its name, without the directory.
+// reported returns the text of each file in a report, by the file's name without the top directory,
+// and the names in their order.
 func reported(t *testing.T, archive []byte) (files map[string]string, names []string) {
 	t.Helper()
 	files = map[string]string{}
@@ -199,10 +201,12 @@ func reported(t *testing.T, archive []byte) (files map[string]string, names []st
 	}
 }
 
-// secrets are in the conflist, in libcni's cache, and in a plugin's error.
+// secrets lists the secrets that TestReport puts into the conflist, libcni's cache and a plugin's
+// error.
 var secrets = []string{"t0ken-of-calico", "pa55word", "client-key-data: LS0tLS1C", "MIIEowIBAAKCAQ", "987654321987", "u53r-pw", "eyJhbGciOi.eyJpc3M.c2ln", "in-cni-args", "in-environment"}
 
-// TestReport: a report contains what its help says, and no secret, even if parts of it fail.
+// TestReport: a report contains the parts that its help text lists, and no secret. If a part fails,
+// the report contains the others.
 func TestReport(t *testing.T) {
 	if !apart(t) {
 		return
@@ -224,7 +228,7 @@ func TestReport(t *testing.T) {
 	n.plan(map[string]string{"ADD": "fail", "DEL": "fail"})
 	n.chain = strings.Replace(n.chain, `"instance": "p"`, fmt.Sprintf(`"instance": %q`, secrets[0]), 1)
 	check(t, os.WriteFile(filepath.Join(n.dir, "plan.json"), []byte(`{"*": {"ADD": "fail"}}`), 0o600))
-	n.verb(home, "ADD", "says", n.pin("says")) // the error of the plugin contains the token
+	n.verb(home, "ADD", "says", n.pin("says")) // the plugin's error contains the token
 
 	args := []string{"report", "--conf-dir", n.conf(""), "--cni-bin-dir", n.plugin("")}
 	cmd := n.unwindctl(args...)

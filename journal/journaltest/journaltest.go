@@ -12,7 +12,7 @@ import (
 )
 
 // PutIn puts a record in any state. The journal allows only certain changes of state, so PutIn puts
-// the record as adding first. It keeps e.Since if that is set.
+// the record as adding first. If e.Since is set, PutIn keeps it, except in state live.
 func PutIn(tx *journal.Tx, e *journal.Record) error {
 	want, since := e.State, e.Since
 	e.State = journal.Adding
@@ -34,14 +34,15 @@ func KeyOf(text string) journal.Key {
 	return journal.Key{Network: part[0], ContainerID: part[1], IfName: part[2]}
 }
 
-// MakeNewer marks a journal as readable by newer releases only, by its format record.
+// MakeNewer changes the format record of a journal so that only newer releases can read the
+// journal.
 func MakeNewer(s *journal.Store) error {
 	return InFile(s, "meta", "format", func(key, _ []byte) []byte {
 		return journal.Seal(key, []byte(`{"writer":99,"oldestReader":99}`))
 	})
 }
 
-// Become returns a change for InFile that replaces each value by the given one.
+// Become returns a change for InFile that replaces each value with the given one.
 func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }

@@ -9,8 +9,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestEnd: a DEL is dropped if it failed 300 times after its pause, the namespace is gone, and no
-// address may depend on the DEL. Each row changes one of these conditions.
+// TestEnd: a DEL is dropped once it has failed 300 times, each time after its pause, if the
+// namespace is gone. If an address may depend on the DEL, the chain must also have lacked the
+// plugin at each of the last 300 tries.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	type try struct {
@@ -48,7 +49,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestMayHold covers each reason for which an address may depend on a DEL.
+// TestMayHold covers each reason why an address may depend on a DEL.
 func TestMayHold(t *testing.T) {
 	t.Parallel()
 	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`
@@ -89,7 +90,7 @@ func TestAfter(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, done := After(tt.step, tt.outcome, now)
-			if done && !tt.outcome.Failed { // nobody reads Next of a step that is done
+			if done && !tt.outcome.Failed { // once a step is done, its Next is never read
 				got.Next, tt.want.Next = journal.Next{}, journal.Next{}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" || done != tt.done {
@@ -99,8 +100,8 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-// TestRetries covers the configurations with which a DEL is retried if it failed with the recorded
-// one.
+// TestRetries covers the configurations with which unwind retries a DEL that failed with its
+// recorded configuration.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	const ports = `{"runtimeConfig": {"portMappings": [{"hostPort": 80}]}}`

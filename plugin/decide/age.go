@@ -9,21 +9,23 @@ import (
 type Grace struct {
 	Over bool
 	// SameBoot is True if one of the owner's files was written in this boot, False if all are older,
-	// and Unclear if the clock does not show that.
+	// and Unclear if the clock does not show which.
 	SameBoot Truth
 	Left     time.Duration // 0 if it is over or unknown
 }
 
-// Clock is what is known of the wall clock.
+// Clock contains the known facts about the wall clock.
 type Clock struct {
 	SinceBoot time.Duration
 	Kept      bool // nobody has set it in this boot
 }
 
 // DecideGrace decides whether the grace period of an owner is over, given the ages of its files by
-// the wall clock. If somebody has set the clock in this boot (a board without a clock of its own, a
-// paused virtual machine), a time before the boot proves nothing, nor does one in the future. Only
-// given ends the period then: it is --grace-period, or 0, and replaces grace.
+// the wall clock. given is --grace-period, or 0; if set, it replaces grace.
+//
+// A file time in the future proves nothing. Neither does a time before the boot if somebody has set
+// the clock in this boot, as on a board without a clock of its own, or in a virtual machine that
+// was paused. In these cases, the period is over only if given is set.
 func DecideGrace(ages []time.Duration, clock Clock, grace, given time.Duration) Grace {
 	age, older := clock.SinceBoot, 0
 	for _, one := range ages {

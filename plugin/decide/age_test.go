@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestDecideGrace: the age of an owner is that of its youngest file. If the clock was set in this
-// boot, a file time before the boot proves nothing: the grace period ends only if --grace-period is
-// given.
+// TestDecideGrace: an owner is as old as its youngest file. A file time in the future proves
+// nothing. Neither does a time before the boot if the clock was set in this boot. In both cases,
+// the grace period ends only if --grace-period is given.
 func TestDecideGrace(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute

@@ -13,10 +13,10 @@ import (
 type Evidence struct {
 	State           journal.State
 	Reason          Reason // why it is in this state, from the journal
-	Locked          Fact   // some process holds the attachment's lock
+	Locked          Fact   // another process holds the attachment's lock
 	SameNamespaces  Fact   // this process runs in the namespaces of its ADD
-	SameBoot        Fact   // its newest ADD was in this boot
-	OtherHost       Fact   // its newest ADD was on another machine
+	SameBoot        Fact   // its ADD was in this boot
+	OtherHost       Fact   // its ADD was on another machine
 	NetNS           Fact   // its network namespace is at its path, or mounted elsewhere
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
@@ -33,10 +33,10 @@ const (
 	Unknown Verdict = "unknown"
 	Live    Verdict = "live"
 	Dead    Verdict = "dead"
-	// Foreign is an attachment of an earlier boot that may be another machine's, whose disk was
-	// cloned. Nothing in a kernel outlives its boot, and a DEL could release what the other machine
-	// uses of a cluster-wide IPAM plugin or a load balancer. So unwind releases only host-local's
-	// reservations on this disk.
+	// Foreign is the verdict on an attachment of an earlier boot that may belong to another machine,
+	// because this disk may be a clone. The kernel keeps nothing across a boot, and a DEL could
+	// release what the other machine uses of a cluster-wide IPAM plugin or a load balancer. So unwind
+	// runs no DEL, and releases only host-local's reservations on this disk.
 	Foreign Verdict = "other-machine"
 )
 
@@ -53,7 +53,7 @@ func (v Judgment) Releasable() bool { return v.Verdict == Dead || v.Verdict == F
 // Recent reports whether the verdict is live only because the grace period has not expired.
 func (v Judgment) Recent() bool { return v.Reason.Is(WithinGrace) }
 
-// NetNSThere and Locked are the verdicts that need no further evidence.
+// NetNSThere and Locked are verdicts that other packages also use without calling Decide.
 var (
 	NetNSThere = live("its network namespace exists")
 	Locked     = live("its lock is held by a running operation")
@@ -72,9 +72,9 @@ func Undecided(text, doubt string) Judgment {
 	return Judgment{Verdict: Unknown, Reason: Reason{Text: text}}
 }
 
-// Decide returns the verdict on an attachment (see "Who is dead" in README.md). It is dead, or of
-// another machine, only if no later ADD without a journal record added it again: to undo the
-// earlier ADD would remove resources of the later one.
+// Decide returns the verdict on an attachment (see "Who is dead" in README.md). If an ADD without a
+// journal record added the attachment again, it is not dead: the DELs of the recorded ADD would
+// release resources of the later one.
 func Decide(ev Evidence) Judgment {
 	v := decideRecorded(ev)
 	switch {
@@ -129,10 +129,10 @@ func decideRecorded(ev Evidence) Judgment {
 		"its network namespace, the processes or the host's interfaces cannot be inspected"), "")
 }
 
-// decideUnlisted returns the verdict if the runtime does not list the attachment, but its network
-// namespace may still exist. A process may merely hold the namespace open, so the host end of the
-// interface alone does not prove that the attachment is live. The list may be older than the
-// attachment.
+// decideUnlisted returns the verdict on an attachment that the runtime does not list, although its
+// network namespace, a process in it, or the host end of its interface may exist. The namespace or
+// the host end alone does not prove that the attachment is live, because a process elsewhere may
+// merely keep the namespace open. A young attachment is live, because the list may be older.
 func decideUnlisted(ev Evidence) Judgment {
 	switch {
 	case Yes(ev.HasProcess):
@@ -150,21 +150,22 @@ func decideUnlisted(ev Evidence) Judgment {
 	return dead(Unlisted)
 }
 
-// Stray is the evidence on a reservation, or on an attachment in libcni's cache, whose owner is
-// not in the journal. The runtime's list covers it by container ID, regardless of the interface.
+// Stray contains the evidence on the owner of a host-local reservation or of a file in libcni's
+// cache, if the journal does not contain that owner. The runtime's list covers the owner by
+// container ID, regardless of the interface.
 type Stray struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // see DecideGrace
-	Undated         bool // the clock does not show its age
-	Cached          Fact // libcni's cache contains the owner, whose namespace exists
+	Undated         bool // the clock does not show the owner's age
+	Cached          Fact // libcni's cache contains the owner, and its namespace may exist
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
 }
 
-// DecideStray returns the verdict on a reservation whose owner is not in the journal: a pod that
-// started before unwind was installed or, if the journal was lost, any pod (antrea#8239). The
-// reservation is dead only if all evidence agrees.
+// DecideStray returns the verdict on a reservation whose owner is not in the journal. Such an owner
+// is a pod that started before unwind was installed or, if the journal was lost, any pod
+// (antrea#8239). The reservation is dead only if all evidence agrees.
 func DecideStray(o Stray) Judgment {
 	switch {
 	case unknown(o.SameNamespaces):
@@ -215,14 +216,15 @@ type Owner struct {
 	Others bool // another record, live or being added, claims the address, or that is unknown
 }
 
-// ByAddress reports whether a step's DEL may remove rules by an address alone, and so those of the
-// address's next owner.
+// ByAddress reports whether a step's DEL may remove rules by address alone, and so remove those of
+// the address's next owner.
 func ByAddress(s *journal.Step) bool { return !known.ByType(s.Type).ByContainer }
 
-// Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that got
-// the address always does, and so does a plugin that removes nothing of another container. Any
-// other might remove the rules of the address's next owner (cni#924), so it gets an address only
-// while that provably belongs to this ADD. It succeeds without the address, too.
+// Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that
+// allocated the address always gets it, and so does a plugin that removes nothing of another
+// container. Any other plugin might remove the rules of the address's next owner (cni#924). It gets
+// the address only while the address provably belongs to this ADD. Its DEL succeeds without the
+// address as well.
 func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 	switch {
 	case s.Index == c.Step || !ByAddress(s):
@@ -235,7 +237,7 @@ func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in
 // the journal and in metrics; it is "" for most reasons to keep an attachment. Text is for people,
-// and may add details to the code's text below.
+// and may add details to the text that belongs to the code.
 type Reason struct {
 	Code string
 	Text string
@@ -269,7 +271,7 @@ var (
 		"it was added before the last boot, possibly on another machine"}
 )
 
-// Recorded returns a record's reason, given its code and text.
+// Recorded returns a record's reason. An empty code or text is replaced by that of Requested.
 func Recorded(code, text string) Reason {
 	return Reason{cmp.Or(code, Requested.Code), cmp.Or(text, Requested.Text)}
 }
@@ -282,7 +284,7 @@ var WithinGrace = Reason{"within-grace",
 // Fact is yes, no or unknown. nil is unknown. Package facts determines a fact when it is first
 // needed, and only once. A Truth is a fact that is already determined.
 type Fact interface {
-	// Ask returns the fact. If it is unknown, why explains that to people.
+	// Ask returns the fact and, if it is unknown, the reason for that in words, or "".
 	Ask() (v Truth, why string)
 }
 

@@ -8,8 +8,8 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestDecide covers each row of the verdict table in README.md, and the cases that differ from it
-// in one piece of evidence.
+// TestDecide covers each row of the verdict table in README.md, and variants of the rows with one
+// piece of evidence changed.
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	gone := Evidence{State: journal.Live, Locked: False, SameNamespaces: True, SameBoot: True, OtherHost: False,
@@ -130,9 +130,9 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideAll covers every combination of evidence. An attachment is dead only if README.md, "Who
-// is dead", says so. If one piece of evidence becomes unknown, a live attachment never becomes
-// dead.
+// TestDecideAll covers every combination of evidence. Decide releases an attachment exactly when
+// the table "Who is dead" in README.md does. If one piece of evidence becomes unknown, a live
+// attachment never becomes dead (for the exception, see keptByMore).
 func TestDecideAll(t *testing.T) {
 	t.Parallel()
 	answers := []Truth{Unclear, False, True}
@@ -185,7 +185,8 @@ var everyField = []func(*Evidence) *Fact{
 	func(ev *Evidence) *Fact { return &ev.AddedUnseen },
 }
 
-// proven is the table of README.md, "Who is dead", as one formula.
+// proven reports whether the table "Who is dead" in README.md releases an attachment, in one
+// formula.
 func proven(ev Evidence) bool {
 	owed := ev.State == journal.RollingBack || ev.State == journal.Deleting
 	rebooted := ev.SameBoot == False && ev.OtherHost == False
@@ -197,8 +198,8 @@ func proven(ev Evidence) bool {
 	return ev.Locked == False && ev.SameNamespaces == True && ev.AddedUnseen == False && (here || foreign)
 }
 
-// keptByMore reports whether less lacks a runtime's list that contains the attachment. The list
-// kept the attachment; without it the other evidence decides.
+// keptByMore reports whether the runtime's list contains the attachment in more, and is unknown in
+// less. The list keeps the attachment. Without the list, the attachment may be dead.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }
@@ -263,8 +264,8 @@ func (u unasked) Ask() (Truth, string) {
 	return Unclear, ""
 }
 
-// TestAskedLate: some facts are expensive to gather. A decision that an earlier row of the table
-// makes does not ask for the facts of later rows.
+// TestAskedLate: some facts are expensive to gather. If a row of the table decides, Decide and
+// DecideStray do not request the facts that only later rows need.
 func TestAskedLate(t *testing.T) {
 	t.Parallel()
 	later := unasked{t}

@@ -11,7 +11,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// wrong describes the invariant that a state breaks, or returns "".
+// wrong returns a description of the invariant that a state breaks, or "".
 func (m *protocol) wrong(s state) string {
 	switch {
 	case s.illegal:
@@ -54,14 +54,14 @@ func (m *protocol) wrong(s state) string {
 	return m.converges(s)
 }
 
-// shownAnothers reports whether firewall's DEL gets an address that another ADD has.
+// shownAnothers reports whether firewall's DEL gets an address that belongs to another ADD.
 func (m *protocol) shownAnothers(s *state, d lostDelegate) bool {
 	if d.step != 1 || d.shows == none || s.owner[d.shows] == none {
 		return false
 	}
 	c := &s.c[s.owner[d.shows]]
 	if m.pod && ofPod(s.owner[d.shows]) && ofPod(d.on) || m.unnamed && c.r[0].claim != d.shows {
-		return false // the address is the pod's, or nothing shows yet that another ADD has it
+		return false // the address is the pod's, or no record shows yet that another ADD got it
 	}
 	return s.owner[d.shows] != d.on || s.made[d.shows] != d.n && c.phase == up && c.inside
 }
@@ -88,13 +88,14 @@ func (m *protocol) stuck(s state) int {
 	return waits
 }
 
-// converges checks that sweeps alone clean everything up, once every sandbox is gone and all DELs
-// succeed.
+// converges runs sweeps after all sandboxes have ended, while all DELs succeed. It returns a
+// description of something that the sweeps left behind, or "".
 func (m *protocol) converges(s state) string {
 	s.left = budgets{}
 	for i := range m.containers() {
 		c := &s.c[i]
-		// No sweep can know of this ADD, so the plain chain alone leaks what it created.
+		// No sweep can find this ADD, which ran without unwind or without a record. So the model itself
+		// removes everything that the ADD created.
 		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) {
 			c.given = max(c.cached, s.has(i))
 			m.plainDELs(&s, i)
@@ -118,7 +119,7 @@ func (m *protocol) converges(s state) string {
 				s = m.swept(s)
 			}
 		}
-		if m.pod { // the IPAM provider frees the pod's address
+		if m.pod { // the IPAM plugin's own GC frees the pod's address
 			m.effect(&s, lostDelegate{})
 		}
 	}
@@ -140,7 +141,7 @@ func (m *protocol) converges(s state) string {
 	return ""
 }
 
-// swept returns the state after the sweep's current pass.
+// swept returns the state after the sweep has finished its current pass.
 func (m *protocol) swept(s state) state {
 	for s.p[nSelf].pc != pEnded {
 		m.step(s, nSelf, func(_ string, next state) { s = next })
@@ -155,8 +156,8 @@ func (c *sandboxed) unknown() bool {
 }
 
 // check visits every reachable state, breadth first. It returns the number of states, and the trace
-// to the first one that breaks an invariant. To save memory it keeps only a hash of each state, and
-// the moves that lead to it.
+// to the first state that breaks an invariant. To save memory, check keeps only a hash of each
+// visited state, and the move that led to the state.
 func (m *protocol) check() (states int, trace []string) {
 	type step struct{ from, nth int32 } // the previous state, and the index of the move from it
 	type reached struct {
@@ -190,7 +191,7 @@ func (m *protocol) check() (states int, trace []string) {
 	return len(found), nil
 }
 
-// replay returns a description of each move that leads to a state.
+// replay returns a description of each move on the way to a state.
 func (m *protocol) replay(way []int32) (trace []string) {
 	s := m.first()
 	for _, nth := range way {

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// move is a transition: the process that acts, what it does, and the next state.
+// move is a transition: the process that acts, a description of its action, and the next state.
 type move struct {
-	who int // an argument of name
+	who int // the process (see name)
 	how string
 	to  state
 }
@@ -53,8 +53,9 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls to with each event that happens to a container without the runtime: a delegate that
-// outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
+// node calls the function to for each event of a container that the runtime does not cause: a
+// delegate that outlived its unwind process ends, the IPAM plugin's GC releases an address, or a
+// sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
 	if o := s.orphan[i]; o.there {
@@ -87,8 +88,9 @@ func (m *protocol) node(s state, i int8, to func(string, state)) {
 	}
 }
 
-// reconstruct makes the sweep begin with a reconstructed record of a dead container that has an
-// address of host-local and no record in the journal. It returns false if there is no such address.
+// reconstruct creates a record from the host-local address of a dead container, and starts the
+// sweep of that record. It returns false if the container has no such address, or already has a
+// record of it.
 func (m *protocol) reconstruct(s *state, i int8) bool {
 	c, a := &s.c[i], s.has(i)
 	if !m.lists || m.unnamed || a == none || !c.unlisted() {
@@ -105,13 +107,13 @@ func (m *protocol) reconstruct(s *state, i int8) bool {
 	return true
 }
 
-// sweep makes the sweep begin with a record.
+// sweep starts the sweep of a record.
 func (m *protocol) sweep(s *state, i, n int8) {
 	m.take(s, i, nSelf)
 	s.p[nSelf] = process{pc: pMark, on: i, n: n, back: none}
 }
 
-// runtime calls to with each action that the runtime can take on a container.
+// runtime calls the function to for each action that the runtime can take on a container.
 func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 	c := s.c[i]
 	do := func(how string, change func(*state, *sandboxed)) {
@@ -147,7 +149,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 				c.adds++
 				n.p[i] = process{pc: pLock, add: true, on: i, back: none, claim: none}
 			})
-		case a != none && !s.atWork(): // this ADD waits for no DEL (cmd/unwind/LIMITS.md)
+		case a != none && !s.atWork(): // without unwind, an ADD waits for no DEL (cmd/unwind/LIMITS.md)
 			do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
 		}
 	}
@@ -169,11 +171,11 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 		do("the sandbox is forgotten, and ends", func(_ *state, c *sandboxed) {
 			c.netns, c.inside, c.device = false, false, false
 			if c.phase != up {
-				c.phase = over // the runtime sends no more DEL
+				c.phase = over // the runtime sends no more DELs
 			}
 		})
 	}
-	// Only while the namespace exists: a late DEL of the plain chain can harm others, unwind or not.
+	// This DEL runs only while the namespace exists: later, a DEL without unwind can harm others.
 	if m.plainDEL && c.phase == up && c.netns {
 		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
 	}
@@ -185,8 +187,8 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 	}
 }
 
-// mayAdd reports whether the runtime may send an ADD of a container. It adds a pod's next sandbox
-// only when the previous one is over.
+// mayAdd reports whether the runtime may send an ADD of a container. The runtime adds a pod's next
+// sandbox only after it has sent its last verb for the previous one.
 func (m *protocol) mayAdd(s *state, i int8) bool {
 	c := &s.c[i]
 	switch {
@@ -226,15 +228,15 @@ func (m *protocol) plainDELs(s *state, i int8) {
 	c.phase, c.cached, c.cachedN, c.plain = over, none, 0, false
 }
 
-// unseen calls do with the plain chain's actions on A while unwind is switched off. It requires
-// that no process runs, because an ADD of the plain chain does not wait for unwind's DELs. Until
-// its result is in libcni's cache, nothing shows that such an ADD ran.
+// unseen calls the function do for each verb that the runtime may run for A while unwind is off.
+// Such an ADD does not wait for unwind's DELs, so unseen requires that no process is running. Only
+// the result in libcni's cache shows that such an ADD ran.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {
 		return
 	}
-	if c.phase == up && s.owner[c.given] == i { // otherwise the plain chain's DEL is late
+	if c.phase == up && s.owner[c.given] == i { // otherwise, this late DEL could harm a new owner
 		do("DEL of the plain chain", func(n *state, c *sandboxed) {
 			m.plainDELs(n, i)
 			c.given, c.netns, c.inside = none, false, false
@@ -251,7 +253,7 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 	})
 }
 
-// kill ends a process. Its delegate keeps running and keeps the lock.
+// kill kills a process. Its delegate keeps running, and holds the lock.
 func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--
@@ -288,7 +290,7 @@ func (m *protocol) end(s *state, p int) {
 	s.p[p] = process{}
 }
 
-// forgets drops the newest record, which only an ADD has in memory.
+// forgets drops the newest record, which exists only in the memory of an ADD or a sweep.
 func (c *sandboxed) forgets() { c.r[0], c.r[1], c.bare = c.r[1], record{}, true }
 
 // delegate returns the delegate call that a process is running.
@@ -296,9 +298,9 @@ func (pr *process) delegate() lostDelegate {
 	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
 }
 
-// loses empties the journal, and reports whether the model allows that here. It does if only ADDs
-// run, each on its own record, which the ADD keeps in memory, and no other DEL is pending: that one
-// would be lost for good.
+// loses empties the journal, and reports whether the model allows that here. All running processes
+// must be ADDs that work on their own records, because an ADD has its record in memory, too. No
+// other record may have pending DELs, because these would be lost for good.
 func (m *protocol) loses(s *state) bool {
 	s.left.losses--
 	for i := range s.c {
@@ -322,7 +324,7 @@ func (m *protocol) loses(s *state) bool {
 }
 
 // reboot drops all state of the kernel: processes, locks, namespaces and rules. The journal and the
-// IPAM plugin's files stay.
+// IPAM plugin's files remain.
 func (s state) reboot() state {
 	s.left.power--
 	for i := range s.c {

@@ -14,14 +14,14 @@ import (
 //
 // The chain is bridge, which allocates an address by the container's ID, and firewall, which
 // identifies its rule by the address alone. Some worlds add portmap, which identifies its rule by
-// the ID; the rule forwards to the address. The "plain chain" is the same chain as a runtime runs
-// it while unwind is switched off. One step of the model is a transaction, a call of a delegate, or
-// an action of the runtime.
+// the container's ID; the rule forwards to the address. The "plain chain" is the same chain without
+// unwind, as a runtime runs it while unwind is off. One step of the model is a transaction, a call
+// of a delegate, or an action of the runtime.
 //
 // The model calls the product's own decisions: Decide, Gets, Due, Reserved, Show, After and
 // journal.CheckEdge. It proves that these decisions, in the model's order, keep the invariants (see
-// wrong). It does not prove that the product has that order: TestModel and TestSoak run the
-// product.
+// wrong). It does not prove that the product makes them in that order: TestModel and TestSoak run
+// the product.
 //
 // In a trace, A, B and C are containers 0 to 2, and also the verb that the runtime runs for each.
 // "sweep" is the process that undoes dead attachments. "A's old ADD" is an ADD that the runtime
@@ -30,10 +30,10 @@ import (
 const (
 	maxC       = 3        // number of containers, at most
 	maxA       = 2        // number of addresses, at most
-	none       = -1       // no address, no process, no place to return to
-	nSelf      = maxC     // the sweep's process; lower ones are the runtime's verbs, by container
+	none       = -1       // no address, no process, or no pc to return to
+	nSelf      = maxC     // the sweep's process; 0 to 2 are the runtime's verbs, by container
 	nOld       = maxC + 1 // the process of A's ADD that the runtime has given up
-	unnumbered = 3        // the number of a DEL's record while an ADD may still write its own record
+	unnumbered = 3        // the number of a record that a DEL of A creates while A's old ADD runs
 )
 
 // protocol is one world of the model: how many faults may happen in it, what its runtime and
@@ -43,35 +43,35 @@ type protocol struct {
 	addresses int8 // the size of the pool
 	crashes   int8 // how many processes may be killed
 	faults    int8 // how many delegates may fail
-	lies      int8 // how many DELs may pass without effect
+	lies      int8 // how many DELs may succeed without effect
 	power     int8 // how many power losses there may be
-	commits   int8 // how many commits may fail, after which the transaction is in the journal or not
+	commits   int8 // how many commits may fail, with or without their transaction in the journal
 	losses    int8 // how often the journal may be lost while ADDs run
 
 	ports     bool // the chain has portmap
 	partial   bool // portmap's ADD may fail and leave its rule
-	reuse     bool // the runtime adds A's container ID once more
-	again     bool // the runtime repeats A's ADD several times without a DEL in between
+	reuse     bool // the runtime may add A's container ID a second time
+	again     bool // the runtime may repeat A's ADD several times without a DEL in between
 	unnamed   bool // unwind cannot read the IPAM plugin's files, so no file names an address's owner
-	plain     bool // the plain chain adds the last container
-	plainDEL  bool // the plain chain may delete a container that is in the journal
-	off       bool // the plain chain may delete A and add it again
+	plain     bool // the last container's ADD runs without unwind
+	plainDEL  bool // a DEL of a container in the journal may run without unwind
+	off       bool // a DEL of A, and then its next ADD, may run without unwind
 	nameless  bool // the runtime's DELs have no path except the one in the cached result
 	hides     bool // the path of a namespace may disappear while a process is in the namespace
-	lists     bool // sweeps have the runtime's list, and reconstruct records that the journal lacks
+	lists     bool // sweeps get the runtime's list, and reconstruct records that the journal lacks
 	path      bool // B's namespace may be at A's old path, and the runtime may send a second DEL of A
-	byName    bool // bridge is a plugin that gets the namespace's path instead of a pinned namespace
-	prompt    bool // that plugin opens the path as soon as it gets it
-	impatient bool // the runtime may give up A's ADD and send its DEL; a delegate of that ADD may hang
-	strict    bool // firewall's rule must be removed together with the address
-	once      bool // the runtime sends no second DEL
+	byName    bool // bridge gets the path of the namespace instead of a pinned namespace
+	prompt    bool // bridge opens the path of the namespace as soon as its DEL starts
+	impatient bool // the runtime may give up A's ADD and send A's DEL; a delegate of that ADD may hang
+	strict    bool // a rule whose DEL did not get the address counts as leaked, too
+	once      bool // the runtime does not repeat a DEL that was killed
 	pod       bool // A and B are sandboxes of one pod, and bridge's IPAM plugin frees by pod
-	collects  bool // the IPAM plugin's own GC may release an address without a record
+	collects  bool // the IPAM plugin's own GC may release an address that has no record
 
 	without guard
 }
 
-// guard is a rule of the protocol. TestGuards finds a counterexample for each if it is left out.
+// guard is a rule of the protocol. If a guard is left out, TestGuards finds a counterexample.
 type guard string
 
 const (
@@ -115,7 +115,7 @@ const (
 	over   // the runtime sends nothing more
 )
 
-// The states of a record. A zero record does not exist.
+// The states of a record. If the state is gone, as in the zero value, there is no record.
 const (
 	gone = int8(iota)
 	adding
@@ -134,7 +134,7 @@ type record struct {
 	state  int8
 	steps  uint8 // pending DELs, one bit for each step
 	claim  int8  // the address, or none
-	told   bool  // a DEL created it from the runtime's arguments, so it has no namespace
+	told   bool  // a DEL or a sweep created it without the ADD's record, so it has no namespace
 	booted bool  // it is from an earlier boot
 	clean  bool  // portmap's ADD failed
 	freed  bool  // bridge's DEL may have been started
@@ -155,9 +155,9 @@ type sandboxed struct {
 	cachedN       int8 // the ADD whose namespace is in the cache
 	netns, inside bool // the path of the newest ADD's namespace exists; a process is in the namespace
 	device        bool // the interface of the newest ADD exists
-	took          bool // its namespace is at the path at which A's was
+	took          bool // its namespace is at the path where A's namespace was
 	twice         bool // the runtime has sent the second DEL
-	plain         bool // the newest ADD is the plain chain's
+	plain         bool // the newest ADD ran without unwind
 	bare          bool // an ADD without a record has ended, and no DEL has succeeded since
 	r             [2]record
 }
@@ -168,11 +168,11 @@ type process struct {
 	add    bool
 	on     int8  // the container that it works on
 	n      int8  // the number of the record that it undoes
-	back   int8  // the pc after the undoing; none: the process ends
+	back   int8  // the pc after the record is undone; none: the process ends
 	seen   uint8 // records of its own container that it has handled, one bit for each number
 	step   int8  // the running delegate, and its bit in the masks: 0 bridge, 1 firewall, 2 portmap
 	tried  uint8 // DELs tried in this pass
-	done   uint8 // DELs done in this pass; the journal gets them at the end of the pass
+	done   uint8 // DELs done in this pass; written to the journal at the end of the pass
 	shows  int8  // the address that the delegate gets
 	place  int8  // the namespace that the delegate gets
 	pin    bool  // the namespace existed when the facts were gathered
@@ -189,11 +189,11 @@ type process struct {
 const (
 	pEnded  = int8(iota) // nothing: the process has ended
 	pLock                // take the attachment's lock
-	pFind                // look for the next record
+	pFind                // find the next record
 	pIntent              // write the intent
 	pAdd                 // run a delegate's ADD
-	pCommit              // write its address and the state live
-	pPrint               // print success; nothing is written
+	pCommit              // after bridge's ADD, write the address and the state live
+	pPrint               // print success; the journal does not change
 	pMark                // gather facts, and write that the undoing begins
 	pNext                // choose the next DEL, its address and its namespace
 	pDel                 // run a delegate's DEL
@@ -208,7 +208,7 @@ const (
 	noPath               // a path that never exists
 )
 
-// lostDelegate is a delegate whose unwind process was killed.
+// lostDelegate is a delegate's call. In state.orphan, its unwind process was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8
@@ -219,14 +219,14 @@ type lostDelegate struct {
 type state struct {
 	c        [maxC]sandboxed
 	p        [maxC + 2]process
-	lock     [maxC]int8 // the process that holds it, none, or lockOrphan
+	lock     [maxC]int8 // by container: the process that holds the lock, none, or lockOrphan
 	orphan   [maxC]lostDelegate
 	owner    [maxA]int8 // the owner in the IPAM plugin's file, by address
 	made     [maxA]int8 // the ADD that created that file
 	rules    [maxA]uint8
 	forwards [maxA]uint8
 	left     budgets
-	stays    [maxA]uint8 // rules that may stay when their address is freed (cmd/unwind/LIMITS.md)
+	stays    [maxA]uint8 // rules that may remain after their address is freed (cmd/unwind/LIMITS.md)
 	illegal  bool        // two processes have worked on one record
 }
 
@@ -272,8 +272,8 @@ func of(p int) int8 {
 	return int8(p)
 }
 
-// record returns a record by its number. A process that works on a record that is gone makes the
-// state illegal.
+// record returns a record by its number. If the record no longer exists, a second process has
+// worked on it, so the state becomes illegal.
 func (s *state) record(i, n int8) *record {
 	for at := range s.c[i].r {
 		if r := &s.c[i].r[at]; r.n == n && r.state != gone {
@@ -310,8 +310,8 @@ func (m *protocol) write(s *state, p int, r *record, to int8) {
 	s.set(r, to)
 }
 
-// free returns the address that the next ADD gets: the pod's address if it has one, else the lowest
-// free address, or none.
+// free returns the address that the next ADD gets: the pod's address if the pod has one, else the
+// lowest free address, or none.
 func (s *state) free(m *protocol) int8 {
 	if has := slices.IndexFunc(s.owner[:], ofPod); m.pod && has != none {
 		return int8(has)
@@ -416,8 +416,8 @@ func (c *sandboxed) knows(n int8) bool {
 	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n })
 }
 
-// unlisted reports whether the runtime's list shows that a container is dead, whichever ADD a
-// record is of.
+// unlisted reports whether the runtime's list shows that a container is dead. The list contains
+// containers, not ADDs.
 func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
@@ -508,8 +508,9 @@ func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
 	return Gets(&j, claim, o)
 }
 
-// lives reports whether the journal has a record of a container that is not dead. A record that is
-// being undone does not count; otherwise two sandboxes of a pod would wait for each other.
+// lives reports whether a container's newest record is in the journal, and the container is not
+// dead. A record that is being undone does not count; otherwise two sandboxes of a pod would wait
+// for each other.
 func (m *protocol) lives(s *state, i int8) bool {
 	r := &s.c[i].r[0]
 	return r.pending() && !r.memory && (m.without == deadOfPod || !m.judge(s, i, r).Releasable())

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// step calls to with each possible next step of a process.
+// step calls the function to for each possible next step of a process.
 func (m *protocol) step(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if pr.stop && pr.add && m.stops(s, p, to) {
@@ -44,8 +44,8 @@ func (m *protocol) step(s state, p int, to func(string, state)) {
 	}
 }
 
-// takeLock takes the lock of a verb's attachment. If an ADD of the attachment holds it, a DEL asks
-// the ADD to stop, and kills it if that takes too long.
+// takeLock makes a verb take the lock of its attachment. If an ADD of the attachment holds the
+// lock, a DEL asks the ADD to stop, and kills the ADD if it does not stop.
 func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if holder := s.lock[pr.on]; holder != none {
@@ -107,8 +107,8 @@ func (m *protocol) stops(s state, p int, to func(string, state)) bool {
 	return false
 }
 
-// rollBack makes an ADD undo its own record. It skips the delegates that were not started: they
-// created nothing.
+// rollBack makes an ADD undo its own record. The rollback skips delegates that were not started,
+// because they created nothing.
 func (m *protocol) rollBack(s *state, p int) {
 	pr := &s.p[p]
 	unstarted := m.chain() &^ (1<<(pr.step+1) - 1)
@@ -182,7 +182,7 @@ func (m *protocol) answer(s *state, p int) {
 }
 
 // named returns the number of the ADD whose namespace the runtime's DEL names. A DEL without a path
-// names the namespace in the cached result. Without that, named returns 0.
+// names the namespace in the cached result. If no result is cached, named returns 0.
 func (m *protocol) named(c *sandboxed) int8 {
 	switch {
 	case !m.nameless:
@@ -280,8 +280,8 @@ func (m *protocol) add(s state, p int, to func(string, state)) {
 	to(delegates[pr.step]+"'s ADD", s)
 }
 
-// commit continues after a delegate's ADD. After bridge's, it writes the address and the state
-// live. After any other, it goes on to the next delegate, or to printing the result.
+// commit continues after a delegate's ADD. After bridge's ADD, it writes the address and the state
+// live. After any other ADD, the next step is the next delegate's ADD, or printing the result.
 func (m *protocol) commit(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if pr.step > 0 {
@@ -305,7 +305,8 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 		m.goLive(&next, p)
 		m.commitFails(next, p, what+", but the commit fails, and the journal has it", to)
 	}
-	// Otherwise the journal has the intent, and the ADD does not know that.
+	// If pr.bare is set although the journal has the intent, the ADD does not know that, and writes
+	// nothing.
 	if !pr.bare || s.record(pr.on, pr.n).memory {
 		m.goLive(&s, p)
 	}
@@ -379,7 +380,8 @@ func (m *protocol) next(s state, p int, to func(string, state)) {
 	to("has tried all DELs that may run now", s)
 }
 
-// releaseLeftover removes host-local's file for an address if bridge's DEL succeeded and left it.
+// releaseLeftover removes host-local's file for an address if bridge's DEL succeeded, but left the
+// file in place.
 func (m *protocol) releaseLeftover(s *state, p int, r *record) {
 	pr := &s.p[p]
 	freed := (r.steps&^pr.done)&1 == 0
@@ -516,7 +518,7 @@ func (m *protocol) goOn(s *state, p int, back int8) {
 		return
 	}
 	if p < maxC {
-		s.c[p].phase = failed // the ADD
+		s.c[p].phase = failed // the ADD has failed, and its rollback ends
 	}
 	m.end(s, p)
 }

@@ -12,12 +12,12 @@ import (
 )
 
 // TestPure: decisions do no I/O and read no clock, so the model of the protocol can run them
-// unchanged. The test checks what the package imports and which names of other packages it uses.
+// unchanged. The test checks the package's imports, and the names that it uses of other packages.
 func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",
 		"cni-unwind/journal", "cni-unwind/plugin/known"}
-	// Of a package in used, decisions may use only these names; of one in denied, all except these.
+	// Decisions may use only these names of the packages in used, and none of the names in denied.
 	used := map[string][]string{"time": {"Duration", "Nanosecond", "Millisecond", "Second", "Minute", "Hour"},
 		"fmt": {"Sprintf", "Errorf"}}
 	denied := map[string][]string{"journal": {"Store", "Tx", "Lock", "BootNanos", "Now"}}

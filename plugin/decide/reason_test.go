@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// recordable are the reasons that a record of the journal may contain.
+// recordable lists the reasons that a record of the journal may contain.
 var recordable = []Reason{Requested, Superseded, FailedADD, EarlierBoot, Interrupted, NetNSGone, Unlisted, OtherMachine}
 
-// TestReasonsHaveLabels: each recordable reason has a code of its own, which is also its label.
+// TestReasonsHaveLabels: each recordable reason has a unique code, which is also its label.
 // Superseded is the exception: its label is "requested".
 func TestReasonsHaveLabels(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,8 @@ func TestReasonsHaveLabels(t *testing.T) {
 	}
 }
 
-// TestIs: two reasons are the same if their codes are equal, or, without codes, their texts.
+// TestIs: two reasons are the same if they have the same code or, if neither has one, the same
+// text.
 func TestIs(t *testing.T) {
 	for _, tt := range []struct {
 		a, b Reason

@@ -12,7 +12,7 @@ import (
 const minute = int64(time.Minute)
 
 // TestDueTable keeps the tables in README.md in step with Due and After. Each row of the first
-// table removes the cause for which the row before it waits, so the test also proves the order of
+// table removes the cause that makes the row before it wait. So the test also proves the order of
 // the rows.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
@@ -66,7 +66,7 @@ func TestDueTable(t *testing.T) {
 	plugintest.Table(t, readme, "after", table)
 }
 
-// afterRows are the rows of the second table, each with an example.
+// afterRows lists the rows of the second table, each with an example.
 var afterRows = []struct {
 	name    string
 	step    journal.Step

@@ -7,7 +7,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestShow covers each case of Show, and the cases that differ from it in one fact.
+// TestShow covers each case of Show, and variants of the cases with one fact changed.
 func TestShow(t *testing.T) {
 	for _, tt := range []struct {
 		name, plugin, config string

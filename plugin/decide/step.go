@@ -11,8 +11,8 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// maxPause limits the pause between two tries of a failing DEL. After 20 tries (often), longPause
-// limits it instead.
+// maxPause limits the pause between two tries of a failing DEL. After more than 20 tries (often),
+// longPause limits it instead.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
@@ -20,8 +20,9 @@ const (
 )
 
 // Pause returns how long a sweep waits before it retries a DEL that was tried that many times. It
-// is 0 after the first try, because the next sandbox's ADD may follow a rollback immediately.
-// jitter, from 0 to 1, spreads a node's attachments over the upper half of each pause.
+// is 0 after the first try, because the pod's next ADD may immediately follow a rollback. jitter,
+// from 0 to 1, makes the pause 50 to 100 % of its maximum, so that a node's attachments don't retry
+// simultaneously.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -40,17 +41,17 @@ func Pause(tries int, jitter float64) time.Duration {
 type Pass struct {
 	Now         int64 // CLOCK_BOOTTIME, nanoseconds
 	SameBoot    bool  // the ADD was in this boot
-	IgnorePause bool  // GC, unwindctl sweep or the runtime's DEL started the pass
-	NewerLives  bool  // a newer ADD of the attachment is live
+	IgnorePause bool  // a failed DEL is retried even before its pause is over
+	NewerLives  bool  // a newer ADD of the attachment is running or live
 	// PodLives is set if another sandbox of the pod is live or being added. It matters only if a step
-	// frees by pod (see FreesByPod).
+	// releases addresses by pod (see FreesByPod).
 	PodLives bool
 
 	Steps  []journal.Step  // the record's pending DELs
 	Claims []journal.Claim // the addresses that the record claims
 }
 
-// Due decides when a step's pending DEL runs: now, or what it waits for. All code that runs or
+// Due decides whether a step's pending DEL runs now, or what it waits for. All code that runs or
 // reports a DEL calls Due. For the table of cases, see "When a pending DEL runs" in README.md.
 func Due(s *journal.Step, p Pass) journal.Next {
 	switch {
@@ -67,8 +68,8 @@ func Due(s *journal.Step, p Pass) journal.Next {
 // FreesByPod reports whether a step's DEL frees the address of the whole pod.
 func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
-// Left returns the time until a pause is over. If that is longer than any pause, it was set in
-// another boot. Its clock means nothing now, so Left returns 0.
+// Left returns the time until a pause is over. If that is longer than any pause, the pause was set
+// in another boot, whose clock means nothing now, and Left returns 0.
 func Left(n journal.Next, p Pass) time.Duration {
 	left := time.Duration(n.At - p.Now)
 	if left > longPause {
@@ -77,18 +78,21 @@ func Left(n journal.Next, p Pass) time.Duration {
 	return max(0, left)
 }
 
-// Reserved reports whether an address that the delegate at an index of the chain got must stay
-// reserved, because a pending DEL after it needs the address:
+// Reserved reports whether an address that the delegate at an index of the chain allocated must
+// stay reserved, because the pending DEL of a later delegate needs it:
 //
-//   - that of a delegate with port mappings: the next pod with the address would get the traffic;
-//   - that of a delegate that may remove rules by the address alone, for two tries: its DELs do not
-//     get an address that is free (see Gets). While its binary is missing, the DEL was not tried.
+//   - A delegate with port mappings needs the address until its DEL succeeds. Otherwise, the next
+//     pod with the address would get the traffic.
+//   - A delegate that may remove rules by address alone needs the address until its DEL was tried
+//     twice, because a DEL gets no address that is free (see Gets). While the delegate's binary is
+//     missing, its DEL cannot be tried.
 //
-// No DEL of an earlier boot counts, nor that of a plugin that has left the chain: the runtime gets
-// no error for that one, and the container's next ADD may need the address.
+// A DEL of an earlier boot does not count. Neither does the DEL of a plugin that has left the
+// chain: the runtime gets no error for it, and the container's next ADD may need the address.
 func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
 
-// needing returns the steps whose DELs need an address that the delegate at an index got.
+// needing returns the steps whose DELs need an address that the delegate at an index allocated (see
+// Reserved).
 func (p Pass) needing(index int) (steps []journal.Step) {
 	for _, s := range p.Steps {
 		if p.SameBoot && s.Index > index && (mayForward(&s) || hasRules(&s)) {
@@ -99,7 +103,7 @@ func (p Pass) needing(index int) (steps []journal.Step) {
 }
 
 // PortPending reports whether a host port may still forward to an address that the delegate at an
-// index of the chain got.
+// index of the chain allocated.
 func PortPending(index int, p Pass) bool {
 	return slices.ContainsFunc(p.needing(index), func(s journal.Step) bool { return mayForward(&s) })
 }
@@ -116,8 +120,8 @@ func hasRules(s *journal.Step) bool {
 		(s.Tries < 2 || s.Code == missing)
 }
 
-// awaited returns the steps for whose DELs a step's DEL waits, because it would free an address
-// that they need.
+// awaited returns the steps that a step's DEL waits for, because it would release an address that
+// their DELs need.
 func (p Pass) awaited(s *journal.Step) []journal.Step {
 	if !slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) {
 		return nil
@@ -141,9 +145,10 @@ func KeepsContainer(state journal.State) bool {
 	return state == journal.Adding || state == journal.Live
 }
 
-// Order returns the indexes of a record's steps in the order of their DELs. The fewest tries come
-// first, so a DEL that hangs does not starve the others. Steps with equally many tries run in
-// reverse chain order. A DEL that frees an address comes after those that it waits for.
+// Order returns the indexes of a record's steps in the order of their DELs. The steps with the
+// fewest tries come first, so a DEL that hangs does not starve the others. Steps with equally many
+// tries run in reverse chain order. A DEL that releases an address comes after the DELs that it
+// waits for.
 func Order(p Pass) (order []int) {
 	after := map[int]int{} // by index
 	for _, s := range p.Steps {
@@ -181,20 +186,22 @@ var waits = map[journal.Why]string{
 	journal.ForRules:     "waiting: rules or host ports for its address may remain",
 }
 
-// Failing reports whether a step's last DEL failed, and nothing else keeps the next one waiting.
+// Failing reports whether a step's last DEL failed, and the next try waits for nothing but its
+// pause.
 func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }
 
-// NetNS contains the facts about the namespace for the DELs of a record.
+// NetNS contains the facts about the network namespace that decide the CNI_NETNS of a DEL.
 type NetNS struct {
 	Found bool // the ADD's namespace exists, and a DEL may get it
-	// Interface says whether that namespace has the ADD's interface. Show needs it for known.Scratch.
+	// Interface says whether that namespace has the ADD's interface. It is needed only for a plugin
+	// with known.Scratch.
 	Interface Truth
-	// Unknown is set if nothing is known of what the ADD got: neither a result nor a claim. A scratch
-	// namespace would be empty.
+	// Unknown is set if the record has neither a result nor a claim, so that the interface in a
+	// scratch namespace would have no address.
 	Unknown bool
-	Sent    bool // the runtime has sent this DEL, with a path
-	// Anothers is set if that path leads to the namespace of another attachment in the journal, or
-	// to the runtime's own.
+	Sent    bool // the runtime sent a path for this DEL
+	// Anothers is set if the path that the runtime sent leads to the namespace of another attachment
+	// in the journal, or to the runtime's own.
 	Anothers bool
 }
 
@@ -211,21 +218,22 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS a step's DEL gets. Some delegates free nothing without a path, and
-// ovs-cni finds its port by the path. A sweep gives them none if the namespace was not found: an
-// agent that goes by the pod or a device could free the next sandbox's resources.
+// Show decides which CNI_NETNS a step's DEL gets. Some delegates release nothing without a path,
+// and ovs-cni finds its port by the path. In a sweep, even these delegates get no path if the
+// namespace was not found: an agent that finds resources by pod or device could release those of
+// the next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.ByType(s.Type)
 	switch {
 	case n.Found && facts.NetNS == known.Scratch && n.Interface == False:
 		return ShowScratch // the delegate finds its resources by an interface that is gone
 	case n.Found && !n.Sent && facts.Pinned:
-		return ShowPinned // it opens the namespace itself
+		return ShowPinned // the delegate only opens the path
 	case n.Found:
 		return ShowPath
 	case facts.NetNS == known.Scratch && (!n.Unknown || facts.NeedsNetNS):
 		return ShowScratch
-	case !n.Sent, facts.NetNS == known.None: // or it could take another container's device
+	case !n.Sent, facts.NetNS == known.None: // None: it could move another container's device
 		return ShowNone
 	case n.Anothers:
 		return ShowNowhere
@@ -233,8 +241,9 @@ func Show(s *journal.Step, n NetNS) Shown {
 	return ShowSent // as without unwind
 }
 
-// maxFailures is how often a pending DEL fails before it is dropped. Only tries after their pause
-// count, so that takes about a day (see Pause), without a clock and across boots.
+// maxFailures is the number of failures after which unwind may drop a pending DEL. Only tries after
+// the pause count, so this takes about a day (see Pause). unwind counts tries instead of time, so
+// reboots don't matter.
 const maxFailures = 300
 
 // Outcome is the result of one try of a DEL.
@@ -243,8 +252,8 @@ type Outcome struct {
 	Code   uint   // the error code, if the DEL failed
 	Words  string // the error message, if the DEL failed
 
-	// The facts about a DEL that failed. Early is set if the pause after the last try was not over,
-	// NotInChain if the network's chain can be read and lacks the plugin, NetNSGone if the ADD's
+	// The facts about a DEL that failed. Early is set if the pause after the previous try was not
+	// over, NotInChain if the network's chain can be read and lacks the plugin, NetNSGone if the ADD's
 	// namespace is proven gone, and MayHold if an address may depend on the DEL (see MayHold).
 	Early      bool
 	NotInChain bool
@@ -254,9 +263,9 @@ type Outcome struct {
 	Jitter float64 // from 0 to 1 (see Pause)
 }
 
-// After returns a step's state after a try of its DEL at the time now (CLOCK_BOOTTIME), and whether
-// the step is done. For the table of cases, see "What follows a try of a DEL" in README.md. A DEL
-// that exits 0 is believed.
+// After returns a step's state after a try of its DEL, and whether the step is done. now is
+// CLOCK_BOOTTIME in nanoseconds. A DEL that exits 0 is believed. For the table of cases, see "What
+// follows a try of a DEL" in README.md.
 func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool) {
 	s.Tries++
 	s.Last, s.Code, s.Next = "", 0, journal.Next{}
@@ -268,8 +277,9 @@ func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool)
 	return countFailure(s, o)
 }
 
-// countFailure counts a try that failed, and reports whether the DEL is dropped. A DEL on which an
-// address may depend is dropped only if its plugin has left the chain for good.
+// countFailure counts a failed try, and reports whether the DEL is dropped. If an address may
+// depend on the DEL, the DEL is dropped only if the chain lacked its plugin at each of the last
+// maxFailures failures.
 func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
 	switch {
 	case !o.NotInChain:
@@ -284,8 +294,8 @@ func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) 
 	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
 }
 
-// MayHold reports whether an address may depend on a step's DEL, given the claims on addresses that
-// the attachment still has. A host port may forward to an address.
+// MayHold reports whether an address may depend on a step's DEL: as the delegate's own address, or
+// as the target of a host port. held are the claims on addresses that the attachment still has.
 func MayHold(s *journal.Step, held []journal.Claim) bool {
 	return s.MayAllocate || HasPorts(s) ||
 		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
@@ -294,15 +304,16 @@ func MayHold(s *journal.Step, held []journal.Claim) bool {
 // Retry is another configuration for a DEL that failed with its recorded one.
 type Retry int
 
-// The configurations.
+// The configurations for a retry.
 const (
-	Present       Retry = iota // the plugin's present one, as the runtime's DEL has it without unwind
-	RecordedInNew              // the recorded one in the chain's present cniVersion
+	Present       Retry = iota // the plugin's present one, which the runtime's DEL gets without unwind
+	RecordedInNew              // the recorded one, with the chain's present cniVersion
 )
 
-// Retries returns what a DEL gets that failed with its recorded configuration, in this order. A
-// success counts. With another configuration, portmap might look for its rules in the wrong place,
-// so if it rejected the recorded one unread, it gets that one in the present version first.
+// Retries returns the configurations with which unwind retries a DEL that failed with its recorded
+// one, in this order. The first success counts. With another configuration, portmap might search
+// for its rules in the wrong place. So if a plugin with port mappings rejected the recorded one as
+// invalid, it first gets the recorded one with the present cniVersion.
 func Retries(s *journal.Step, code uint) []Retry {
 	if s.ADD == journal.AddPassed && HasPorts(s) && slices.Contains(unread, code) {
 		return []Retry{RecordedInNew, Present}

@@ -9,7 +9,8 @@ import (
 )
 
 // TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and DecideStray.
-// Each row changes the evidence that decided the row before it, so each row has another reason.
+// Each row changes the evidence that decided the row before it, so no two rows have the same
+// reason.
 func TestVerdictTables(t *testing.T) {
 	const readme = "README.md"
 	table := &verdictTable{T: t, reasons: map[string]bool{}}

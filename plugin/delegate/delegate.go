@@ -2,9 +2,9 @@
 //
 // It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
 // process group, so its children are killed with it at the deadline; otherwise a child could
-// continue an ADD that is being undone. Second, a delegate dies with its unwind, and inherits the
-// attachment's lock. If unwind is killed, the next verb waits until the delegate's children have
-// ended. Third, a delegate's output is limited, so it cannot exhaust memory.
+// continue an ADD that is being undone. Second, a delegate dies with its unwind process, and
+// inherits the attachment's lock. If unwind is killed, the next verb waits until the delegate's
+// children have ended. Third, a delegate's output is limited, so it cannot exhaust memory.
 package delegate
 
 import (
@@ -41,7 +41,7 @@ const (
 	GroupDelay = time.Second
 	// watchDelay is the time between two calls of Call.Watch.
 	watchDelay = 100 * time.Millisecond
-	// slowAfter is the time within which most delegates finish.
+	// slowAfter is the time after which Processes.Slow is called. Most delegates finish earlier.
 	slowAfter = 500 * time.Millisecond
 	// busyDelay limits how long a start is retried while the binary is being written ("text file
 	// busy") or the process limit is reached.
@@ -74,13 +74,13 @@ type Failure struct {
 	Msg     string
 	Details string
 	// Killed is set if the delegate did not end by itself: unwind killed it at the deadline, or a
-	// signal ended it. An agent behind the delegate may continue to work on the request.
+	// signal ended it. An agent that the delegate called may continue to work on the request.
 	Killed bool
 	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
 	// anything.
 	Unstarted bool
-	// Unreported is set for a DEL that would not have run without unwind, so the runtime gets no
-	// error: the plugin has left the network's chain.
+	// Unreported is set for a DEL whose plugin has left the network's chain. Without unwind, this DEL
+	// would not have run, so the runtime gets no error.
 	Unreported bool
 }
 

@@ -59,7 +59,7 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var d *Call
-			for limit := time.Second; ; limit *= 2 { // until the deadline leaves time to start them all
+			for limit := time.Second; ; limit *= 2 { // doubled until all three processes start in time
 				d = script(t, text)
 				ctx, cancel := context.WithTimeout(context.Background(), limit)
 				if c.name == "cancelled" {
@@ -89,7 +89,7 @@ func TestGroupEndsAtDeadline(t *testing.T) {
 					t.Fatal(err)
 				}
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-				if err == nil && !strings.Contains(string(stat), ") Z ") { // init reaps zombies
+				if err == nil && !strings.Contains(string(stat), ") Z ") { // a zombie has ended
 					t.Errorf("the %s is still running: %s", name, stat)
 				}
 			}
@@ -116,8 +116,9 @@ func TestLockIsInherited(t *testing.T) {
 	}
 }
 
-// TestTextFileBusy: while another process writes a plugin's binary, Run retries to start it for
-// some time. If a DEL could not run, Run returns a failure; libcni's RawExec returns success.
+// TestTextFileBusy: while another process writes a plugin's binary, Run keeps trying to start the
+// plugin, for up to busyDelay. If the plugin cannot be started, Run returns a failure. In this
+// case, libcni's RawExec returns success.
 func TestTextFileBusy(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"ADD", "DEL"} {
@@ -132,8 +133,8 @@ func TestTextFileBusy(t *testing.T) {
 	}
 }
 
-// textFileBusy runs a script whose file stays open for writing during held. It returns true if the
-// file was closed too late, so that the outcome proves nothing.
+// textFileBusy runs a script whose file stays open for writing for the duration held. It returns
+// true if the file was closed too late, so that the outcome proves nothing.
 func textFileBusy(t *testing.T, command string, held time.Duration) (late bool) {
 	t.Helper()
 	d := script(t, `echo ran >ran`)
@@ -164,8 +165,8 @@ func textFileBusy(t *testing.T, command string, held time.Duration) (late bool) 
 	return false
 }
 
-// TestOutputIsBounded: Run drops the output of a delegate beyond the bounds. On stdout that is an
-// error, because half a result cannot be used.
+// TestOutputIsBounded: Run drops a delegate's output beyond maxStdout and maxStderr. Too much
+// output on stdout is an error, because an incomplete result is useless.
 func TestOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -208,8 +209,8 @@ func TestHugeOutput(t *testing.T) {
 	}
 }
 
-// TestDaemonHoldsOutput: a delegate leaves a daemon that keeps stdout and stderr open. Run does not
-// wait for the daemon, and does not kill it.
+// TestDaemonHoldsOutput: a delegate leaves a daemon that keeps stdout and stderr open. Run neither
+// waits until the daemon ends nor kills it.
 func TestDaemonHoldsOutput(t *testing.T) {
 	t.Parallel()
 	d := script(t, `sleep 600 & echo $! >daemon; echo '{"some": "result"}'`)

@@ -39,7 +39,7 @@ func TestDelegateDiesWithUnwind(t *testing.T) {
 	_ = cmd.Wait()
 	gone := func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return err != nil || bytes.Contains(stat, []byte(") Z ")) // init reaps zombies
+		return err != nil || bytes.Contains(stat, []byte(") Z ")) // a zombie has ended
 	}
 	for end := time.Now().Add(10 * time.Second); !gone(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -57,7 +57,7 @@ func TestDelegateDiesWithUnwind(t *testing.T) {
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
 }
 
-// TestHealthyDelegatesLive: the kernel kills a delegate only when unwind dies, not when one of
+// TestHealthyDelegatesLive: the kernel kills a delegate only when unwind dies, not when another of
 // unwind's threads ends. Eight workers start 60 delegates, as a sweep does, while other goroutines
 // keep ending their threads.
 func TestHealthyDelegatesLive(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noPidfd is the environment variable with the errno that pidfd_open returns (see
+// noPidfd is the environment variable with the errno with which pidfd_open fails (see
 // TestWithoutPidfd).
 const noPidfd = "UNWIND_TEST_NO_PIDFD"
 
@@ -52,7 +52,7 @@ func TestReapedElsewhere(t *testing.T) {
 	}
 }
 
-// TestTraced: a debugger traces the delegate and gets its exit code first. The pidfd is readable
+// TestTraced: a debugger traces the delegate and gets its exit code first. So the pidfd is readable
 // before Run can get the exit code. The test starts its own binary again as the debugger.
 func TestTraced(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -87,7 +87,8 @@ func TestTraced(t *testing.T) {
 	}
 }
 
-// trace traces a process. Its parent gets the exit code only 300 ms after the process has ended.
+// trace traces a process. The parent of that process gets the exit code only 300 ms after the
+// process has ended.
 func trace(t *testing.T, pid int) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -128,7 +129,7 @@ func childOf(t *testing.T, path string) int {
 	return 0
 }
 
-// TestWithoutPidfd: delegates run the same on a kernel without pidfds, and where seccomp forbids
+// TestWithoutPidfd: Run works in the same way on a kernel without pidfds, and if seccomp forbids
 // them.
 func TestWithoutPidfd(t *testing.T) {
 	t.Parallel()
@@ -152,7 +153,7 @@ func refusePidfds(errno syscall.Errno) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the system call's number
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // load the system call's number
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_PIDFD_OPEN, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},

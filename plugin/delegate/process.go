@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// reapDelay is the time between two looks at a process that has no pidfd: before Linux 5.3, or
-	// if seccomp forbids it.
+	// reapDelay is the time between two checks of a process that has no pidfd: before Linux 5.3, or if
+	// seccomp forbids pidfds.
 	reapDelay = time.Millisecond
 	// forever is longer than any delegate runs.
 	forever = 24 * time.Hour
-	// none is no descriptor.
+	// none stands for a closed descriptor in syscall.ProcAttr.Files.
 	none = ^uintptr(0)
 )
 
-// The descriptors in process.fds. The first three have the numbers that the delegate uses.
+// The indexes of process.fds. The first three are also the delegate's descriptor numbers.
 const (
 	stdin  = iota // the writing end of a pipe
 	stdout        // the reading end of a pipe
@@ -30,20 +30,21 @@ const (
 	pidfd
 )
 
-// process is a delegate's process. The goroutine that starts it also writes and reads its pipes and
-// waits for it, with one poll. os/exec has a goroutine for each of these, which wake each other.
+// process is a delegate's process. The goroutine that starts it also writes its input, reads its
+// output and waits for its exit, all in one poll loop. os/exec uses a goroutine for each of these
+// tasks, and these goroutines wake each other.
 type process struct {
-	fds         [4]unix.PollFd // polled at once; poll ignores a closed descriptor, which is -1
-	config      []byte         // the part that is not in the pipe yet
+	fds         [4]unix.PollFd // polled together; poll ignores -1, a closed descriptor
+	config      []byte         // the part of stdin that is not written yet
 	result      output         // from stdout
 	diagnostics output         // from stderr
 	buffer      [32 << 10]byte
 	pid         int
-	watched     time.Time // when Call.Watch was called, or the process was made
+	watched     time.Time // when Call.Watch was last called; at first, the creation time
 	status      syscall.WaitStatus
 
 	mu     sync.Mutex
-	reaped bool // the kernel may give pid to another process
+	reaped bool // if set, the kernel may reuse pid
 }
 
 func newProcess(config []byte) *process {
@@ -56,10 +57,10 @@ func newProcess(config []byte) *process {
 	return p
 }
 
-// start starts the process. The pipe contains the configuration by then, or as much as the pipe
-// takes. start tries again, for busyDelay, if the binary is being written or the process limit is
-// reached. If RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If unwind is
-// then killed, no later verb waits for the process's children.
+// start writes the configuration to the pipe, or as much of it as fits, and starts the process. It
+// retries for busyDelay while the binary is being written or the process limit is reached. If
+// RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If unwind is killed in
+// that case, no later verb waits for the process's children.
 func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	files, err := p.openPipes()
 	defer func() {
@@ -116,9 +117,9 @@ func (p *process) openPipes() (files []uintptr, err error) {
 	return files, unix.SetNonblock(int(p.fds[stdin].Fd), true)
 }
 
-// wait returns once the process has exited and its output has ended, at the latest pipeDelay after
-// the exit: a daemon may hold the pipes. If ctx ends first, wait kills the process group. An error
-// means that something else has reaped the process.
+// wait returns once the process has exited and its output has ended, but at most pipeDelay after
+// the exit, because a daemon may keep the pipes open. If ctx ends first, wait kills the process
+// group. An error means that something else has reaped the process.
 func (p *process) wait(ctx context.Context, r *Processes, watch func()) (err error) {
 	defer context.AfterFunc(ctx, p.kill)()
 	if p.fds[stdin].Fd < 0 {
@@ -155,7 +156,8 @@ func (p *process) wait(ctx context.Context, r *Processes, watch func()) (err err
 	return err
 }
 
-// watch calls a function every watchDelay, and returns the time until the next call.
+// watch calls a function if watchDelay has passed since the last call, and returns the time until
+// the next call.
 func (p *process) watch(do func()) (left time.Duration) {
 	if do == nil {
 		return forever
@@ -171,7 +173,8 @@ func (p *process) watch(do func()) (left time.Duration) {
 // ready reports whether the last poll returned an event of a descriptor that is still open.
 func (p *process) ready(i int) bool { return p.fds[i].Fd >= 0 && p.fds[i].Revents != 0 }
 
-// writeConfig writes what the pipe takes. After the last byte it closes the pipe and returns true.
+// writeConfig writes as much as fits in the pipe. After the last byte, it closes the pipe and
+// returns true.
 func (p *process) writeConfig() (all bool) {
 	for len(p.config) > 0 {
 		n, err := unix.Write(int(p.fds[stdin].Fd), p.config)
@@ -188,8 +191,8 @@ func (p *process) writeConfig() (all bool) {
 	return true
 }
 
-// readInto reads what is in a pipe, and closes the pipe at its end. It does not wait, because poll
-// has returned an event.
+// readInto reads once from a pipe, and closes the pipe at its end. The read does not block, because
+// poll has returned an event.
 func (p *process) readInto(o *output, i int) {
 	if !p.ready(i) {
 		return
@@ -202,8 +205,8 @@ func (p *process) readInto(o *output, i int) {
 	o.write(p.buffer[:n])
 }
 
-// reap returns true once the process has exited, and sets its status. If the process is still there
-// although its pidfd was ready, it is being traced; wait then continues without the pidfd.
+// reap reports whether the process has exited, and if so, sets its status. If the process has not
+// exited although its pidfd was ready, it is being traced; wait then continues without the pidfd.
 func (p *process) reap() (exited bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,7 +225,7 @@ func (p *process) kill() {
 	}
 }
 
-// close closes one of this side's descriptors, unless it is closed.
+// close closes one of this side's descriptors, unless it is closed already.
 func (p *process) close(i int) {
 	if p.fds[i].Fd >= 0 {
 		_ = unix.Close(int(p.fds[i].Fd))
@@ -230,7 +233,7 @@ func (p *process) close(i int) {
 	}
 }
 
-// closeAll closes what is open, such as the pipes that a daemon holds.
+// closeAll closes all descriptors that are still open, such as pipes that a daemon keeps open.
 func (p *process) closeAll() {
 	for i := range p.fds {
 		p.close(i)

@@ -22,8 +22,8 @@ import (
 // large is a number of bytes that no pipe can hold.
 const large = 4 << 20
 
-// TestPipes: Run and the delegate never wait for each other, whatever the delegate reads and
-// prints, in any order.
+// TestPipes: Run and the delegate never block each other forever, whatever the delegate reads and
+// prints, and in whatever order.
 func TestPipes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -57,8 +57,8 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// TestDaemonPrintsOn: a delegate leaves a daemon that never stops printing. Run does not wait for
-// it.
+// TestDaemonPrintsOn: a delegate leaves a daemon that never stops printing. Run returns while the
+// daemon is running.
 func TestDaemonPrintsOn(t *testing.T) {
 	t.Parallel()
 	d := script(t, `(while :; do echo more; sleep 0.01; done) & echo result; sleep 0.1`)
@@ -68,8 +68,8 @@ func TestDaemonPrintsOn(t *testing.T) {
 	}
 }
 
-// TestKilledWhilePipesAreFull: Run kills a delegate at the deadline, even while its pipes are full
-// or a child keeps them open.
+// TestKilledWhilePipesAreFull: Run kills a delegate when the context ends, even while the
+// delegate's pipes are full or a child keeps them open.
 func TestKilledWhilePipesAreFull(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
@@ -97,7 +97,7 @@ func TestKilledWhilePipesAreFull(t *testing.T) {
 	}
 }
 
-// TestInterrupted: signals interrupt every poll(2), and no input or output is lost.
+// TestInterrupted: while signals interrupt poll(2) continuously, no input or output is lost.
 func TestInterrupted(t *testing.T) {
 	d := script(t, `for i in 1 2 3 4 5 6 7 8; do echo $i; head -c 100000 /dev/zero >&2; sleep 0.03; done; cat | wc -c`)
 	d.Stdin = bytes.Repeat([]byte("x"), large)
@@ -206,8 +206,8 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: however a call ends, it leaves no descriptor and no goroutine. The test is not
-// parallel, because it counts those of the whole process.
+// TestNothingIsLeft: however a call ends, it leaks no descriptor and no goroutine. The test is not
+// parallel, because it counts the descriptors and goroutines of the whole process.
 func TestNothingIsLeft(t *testing.T) {
 	call := func(text string) *Call {
 		d := script(t, text)
@@ -271,7 +271,7 @@ func TestDescriptorsOfADelegate(t *testing.T) {
 	}
 	defer lock.Close()
 	want := map[string]bool{"0": true, "1": true, "2": true, "20": true}
-	for fd := LockFD + 1; fd < 1024; fd++ { // descriptors that the tests inherited themselves
+	for fd := LockFD + 1; fd < 1024; fd++ { // descriptors that this test process inherited
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
 			want[strconv.Itoa(fd)] = true
 		}
@@ -308,9 +308,8 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestWatch: Run calls Watch every 100 ms while a delegate runs, whether it prints or not, and
-// never after its exit. Watch can end the context with a cause: Run then kills the delegate, and
-// its error contains the cause.
+// TestWatch: Run calls Watch every 100 ms, but only while the delegate runs. If Watch ends the
+// context with a cause, Run kills the delegate, and the failure contains the cause.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	d := script(t, `for i in 1 2 3 4 5 6 7 8 9 10; do echo; sleep 0.06; done`)

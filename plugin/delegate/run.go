@@ -15,8 +15,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Runner runs delegates. Several goroutines may use it at the same time. In tests, a Runner starts
-// no process.
+// Runner runs delegates. Several goroutines may use it at the same time. Some tests use a Runner
+// that starts no process.
 type Runner interface {
 	// Run runs a delegate and returns its standard output. A nil Failure means that the delegate
 	// ran and succeeded.
@@ -33,12 +33,12 @@ type Processes struct {
 //
 //  1. Find the binary.
 //  2. Lock the goroutine to its thread until Run returns. The kernel kills the process when the
-//     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind. Go
-//     ends a thread when a goroutine that is locked to it returns.
+//     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind
+//     process. Without the lock, another goroutine could lock this thread, and end it by returning.
 //  3. Open the pipes, write the configuration, and start the process (see process.start).
 //  4. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
 //     group (see process.wait).
-//  5. If ctx has ended, wait for the end of the group (see awaitGroup).
+//  5. If ctx has ended, wait until the group is empty (see awaitGroup).
 //
 // A nil Failure means that the process ran and exited 0.
 func (r *Processes) Run(ctx context.Context, c *Call, stderr io.Writer) ([]byte, *Failure) {
@@ -105,7 +105,7 @@ func (o *output) write(p []byte) {
 	_, _ = o.kept.Write(p[:n])
 }
 
-// describe returns a process's end in the words of os.ProcessState.
+// describe says how a process ended, in the words of os.ProcessState.
 func describe(status syscall.WaitStatus) string {
 	said := fmt.Sprintf("exit status %d", status.ExitStatus())
 	if status.Signaled() {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestLargeInAndOut: a delegate prints more than a pipe holds before it reads its configuration,
-// which is also larger than a pipe. Neither blocks the other.
+// which is also larger than a pipe. Run and the delegate do not block each other.
 func TestLargeInAndOut(t *testing.T) {
 	t.Parallel()
 	c := script(t, `head -c 1000000 /dev/zero; cat`)
@@ -24,8 +24,8 @@ func TestLargeInAndOut(t *testing.T) {
 	}
 }
 
-// TestDeadlineWhileItIsFed: Run kills a delegate that does not read its large configuration at the
-// deadline, even if a child in a session of its own keeps the pipe open.
+// TestDeadlineWhileItIsFed: when the context ends, Run kills a delegate that has not read its large
+// configuration, even if a child in a session of its own keeps the pipe open.
 func TestDeadlineWhileItIsFed(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{"alone": `sleep 600`, "with a child": `setsid sleep 600 & sleep 600`} {
@@ -56,8 +56,8 @@ func deadlineWhileItIsFed(t *testing.T, text string) {
 	}
 }
 
-// TestNotStarted: if the context has ended before the delegate starts, Run does not start it, and
-// says so in the failure: a delegate that never ran has created nothing.
+// TestNotStarted: if the context has ended before the delegate starts, Run does not start the
+// delegate. The failure reports this (Unstarted), because such a delegate has created nothing.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())

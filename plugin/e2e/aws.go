@@ -19,15 +19,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// awsDir is /var/run/aws-node. Below Root, the link /var/run would lead out of the node.
+// awsDir is /var/run/aws-node. The path avoids /var/run, which is an absolute link and so would
+// lead from Root to the machine's own /run.
 const awsDir = "/run/aws-node"
 
-// awsVersion is the format of ipamd's file.
+// awsVersion is the format version of ipamd's file.
 const awsVersion = "vpc-cni-ipam/1"
 
-// ConfigureAWS gives the node the network of the AWS VPC CNI: its conflist, with the real aws-cni
-// and egress-cni, portmap, and more plugins. The grace period is short, so that tests need not
-// wait.
+// ConfigureAWS gives the node the network of the AWS VPC CNI. The chain consists of the real
+// aws-cni and egress-cni, portmap, and the plugins in more. unwind's grace period is short, so that
+// tests don't wait for its end.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {
@@ -46,11 +47,11 @@ func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.configure("aws-cni", n.extend(string(text), more), unwind, keys)
 }
 
-// IPAMD stands in for the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd): it
-// listens where aws-cni calls it, records its addresses by network, container ID and interface, and
-// writes them to its file before it answers. It makes no call to AWS, has no cooldown of 30 s for
-// an address, and has one ENI, which is not the primary one, so that a pod has a rule for each
-// direction.
+// IPAMD stands in for ipamd, the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd).
+// It listens on the socket to which aws-cni connects. Before it responds to a call, it writes its
+// allocations to a file, by network, container ID and interface. Unlike ipamd, it never calls AWS,
+// can assign a released address again within 30 s, and has only one ENI. This ENI is not the
+// primary one, so each pod has one routing rule per direction.
 type IPAMD struct {
 	n      *Node
 	pool   []string
@@ -58,7 +59,7 @@ type IPAMD struct {
 
 	mu          sync.Mutex
 	allocations []AWSAllocation // in the order of their ADDs
-	refusal     error           // the error of each DelNetwork
+	refusal     error           // the error that DelNetwork returns; nil for none
 }
 
 // AWSAllocation is an entry of ipamd's file (CheckpointEntry).
@@ -87,8 +88,8 @@ type awsCheckpoint struct {
 	Allocations []AWSAllocation `json:"allocations"`
 }
 
-// StartIPAMD starts the daemon. As ipamd does at its start (ReadBackingStore), it drops the
-// allocations in its file whose pods have no interface on the host. It drops none later.
+// StartIPAMD starts the daemon. Like ipamd (ReadBackingStore), the daemon drops the allocations in
+// its file whose pods have no interface on the host. It does so only at its start.
 func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 	n.Helper()
 	const socket = awsDir + "/ipamd.sock"
@@ -118,10 +119,11 @@ func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 	return d
 }
 
-// Stop ends the daemon. Its socket and its file stay, as after a kill.
+// Stop stops the daemon, but leaves its socket and its file, as after a kill.
 func (d *IPAMD) Stop() { d.server.Stop() }
 
-// Refuse makes each DelNetwork fail with this text and change nothing. With "", it succeeds again.
+// Refuse makes each DelNetwork fail with this text, without any effect. With "", DelNetwork
+// succeeds again.
 func (d *IPAMD) Refuse(words string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -173,7 +175,8 @@ func (p AWSPod) isAmong(links []netlink.Link) bool {
 	return false
 }
 
-// write writes the file as JSONFile.Checkpoint does: a new one, synced, renamed over the old one.
+// write writes the allocations to ipamd's file, as JSONFile.Checkpoint does: it syncs a new file,
+// and renames it over the old one.
 func (d *IPAMD) write() error {
 	stored := awsCheckpoint{awsVersion, append([]AWSAllocation{}, d.allocations...)}
 	f, err := os.CreateTemp(d.n.File(awsDir), "ipam.json.tmp*")
@@ -185,7 +188,7 @@ func (d *IPAMD) write() error {
 		os.Rename(f.Name(), d.n.File(awsDir, "ipam.json")))
 }
 
-// add handles an AddNetwork; the field numbers are from rpc.proto.
+// add handles AddNetwork. The field numbers are from rpc.proto.
 func (d *IPAMD) add(request fields) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -251,7 +254,7 @@ func (d *IPAMD) has(address string) bool {
 	return false
 }
 
-// AWSLeft counts the resources of pods on the node, live or leaked.
+// AWSLeft counts the resources of pods on the node, both live and leaked.
 type AWSLeft struct {
 	Addresses int // in ipamd's file
 	Veths     int // on the host
@@ -263,7 +266,7 @@ func (l AWSLeft) String() string {
 	return fmt.Sprintf("%d/%d/%d/%d", l.Addresses, l.Veths, l.Routing, l.Rules)
 }
 
-// AWSSettled counts these resources once their numbers no longer change.
+// AWSSettled waits until the numbers of resources no longer change, and returns them.
 func (n *Node) AWSSettled() AWSLeft {
 	n.Helper()
 	left := n.Settled()
@@ -271,7 +274,7 @@ func (n *Node) AWSSettled() AWSLeft {
 		Routing: len(n.RoutingRules("")), Rules: left.Rules}
 }
 
-// RoutingRules returns the routing rules of an address, or, with "", of all addresses.
+// RoutingRules returns the routing rules for an address or, with "", for all addresses.
 func (n *Node) RoutingRules(address string) (rules []string) {
 	n.Helper()
 	n.do(func() error {

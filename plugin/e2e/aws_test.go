@@ -9,7 +9,7 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// aws is a node with the plugins of the AWS VPC CNI and a stand-in of their daemon, which has two
+// aws is a node with the plugins of the AWS VPC CNI and a stand-in for their daemon, which has two
 // addresses.
 type aws struct {
 	e2e.Chained
@@ -18,8 +18,8 @@ type aws struct {
 
 func (n *aws) start() { n.IPAMD = n.StartIPAMD("10.0.12.34", "10.0.12.35") }
 
-// ports returns a port mapping of host port 8080 to a port of the container. With port 0, portmap
-// fails ADD and DEL.
+// ports returns the environment variable for cnitool that maps host port 8080 to a port of the
+// container. With port 0, portmap fails ADD and DEL.
 func ports(port int) string {
 	const mapping = `CAP_ARGS={"portMappings": [{"hostPort": 8080, "containerPort": %d, "protocol": "tcp"}]}`
 	return fmt.Sprintf(mapping, port)
@@ -53,10 +53,10 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 	return n.Chained.Call(t, verb, sandbox, pod, ports(port))
 }
 
-// TestE2EAWS runs the real aws-cni, egress-cni and portmap. At the time of a DEL, the stand-in of
-// the AWS daemon is stopped, refuses the call, or has already allocated the address to another pod.
-// aws-cni's DEL exits 0 in each case, so unwind counts it as done. A late DEL must not take
-// anything from the other pod.
+// TestE2EAWS deletes a pod with the real aws-cni, egress-cni and portmap. In some cases, the
+// stand-in for the AWS daemon is stopped or refuses the call, or another pod then gets the address.
+// In each of these cases, aws-cni's DEL exits 0, so unwind considers it done. A later sweep must
+// not take anything from the other pod.
 func TestE2EAWS(t *testing.T) {
 	if e2e.Short() {
 		t.Skip("aws-cni is not built for a short run")
@@ -105,8 +105,8 @@ func awsThere(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsAway: a DEL without the daemon leaves the address allocated. The daemon releases it at its
-// next start, because the pod has no interface any more.
+// awsAway: the daemon is stopped during the DEL, so the address stays allocated. The daemon
+// releases it at its next start, because the pod no longer has an interface.
 func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Stop()
@@ -120,8 +120,9 @@ func awsAway(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsKept checks that a DEL that exited 0 without the daemon left only the address, and nothing
-// pending in the journal. It returns both.
+// awsKept checks the state after a DEL that exited 0 although the daemon did not release the
+// address: only the address is left, and no DEL is pending. It returns the resources that are left
+// and the number of pending DELs.
 func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 	t.Helper()
 	left, pending := n.AWSSettled(), n.Pending()
@@ -134,8 +135,8 @@ func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsRefuses: the daemon refuses the DEL. While it runs, it releases nothing by itself. When it
-// restarts, it keeps the old sandbox's address, because a new sandbox of the pod has an interface.
+// awsRefuses: the daemon refuses the DEL, and never releases the address on its own while it runs.
+// When it restarts, it keeps the address, because a new sandbox of the same pod has an interface.
 func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Refuse("open /var/run/aws-node/ipam.json.tmp1: no space left on device")
@@ -154,7 +155,8 @@ func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return left, pending
 }
 
-// awsReused: a late DEL of a sandbox takes nothing from the pod that has its address now.
+// awsReused: a sandbox is deleted while the daemon is stopped, and another pod gets its address.
+// Then unwind's sweeps take nothing from that pod, even while the daemon refuses DELs.
 func awsReused(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return n.reuse(t, func(address string) {
 		n.addNext(t, address)
@@ -162,7 +164,7 @@ func awsReused(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	})
 }
 
-// awsRefusesNext is awsReused with a daemon that refuses DELs before the other pod gets the
+// awsRefusesNext is like awsReused, but the daemon refuses DELs before the other pod gets the
 // address.
 func awsRefusesNext(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	return n.reuse(t, func(address string) {
@@ -191,9 +193,9 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	return left, pending
 }
 
-// uidMismatch is ipamd's error, with security groups for pods, for a sandbox that it does not know
-// while another sandbox of the pod exists. aws-cni's DEL then removes the rules of the address in
-// its prevResult, whoever has the address.
+// uidMismatch is an error of ipamd with security groups for pods: ipamd does not know the sandbox,
+// but another sandbox of the pod exists. After this error, aws-cni's DEL removes the rules for the
+// address in its prevResult, even if another pod has that address.
 const uidMismatch = "pod UID mismatch: got , expected 7f3c1b6e-5a0e-4b2c-9d1f-3f0f8a7c2e11"
 
 // addNext starts another pod, which must get the address.
@@ -219,7 +221,7 @@ func (n *aws) next(t *testing.T, address string) {
 }
 
 // awsFailingADD: portmap fails ADD after aws-cni has allocated an address. Without unwind, the
-// address leaks: portmap comes first in the runtime's DEL, and fails that, too.
+// address leaks: the runtime's DEL begins with portmap, which fails, so aws-cni gets no DEL.
 func awsFailingADD(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.AddNetNS("a")
 	if n.call(t, "add", "a", "web-0", 0) == nil {
@@ -238,7 +240,7 @@ func awsFailingADD(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	if want := (e2e.AWSLeft{Addresses: 1, Routing: 2}); !n.Unwind && after != want {
 		t.Errorf("without unwind, left %s; want %s", after, want)
 	}
-	// With unwind, only portmap's own DEL stays pending, as long as it fails.
+	// With unwind, only portmap's own DEL, which still fails, is pending.
 	if n.Unwind && (after != (e2e.AWSLeft{}) || n.Pending() != 1) {
 		t.Errorf("left %s, %d pending; want nothing, and 1", after, n.Pending())
 	}

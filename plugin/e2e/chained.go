@@ -11,7 +11,7 @@ type Chained struct {
 	Unwind bool
 }
 
-// Call makes the runtime add or delete a pod's sandbox.
+// Call makes cnitool add or delete a pod's sandbox.
 func (n *Chained) Call(t *testing.T, verb, sandbox, pod string, env ...string) error {
 	t.Helper()
 	out, stderr, err := n.Cnitool(sandbox, verb, "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+pod, env...)
@@ -21,8 +21,8 @@ func (n *Chained) Call(t *testing.T, verb, sandbox, pod string, env ...string) e
 	return err
 }
 
-// Sweep makes unwind retry pending DELs, which may fail again. Without unwind, nothing retries
-// them.
+// Sweep makes unwind retry pending DELs, and ignores an error, because the DELs may fail again.
+// Without unwind, it does nothing.
 func (n *Chained) Sweep() {
 	if n.Unwind {
 		_, _, _ = n.Try(Path(n, "bin/unwindctl"), "sweep")
@@ -39,7 +39,7 @@ func (n *Chained) Settle() {
 	}
 }
 
-// Pending returns the number of attachments that are in unwind's journal and not live.
+// Pending returns the number of attachments in unwind's journal that are not live.
 func (n *Chained) Pending() (count int) {
 	if n.Unwind {
 		for _, a := range n.Journal() {

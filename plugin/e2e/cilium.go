@@ -13,7 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// ciliumDir is /var/run/cilium. Below Root, the link /var/run would lead out of the node.
+// ciliumDir is /var/run/cilium. The path avoids /var/run, which is an absolute link and so would
+// lead from Root to the machine's own /run.
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"
@@ -21,8 +22,9 @@ const (
 	ciliumSocket = ciliumDir + "/cilium.sock"
 )
 
-// ConfigureCilium gives the node Cilium's network, with the real cilium-cni and more plugins after
-// it. As after a kill of Cilium's agent, its socket exists, but nobody listens.
+// ConfigureCilium gives the node Cilium's network. The chain consists of the real cilium-cni and
+// the plugins in more. The socket of Cilium's agent exists, but no process listens on it, as after
+// a kill of the agent.
 func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	n.Helper()
 	text, err := os.ReadFile(Path(n, "testdata/conflists/cilium.conflist"))
@@ -35,22 +37,22 @@ func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	n.configure("cilium", n.extend(string(text), more), unwind, nil)
 }
 
-// CiliumAgent stands in for Cilium's agent (1.19.6): it listens where cilium-cni calls it, and
-// gives an endpoint an address of its pool. It lacks the garbage collection that removes an
-// endpoint 5 to 10 minutes after its interface is gone (pkg/endpointmanager/gc.go), and the expiry
-// of addresses that no endpoint uses.
+// CiliumAgent stands in for Cilium's agent (1.19.6). It listens on the socket to which cilium-cni
+// connects, and assigns an address of its pool to each endpoint. Unlike the real agent, it doesn't
+// remove an endpoint 5 to 10 minutes after the endpoint's interface was removed
+// (pkg/endpointmanager/gc.go), and doesn't release addresses that no endpoint uses.
 type CiliumAgent struct {
 	n      *Node
 	pool   []string
 	server *http.Server
 
 	mu        sync.Mutex
-	taken     map[string]bool // addresses
+	taken     map[string]bool // the assigned addresses
 	endpoints map[string]ciliumEndpoint
 	refuses   bool
 }
 
-// ciliumEndpoint is the part of an EndpointChangeRequest that the agent needs here.
+// ciliumEndpoint is the part of an EndpointChangeRequest that CiliumAgent uses.
 type ciliumEndpoint struct {
 	ContainerID   string `json:"container-id"`
 	InterfaceName string `json:"interface-name"` // on the host
@@ -59,15 +61,15 @@ type ciliumEndpoint struct {
 	} `json:"addressing"`
 }
 
-// NewCiliumAgent creates an agent, and doesn't start it.
+// NewCiliumAgent creates an agent, but doesn't start it.
 func (n *Node) NewCiliumAgent(pool ...string) *CiliumAgent {
 	return &CiliumAgent{
 		n: n, pool: pool, taken: map[string]bool{}, endpoints: map[string]ciliumEndpoint{},
 	}
 }
 
-// Start starts the agent. As the real one does, it drops the endpoints whose interface is gone
-// (validateEndpoint), carries out the queued deletions, and then serves.
+// Start starts the agent. Like the real agent, it drops the endpoints whose interfaces no longer
+// exist (validateEndpoint), processes the queued deletions, and then serves requests.
 func (a *CiliumAgent) Start() {
 	a.n.Helper()
 	a.refuses = false
@@ -92,11 +94,11 @@ func (a *CiliumAgent) Start() {
 	go func() { _ = a.server.Serve(listener) }()
 }
 
-// Stop ends the agent. Its socket, its endpoints and its queue stay, as after a kill.
+// Stop stops the agent, but leaves its socket, its endpoints and its queue, as after a kill.
 func (a *CiliumAgent) Stop() { _ = a.server.Close() }
 
-// Refuse sets whether the agent returns 503 for each deletion until its next start, like an agent
-// that cannot restore its endpoints.
+// Refuse sets whether the agent returns 503 for each deletion until its next start. A real agent
+// does so while it cannot restore its endpoints.
 func (a *CiliumAgent) Refuse(refuses bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,7 +111,7 @@ func (a *CiliumAgent) Endpoints() int {
 	return len(a.endpoints)
 }
 
-// takeQueue carries out the queued deletions, as Cilium's processQueuedDeleteEntryLocked does.
+// takeQueue processes the queued deletions, as Cilium's processQueuedDeleteEntryLocked does.
 func (a *CiliumAgent) takeQueue() {
 	a.n.Helper()
 	paths, err := filepath.Glob(a.n.File(ciliumQueue, "*.delete"))
@@ -194,8 +196,8 @@ func answer(w http.ResponseWriter, status int, body string) {
 	_, _ = w.Write([]byte(body))
 }
 
-// FillCiliumQueue puts as many deletions into the queue as cilium-cni allows: 256 files. It also
-// adds the lock file.
+// FillCiliumQueue puts 256 deletions into the queue, the maximum that cilium-cni allows. It also
+// creates the queue's lock file.
 func (n *Node) FillCiliumQueue() {
 	n.Helper()
 	for i := range 256 {
@@ -204,7 +206,8 @@ func (n *Node) FillCiliumQueue() {
 	n.Write(ciliumQueue+"/lockfile", "")
 }
 
-// BlockCiliumQueue puts a file at the path of the queue's directory.
+// BlockCiliumQueue creates a file at the path of the queue's directory, so that cilium-cni cannot
+// create the directory.
 func (n *Node) BlockCiliumQueue() {
 	n.Helper()
 	n.Write(ciliumQueue, "")

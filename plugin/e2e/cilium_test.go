@@ -8,22 +8,22 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// cilium is a node with cilium-cni and a stand-in of its agent.
+// cilium is a node with cilium-cni and a stand-in for its agent.
 type cilium struct {
 	e2e.Chained
 	*e2e.CiliumAgent
 }
 
-// call makes the runtime add or delete a sandbox.
+// call makes cnitool add or delete a sandbox, and reports whether that succeeded.
 func (n *cilium) call(t *testing.T, verb string) (passed bool) {
 	t.Helper()
 	return n.Chained.Call(t, verb, "a", "web-0") == nil
 }
 
-// TestE2ECilium runs the real cilium-cni while its agent is down or returns 503. cilium-cni's ADD
-// then fails after half a minute. Its DEL writes a deletion into a queue on disk, which the agent
-// processes at its next start; if it cannot, the DEL fails. unwind counts a queued DEL as done, and
-// retries a failed one.
+// TestE2ECilium runs the real cilium-cni while its agent is down or returns 503. If the agent is
+// down, cilium-cni's ADD fails after half a minute. cilium-cni's DEL writes a deletion into a queue
+// on disk, which the agent processes at its next start. If cilium-cni cannot write to the queue,
+// its DEL fails. unwind considers a queued DEL done, and retries a failed one.
 func TestE2ECilium(t *testing.T) {
 	if e2e.Short() {
 		t.Skip("cilium-cni is not built for a short run")

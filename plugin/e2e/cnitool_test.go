@@ -11,9 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ECnitool runs every verb of CNI 1.1 with libcni's own tool. Its GC sends plugins no list of
-// valid attachments, which must not be taken for an empty list. Before that, libcni itself sends a
-// DEL for each attachment in its cache (GCNetworkList).
+// TestE2ECnitool runs every verb of CNI 1.1 with cnitool, libcni's own tool. cnitool's GC sends
+// plugins no list of valid attachments, which must not have the effect of an empty list. Before it
+// sends GC, libcni itself sends a DEL for each attachment in its cache (GCNetworkList).
 func TestE2ECnitool(t *testing.T) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap, n.Faulty()}, Unwind: true,

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commandTimeout bounds a command on a node; DELs and sweeps are slow while plugins fail. It is
-// longer than kubectl's --timeout, so that kubectl can report what it waits for.
+// commandTimeout bounds a command on a node. It allows for DELs and sweeps that are slow because
+// plugins fail. It exceeds kubectl's --timeout, so that kubectl can report what it is waiting for.
 const commandTimeout = 150 * time.Second
 
-// File returns the path of a node's file as seen from outside the node.
+// File returns the path of a node's file from outside the node.
 func (n *Node) File(path ...string) string {
 	return filepath.Join(append([]string{n.Root}, path...)...)
 }
 
-// Write writes a whole file of the node, so that a runtime that watches its directory never sees
-// half of it.
+// Write writes a file of the node atomically: a runtime that watches the directory never reads a
+// half-written file.
 func (n *Node) Write(path, text string) {
 	n.Helper()
 	dir, name := filepath.Split(n.File(path))
@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen creates a socket on the node, and replaces an existing one. Close doesn't remove its path,
-// because Close would look for it outside the node.
+// listen creates a socket on the node, and replaces an existing one. Close of the listener leaves
+// the socket's file, because it would remove the path outside the node.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {
@@ -54,7 +54,7 @@ func (n *Node) Start(cmd *exec.Cmd) error {
 	return n.try(cmd.Start)
 }
 
-// Try runs a program on the node and returns what it prints.
+// Try runs a program on the node and returns its output.
 func (n *Node) Try(name string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func (n *Node) Try(name string, args ...string) (stdout, stderr string, err erro
 	return out.String(), errs.String(), err
 }
 
-// Run runs a program on the node, and fails the test if it fails.
+// Run runs a program on the node, and fails the test if the program fails.
 func (n *Node) Run(name string, args ...string) string {
 	n.Helper()
 	stdout, stderr, err := n.Try(name, args...)
@@ -77,13 +77,13 @@ func (n *Node) Run(name string, args ...string) string {
 	return stdout
 }
 
-// Unwindctl runs the operator's program on the node.
+// Unwindctl runs unwindctl on the node, and fails the test if unwindctl fails.
 func (n *Node) Unwindctl(args ...string) string {
 	n.Helper()
 	return n.Run(Path(n, "bin/unwindctl"), args...)
 }
 
-// KillPlugins kills all plugins that run on the node, unwind before its delegates.
+// KillPlugins kills all plugins that run on the node: first unwind, then the plugins of its chain.
 func (n *Node) KillPlugins() {
 	n.Helper()
 	for _, program := range []string{"unwind", "*"} {
@@ -95,8 +95,8 @@ func (n *Node) KillPlugins() {
 	}
 }
 
-// processes returns the PIDs, as seen from outside the node, of the node's processes whose program
-// is a plugin that matches the pattern.
+// processes returns the PIDs, outside the node, of the node's processes that run a plugin whose
+// name matches the pattern.
 func (n *Node) processes(pattern string) (pids []int) {
 	n.Helper()
 	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))

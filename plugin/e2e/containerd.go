@@ -10,17 +10,18 @@ import (
 	"testing"
 )
 
-// Socket is where containerd listens on a node.
+// Socket is the path of the socket on which containerd listens.
 const Socket = "/run/containerd/containerd.sock"
 
-// PauseImage is the image of the pods' first process. No registry has it.
+// PauseImage is the image of all pods and containers. writePause creates it, and no registry has
+// it.
 const PauseImage = "e2e.local/pause:1"
 
 // Version is a release of containerd that make e2e provides.
 type Version struct {
 	Name string // as containerd reports it
 	dir  string // its binaries, below .tools/e2e
-	// Major is the major version. From 2 on containerd knows CNI 1.1 and calls STATUS.
+	// Major is the major version. containerd supports CNI 1.1, and calls STATUS, since version 2.
 	Major int
 }
 
@@ -33,8 +34,8 @@ func Newest(t testing.TB) Version {
 	return versionOf(t, newest)
 }
 
-// Containerds returns the releases to test, newest first and Debian's last. A short run has
-// only the newest.
+// Containerds returns the releases to test, newest first and Debian's last. In a short run, it
+// returns only the newest.
 func Containerds(t testing.TB) []Version {
 	t.Helper()
 	dirs := []string{newest, "containerd-v2.0.14", "containerd-v1.7.35", "deb/usr/bin"}
@@ -80,8 +81,8 @@ func versionOf(t testing.TB, dir string) Version {
 	return Version{"containerd " + number, dir, major}
 }
 
-// config returns containerd's configuration. It names the pause image, and forbids containerd to
-// lower a container's oom_score_adj, which the machine may not allow.
+// config returns containerd's configuration. It names the pause image, and keeps containerd from
+// lowering a container's oom_score_adj, which the machine may not allow.
 func (v Version) config() string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = %q\n  restrict_oom_score_adj = true\n", PauseImage)
@@ -90,7 +91,8 @@ func (v Version) config() string {
 		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
 }
 
-// MovedCNI returns a configuration to import that sets other CNI directories.
+// MovedCNI returns a file that containerd's configuration can import. The file sets other CNI
+// directories.
 func (v Version) MovedCNI(confDir, binDir string) string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)
@@ -130,23 +132,22 @@ func (c *Containerd) ImportPause() {
 	c.Import(archive)
 }
 
-// Import puts the images of an archive into the runtime, as from a registry. ctr images import gets
-// the flags.
+// Import imports the images of an archive into the runtime. flags are flags of ctr images import.
 func (c *Containerd) Import(archive string, flags ...string) {
 	c.node.Helper()
 	args := append([]string{"images", "import"}, flags...)
 	c.Ctr("k8s.io", append(args, archive)...)
 }
 
-// Ctr runs containerd's own client in one of its namespaces: CRI uses k8s.io.
+// Ctr runs ctr, containerd's own client, in one of containerd's namespaces. CRI uses k8s.io.
 func (c *Containerd) Ctr(namespace string, args ...string) string {
 	c.node.Helper()
 	return c.node.Run(tool(c.node, filepath.Join(c.Version.dir, "ctr")), append([]string{"-n", namespace}, args...)...)
 }
 
-// RunContainer starts a container of the pause image outside of CRI, as nerdctl does, in the
-// namespace "default" and attached to the node's network. Its CNI container ID is the container's
-// ID with the prefix "default-".
+// RunContainer starts a container of PauseImage outside of CRI, as nerdctl does: in the namespace
+// "default", and attached to the node's network. It returns the container's CNI container ID, which
+// is id with the prefix "default-".
 func (c *Containerd) RunContainer(id string) (cniID string) {
 	c.node.Helper()
 	c.Ctr("default", "images", "import", filepath.Join(c.node.Dir, "pause.tar"))
@@ -154,8 +155,7 @@ func (c *Containerd) RunContainer(id string) (cniID string) {
 	return "default-" + id
 }
 
-// KillContainer kills the first process of a container that RunContainer started. Nobody sends a
-// DEL.
+// KillContainer kills the first process of a container that RunContainer started. No DEL follows.
 func (c *Containerd) KillContainer(id string) {
 	c.node.Helper()
 	for line := range strings.Lines(c.Ctr("default", "tasks", "ls")) {
@@ -167,8 +167,8 @@ func (c *Containerd) KillContainer(id string) {
 	c.node.Fatalf("no task of container %s", id)
 }
 
-// Forget makes the runtime forget sandboxes: it removes their containers from the runtime's store,
-// and restarts the runtime, which sends no DEL for them.
+// Forget makes the runtime forget sandboxes. It removes their containers from the runtime's store,
+// and kills and restarts the runtime. The runtime sends no DEL for these sandboxes.
 func (c *Containerd) Forget(ids ...string) {
 	c.node.Helper()
 	c.Ctr("k8s.io", append([]string{"containers", "rm"}, ids...)...)

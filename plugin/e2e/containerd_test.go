@@ -11,9 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ELeak: a plugin is broken for a while, so that pods cannot start or stop. With unwind, they
-// leak no address meanwhile, and leave nothing once the plugin works. Without unwind, on the same
-// runtime, they must leak: otherwise the test proves nothing.
+// TestE2ELeak: a plugin is broken for a while, so pods cannot start or stop. With unwind, no
+// address leaks during that time, and nothing is left once the plugin works again. Without unwind,
+// addresses must leak on the same runtime: otherwise the test proves nothing.
 func TestE2ELeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("%d sandboxes of a pod on a /28; addresses/netns/veths/rules left", e2e.Tries),
 		"RUNTIME", "TROUBLE", "PLAIN DURING", "AFTER", "NEXT POD", "UNWIND DURING", "OWED", "AFTER", "JOURNAL", "NEXT POD", "HEALED IN")

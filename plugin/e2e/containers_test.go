@@ -27,9 +27,9 @@ func nerdctl(n *e2e.Node) engine {
 	return n.StartContainerd(e2e.Newest(n)).NewNerdctl()
 }
 
-// TestE2EContainers starts a container with podman (with its CNI backend) or nerdctl, restarts it
-// under the same ID, kills it and removes it. Containers that then fail to start leave nothing with
-// unwind. Without unwind, they leak.
+// TestE2EContainers starts a container with nerdctl or podman (with its CNI backend), restarts it
+// under the same ID, kills it and removes it. After that, other containers fail to start. With
+// unwind, they leave nothing. Without unwind, they leak addresses.
 func TestE2EContainers(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("a container is started, restarted, killed and removed; then %d cannot start on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"ENGINE", "CHAIN", "UP", "RESTARTED", "KILLED, REMOVED", "NOT STARTED LEAVE", "SWEPT", "RECORDS")
@@ -94,8 +94,9 @@ func containers(t *testing.T, n *e2e.Node, e engine, unwind bool, row func(...an
 }
 
 // TestE2ENerdctlNetworks: unwindctl refuses to wrap the conflist of a network that nerdctl created.
-// nerdctl reads the first plugin of such a file: if that were unwind, nerdctl would assign the same
-// subnet to its next network. unwindctl ipam lists these networks.
+// nerdctl reads the network's subnet and bridge from the first plugin of the file. If unwind came
+// first, nerdctl would assign the same subnet to its next network, and would never remove the
+// bridge. unwindctl ipam lists these networks.
 func TestE2ENerdctlNetworks(t *testing.T) {
 	t.Parallel()
 	n := e2e.NewNode(t)

@@ -15,8 +15,8 @@ import (
 const atOnce = 4
 
 // TestE2EKill: containerd is killed while plugins are running. The plugins survive if systemd kills
-// it, because containerd's unit has KillMode=process. They are killed, too, if their cgroup runs
-// out of memory.
+// containerd, because containerd's unit has KillMode=process. The plugins are killed, too, if their
+// cgroup runs out of memory. The test covers both cases.
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
 		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
@@ -40,7 +40,7 @@ func TestE2EKill(t *testing.T) {
 	}
 }
 
-// kill kills containerd while faulty holds the ADD or DEL of atOnce pods.
+// kill kills containerd while the ADDs or DELs of atOnce pods are waiting in faulty.
 func kill(t *testing.T, v e2e.Version, command, plugins string, unwind bool) (o e2e.Outcome) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind})
@@ -93,13 +93,13 @@ const (
 // booted is the outcome of a reboot.
 type booted struct {
 	before, after, end e2e.Left
-	first, all         time.Duration    // from containerd's start until the first pod and all pods run
+	first, all         time.Duration    // time until the first pod, and until all pods, were started
 	failed             int              // pods that did not start
-	entries            []e2e.Attachment // the journal's entries when all pods are gone
+	entries            []e2e.Attachment // the journal's records when all pods are removed
 }
 
-// TestE2EReboot: after a reboot, the addresses and other resources of the previous boot's pods are
-// free for the new ones.
+// TestE2EReboot: with unwind, the addresses and other resources of the pods from before a reboot
+// are available to the new pods.
 func TestE2EReboot(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("the machine is booted again while %d pods run; the pool has 40 addresses; then the same pods are started; "+
 		"addresses/netns/veths/rules when they run, and when they are gone", rebootPods),
@@ -133,8 +133,8 @@ func TestE2EReboot(t *testing.T) {
 
 func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
-// reboot reboots a node with running pods, and starts the pods again as kubelet does: it first
-// stops each pod's old sandbox, if the runtime knows it.
+// reboot reboots a node with running pods, and starts the pods again as kubelet does: if the
+// runtime lists a pod's old sandbox, it first stops and removes that sandbox.
 func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})
@@ -150,7 +150,7 @@ func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	}
 	begin := time.Now()
 	if unwind && v.Major == 1 {
-		n.Unwindctl("sweep") // unwind-sweep-boot.service
+		n.Unwindctl("sweep") // as unwind-sweep-boot.service does
 	}
 	rt.Start()
 	rt.ImportPause()

@@ -23,7 +23,7 @@ const criTimeout = 2 * time.Minute
 // Ready is the state of a running sandbox.
 const Ready = cri.PodSandboxState_SANDBOX_READY
 
-// CRI is a client of a runtime, in place of kubelet.
+// CRI is a client that calls a runtime as kubelet does.
 type CRI struct {
 	node    *Node
 	conn    *grpc.ClientConn
@@ -45,7 +45,7 @@ func (c *CRI) ready(ctx context.Context) error {
 	return err
 }
 
-// Pod is the kubelet's view of a pod. Each attempt to start it makes a sandbox with another name
+// Pod describes a pod as kubelet does. Each attempt to start it creates a sandbox with a new name
 // and ID.
 type Pod struct {
 	Name      string
@@ -70,9 +70,10 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 	return answer.GetPodSandboxId(), err
 }
 
-// RunPodRaced starts a pod's sandbox. Like kubelet, it tries again if another pod that starts at
-// the same time was the cause: its firewall plugin created the same chain of iptables, or its veth
-// changed the bridge's MAC before CRI-O's CHECK.
+// RunPodRaced starts a pod's sandbox. If the start fails because another pod starts at the same
+// time, it tries again, as kubelet does. There are two such failures: the firewall plugin of both
+// pods creates the same iptables chain, or the other pod's veth changes the bridge's MAC address
+// before CRI-O's CHECK.
 func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
 	for {
 		id, err = c.RunPod(*pod)
@@ -94,8 +95,8 @@ func (c *CRI) MustRunPod(pod Pod) (id string) {
 	return id
 }
 
-// RunPods starts pods at the same time, and fails the test if one does not start. It returns their
-// sandboxes by pod name.
+// RunPods starts pods at the same time, and fails the test if a pod does not start. It returns the
+// sandbox IDs by pod name.
 func (c *CRI) RunPods(pods []Pod) map[string]string {
 	c.node.Helper()
 	ids, errs := make([]string, len(pods)), make([]error, len(pods))
@@ -114,7 +115,7 @@ func (c *CRI) RunPods(pods []Pod) map[string]string {
 	return byName
 }
 
-// StopPod stops a sandbox: the runtime removes its network.
+// StopPod stops a sandbox. The runtime then detaches the sandbox from its network.
 func (c *CRI) StopPod(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
 	defer cancel()
@@ -177,8 +178,8 @@ func (c *CRI) KillPod(id string) {
 	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
 }
 
-// CheckPod checks that a running pod's address is reserved for it and has rules, and that the pod
-// answers a ping. After an error, the test continues.
+// CheckPod checks that a running pod's address is reserved for the pod and has rules, and that the
+// pod answers a ping. If a check fails, the test continues.
 func (n *Node) CheckPod(c *CRI, id string) {
 	n.Helper()
 	ip := c.IP(id)
@@ -193,8 +194,8 @@ func (n *Node) CheckPod(c *CRI, id string) {
 	}
 }
 
-// RemovePods stops and removes all sandboxes that the runtime knows, as the kubelet does for
-// deleted pods, and returns the errors.
+// RemovePods stops and removes all sandboxes that the runtime lists, as kubelet does for deleted
+// pods. It returns the errors.
 func (c *CRI) RemovePods() (errs []error) {
 	c.node.Helper()
 	for id := range c.Pods() {
@@ -209,9 +210,9 @@ func (c *CRI) RemovePods() (errs []error) {
 	return errs
 }
 
-// RunAgain starts the pods of the last boot as kubelet does: it first stops and removes each pod's
-// old sandbox, if the runtime knows it. It calls began after it has tried the first pod, and
-// returns how many pods failed to start.
+// RunAgain starts the pods of the previous boot again, as kubelet does. If the runtime lists a
+// pod's old sandbox, RunAgain first stops and removes that sandbox. It calls began after it has
+// tried to start the first pod, and returns the number of pods that failed to start.
 func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed int) {
 	c.node.Helper()
 	known := c.Pods()
@@ -233,8 +234,8 @@ func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed 
 	return failed
 }
 
-// NetworkReady requests the runtime's status, as the kubelet does every five seconds. It returns
-// the reason why the network is not ready, or "". A runtime that supports CNI 1.1 then calls
+// NetworkReady requests the runtime's status, as kubelet does every five seconds. It returns the
+// reason why the network is not ready, or "" if it is ready. At this request, containerd 2 calls
 // STATUS.
 func (c *CRI) NetworkReady() (why string) {
 	c.node.Helper()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CrioSocket is where CRI-O listens on a node.
+// CrioSocket is the path of the socket on which CRI-O listens.
 const CrioSocket = "/run/crio/crio.sock"
 
 type Crio struct {
@@ -18,8 +18,8 @@ type Crio struct {
 	podman *Podman
 }
 
-// crioConf makes CRI-O run without systemd, on cgroups v1. Pods have no infra container (which is
-// the default), because that would need CAP_SYS_RESOURCE for its oom_score_adj.
+// crioConf makes CRI-O run without systemd, and on cgroups v1. Pods have no infra container, which
+// is CRI-O's default: setting its oom_score_adj would need CAP_SYS_RESOURCE.
 const crioConf = `[crio]
 root = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"
@@ -62,7 +62,8 @@ enable_metrics = false
 // CrioNetwork is the network part of CRI-O's configuration.
 type CrioNetwork struct {
 	ConfDir, PluginDir string
-	// StatusGrace, such as "1s", makes CRI-O send STATUS to the plugins after its start, too.
+	// StatusGrace, such as "1s", makes CRI-O send STATUS to the plugins not only at its start, but
+	// also afterwards.
 	StatusGrace string
 }
 
@@ -74,7 +75,7 @@ func (c CrioNetwork) String() string {
 	return text
 }
 
-// StartCrio starts CRI-O on a node, with the pause image in its storage.
+// StartCrio loads the pause image into the storage of CRI-O, and starts CRI-O on the node.
 func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	n.Helper()
 	program := tool(n, "crio/crio")
@@ -84,10 +85,10 @@ func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	version := strings.TrimPrefix(first, "crio version ")
-	podman := n.NewPodman() // loads the pause image into the storage that CRI-O shares with podman
+	podman := n.NewPodman() // loads the pause image into the storage shared with CRI-O
 	env := append(podman.env[:len(podman.env):len(podman.env)], "TMPDIR=/run")
 	podman.env = append(env, "CONTAINERS_CONF="+filepath.Join(n.Dir, "containers.conf"))
-	n.Run("mv", "/etc/containers/containers.conf", n.Dir) // a CRI-O node has no podman
+	n.Run("mv", "/etc/containers/containers.conf", n.Dir) // because a CRI-O node has no podman
 	n.Write("/etc/crio/crio.conf", fmt.Sprintf(crioConf, tool(n, "crio/pinns"), tool(n, "deb/usr/sbin/runc"), tool(n, "deb/usr/bin/conmon")))
 	n.Write("/etc/crio/crio.conf.d/10-network.conf", network.String())
 	for _, dir := range []string{"/etc/crio/hooks.d", "/var/lib/crio", "/var/log/crio"} {
@@ -100,7 +101,8 @@ func (n *Node) StartCrio(network CrioNetwork) *Crio {
 	return c
 }
 
-// Stop ends CRI-O as systemd does, and waits for its end. The pods keep running.
+// Stop stops CRI-O with SIGTERM, as systemd does, and waits until it has ended. The pods keep
+// running.
 func (c *Crio) Stop() {
 	c.node.Helper()
 	if err := c.cmd.Process.Signal(unix.SIGTERM); err != nil {
@@ -109,7 +111,7 @@ func (c *Crio) Stop() {
 	<-c.ended
 }
 
-// LoadPause puts the pause image into CRI-O's storage again.
+// LoadPause loads the pause image into CRI-O's storage again.
 func (c *Crio) LoadPause() {
 	c.node.Helper()
 	c.podman.load()

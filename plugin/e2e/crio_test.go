@@ -12,9 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2ECrioLeak: pods cannot start or stop for a while. With unwind, they leak no address
-// meanwhile. Once the plugin works, each of these retries the pending DELs: a STATUS, a restart of
-// CRI-O, the next ADD, the agent.
+// TestE2ECrioLeak: a plugin is broken for a while, so pods cannot start or stop. With unwind, no
+// address leaks during that time. Once the plugin works again, each of these makes unwind retry the
+// pending DELs: a STATUS, a restart of CRI-O, the next ADD, the agent.
 func TestE2ECrioLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("CRI-O: %d sandboxes of a pod on a /28; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "TROUBLE", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "STOPS THAT FAIL", "AFTER", "PENDING", "NEXT POD")
@@ -65,7 +65,7 @@ func TestE2ECrioLeak(t *testing.T) {
 			one.trouble.End(c.Node)
 			check(t, one.then(c))
 			if one.unwind {
-				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses after failed tries
+				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between tries
 					if c.Pending() > 0 && one.how == "the next ADD" {
 						check(t, next(c))
 					}
@@ -94,8 +94,9 @@ func TestE2ECrioLeak(t *testing.T) {
 }
 
 // TestE2ECrioKill: CRI-O and its plugins are killed during an ADD, while three other pods run.
-// CRI-O forgets that sandbox, and sends its only GC within the grace period. So the agent, or a
-// sweep by the timer, must free the sandbox's resources. The other pods keep theirs.
+// CRI-O forgets the sandbox of this ADD. It sends one GC at its next start, which is too early: the
+// grace period has not ended. So the agent or a sweep must release the sandbox's resources. The
+// other pods must keep theirs.
 func TestE2ECrioKill(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O and its plugins are killed during an ADD while three pods run; addresses/netns/veths/rules",
 		"CHAIN", "THEN", "LIVE", "KILLED", "RESTARTED", "AFTER", "RECORDS")
@@ -150,8 +151,8 @@ func TestE2ECrioKill(t *testing.T) {
 	}
 }
 
-// TestE2ECrioReboot: the machine reboots, with CRI-O's storage or without it, or /run is emptied
-// without a reboot. The resources of the old pods are free for the new ones.
+// TestE2ECrioReboot: the machine reboots and keeps or loses CRI-O's storage, or /run is emptied
+// without a reboot. With unwind, the old pods' resources are available to the new pods.
 func TestE2ECrioReboot(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O: 10 pods on a /28; then the same pods are started; addresses/netns/veths/rules when they run, and when they are gone",
 		"CHAIN", "EVENT", "BEFORE", "RUNNING", "NOT STARTED", "GONE", "PENDING")
@@ -196,8 +197,8 @@ func TestE2ECrioReboot(t *testing.T) {
 	}
 }
 
-// TestE2ECrioHostPort: CRI-O sets up a pod's host ports itself, in an nftables table of its own,
-// and sends plugins no port mappings. It removes the host ports with the pod.
+// TestE2ECrioHostPort: CRI-O itself sets up a pod's host ports, in its own nftables table, and
+// sends no port mappings to plugins. It removes the host ports when it removes the pod.
 func TestE2ECrioHostPort(t *testing.T) {
 	const port = 8080
 	for _, unwind := range []bool{false, true} {
@@ -226,9 +227,9 @@ func TestE2ECrioHostPort(t *testing.T) {
 	}
 }
 
-// TestE2ECrioInstall runs install, doctor, off, on and uninstall with CRI-O's default directories,
-// and with OpenShift's. Pods can start at any time, and a pod from before the install can end after
-// it.
+// TestE2ECrioInstall runs install, doctor, off, on and uninstall with CRI-O's default CNI
+// directories and with OpenShift's. Pods can start at each stage, and a pod that started before the
+// install can be deleted after it.
 func TestE2ECrioInstall(t *testing.T) {
 	for _, dirs := range []e2e.CrioNetwork{
 		{ConfDir: e2e.ConfDir, PluginDir: e2e.PluginDir},

@@ -12,8 +12,8 @@ type CrioNode struct {
 	Unwind bool
 }
 
-// NewCrioNode creates a node with or without unwind. With a statusGrace, CRI-O sends STATUS after
-// its start, too.
+// NewCrioNode creates a node with or without unwind. With a statusGrace, CRI-O sends STATUS not
+// only at its start, but also afterwards.
 func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	if Short() {
 		t.Skip("CRI-O is not built for a short run")
@@ -26,7 +26,8 @@ func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	return &CrioNode{n, rt, unwind}
 }
 
-// crioGrace is how long unwind keeps an attachment that CRI-O doesn't list: a test waits that long.
+// crioGrace is the grace period, for which unwind keeps an attachment that CRI-O doesn't list. It
+// is short, because tests wait for its end.
 const crioGrace = 10 * time.Second
 
 func crioKeys(unwind bool) map[string]any {
@@ -36,7 +37,7 @@ func crioKeys(unwind bool) map[string]any {
 	return map[string]any{"gracePeriod": crioGrace.String()}
 }
 
-// Pending returns the number of journal records that do not belong to running pods.
+// Pending returns the number of records in the journal, without the live records of running pods.
 func (c *CrioNode) Pending() int {
 	c.Helper()
 	if !c.Unwind {
@@ -45,7 +46,7 @@ func (c *CrioNode) Pending() int {
 	return len(c.Owed(c.RT.CRI))
 }
 
-// Restart ends CRI-O as systemd does, and starts it again. At its start, CRI-O sends GC once.
+// Restart stops CRI-O and starts it again. CRI-O sends one GC when it starts.
 func (c *CrioNode) Restart() {
 	c.Helper()
 	c.RT.Stop()
@@ -53,7 +54,7 @@ func (c *CrioNode) Restart() {
 	c.RT.AwaitNetwork()
 }
 
-// StartAgent starts the agent, which sweeps each second, until the test ends.
+// StartAgent starts the agent, which sweeps every second until the test ends.
 func (c *CrioNode) StartAgent() {
 	c.Helper()
 	cmd := exec.Command(Path(c, "bin/unwindctl"), "run", "--no-install", "--cri", "auto", "--interval", "1s", "--listen", "")

@@ -31,12 +31,14 @@ func (n *Node) newDaemon(name, socket string, args []string, env ...string) *Dae
 	return &Daemon{node: n, name: name, socket: socket, args: args, env: env}
 }
 
-// logFile returns the path of the daemon's log, which neither a reboot nor a test removes.
+// logFile returns the path of the daemon's log, which is on the node's disk and so survives a
+// reboot.
 func (d *Daemon) logFile() string {
 	return filepath.Join(d.node.Dir, filepath.Base(d.args[0])+".log")
 }
 
-// Start starts the daemon, also again after Kill or a reboot, and waits until it answers.
+// Start starts the daemon, for the first time or after Kill or a reboot, and waits until it
+// responds.
 func (d *Daemon) Start() {
 	n := d.node
 	n.Helper()
@@ -56,7 +58,7 @@ func (d *Daemon) Start() {
 		close(ended)
 	}(d.cmd, d.ended)
 	if d.CRI != nil {
-		_ = d.conn.Close() // gRPC would wait before it tries again
+		_ = d.conn.Close() // the old connection would pause before its next try
 	}
 	d.CRI = dialCRI(n, d.socket)
 	d.waitForAnswer()
@@ -82,7 +84,7 @@ func (d *Daemon) waitForAnswer() {
 	}
 }
 
-// Log returns the last lines of the daemon's log, without level=info.
+// Log returns the last lines of the daemon's log, without those of level info.
 func (d *Daemon) Log() string {
 	data, err := os.ReadFile(d.logFile())
 	if err != nil {
@@ -101,7 +103,7 @@ func (d *Daemon) Kill() {
 	<-d.ended
 }
 
-// AwaitNetwork waits until the runtime has read the node's network and its plugins are ready.
+// AwaitNetwork waits until the runtime reports that its network is ready.
 func (d *Daemon) AwaitNetwork() {
 	d.node.Helper()
 	for end := time.Now().Add(startTimeout); ; time.Sleep(50 * time.Millisecond) {

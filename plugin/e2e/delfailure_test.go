@@ -8,9 +8,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EDelFailure stops and removes a pod while a plugin fails DEL, without unwind and with each
-// value of onDelFailure. With "report" the runtime gets the error and keeps the sandbox. With
-// "defer" it gets none, and unwind retries the DEL.
+// TestE2EDelFailure stops and removes a pod while a plugin fails DEL. It does so without unwind,
+// and with each value of onDelFailure. With "report", the runtime gets the error and keeps the
+// sandbox. With "defer", the runtime gets no error, and unwind retries the DEL.
 func TestE2EDelFailure(t *testing.T) {
 	table := e2e.NewTable(t, "a pod is stopped and removed while a plugin fails DEL, and again when it does not; addresses/netns/veths/rules left",
 		"RUNTIME", "CHAIN", "STOP", "REMOVE", "SANDBOX", "LEFT", "OWED", "STOP LATER", "AFTER", "JOURNAL")

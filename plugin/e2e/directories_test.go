@@ -11,8 +11,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EDirectories: install uses the CNI directories that containerd itself reports, even if a
-// file that containerd's configuration imports has changed them. While containerd is down, install
+// TestE2EDirectories: install uses the CNI directories that containerd itself reports, even if they
+// are set in a file that containerd's configuration imports. While containerd is down, install
 // refuses to guess.
 func TestE2EDirectories(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
@@ -45,8 +45,9 @@ func TestE2EDirectories(t *testing.T) {
 	})
 }
 
-// TestE2ERenamed: the provider renames its conflist while no agent runs. containerd keeps starting
-// pods through unwind, as it does without unwind, and stops the pods from before.
+// TestE2ERenamed: the provider renames its conflist while no agent runs. With and without unwind,
+// containerd can start pods after that, and can stop earlier pods. With unwind, the new pods start
+// through unwind.
 func TestE2ERenamed(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		for _, unwind := range []bool{false, true} {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskPattern is the prefix of the names of nodes' disk directories and of their pods' cgroups.
+// diskPattern is the prefix of the names of the nodes' disk directories and cgroups.
 const diskPattern = "unwind-node-"
 
-// newDisk creates the directory of a node's disk. The returned file holds a lock on it as long as
-// this process lives.
+// newDisk creates the directory of a node's disk, and locks it. The lock is released when the
+// returned file is closed or this process ends.
 func newDisk(t testing.TB) (dir string, lock *os.File) {
 	t.Helper()
 	clearDisks(t)
@@ -33,8 +33,8 @@ func newDisk(t testing.TB) (dir string, lock *os.File) {
 	return dir, lock
 }
 
-// clearDisks removes the disks of killed tests, which leave nothing else of their nodes. It skips
-// an empty directory, because a test that has just created it may not have locked it yet.
+// clearDisks removes the disks and the cgroups of nodes whose test process was killed. It skips an
+// empty directory, because the test that has just created it may not have locked it yet.
 func clearDisks(t testing.TB) {
 	t.Helper()
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), diskPattern+"*"))
@@ -55,9 +55,9 @@ func clearDisks(t testing.TB) {
 	}
 }
 
-// removeAllCgroups removes the cgroups of a node that has ended: its own, and those that containerd
-// created next to it for containers for which the kubelet names no cgroup (containerd
-// pkg/oci/spec.go populateDefaultUnixSpec).
+// removeAllCgroups removes the node's own cgroup, and the cgroups in /k8s.io that containerd
+// created for containers for which the kubelet specified no cgroup (containerd pkg/oci/spec.go
+// populateDefaultUnixSpec). The cgroups must contain no processes.
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
 	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))
@@ -72,8 +72,8 @@ func removeAllCgroups(t testing.TB, disk string) {
 	}
 }
 
-// removeCgroups removes a cgroup and its children from all hierarchies, innermost first. They have
-// no processes any more.
+// removeCgroups removes a cgroup and its descendants from all hierarchies, innermost first. They
+// must contain no processes.
 func removeCgroups(t testing.TB, name string) {
 	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {
 		tops, _ := filepath.Glob(pattern)

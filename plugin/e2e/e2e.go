@@ -1,10 +1,11 @@
-// Package e2e runs real container runtimes on nodes of their own, to test the binaries as they are
-// installed: bin/unwind, bin/unwindctl, the reference plugins, containerd. `make e2e` builds what
-// it needs below .tools/e2e.
+// Package e2e tests the binaries as they are installed (bin/unwind, bin/unwindctl and the reference
+// plugins) with real container runtimes. Each runtime runs on a Node of its own. `make e2e` builds
+// the other programs that the tests need, in .tools/e2e.
 //
-// To a runtime, a Node is a machine: it has network, mount and PID namespaces of its own, and its
-// files are where a distribution puts them. It ends with the test that created it, or with the
-// process that runs the tests, however that ends. Nothing of it remains on the machine.
+// To a runtime, a Node is a machine: it has its own network, mount and PID namespaces, and its
+// files are where a distribution puts them. A Node ends with the test that created it, and leaves
+// nothing on the machine. If the test process is killed, all processes of its nodes are killed, and
+// the next test removes the nodes' disks.
 package e2e
 
 import (
@@ -14,10 +15,11 @@ import (
 	"time"
 )
 
-// root is the repository, relative to this directory, where the tests run.
+// root is the root of the repository, relative to the directory in which the tests run.
 const root = "../.."
 
-// Path returns the absolute path of a file of the repository, and fails the test if there is none.
+// Path returns the absolute path of a file of the repository, and fails the test if the file does
+// not exist.
 func Path(t testing.TB, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join(root, name))
@@ -30,14 +32,14 @@ func Path(t testing.TB, name string) string {
 	return path
 }
 
-// tool returns the path of a tool that make e2e built.
+// tool returns the path of a program that make e2e or make e2e-k8s built.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	return Path(t, filepath.Join(".tools/e2e", name))
 }
 
-// Eventually waits until a condition holds, and fails the test if it takes longer than within. It
-// returns how long it took.
+// Eventually waits until holds returns true, and returns how long that took. If it takes longer
+// than within, Eventually fails the test.
 func Eventually(t testing.TB, within time.Duration, what string, holds func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -50,10 +52,10 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	return time.Since(begin)
 }
 
-// Short reports whether the tests should take less time: make e2e SHORT=1.
+// Short reports whether to run shorter tests, as make e2e SHORT=1 does.
 func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }
 
-// check ends the test if there is an error.
+// check ends the test if err is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

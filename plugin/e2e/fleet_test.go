@@ -26,14 +26,14 @@ import (
 
 type object = map[string]any
 
-// nodes is the number of nodes in the fleet. Every tenth of the first hundred hangs.
+// nodes is the number of nodes in the fleet. Of the first hundred, every tenth hangs.
 const nodes = 500
 
 func hangs(i int) bool { return i < 100 && i%10 == 0 }
 
 // TestKubernetesFleet: kubectl unwind, with a real kubectl, runs doctor on 500 nodes. Ten of them
-// hang: five kubelets accept no connection, and on five nodes unwindctl prints nothing. kubectl
-// unwind names these ten, and does not make the other nodes wait.
+// hang: on five, the exec request gets no response, and on five, unwindctl prints nothing. kubectl
+// unwind reports these ten nodes, and prints the output of all others.
 func TestKubernetesFleet(t *testing.T) {
 	var execs atomic.Int32
 	server := httptest.NewTLSServer(fleet(&execs))
@@ -73,8 +73,8 @@ func TestKubernetesFleet(t *testing.T) {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// fleet is a fake API server with an agent pod on each node. It serves only what kubectl requests
-// here: discovery, lists of nodes and pods, a pod, and exec.
+// fleet is a fake API server with an agent's pod on each node. It serves only what kubectl requests
+// in this test: discovery, lists of nodes and pods, a pod, and exec.
 func fleet(execs *atomic.Int32) http.Handler {
 	mux := http.NewServeMux()
 	give := func(path string, answer object) {
@@ -112,9 +112,9 @@ func fleet(execs *atomic.Int32) http.Handler {
 	return mux
 }
 
-// serveExec serves exec by WebSocket, with the output of unwindctl doctor on a healthy node. The
-// first byte of a message is the number of its stream, and the last message is a status on stream
-// 3.
+// serveExec serves exec over WebSocket, with the output of unwindctl doctor on a healthy node. On a
+// node that hangs, it sends nothing. The first byte of a message is the number of its stream. The
+// last message is a status on stream 3.
 func serveExec(i int) http.Handler {
 	return websocket.Server{
 		Handshake: func(config *websocket.Config, _ *http.Request) error {

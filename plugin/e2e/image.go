@@ -13,7 +13,8 @@ import (
 
 type object map[string]any
 
-// writePause writes an archive (OCI image layout 1.0) of PauseImage, which contains only program.
+// writePause writes an archive (OCI image layout 1.0) of PauseImage. The image contains only
+// program.
 func writePause(archive, program string) error {
 	binary, err := os.ReadFile(program)
 	if err != nil {

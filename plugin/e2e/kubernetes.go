@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cluster is a Kubernetes cluster: the control plane on a node of its own, without a kubelet, and
-// workers.
+// Cluster is a Kubernetes cluster. It consists of workers and of a separate node, without a
+// kubelet, for the control plane.
 type Cluster struct {
 	testing.TB
 	Workers []*Worker
@@ -82,7 +82,7 @@ nodeStatusUpdateFrequency: 4s
 maxPods: 200
 `
 
-// NewCluster starts a control plane that ends with the test.
+// NewCluster starts the control plane of a cluster without workers. The cluster ends with the test.
 func NewCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{TB: t, control: NewNode(t)}
@@ -125,14 +125,15 @@ func newKey(t testing.TB) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 }
 
-// tunables are the kernel settings that a kubelet would change, for the whole machine
-// (pkg/kubelet/cm/container_manager_linux.go setupKernelTunables).
+// tunables are kernel settings and the values to which a kubelet would set them, for the whole
+// machine (pkg/kubelet/cm/container_manager_linux.go setupKernelTunables).
 var tunables = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// keepTunables mounts files with these values over the settings, so that the kubelet changes none.
+// keepTunables mounts a file over each of these settings. The file contains the kubelet's value, so
+// the kubelet does not change the setting.
 func (w *Worker) keepTunables() {
 	w.Helper()
 	w.do(func() error {
@@ -146,8 +147,8 @@ func (w *Worker) keepTunables() {
 	})
 }
 
-// Join creates a node a worker, with containerd and a kubelet, and returns when it is ready for
-// pods.
+// Join adds a worker with containerd and a kubelet to the cluster, and returns once the worker is
+// ready for pods.
 func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	c.Helper()
 	w := &Worker{Node: NewNode(c), NodeName: name, cluster: c, address: fmt.Sprintf("172.31.0.%d", len(c.Workers)+2)}
@@ -168,24 +169,24 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 	return w
 }
 
-// Use gives the worker's pods a network, and the other workers a route to it. The previous network
-// must have no pods left.
+// Use gives the worker's pods a network, and adds routes between this network and the other
+// workers' networks. No pod may be left in the previous network.
 func (w *Worker) Use(network Network) {
 	w.Helper()
-	w.do(func() error { return removeLink("cni0") }) // bridge adds no address of another range
+	w.do(func() error { return removeLink("cni0") }) // bridge fails if cni0 keeps an old address
 	w.network = network
 	w.Configure(network)
 	w.routes()
 }
 
-// StartKubelet starts the kubelet, also again after a reboot.
+// StartKubelet starts the kubelet, for the first time or after a reboot.
 func (w *Worker) StartKubelet() {
 	w.Helper()
 	w.kubelet = w.hyperkube("kubelet", "--kubeconfig="+kubeconfigPath, "--config="+kubernetesDir+"/kubelet.yaml",
 		"--cert-dir=/run/kubernetes", "--hostname-override="+w.NodeName, "--node-ip="+w.address)
 }
 
-// Restart reboots the worker. Then the runtime and the kubelet start as on any machine.
+// Restart reboots the worker, and then starts the runtime and the kubelet.
 func (w *Worker) Restart() {
 	w.Helper()
 	w.Reboot()
@@ -207,7 +208,7 @@ func (w *Worker) Condition() (status, message string) {
 	return status, message
 }
 
-// AwaitReady waits until the worker is ready for pods.
+// AwaitReady waits until the worker is ready for pods, and returns how long that took.
 func (w *Worker) AwaitReady() time.Duration {
 	w.Helper()
 	return Eventually(w, clusterTimeout, "node "+w.NodeName+" is ready", func() bool {
@@ -219,7 +220,7 @@ func (w *Worker) AwaitReady() time.Duration {
 	})
 }
 
-// Kubectl runs kubectl as the cluster's administrator, and fails the test if it fails.
+// Kubectl runs kubectl as the cluster's administrator, and fails the test if kubectl fails.
 func (c *Cluster) Kubectl(args ...string) string {
 	c.Helper()
 	out, err := c.TryKubectl(args...)
@@ -239,7 +240,7 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 	return out, err
 }
 
-// KubectlUnwind runs kubectl unwind as the cluster's administrator, who has kubectl and the plugin
+// KubectlUnwind runs kubectl unwind as the cluster's administrator, with kubectl and kubectl-unwind
 // in PATH.
 func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
 	c.Helper()
@@ -248,7 +249,7 @@ func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err erro
 }
 
 // Helm runs helm as the cluster's administrator, for releases in kube-system, and fails the test if
-// it fails.
+// helm fails.
 func (c *Cluster) Helm(args ...string) string {
 	c.Helper()
 	out, stderr, err := c.run(c.KubectlEnv(), tool(c, "helm/helm"), append(args, "--namespace=kube-system")...)
@@ -258,7 +259,7 @@ func (c *Cluster) Helm(args ...string) string {
 	return out
 }
 
-// run runs a program of the cluster's administrator.
+// run runs a program as the cluster's administrator, on the node of the control plane.
 func (c *Cluster) run(env []string, program string, args ...string) (stdout, stderr string, err error) {
 	var out, errs strings.Builder
 	cmd := exec.Command(program, args...)
@@ -270,9 +271,8 @@ func (c *Cluster) run(env []string, program string, args ...string) (stdout, std
 	return out.String(), errs.String(), err
 }
 
-// KubectlEnv is the environment of the cluster's administrator: PATH contains kubectl,
-// kubectl-unwind and the newest containerd's ctr, and the home directory is on the control plane's
-// disk.
+// KubectlEnv returns the environment of the cluster's administrator. PATH contains kubectl,
+// kubectl-unwind and the newest containerd's ctr, and HOME is on the control plane's disk.
 func (c *Cluster) KubectlEnv() []string {
 	c.Helper()
 	shim := filepath.Join(c.control.Dir, "bin/kubectl")
@@ -289,7 +289,7 @@ func (c *Cluster) KubectlEnv() []string {
 // daemon is a program that runs until it is stopped or its node ends.
 type daemon struct {
 	cmd   *exec.Cmd
-	out   string // the file with its output
+	out   string // the file with the output of the program
 	ended chan struct{}
 }
 
@@ -298,7 +298,7 @@ func hyperkube(t testing.TB) string {
 	return tool(t, "kubernetes/hyperkube")
 }
 
-// hyperkube starts one of Kubernetes' programs.
+// hyperkube starts one of the programs in the hyperkube binary.
 func (n *Node) hyperkube(program string, args ...string) *daemon {
 	n.Helper()
 	d := &daemon{out: filepath.Join(n.Dir, program+".log"), ended: make(chan struct{})}
@@ -333,7 +333,7 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// log returns the last lines of the program's log, but none of level info.
+// log returns the last lines of the program's log, without those of level info.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
 	if err != nil {

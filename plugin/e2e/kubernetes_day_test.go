@@ -12,10 +12,11 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestKubernetesOrdinaryDays changes the provider's chain while pods run, in the same way on a
-// worker without unwind and on one with it: a mesh is installed and uninstalled, a kubeconfig gets
-// another path, and the conflist another cniVersion. On both workers, all pods start and terminate.
-// With unwind that takes at most three times as long plus ten seconds.
+// TestKubernetesOrdinaryDays makes the same changes to the provider's chain on a worker without
+// unwind and on one with unwind, while pods run. For example, a mesh is installed and uninstalled,
+// a kubeconfig gets another path, and the conflist gets another cniVersion. On both workers, all
+// pods start and terminate. With unwind, they take at most three times as long to terminate, plus
+// ten seconds.
 func TestKubernetesOrdinaryDays(t *testing.T) {
 	c := e2e.NewCluster(t)
 	d := &days{
@@ -43,8 +44,8 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 	remove := func(w *e2e.Worker, path string) { removeFile(d.T, w.File(path)) }
 
 	// The uninstallers of istio-cni (cni/pkg/install/install.go Cleanup) and linkerd-cni
-	// (install-cni.sh cleanup) remove the plugin from the conflist, then its kubeconfig and its
-	// binary. A DEL of these two does nothing, so it fails only without the binary.
+	// (install-cni.sh cleanup) first remove the plugin from the conflist, then its kubeconfig and its
+	// binary. The DEL of either plugin does nothing, so it fails only if the binary is missing.
 	d.pass(day{
 		name: "mesh",
 		what: "a mesh is installed, and uninstalled with its binary",
@@ -57,7 +58,7 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 		},
 		mend: add(istio, old),
 	})
-	// The plugin's DEL calls a daemon or the API server, as those of kube-ovn and Calico do.
+	// This plugin's DEL calls a daemon or the API server, as the DELs of kube-ovn and Calico do.
 	d.pass(day{
 		name: "daemon",
 		what: "a plugin with a daemon is installed, then removed from the conflist; its daemon is gone",
@@ -80,7 +81,7 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 		},
 		mend: func(w *e2e.Worker) { w.Write(old, "") },
 	})
-	// portmap 0.9.1 knows CNI up to 0.4.0.
+	// portmap 0.9.1 supports CNI only up to 0.4.0.
 	d.pass(day{
 		name: "version",
 		what: "portmap is replaced by one that rejects the conflist's cniVersion, which is corrected",
@@ -98,7 +99,7 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 // correct is the cniVersion in the corrected conflist.
 const correct = "0.4.0"
 
-// days is the test with its two workers.
+// days contains the test and its two workers.
 type days struct {
 	*testing.T
 	table         *e2e.Table
@@ -109,7 +110,7 @@ type days struct {
 type day struct {
 	name     string // a prefix of its pods' names
 	what     string
-	gone     string              // the plugin that was removed, whose DELs may stay pending
+	gone     string              // the plugin that the change removes; its DELs may stay pending
 	old, new int                 // the first host ports of the old and the new pods; 0 for none
 	add      func(w *e2e.Worker) // a change after the old pods have started; nil for none
 	change   func(w *e2e.Worker) // the change before the new pods start
@@ -128,9 +129,9 @@ func (d *days) needs(w *e2e.Worker, plugin, kubeconfig string) string {
 	return entry + fmt.Sprintf(`, "needs": %q}`, kubeconfig)
 }
 
-// use writes the provider's conflist, as an installer does. unwind reads the file in each verb. On
-// the worker without unwind, use waits until the runtime has read it: until its network contains
-// text, or no longer does.
+// use writes the provider's conflist, as an installer does. unwind reads this file at each verb.
+// Without unwind, the runtime reads it with a delay, so use waits on that worker: until the
+// runtime's CNI configuration contains text or, if in is false, no longer contains it.
 func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	d.Helper()
 	w.Configure(network)
@@ -170,7 +171,8 @@ func (d *days) pass(day day) {
 	d.Logf("%s: %s", day.what, since(began))
 }
 
-// pods starts pods on each worker. Unless first is 0, they get the host ports from first on.
+// pods starts pods on each worker, and waits until they are ready. The pods get consecutive host
+// ports from first on, or none if first is 0.
 func (d *days) pods(app string, first int) {
 	d.Helper()
 	count := 3
@@ -181,12 +183,13 @@ func (d *days) pods(app string, first int) {
 	d.each(func(w *e2e.Worker) { mustBeReady(d.T, w, app, count) })
 }
 
-// allowed returns the time within which all pods must terminate with unwind, given the time without
-// it.
+// allowed returns how long the pods may take to terminate with unwind, given how long they took
+// without unwind.
 func allowed(plain time.Duration) time.Duration { return 3*plain + 10*time.Second }
 
 // terminate deletes all pods of both workers at the same time, and returns how long they took to
-// disappear. If those with unwind are not gone in time, it fails the test and returns 0 for them.
+// terminate on each worker. If the pods on the worker with unwind take too long, it fails the test
+// and returns 0 for that worker.
 func (d *days) terminate(day day) (plain, unwind time.Duration) {
 	d.Helper()
 	began := time.Now()
@@ -219,8 +222,8 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing sweeps until nothing of the pods is left except pending DELs of the removed plugin, and
-// returns the number of these. It fails the test if that takes too long.
+// nothing sweeps until the pods have left nothing except pending DELs of the removed plugin, and
+// returns the number of these DELs. If that takes too long, it fails the test.
 func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }
@@ -236,7 +239,7 @@ func (d *days) nothing(day day) (pending int) {
 	return pending
 }
 
-// sweep makes unwind retry its DELs, which may fail again.
+// sweep makes unwind retry the pending DELs, and ignores an error, because the DELs may fail again.
 func (d *days) sweep() { _, _, _ = d.unwind.Try(e2e.Path(d, "bin/unwindctl"), "sweep") }
 
 // pending returns the plugin of each DEL that unwind still has to retry.
@@ -250,8 +253,8 @@ func (d *days) pending() (plugins []string) {
 	return plugins
 }
 
-// mended makes all DELs succeed again, and waits until the remaining pods have terminated and
-// nothing is pending.
+// mended makes all DELs succeed again, and waits until the remaining pods have terminated and no
+// DEL is pending. Then it restores the provider's chain.
 func (d *days) mended(day day) {
 	d.Helper()
 	d.each(day.mend)

@@ -21,15 +21,17 @@ const (
 	providerConflist = e2e.ConfDir + "/10-podnet.conflist"
 )
 
-// TestKubernetesInstall follows the life of an installation on a cluster with running pods. One
-// worker has a bridge network, the other a network like kindnet's. The steps are:
+// TestKubernetesInstall installs, uses and removes unwind on a cluster with running pods. One
+// worker has a bridge network, the other a network like kindnet's. The main steps are:
 //
 //  1. Helm installs the chart, upgrades it to the next build and rolls it back.
-//  2. Unwind is switched off. It stays off when agents and nodes restart.
-//  3. Nodes are drained.
-//  4. Unwind is switched on again, and uninstalled.
+//  2. unwind is switched off. It stays off while agents restart, nodes are drained, and nodes
+//     reboot.
+//  3. unwind is switched on again, and nodes are drained.
+//  4. unwind is uninstalled.
 //
-// Pods start and stop all the time, and none fails. In the end nothing is left.
+// Pods start and stop during these steps, and no pod may fail. In the end, the pods have left
+// nothing, the plugin is removed, and the provider's conflist is unchanged.
 func TestKubernetesInstall(t *testing.T) {
 	table := e2e.NewSteps(t, "Installation on Kubernetes", "STEP", "BRIDGE", "KINDNET'S SHAPE", "TOOK")
 	c := e2e.NewCluster(t)
@@ -79,7 +81,7 @@ func TestKubernetesInstall(t *testing.T) {
 	}
 }
 
-// installed is the test with its cluster. Its methods are the steps.
+// installed contains the test and its cluster. Its methods are the steps.
 type installed struct {
 	*testing.T
 	cluster *e2e.Cluster
@@ -126,8 +128,8 @@ func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) strin
 	i.table.Row(append(cells, since(began))...)
 }
 
-// rounds repeatedly starts and stops three pods on each worker, until done returns true, but at
-// least least times.
+// rounds starts and stops three pods on each worker, over and over until done returns true, but no
+// fewer than least times. It returns the number of rounds.
 func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	i.Helper()
 	for over := false; !over; rounds++ {
@@ -147,8 +149,8 @@ func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	return rounds
 }
 
-// drain drains a worker of the pods of a StatefulSet, and uncordons it once their resources are
-// free.
+// drain starts a StatefulSet, drains its pods from a worker, and uncordons the worker once the
+// pods' addresses are free.
 func (i *installed) drain(w *e2e.Worker) string {
 	i.Helper()
 	w.RunStatefulSet("drained", 3)
@@ -167,8 +169,8 @@ func (i *installed) drain(w *e2e.Worker) string {
 	return "3 pods drained and started again"
 }
 
-// pods starts two pods on each worker. All pods must be ready, and answer pings from their own
-// worker and from the pods of the other one.
+// pods starts two pods on each worker. They must become ready, and must answer pings from their own
+// worker and from the pods of the other worker.
 func (i *installed) pods(app string) {
 	i.Helper()
 	for _, w := range i.workers {
@@ -183,7 +185,7 @@ func (i *installed) pods(app string) {
 	}
 }
 
-// inUse waits until the runtime uses unwind's conflist, or no longer uses it.
+// inUse waits until the runtime uses unwind's conflist or, if want is false, no longer uses it.
 func (i *installed) inUse(w *e2e.Worker, want bool) string {
 	i.Helper()
 	w.Runtime.AwaitConfig(`"type":"unwind"`, want)
@@ -193,7 +195,7 @@ func (i *installed) inUse(w *e2e.Worker, want bool) string {
 	return "not in use"
 }
 
-// agent runs unwindctl --host in a worker's agent.
+// agent runs unwindctl --host in the pod of a worker's agent.
 func (i *installed) agent(w *e2e.Worker, args ...string) (string, error) {
 	i.Helper()
 	return i.cluster.TryKubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
@@ -213,8 +215,8 @@ func (i *installed) install() {
 	})
 }
 
-// awaitDoctor waits until doctor finds no problem on a node, and returns its last line. It retries,
-// because a warning may be right for a moment while pods start and stop.
+// awaitDoctor waits until doctor finds no problem on a node, and returns the last line of doctor's
+// output. It retries, because doctor may rightly report a warning while pods start and stop.
 func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	i.Helper()
 	var lines []string
@@ -231,8 +233,8 @@ func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	return lines[len(lines)-1]
 }
 
-// allNodes runs unwindctl on all nodes with kubectl unwind. The output must contain each node, and
-// the list each pod.
+// allNodes runs unwindctl commands on all nodes with kubectl unwind. Their output must contain each
+// node, and the output of list must contain each pod.
 func (i *installed) allNodes() {
 	i.Helper()
 	began, cells := time.Now(), []any{"kubectl unwind exec: doctor, list, ipam, sweep --dry-run"}
@@ -271,8 +273,8 @@ func (i *installed) deleted(w *e2e.Worker, pod string) string {
 	return "its address is free"
 }
 
-// switchOff switches unwind off on the first worker. On the second it removes unwind's conflist by
-// hand. The running agents must not switch it on again.
+// switchOff switches unwind off on the first worker. On the second worker, it removes unwind's
+// conflist by hand. The running agents must not switch unwind on again.
 func (i *installed) switchOff(w *e2e.Worker) string {
 	i.Helper()
 	if w == i.workers[0] {
@@ -283,7 +285,7 @@ func (i *installed) switchOff(w *e2e.Worker) string {
 	return i.inUse(w, false)
 }
 
-// restart restarts all agents. Unwind must stay off.
+// restart restarts all agents. unwind must stay off.
 func (i *installed) restart() {
 	i.Helper()
 	began := time.Now()
@@ -292,8 +294,8 @@ func (i *installed) restart() {
 	i.table.Row("the agents restart", i.staysOff(i.workers[0]), i.staysOff(i.workers[1]), since(began))
 }
 
-// reboot reboots a worker. All its pods must become ready again, and its agent must leave unwind
-// off.
+// reboot reboots a worker. All its pods must become ready again, and its agent must not switch
+// unwind on again.
 func (i *installed) reboot(w *e2e.Worker) string {
 	i.Helper()
 	w.Restart()
@@ -311,7 +313,7 @@ func (i *installed) reboot(w *e2e.Worker) string {
 }
 
 // staysOff fails the test unless unwind is off on a worker, and the marker file, doctor and /readyz
-// all say who switched it off.
+// all report how it was switched off.
 func (i *installed) staysOff(w *e2e.Worker) string {
 	i.Helper()
 	by := "kubectl unwind as "
@@ -336,8 +338,8 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	// uninstall exits 6 if it keeps the journal, which it does while pods that unwind started still
-	// run.
+	// uninstall exits with code 6 if it keeps the journal. It keeps the journal while pods that unwind
+	// started are running.
 	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6"
 	if err != nil && !kept || !strings.Contains(out, want) {
 		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
@@ -359,7 +361,7 @@ func (i *installed) uninstall(w *e2e.Worker) string {
 	return said + "; " + i.inUse(w, false)
 }
 
-// remove uninstalls the chart. Until then, no agent may have switched unwind on again.
+// remove uninstalls the chart. First, it checks that no agent has switched unwind on again.
 func (i *installed) remove() {
 	i.Helper()
 	for _, w := range i.workers {
@@ -381,12 +383,12 @@ func (i *installed) empty(w *e2e.Worker) string {
 	return w.Settled().String()
 }
 
-// rest sweeps until the journal is empty, and then uninstalls what is left of unwind.
+// rest sweeps until the journal is empty, and then uninstalls the rest of unwind.
 func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())
-	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, once a
-	// minute.
+	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, which
+	// runs once a minute.
 	e2e.Eventually(i, 3*podTime, "a sweep empties the journal", func() bool {
 		w.Unwindctl("sweep")
 		return len(w.Journal()) == 0

@@ -12,10 +12,11 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// hangingStatus: a plugin's STATUS hangs. With unwind, the node becomes not ready and its message
-// names the plugin. Once the plugin works, the node is ready again.
+// hangingStatus: a plugin's STATUS hangs. With unwind, the node becomes not ready, and its
+// condition's message names the plugin. Once the plugin works again, the node becomes ready.
 func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
-	// statusTime bounds STATUS with unwind, whatever hangs: 20 s, plus 5 s for a busy machine.
+	// statusTime bounds a STATUS with unwind, whatever hangs. unwind itself allows 20 s; 5 s more are
+	// for a busy machine.
 	const statusTime, patience = 25 * time.Second, 30 * time.Second
 	began := time.Now()
 	well := map[*e2e.Worker]time.Duration{}
@@ -53,7 +54,7 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	p.unwind.AwaitReady()
 	ready := since(healed)
 	e2e.Eventually(t, podTime, "the plain worker's runtime answers", func() bool {
-		p.plain.LetGo() // also lets go of calls that started with the old plan
+		p.plain.LetGo() // each time, because earlier calls still follow the old plan
 		_, err := p.plain.Runtime.TimeStatus(time.Second)
 		return err == nil
 	})
@@ -62,8 +63,8 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	t.Logf("hanging STATUS: %s", since(began))
 }
 
-// brief returns the innermost message of an error that a runtime and a kubelet have wrapped,
-// shortened.
+// brief returns the innermost message of an error that the runtime and the kubelet have wrapped. It
+// shortens a long message.
 func brief(message string) string {
 	const most = 100
 	if i := strings.LastIndex(message, "returns error: "); i >= 0 {
@@ -144,8 +145,9 @@ func (p pair) move(plain, unwind string) {
 	p.unwind.Runtime.AwaitConfig(unwind, true)
 }
 
-// restart: some pods crash-loop and are deleted; then the node reboots while others run. With
-// unwind, those come back with new addresses, and no address of the previous boot stays reserved.
+// restart: some pods fail to start, and are deleted. Then the node reboots while other pods run.
+// With unwind, the other pods start again with new addresses, and no address from before the reboot
+// stays reserved.
 func (p pair) restart(t *testing.T, table *e2e.Table) {
 	const count = 8
 	began := time.Now()

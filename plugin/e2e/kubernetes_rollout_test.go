@@ -12,9 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// now and next are the versions of two untagged builds, which the targets e2e-now and e2e-next
-// make. The chart in the repository runs the first. nextChart, built like a release's chart, runs
-// the second by its digest.
+// now and next are the versions of the two untagged builds that the targets e2e-now and e2e-next
+// make. The repository's chart runs the image of now. nextChart, built like the chart of a release,
+// runs the image of next by its digest.
 const (
 	now  = "v0.0.0-20260101000000-000000000001"
 	next = "v0.0.0-20260102000000-000000000002"
@@ -25,8 +25,8 @@ func nextChart(t *testing.T) string {
 	return e2e.Path(t, ".tools/e2e/chart-next.tgz")
 }
 
-// roll runs a helm command that replaces the agents while pods start and stop. Afterwards each node
-// must have the agent and the plugin of the version.
+// roll runs a helm command that replaces the agents, while pods start and stop. Afterwards, each
+// node must have the agent and the plugin of this version.
 func (i *installed) roll(step, version string, helm ...string) {
 	i.Helper()
 	began, before := time.Now(), i.agents()
@@ -118,9 +118,9 @@ func (i *installed) agents() map[string]agentPod {
 	return agents
 }
 
-// replaced fails the test unless all agents were replaced, and returns the new ones. It compares
-// names, not the times of conditions: a kubelet under load may make a ready pod unready for a
-// moment, which changes that time.
+// replaced fails the test unless all agents' pods were replaced, and returns the new pods. It
+// compares the pods' names, not the times of their conditions, because a kubelet under load may
+// make a ready pod unready for a moment, which changes these times.
 func (i *installed) replaced(before map[string]agentPod) (after map[string]agentPod) {
 	i.Helper()
 	after = i.agents()
@@ -144,7 +144,7 @@ func (i *installed) ask(w *e2e.Worker, path string) (string, error) {
 	return i.cluster.TryKubectl("get", "--raw", "/api/v1/namespaces/kube-system/pods/"+i.agents()[w.NodeName].name+":9469/proxy/"+path)
 }
 
-// logAgents logs the agents' own logs if the test has failed.
+// logAgents logs the agents' pods and their logs if the test has failed.
 func (i *installed) logAgents() {
 	if !i.Failed() {
 		return

@@ -13,8 +13,8 @@ import (
 )
 
 // TestKubernetes runs the same steps on two workers of a cluster, one without unwind and one with
-// it. The worker without unwind is the control: some steps require it to fail, because otherwise
-// they prove nothing.
+// unwind. The worker without unwind is the control: some steps require a failure there, because
+// otherwise they prove nothing.
 func TestKubernetes(t *testing.T) {
 	table := e2e.NewSteps(t, "Kubernetes; left: addresses/netns/veths/rules", "WHAT", "PLAIN", "UNWIND")
 	began := time.Now()
@@ -50,8 +50,8 @@ func since(begin time.Time) time.Duration { return time.Since(begin).Round(100 *
 // poolSize is the number of addresses for pods in a /28.
 const poolSize = 13
 
-// crashLoop: kubelet retries pods whose ADD and DEL fail, while a StatefulSet runs, on a /28.
-// Without unwind, each try leaks an address, until no pod can start.
+// crashLoop: on a /28, kubelet retries pods whose ADD and DEL fail, while the pods of a StatefulSet
+// run. Without unwind, tries leak addresses until no pod can start.
 func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	const others = 5
 	crashing, lasts := 2, 2*time.Minute
@@ -102,8 +102,8 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	t.Logf("crash loop: %s", since(began))
 }
 
-// sameNames: pods of a StatefulSet are force-deleted while a plugin fails their DEL. So new pods of
-// the same names start while the runtime still has the old sandboxes.
+// sameNames: the pods of a StatefulSet are force-deleted while a plugin fails their DEL. So new
+// pods with the same names start while the runtime still has the old sandboxes.
 func (p pair) sameNames(t *testing.T, table *e2e.Table) {
 	const count, rounds = 5, 3 // together more pods than a /28 has addresses
 	began := time.Now()
@@ -135,8 +135,8 @@ func (p pair) sameNames(t *testing.T, table *e2e.Table) {
 	t.Logf("same names: %s", since(began))
 }
 
-// podTime bounds the time until a pod is ready. It allows several tries: kubelet waits for about
-// ten seconds between them.
+// podTime bounds the time until a pod is ready. It allows for several tries, because kubelet waits
+// for about ten seconds between tries.
 const podTime = 90 * time.Second
 
 func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
@@ -151,22 +151,22 @@ func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	}
 }
 
-// checkPods is checkAddresses. It also fails the test unless the worker has as many live
-// attachments and veths as pods.
+// checkPods calls checkAddresses. It also fails the test unless the worker gets as many live
+// attachments and veths as it has pods.
 func checkPods(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	checkAddresses(t, w)
 	ended := func(a e2e.Attachment) bool { return a.State != "live" }
-	// Wait, because a DEL that is still running may have freed its address already.
+	// Wait, because a DEL may still be running although it has already released its address.
 	e2e.Eventually(t, podTime, "as many live attachments and veths as pods", func() bool {
 		pods := len(w.Pods(""))
 		return len(slices.DeleteFunc(w.Journal(), ended)) == pods && w.Left().Veths == pods
 	})
 }
 
-// checkAddresses fails the test unless each pod has an address of its own, which is reserved and
-// answers a ping, and no other address is reserved. It waits for a late DEL of another pod, which
-// holds its address while it runs.
+// checkAddresses fails the test unless each pod has its own address, which is reserved and answers
+// a ping, and no other address is reserved. For a few seconds, it waits for the late DELs of
+// deleted pods, whose addresses may still be reserved.
 func checkAddresses(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	pods, reserved, owners := w.Pods(""), w.Reserved(), map[string]string{}

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Left counts the resources of containers on a node, live or leaked.
+// Left counts the resources of containers on a node, both live and leaked.
 type Left struct {
 	Addresses int // reserved by host-local
 	NetNS     int // pinned in /run/netns
@@ -25,10 +25,10 @@ func (l Left) String() string {
 }
 
 // HasNothing reports whether nothing is left except network namespaces, which the runtime keeps for
-// sandboxes that it knows.
+// the sandboxes that it lists.
 func (l Left) HasNothing() bool { return l.Addresses+l.Veths+l.Rules == 0 }
 
-// Left counts the resources that are on the node now.
+// Left counts the current resources of containers on the node.
 func (n *Node) Left() Left {
 	n.Helper()
 	pins, err := os.ReadDir(n.File("/run/netns"))
@@ -38,8 +38,8 @@ func (n *Node) Left() Left {
 	return Left{Addresses: len(n.Reserved()), NetNS: len(pins), Veths: n.veths(), Rules: len(n.Rules())}
 }
 
-// Settled counts the resources once the numbers no longer change: the kernel removes the interfaces
-// of a network namespace some time after the namespace is gone.
+// Settled waits until the numbers of resources no longer change, and returns them. After a network
+// namespace is deleted, the kernel takes some time to remove its interfaces.
 func (n *Node) Settled() Left {
 	n.Helper()
 	const reads, pause = 3, 200 * time.Millisecond
@@ -71,8 +71,9 @@ func (n *Node) veths() (count int) {
 	return count
 }
 
-// ofContainer matches the rules and chains of containers, and none of the node's. bridge's chains
-// are CNI- and portmap's CNI-DN- with a hash; firewall's rules contain an address as /32.
+// ofContainer matches the rules and chains that belong to containers, but none of the node's own.
+// The chains of bridge are named CNI-HASH, and those of portmap CNI-DN-HASH. The rules of firewall
+// contain an address with /32.
 var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
 
 // Rules returns the iptables rules and chains of containers.
@@ -86,7 +87,7 @@ func (n *Node) Rules() (rules []string) {
 	return rules
 }
 
-// Attachment is a record of the journal, as unwindctl list --json prints it.
+// Attachment is a record in the journal, as unwindctl list --json prints it.
 type Attachment struct {
 	ContainerID string
 	State       string

@@ -26,13 +26,13 @@ func (w *Worker) connect() {
 	w.do(func() error { return setUp(nodeLink, w.address) })
 }
 
-// mac is the MAC address of the worker's interface. A reboot doesn't change it, because the other
-// nodes have cached it.
+// mac returns the MAC address of the worker's interface. A reboot doesn't change it, because the
+// other nodes have cached it.
 func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
 
-// routes adds routes between the pods of this worker and of each other worker.
+// routes adds routes between the pods of this worker and the pods of each other worker.
 func (w *Worker) routes() {
 	w.Helper()
 	for _, other := range w.cluster.Workers {
@@ -50,9 +50,9 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort creates a pair of interfaces, one on the bridge and the other in a network namespace.
-// After a reboot the previous pair may still exist: the kernel removes a network namespace some
-// time after its end.
+// addPort creates a veth pair: one end is on the bridge, and the other in the network namespace. It
+// first removes the pair from before a reboot, which may still exist because the kernel removes a
+// network namespace with a delay.
 func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err
@@ -106,7 +106,7 @@ func removeLink(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it may be gone by now
+	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it may no longer exist
 		return err
 	}
 	return nil

@@ -15,19 +15,19 @@ const (
 	multusNetworks   = "/var/lib/cni/networks"
 )
 
-// MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0: it
-// returns a pod, which has an additional network, returns the definition of that network, and
-// stores the pod's status. Every pod exists.
+// MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0. It
+// returns a pod with an additional network, and the definition of that network. It accepts the
+// pod's status, but does not store it. Every pod exists.
 type MultusAPI struct {
 	n          *Node
-	definition string // spec.config
+	definition string // spec.config of the additional network
 	server     *http.Server
 }
 
-// ConfigureMultus gives the node Multus' network, with the real multus: a cluster network of
-// bridge, firewall and more plugins, and an additional network for each pod. Each has addresses for
-// 6 pods. With unwind and front, unwind runs Multus; with unwind alone, Multus runs unwind for each
-// of the two networks.
+// ConfigureMultus gives the node a network with the real multus. Each pod is in a cluster network,
+// whose chain is bridge, firewall and the plugins in more, and in an additional network. Each
+// network has addresses for 6 pods. With unwind and front, unwind runs Multus. With unwind but
+// without front, Multus runs unwind for each of the two networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
 	if err := os.Symlink(tool(n, "multus/multus"), n.File(PluginDir, "multus")); err != nil {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Nerdctl is nerdctl on a node with containerd. It has no daemon: runc calls it to attach a
-// container to its network.
+// Nerdctl is nerdctl on a node with containerd. nerdctl has no daemon: runc calls nerdctl as a
+// hook, which attaches a container to its network.
 type Nerdctl struct {
 	node *Node
 	rt   *Containerd
@@ -21,7 +21,7 @@ func (c *Containerd) NewNerdctl() *Nerdctl {
 	return n
 }
 
-// Try runs nerdctl and returns what it prints.
+// Try runs nerdctl and returns its standard output.
 func (n *Nerdctl) Try(args ...string) (stdout string, err error) {
 	n.node.Helper()
 	path := strings.Join([]string{filepath.Dir(tool(n.node, "nerdctl/nerdctl")), tool(n.node, "deb/usr/sbin"), tool(n.node, n.rt.Version.dir),
@@ -51,7 +51,7 @@ func (n *Nerdctl) Start(name, network string) (id string, err error) {
 		"--security-opt=apparmor=unconfined", PauseImage)
 }
 
-// Remove removes a container, which may not have started.
+// Remove removes a container, even if it never started.
 func (n *Nerdctl) Remove(name string) error {
 	n.node.Helper()
 	_, err := n.Try("rm", "--force", name)

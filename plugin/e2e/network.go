@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NetworkName is the name of every node's network.
+// NetworkName is the name of the network that Configure gives a node.
 const NetworkName = "podnet"
 
 const conflist = ConfDir + "/10-" + NetworkName + ".conflist"
@@ -23,15 +23,15 @@ const Small = "10.22.0.0/28"
 
 // Network is the network that a node's runtime finds in /etc/cni/net.d.
 type Network struct {
-	Subnet  string   // of host-local
+	Subnet  string   // host-local's pool
 	Last    string   // the last address to assign; "" for all
-	Gateway string   // of host-local's range, without a route; "" for the bridge's address
-	Plugins []string // JSON; after bridge, or ptp
-	Version string   // of CNI; "" for 1.0.0 and, where the runtime knows it, 1.1.0
+	Gateway string   // in host-local's range, without a default route; "" for the bridge's address
+	Plugins []string // the plugins after bridge or ptp, as JSON
+	Version string   // of CNI; "" for 1.0.0 or, if the runtime supports it, 1.1.0
 	// Kindnet selects a network like kindnet's: ptp instead of bridge, a CNI version without STATUS,
 	// and another directory for host-local's files.
 	Kindnet bool
-	// Unwind makes unwindctl wrap the chain into unwind's entry, which gets these Keys.
+	// Unwind makes unwindctl wrap the chain in unwind's entry. The entry also gets these Keys.
 	Unwind bool
 	Keys   map[string]any
 }
@@ -41,13 +41,13 @@ const (
 	Portmap  = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 )
 
-// Faulty returns the configuration of the plugin that follows Plan.
+// Faulty returns the configuration of the plugin faulty. Plan sets how faulty behaves.
 func (n *Node) Faulty() string {
 	return fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p"}`, n.faultyDir())
 }
 
-// plain returns the conflist without unwind, as a provider would write it for runtimes with and
-// without CNI 1.1.
+// plain returns the conflist without unwind, as a provider would write it for runtimes that may or
+// may not support CNI 1.1.
 func (net Network) plain() string {
 	ranges := fmt.Sprintf(`{"subnet": %q}`, net.Subnet)
 	if net.Last != "" {
@@ -90,7 +90,7 @@ func (n *Node) Configure(net Network) {
 	n.configure(NetworkName, net.plain(), net.Unwind, net.Keys)
 }
 
-// configure writes the conflist of the node's network, which has this name.
+// configure writes the conflist of the node's network. name is the network's name.
 func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
 	n.Helper()
 	n.netName = name
@@ -103,7 +103,7 @@ func (n *Node) configure(name, text string, unwind bool, keys map[string]any) {
 	n.Write(conflist, text)
 }
 
-// wrap makes unwindctl wrap a conflist's chain into unwind's entry.
+// wrap makes unwindctl wrap the chain of a conflist in unwind's entry.
 func (n *Node) wrap(list string) string {
 	n.Helper()
 	original := filepath.Join(n.Dir, "original.conflist")
@@ -150,14 +150,15 @@ func withKeys(n *Node, text string, keys map[string]any) string {
 
 func (n *Node) faultyDir() string { return filepath.Join(n.Dir, "faulty") }
 
-// Plan sets faulty's mode for each command, from its next call on. Without modes, faulty succeeds.
+// Plan sets faulty's mode for each command, from the next call on. Without a mode for a command,
+// faulty succeeds.
 func (n *Node) Plan(modes map[string]string) {
 	n.Helper()
 	n.plan("*", modes)
 }
 
-// PlanPods is Plan for the pods whose names begin with a prefix. For all other pods, faulty
-// succeeds.
+// PlanPods is like Plan, but only for the pods whose names begin with a prefix. For all other pods,
+// faulty succeeds.
 func (n *Node) PlanPods(prefix string, modes map[string]string) {
 	n.Helper()
 	n.plan("pod:"+prefix, modes)
@@ -172,13 +173,13 @@ func (n *Node) plan(of string, modes map[string]string) {
 	}
 }
 
-// AwaitHeld waits until faulty holds this many calls of a command.
+// AwaitHeld waits until this many calls of a command are waiting in faulty, in a hold mode.
 func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
 	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
 }
 
-// LetGo lets all held calls continue.
+// LetGo lets all calls that are waiting in faulty continue.
 func (n *Node) LetGo() {
 	n.Helper()
 	for _, file := range n.held("*") {
@@ -193,11 +194,11 @@ func (n *Node) held(command string) []string {
 	return files
 }
 
-// Calls counts faulty's calls by command, Refused those that failed.
+// Calls counts faulty's calls by command. Refused counts only the calls in mode fail.
 func (n *Node) Calls() map[string]int   { return n.calls("") }
 func (n *Node) Refused() map[string]int { return n.calls("fail") }
 
-// calls returns the number of faulty's calls in a mode, or in any.
+// calls counts faulty's calls in a mode by command. With "", it counts the calls in all modes.
 func (n *Node) calls(mode string) map[string]int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
@@ -217,7 +218,7 @@ func (n *Node) calls(mode string) map[string]int {
 	return calls
 }
 
-// ForgetAddresses removes all reservations, as an operator does when a node has no address left.
+// ForgetAddresses removes all reservations, as an operator may do on a node without free addresses.
 func (n *Node) ForgetAddresses() {
 	n.Helper()
 	if err := os.RemoveAll(n.File(n.pool)); err != nil {
@@ -257,8 +258,8 @@ func (n *Node) reserved(pool string) map[string]string {
 	return owners
 }
 
-// AddNetNS creates a network namespace, pinned in the directory that runtimes use. (ip netns add
-// would mount a directory over their pins.)
+// AddNetNS creates a network namespace in /run/netns, where runtimes pin theirs. It doesn't run ip
+// netns add, which would mount a directory over these pins.
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
 	n.Write("/run/netns/"+name, "")
@@ -266,7 +267,7 @@ func (n *Node) AddNetNS(name string) {
 }
 
 // AddByHand attaches a new network namespace with cnitool, as a runtime would for a pod. containerd
-// doesn't know about it.
+// doesn't know about this pod.
 func (n *Node) AddByHand(pod string) {
 	n.Helper()
 	n.AddNetNS(pod)
@@ -282,8 +283,8 @@ func (n *Node) RemoveNetNS(name string) {
 	n.do(func() error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) })
 }
 
-// Cnitool runs a cnitool command for a network namespace. Additional environment variables may
-// follow.
+// Cnitool runs a cnitool command for a network namespace. args becomes CNI_ARGS, and env contains
+// additional environment variables.
 func (n *Node) Cnitool(netns, command, args string, env ...string) (stdout, stderr string, err error) {
 	n.Helper()
 	env = append(env, "CNI_PATH="+PluginDir, "NETCONFPATH="+ConfDir, "CNI_ARGS="+args)

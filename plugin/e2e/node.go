@@ -19,8 +19,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// Node is a machine: namespaces of its own, held by a first process that reaps orphans, and a disk
-// that survives a reboot.
+// Node simulates a machine. It has its own namespaces, in which a first process reaps orphans, and
+// a disk that survives a reboot.
 //
 //	/run                            a tmpfs
 //	/etc, /opt, /usr/local/bin, …   an overlay of the node's files over the machine's
@@ -28,13 +28,13 @@ import (
 //	/var/lib/cni, containerd, …     directories on the disk
 type Node struct {
 	testing.TB
-	Dir string // the disk; the same path outside and inside
-	// Root is the node's file system as seen from outside, for files and sockets.
+	Dir string // the disk's directory; the path is the same inside and outside the node
+	// Root is the path of the node's root directory from outside the node.
 	Root string
 
-	lock  *os.File      // on the disk: see newDisk
-	first *os.Process   // its first process
-	said  *bufio.Reader // its standard output
+	lock  *os.File      // locks the disk: see newDisk
+	first *os.Process   // the node's first process
+	said  *bufio.Reader // the output of the first process
 	work  chan func()   // functions for the node's thread
 	boots int
 	pool  string // the directory with host-local's files
@@ -48,8 +48,9 @@ const (
 	PluginDir = "/opt/cni/bin"
 )
 
-// dataDirs are directories on the disk itself, because a container's overlay cannot be on an
-// overlay, which also shows other inodes.
+// dataDirs are directories in /var/lib that the node bind-mounts from its disk, over the overlay.
+// An overlay reports other inode numbers than the disk, and a container's overlay cannot be on
+// another overlay.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
 // NewNode creates a node that ends with the test.
@@ -84,9 +85,9 @@ func newNode(t testing.TB, prepare func() error) *Node {
 	return n
 }
 
-// thread starts the node's first process, and runs the functions from the work channel in its
-// namespaces until the channel closes. Then the thread ends, so that the kernel kills the first
-// process (PDEATHSIG), and with it all processes and mounts of the node.
+// thread starts the node's first process. Then it runs the functions from n.work in that process's
+// namespaces until n.work is closed. When the thread ends, the kernel kills the first process
+// (PDEATHSIG). That ends all other processes and all mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
 	// The thread is never unlocked, because no other goroutine may run in the node's namespaces.
 	runtime.LockOSThread()
@@ -127,10 +128,11 @@ func (n *Node) isReady() error {
 	return err
 }
 
-// enter moves the calling thread into namespaces of a process. Inside the node, the first process
-// is process 1.
+// enter moves the calling thread into the named namespaces of a process. On the node's thread, PID
+// 1 is the node's first process.
 func (n *Node) enter(pid int, names ...string) error {
-	// setns(2): a thread that enters a mount namespace must share no fs attributes.
+	// setns(2): a thread that enters a mount namespace must not share its fs attributes with other
+	// threads.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
@@ -166,8 +168,8 @@ func (n *Node) try(f func() error) error {
 	return <-done
 }
 
-// boot mounts the file systems of a machine that has booted, except /proc, which the first process
-// mounts. It runs once for the mount namespace.
+// boot mounts the file systems of a booted machine, except /proc, which the first process mounts. A
+// node calls boot only once, because its mount namespace survives a reboot.
 func (n *Node) boot() error {
 	steps := []struct {
 		source, target, fstype string
@@ -200,7 +202,8 @@ func (n *Node) boot() error {
 	return n.network()
 }
 
-// network makes the node forward packets, as Kubernetes nodes do.
+// network sets up the loopback interface, and makes the node forward packets, as Kubernetes nodes
+// do.
 func (n *Node) network() error {
 	lo, err := netlink.LinkByName("lo")
 	return errors.Join(err, netlink.LinkSetUp(lo),
@@ -223,7 +226,8 @@ func mount(source, target, fstype string, flags uintptr, options string) error {
 	return nil
 }
 
-// installPlugins links the plugins into PluginDir. They are links, so that a test can remove one.
+// installPlugins creates links to the plugins in PluginDir, so that a test can remove a plugin from
+// the node.
 func (n *Node) installPlugins() {
 	n.Helper()
 	for _, p := range []string{tool(n, "bin/faulty"), Path(n, "bin/unwind")} {
@@ -232,13 +236,13 @@ func (n *Node) installPlugins() {
 	n.UpgradePlugins()
 }
 
-// UpgradePlugins gives the node the reference plugins that make tools builds.
+// UpgradePlugins installs the current reference plugins, which make tools builds.
 func (n *Node) UpgradePlugins() {
 	n.Helper()
 	n.usePlugins(Path(n, ".tools/cni"))
 }
 
-// DowngradePlugins gives the node the previous release of the reference plugins.
+// DowngradePlugins installs the previous release of the reference plugins.
 func (n *Node) DowngradePlugins() {
 	n.Helper()
 	n.usePlugins(tool(n, "plugins-before"))
@@ -255,7 +259,7 @@ func (n *Node) usePlugins(dir string) {
 	}
 }
 
-// link links a plugin into PluginDir, and replaces an existing one.
+// link creates a link to a plugin in PluginDir, and replaces an existing link.
 func (n *Node) link(plugin string) {
 	n.Helper()
 	to := n.File(PluginDir, filepath.Base(plugin))
@@ -264,8 +268,8 @@ func (n *Node) link(plugin string) {
 	}
 }
 
-// Reboot is a power loss and a boot: all processes end, /run and the kernel's network are empty,
-// the disk stays, and the boot ID changes.
+// Reboot simulates a power loss and a boot. It kills all processes except the node's first, empties
+// /run, creates a new network namespace and changes the boot ID. The disk keeps its contents.
 func (n *Node) Reboot() {
 	n.Helper()
 	n.Run(tool(n, "bin/pause"), "kill-all")
@@ -283,13 +287,13 @@ func (n *Node) Reboot() {
 	})
 }
 
-// EmptyRun unmounts the runtimes' mounts, and empties /run, without a reboot.
+// EmptyRun unmounts the runtimes' file systems and empties /run, without a reboot.
 func (n *Node) EmptyRun() {
 	n.Helper()
 	n.do(n.unmountAll)
 }
 
-// unmountAll unmounts the runtimes' mounts, and empties /run.
+// unmountAll unmounts the runtimes' file systems and empties /run.
 func (n *Node) unmountAll() error {
 	mounts, err := os.ReadFile("/proc/1/mounts")
 	if err != nil {

@@ -7,8 +7,8 @@ type Ocicni struct{ node *Node }
 
 func (n *Node) NewOcicni() *Ocicni { return &Ocicni{n} }
 
-// Add starts a sandbox of a pod, in a new network namespace that is named after its ID. If the ADD
-// fails, Add sends the DEL and removes the namespace.
+// Add starts a sandbox of a pod, in a new network namespace with the sandbox's ID as its name. If
+// the ADD fails, Add sends the DEL and removes the namespace.
 func (o *Ocicni) Add(pod, id string) error {
 	o.node.Helper()
 	o.node.AddNetNS(id)
@@ -19,7 +19,7 @@ func (o *Ocicni) Add(pod, id string) error {
 	return err
 }
 
-// Del sends the DEL of a sandbox. Its network namespace stays.
+// Del sends the DEL of a sandbox. It does not remove the network namespace.
 func (o *Ocicni) Del(pod, id string) error {
 	o.node.Helper()
 	return o.run("del", pod, id, netnsOf(id))

@@ -13,9 +13,10 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EOcicniLeak: sandboxes of a pod fail ADD and DEL. CRI-O sends only one DEL, and then
-// removes libcni's cache entry. With unwind, nothing leaks meanwhile. Once the plugin works, each
-// of these retries the pending DELs: CRI-O's next STATUS, GC or ADD, or a sweep.
+// TestE2EOcicniLeak: the ADD and the DEL of a pod's sandboxes fail. CRI-O sends only one DEL for
+// each sandbox, and then removes libcni's cache entry. With unwind, nothing leaks during that time.
+// Once the plugin works again, each of these makes unwind retry the pending DELs: CRI-O's next
+// STATUS, GC or ADD, or a sweep.
 func TestE2EOcicniLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("ocicni: %d sandboxes of a pod fail ADD and DEL on a /28 with a live pod; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "CNI", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "AFTER THE REPAIR", "PENDING")
@@ -52,7 +53,7 @@ func TestE2EOcicniLeak(t *testing.T) {
 			during, pending := o.Beside()
 			o.Plan(nil)
 			after, left := e2e.Left{}, 0
-			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses after failed tries
+			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between tries
 				check(t, c.then(o))
 				after, left = o.Beside()
 				return !c.unwind || left == 0
@@ -75,8 +76,9 @@ func TestE2EOcicniLeak(t *testing.T) {
 }
 
 // TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O removes libcni's cache entry. With unwind,
-// the second DEL frees everything. (unwind keeps the address until the failing plugin's DEL was
-// tried twice, because that plugin may have rules for the address.)
+// the second DEL releases everything. (After the first DEL, unwind keeps the address, because the
+// failing plugin may have rules for it. It keeps the address until it has tried that plugin's DEL
+// twice.)
 func TestE2EOcicniDEL(t *testing.T) {
 	table := e2e.NewTable(t, "ocicni: a pod's first DEL fails; addresses/netns/veths/rules", "CHAIN", "AFTER DEL 1", "AFTER DEL 2")
 	for _, unwind := range []bool{false, true} {
@@ -101,8 +103,8 @@ func TestE2EOcicniDEL(t *testing.T) {
 	}
 }
 
-// TestE2EOcicniGC: for a network that none of its pods uses, CRI-O's GC sends null instead of a
-// list. A live pod that is not in libcni's cache must keep its resources.
+// TestE2EOcicniGC: for a network that no listed pod uses, CRI-O's GC sends null instead of a list.
+// At such a GC, a live pod that is not in libcni's cache must keep its resources.
 func TestE2EOcicniGC(t *testing.T) {
 	o := e2e.NewOcicniNode(t, true, "")
 	results := o.File("/var/lib/cni/results")

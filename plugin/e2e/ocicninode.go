@@ -16,8 +16,8 @@ type OcicniNode struct {
 	live   Left // the live pod's resources
 }
 
-// NewOcicniNode creates a node with or without unwind. Its conflist has this CNI version, or both
-// versions for "".
+// NewOcicniNode creates a node with or without unwind. Its conflist supports only this CNI version
+// or, with "", both 1.0.0 and 1.1.0.
 func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	n := NewNode(t)
 	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})
@@ -37,7 +37,7 @@ func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	return o
 }
 
-// Beside counts the node's resources, without the live pod's, and the pending records.
+// Beside counts the node's resources and the journal's records, without those of the live pod.
 func (o OcicniNode) Beside() (left Left, pending int) {
 	left = o.Settled()
 	left.Addresses -= o.live.Addresses
@@ -50,7 +50,8 @@ func (o OcicniNode) Beside() (left Left, pending int) {
 	return left, pending
 }
 
-// NextADD starts one more sandbox of the pod that could not start, and removes it.
+// NextADD starts another sandbox of the pod whose sandboxes failed, and removes it. Without unwind,
+// it ignores an error.
 func (o OcicniNode) NextADD() error {
 	err := o.Add("bad", "next")
 	if err == nil {
@@ -58,7 +59,7 @@ func (o OcicniNode) NextADD() error {
 		o.RemoveNetNS("next")
 	}
 	if !o.Unwind {
-		return nil // the pool is full
+		return nil // the ADD fails, because the pool is full
 	}
 	return err
 }

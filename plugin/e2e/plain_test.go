@@ -25,8 +25,8 @@ func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
 	return &plainE2E{e2e.NewPlainNode(t, v, last, live)}
 }
 
-// wantLeaked checks that unwindctl ipam and sweep --dry-run show which addresses are leaked or
-// live, with the reason for each, and change nothing.
+// wantLeaked checks which addresses unwindctl ipam and sweep --dry-run report as leaked and as
+// live, and which reason ipam gives for each. Neither command may change anything.
 func (n *plainE2E) wantLeaked(leaked int, list string) {
 	n.Helper()
 	all := n.Look()
@@ -62,8 +62,8 @@ func (n *plainE2E) wantLeaked(leaked int, list string) {
 }
 
 // TestE2EPlainNode: on a node without unwind, all addresses are leaked except those of three
-// running pods. unwindctl alone, copied to the node, shows each leaked address with a reason and
-// frees it.
+// running pods. unwindctl, copied to the node, reports each leaked address with a reason, and
+// releases it.
 func TestE2EPlainNode(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := newPlainE2E(t, v, "10.22.0.17", 3)
@@ -78,12 +78,13 @@ func TestE2EPlainNode(t *testing.T) {
 	})
 }
 
-// dead is the number of addresses in the pool that are not the three live pods'. perPod is the
+// dead is the number of addresses in the pool minus the three of the live pods. perPod is the
 // number of rules that bridge and firewall create for a pod.
 const dead, perPod = 13, 6
 
-// freeForgotten leaks the resources of pods whose records the runtime lost. They are all in
-// libcni's cache, so a sweep runs their DELs from it.
+// freeForgotten leaks the resources of pods that the runtime forgot, and releases them with a
+// sweep. libcni's cache has an entry for each of these pods, so the sweep's DELs get the data from
+// the cache.
 func (n *plainE2E) freeForgotten() {
 	n.Helper()
 	before := n.Look()
@@ -96,9 +97,9 @@ func (n *plainE2E) freeForgotten() {
 	n.CheckLive()
 }
 
-// freeFailing leaks the resources of pods whose ADD and DEL fail. libcni caches an attachment only
-// after a successful ADD, so only host-local's files show these pods. A sweep runs their DELs from
-// the conflist.
+// freeFailing leaks the resources of pods whose ADD and DEL fail, and releases them with a sweep.
+// libcni caches an attachment only after a successful ADD, so only host-local's files name these
+// pods. The sweep's DELs get their configuration from the conflist.
 func (n *plainE2E) freeFailing() {
 	n.Helper()
 	before := n.Look()
@@ -109,8 +110,8 @@ func (n *plainE2E) freeFailing() {
 	n.Unchanged("a sweep within the grace period", leaked)
 	n.Age()
 	if listed > 0 {
-		// containerd 1.6 keeps the sandboxes until their DEL succeeds. Then it frees the addresses
-		// itself, but leaves firewall's rules, which nothing records.
+		// containerd 1.6 keeps a sandbox until its DEL succeeds. That DEL releases the address, but
+		// leaves firewall's rules, which are recorded nowhere.
 		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.Live) + listed})
 		n.Unchanged("a sweep while the runtime lists them", leaked)
 		n.RemovePods(nil)
@@ -128,8 +129,8 @@ func (n *plainE2E) freeFailing() {
 	n.CheckLive()
 }
 
-// wantLeak checks that all addresses and rules of the dead pods are leaked, and the given number of
-// libcni's cache files.
+// wantLeak checks that all addresses and rules of the dead pods are leaked, and that the number of
+// files in libcni's cache has grown by cached.
 func (n *plainE2E) wantLeak(of string, before, after e2e.Has, cached int) {
 	n.Helper()
 	addresses, rules := len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules)
@@ -145,9 +146,9 @@ func (n *plainE2E) wantSweep(what string, want map[string]int) {
 	}
 }
 
-// TestE2EPlainNodeOthers: a container in containerd's namespace "default", as nerdctl uses it, is
-// not a pod, and CRI does not list it. While it runs, it is live. Once it is dead, its verdict is
-// unknown, so a sweep keeps its address.
+// TestE2EPlainNodeOthers: CRI does not list a container in containerd's namespace "default", which
+// nerdctl uses, because the container is not a pod. While the container runs, its address is live.
+// Once the container is dead, its address is unknown, so a sweep keeps the address.
 func TestE2EPlainNodeOthers(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := newPlainE2E(t, v, "10.22.0.17", 1)
@@ -184,9 +185,9 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 	})
 }
 
-// TestE2EPlainNodeWhileADDs: two pods start while two sweeps free leaked addresses. The pool has
-// only one free address for the two pods, so one of them gets an address that a sweep has just
-// freed. Both, and the three pods that already run, must keep all their resources.
+// TestE2EPlainNodeWhileADDs: two pods start while two sweeps release leaked addresses. The pool has
+// only one free address, so one of the two pods gets an address that a sweep has just released. The
+// two pods and the three that were already running must keep all their resources.
 // UNWIND_TEST_LONG=1 runs 200 rounds.
 func TestE2EPlainNodeWhileADDs(t *testing.T) {
 	rounds := 4
@@ -215,7 +216,7 @@ func TestE2EPlainNodeWhileADDs(t *testing.T) {
 }
 
 // sweepWhileADDs leaks two addresses, and runs two sweeps at the same time while two pods start. It
-// returns the number of leaked addresses. The two pods stay.
+// returns the number of leaked addresses, and leaves the two pods running.
 func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
 	n.Helper()
 	n.FailPods(fmt.Sprintf("failing%d", round), 1) // leaks an address that is not in libcni's cache
@@ -255,7 +256,7 @@ func (n *plainE2E) sweepWhileADDs(round int) (leaked int) {
 		n.FailNow()
 	}
 	n.Ctl(0, "sweep", "--cri", e2e.Socket)
-	n.RemovePods(young) // removes the sandboxes of tries that got no address
+	n.RemovePods(young) // removes sandboxes that got no address
 	pods := slices.Sorted(slices.Values(slices.Concat(young, n.Live)))
 	if got, want := slices.Sorted(maps.Values(n.Reserved())), pods; !slices.Equal(got, want) {
 		n.Errorf("round %d: -pods +owners of addresses:\n%s", round, cmp.Diff(want, got))

@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EPluginsBefore: with the previous release of the reference plugins, pods that cannot start
-// leave nothing either.
+// TestE2EPluginsBefore: with unwind, pods that cannot start leave nothing, even with the previous
+// release of the reference plugins.
 func TestE2EPluginsBefore(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {
@@ -22,8 +22,8 @@ func TestE2EPluginsBefore(t *testing.T) {
 	}
 }
 
-// TestE2EPluginsUpgrade: the DELs of the current reference plugins remove pods, with their host
-// ports, that the previous release added.
+// TestE2EPluginsUpgrade: pods are added with the previous release of the reference plugins. The
+// DELs of the current release remove these pods and their host ports.
 func TestE2EPluginsUpgrade(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {
@@ -45,9 +45,9 @@ func TestE2EPluginsUpgrade(t *testing.T) {
 	}
 }
 
-// TestE2EGatewayOutside: host-local 1.9.1 accepts a gateway outside of the subnet, and 1.10.0
-// rejects it in ADD and DEL. Once the conflist is corrected, the DEL of a pod that 1.9.1 added
-// succeeds, with unwind and without. So does a sweep.
+// TestE2EGatewayOutside: host-local 1.9.1 accepts a gateway outside the subnet. host-local 1.10.0
+// rejects such a gateway in ADD and DEL. Once the conflist is corrected, the DEL of a pod that
+// 1.9.1 added succeeds, with and without unwind. With unwind, a sweep also succeeds.
 func TestE2EGatewayOutside(t *testing.T) {
 	t.Parallel()
 	wrong := e2e.Network{Subnet: e2e.Small, Gateway: "192.0.2.1", Plugins: []string{e2e.Firewall}}
@@ -81,7 +81,7 @@ func TestE2EGatewayOutside(t *testing.T) {
 		if _, err := os.Stat(n.File("/run/netns/pod")); err == nil {
 			n.RemoveNetNS("pod")
 		}
-		if left := n.Settled(); left.Addresses > 0 || c.unwind && left != (e2e.Left{}) { // 4 rules stay without unwind
+		if left := n.Settled(); left.Addresses > 0 || c.unwind && left != (e2e.Left{}) { // without unwind, 4 rules stay
 			t.Errorf("unwind %t, %s: left %s:\n%q", c.unwind, c.how, left, n.Rules())
 		}
 	}

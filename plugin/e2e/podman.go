@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// podmanConf makes Debian's podman use CNI, and run without systemd.
+// podmanConf makes Debian's podman use CNI and run without systemd.
 const podmanConf = `[engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
@@ -25,8 +25,8 @@ type Podman struct {
 	env  []string
 }
 
-// NewPodman gives a node podman and PauseImage. It skips the test if podman no longer supports CNI
-// (5 and later).
+// NewPodman loads PauseImage into a node's podman. It skips the test unless this is podman 4,
+// because podman 5 and later don't support CNI.
 func (n *Node) NewPodman() *Podman {
 	n.Helper()
 	libraries, _ := filepath.Glob(tool(n, "deb") + "/usr/lib/*-linux-gnu")
@@ -44,7 +44,7 @@ func (n *Node) NewPodman() *Podman {
 	return p
 }
 
-// load puts PauseImage into the storage of podman and CRI-O.
+// load loads PauseImage into the storage that podman shares with CRI-O.
 func (p *Podman) load() {
 	n := p.node
 	n.Helper()
@@ -55,13 +55,13 @@ func (p *Podman) load() {
 	p.Run("load", "-i", archive)
 }
 
-// Try runs podman and returns what it prints.
+// Try runs podman and returns its output.
 func (p *Podman) Try(args ...string) (stdout, stderr string, err error) {
 	p.node.Helper()
 	return p.node.Try("env", append(append(p.env[:len(p.env):len(p.env)], tool(p.node, "deb/usr/bin/podman")), args...)...)
 }
 
-// Run runs podman, and fails the test if it fails.
+// Run runs podman, and fails the test if podman fails.
 func (p *Podman) Run(args ...string) string {
 	p.node.Helper()
 	stdout, stderr, err := p.Try(args...)
@@ -81,7 +81,7 @@ func (p *Podman) Start(name, network string) (id string, err error) {
 	return strings.TrimSpace(id), err
 }
 
-// Remove removes a container, which may not have started.
+// Remove removes a container, even if it never started.
 func (p *Podman) Remove(name string) error {
 	p.node.Helper()
 	_, _, err := p.Try("rm", "--force", "--time=1", name)

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// KubePod is a pod as the API server shows it.
+// KubePod is a pod as the API server reports it.
 type KubePod struct {
 	Name, UID, Node, IP string
 	Ready, Ending       bool
 }
 
-// podSpec returns the spec of a pod that does nothing, on one worker.
+// podSpec returns the spec of a pod that does nothing and runs on this worker.
 func podSpec(w *Worker) object {
 	return object{
 		"nodeSelector":                  object{"kubernetes.io/hostname": w.NodeName},
@@ -28,14 +28,14 @@ func podSpec(w *Worker) object {
 	}
 }
 
-// RunPods creates pods on a worker, named prefix-0 and so on.
+// RunPods creates count pods on a worker, with the names prefix-0, prefix-1 and so on.
 func (w *Worker) RunPods(prefix string, count int) {
 	w.Helper()
 	w.RunPodsWithPorts(prefix, count, 0)
 }
 
-// RunPodsWithPorts creates pods like RunPods. Each has a host port, from the first one on, unless
-// that is 0.
+// RunPodsWithPorts is like RunPods, but the pods get consecutive host ports, starting with first.
+// If first is 0, no pod gets a host port.
 func (w *Worker) RunPodsWithPorts(prefix string, count, first int) {
 	w.Helper()
 	var pods []object
@@ -50,7 +50,7 @@ func (w *Worker) RunPodsWithPorts(prefix string, count, first int) {
 	w.cluster.apply(pods...)
 }
 
-// RunStatefulSet creates pods with stable names, all at the same time.
+// RunStatefulSet creates a StatefulSet on a worker. Its pods all start at the same time.
 func (w *Worker) RunStatefulSet(name string, replicas int) {
 	w.Helper()
 	labels := object{"app": name}
@@ -59,7 +59,8 @@ func (w *Worker) RunStatefulSet(name string, replicas int) {
 			"template": object{"metadata": object{"labels": labels}, "spec": podSpec(w)}}})
 }
 
-// Namespace is the namespace of the worker's pods, so that each worker has pods of the same names.
+// Namespace returns the Kubernetes namespace of the worker's pods. Each worker has its own, so that
+// pods on different workers can have the same name.
 func (w *Worker) Namespace() string { return "on-" + w.NodeName }
 
 func (c *Cluster) apply(objects ...object) {
@@ -73,7 +74,7 @@ func (c *Cluster) apply(objects ...object) {
 	c.Kubectl("apply", "-f", path)
 }
 
-// Pods lists the pods in a worker's namespace whose app begins with a prefix.
+// Pods lists the pods in a worker's namespace whose app label begins with a prefix.
 func (w *Worker) Pods(prefix string) (pods []KubePod) {
 	w.Helper()
 	var list struct {
@@ -107,8 +108,9 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 	return pods
 }
 
-// AwaitPods waits until count pods exist and all are ready. It returns how long that took, or an
-// error if for that long no pod came, went or became ready.
+// AwaitPods waits until exactly count pods exist and all are ready, and returns how long that took.
+// It returns an error if, for the duration within, neither the number of pods nor the number of
+// ready pods changes.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
 	begin := time.Now()
@@ -136,13 +138,14 @@ func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took
 	}
 }
 
-// DeletePods deletes pods and waits until they are gone from the API server.
+// DeletePods runs kubectl delete in the worker's namespace. Without --wait=false, it waits until
+// the API server has removed the pods.
 func (w *Worker) DeletePods(args ...string) {
 	w.Helper()
 	w.cluster.Kubectl(append([]string{"delete", "--namespace", w.Namespace(), "--timeout=120s"}, args...)...)
 }
 
-// Events returns the last warnings of pods whose names begin with a prefix.
+// Events returns the last warning events of pods whose names begin with a prefix.
 func (w *Worker) Events(prefix string) string {
 	w.Helper()
 	const most = 10
@@ -152,12 +155,12 @@ func (w *Worker) Events(prefix string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "")
 }
 
-// pingTime bounds the time until a ready pod answers.
+// pingTime bounds the time until a ready pod answers a ping.
 const pingTime = 15 * time.Second
 
-// Silent returns the pods that don't answer a ping from the worker itself. For up to a minute, the
-// kernel's neighbour table may still have the MAC address of an address's last owner, so Silent
-// removes the entry first.
+// Silent returns the pods that don't answer a ping from the worker itself. First, it removes the
+// pods' entries from the kernel's neighbor table: for up to a minute, an entry may contain the MAC
+// address of the IP address's previous owner.
 func (w *Worker) Silent(pods []KubePod) []string {
 	w.Helper()
 	for _, p := range pods {
@@ -168,9 +171,9 @@ func (w *Worker) Silent(pods []KubePod) []string {
 	return w.silent(pods)
 }
 
-// SilentToPods returns the pods that don't answer a ping from each of the worker's own pods. It
-// waits until each of these has a network namespace with its address, because the API may lag
-// behind.
+// SilentToPods pings the pods from each of the worker's own pods, and returns those that don't
+// answer. First, it waits until each of the worker's own pods has a network namespace with the
+// address that the API server reports, because the API server's state may lag behind.
 func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	w.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Second) {
@@ -180,7 +183,7 @@ func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 			enter := []string{"nsenter", "--net=/run/netns/" + pin.Name()}
 			addresses, _, _ := w.Try(enter[0], enter[1], "ip", "-4", "-o", "addr", "show", "eth0")
 			if slices.ContainsFunc(own, func(p KubePod) bool { return p.IP != "" && strings.Contains(addresses, " "+p.IP+"/") }) {
-				inside = append(inside, enter) // the others belong to sandboxes whose DEL failed
+				inside = append(inside, enter) // other namespaces belong to sandboxes whose DEL failed
 			}
 		}
 		if len(inside) == len(own) {
@@ -195,7 +198,8 @@ func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	}
 }
 
-// silent pings pods, with a prefix before the command.
+// silent pings pods, and returns those that don't answer. The ping command runs with prefix in
+// front of it, such as nsenter.
 func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 	w.Helper()
 	var mu sync.Mutex

@@ -11,8 +11,7 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// situations lists what goes wrong on a node. leaks says that resources stay held forever without
-// unwind.
+// situations lists faults on a node. leaks means that without unwind, addresses or endpoints leak.
 var situations = []struct {
 	name  string
 	leaks bool
@@ -39,8 +38,8 @@ var situations = []struct {
 		ended := make(chan error)
 		for i, pod := range e2e.PodsNamed("pod") {
 			go func() { ended <- n.Add(t, pod) }()
-			// One after the other, because cilium-cni names its temporary interface after the first
-			// characters of the container ID, which are the same in all of cnitool's IDs.
+			// Start the ADDs one after the other, because cilium-cni names its temporary interface after the
+			// first characters of the container ID, and all of cnitool's IDs begin with the same characters.
 			n.AwaitHeld("ADD", i+1)
 		}
 		n.KillPlugins()
@@ -68,9 +67,9 @@ var situations = []struct {
 	}},
 }
 
-// TestE2EProviders runs the real plugins of providers in each situation, without unwind and with
-// it. With unwind, at most as much is held as without it, no pod is refused, and nothing is held in
-// the end.
+// TestE2EProviders runs the real plugins of providers in each situation, with and without unwind.
+// With unwind, at most as many addresses stay assigned as without unwind, all later pods start, and
+// no address stays assigned in the end.
 func TestE2EProviders(t *testing.T) {
 	const title = "%d pods, or %d sandboxes in a crash loop; %d addresses; then %d pods start"
 	table := e2e.NewTable(t, fmt.Sprintf(title, e2e.TrialPods, e2e.Sandboxes, len(e2e.ProviderPool), e2e.TrialPods),

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// SandboxTests returns the tests in containerd's own integration/ that run sandboxes on a network
-// and need no image from a registry. A short run has the first two.
+// SandboxTests returns the tests in containerd's integration directory that run sandboxes on a
+// network and need no image from a registry. In a short run, it returns only the first two.
 func SandboxTests() []string {
 	tests := []string{
 		"TestRunPodSandboxWithSetupCNIFailure",
@@ -32,14 +32,14 @@ func SandboxTests() []string {
 	return tests
 }
 
-// TestResult is how a test of another project ended.
+// TestResult is the result of a test of containerd.
 type TestResult struct {
 	State string // PASS, FAIL, SKIP
 	Took  time.Duration
 }
 
-// failNet is the network of the runtime class whose shim and first plugin fail on demand (as in
-// containerd's script/test/utils.sh).
+// failNet is the network of the runtime class failClass, whose shim and first plugin fail on demand
+// (as in containerd's script/test/utils.sh).
 const (
 	failNetDir  = "/etc/cni/failpoint.d"
 	failNetName = "containerd-net-failpoint"
@@ -66,11 +66,11 @@ const (
 `
 )
 
-// restartDelay is the time between the end of a containerd and its next start, in seconds. The
-// tests check every second whether it has ended.
+// restartDelay is the number of seconds between containerd's end and its next start. It must be
+// longer than a second, because the tests check once a second whether containerd has ended.
 const restartDelay = "4"
 
-// grace is the grace period of the network that fails on demand: a sweep keeps younger attachments.
+// grace is the grace period in failNet: a sweep keeps younger attachments.
 const grace = 5 * time.Second
 
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.
@@ -106,7 +106,7 @@ func (n *Node) StartForSandboxTests(v Version, unwind bool) *Containerd {
 	return c
 }
 
-// builtSandboxTests returns the directory with the tests, the shim and the plugin.
+// builtSandboxTests returns the directory with the built tests, shim and plugin.
 func (n *Node) builtSandboxTests() string {
 	n.Helper()
 	built, err := filepath.Glob(filepath.Join(root, ".tools/e2e/sandbox-tests-*/.built"))
@@ -122,8 +122,9 @@ func (n *Node) builtSandboxTests() string {
 
 var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
 
-// RunSandboxTests runs the tests, and returns the result of each and the output of all. Then it
-// replaces the plugin that fails on demand by bridge, because its test has removed its file.
+// RunSandboxTests runs the tests, and returns the result of each test and the output of all. Then
+// it replaces cni-bridge-fp, the plugin that fails on demand, with bridge, because cni-bridge-fp
+// fails without its settings file, which its test has removed.
 func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
 	n := c.node
 	n.Helper()
@@ -149,7 +150,7 @@ func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestRes
 	return results, text.String()
 }
 
-// ReservedByFailing returns the reservations of the network that fails on demand.
+// ReservedByFailing returns the reservations in failNet.
 func (n *Node) ReservedByFailing() map[string]string {
 	n.Helper()
 	return n.reserved("/var/lib/cni/networks/" + failNetName)

@@ -11,14 +11,14 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// soon is added to the time that a test of containerd may take with unwind, because these tests
-// poll once a second.
+// soon is extra time that each of containerd's tests may take with unwind, because these tests poll
+// once a second.
 const soon = 2 * time.Second
 
-// TestE2ESandboxTests runs containerd's own sandbox tests without unwind and with unwind in their
-// chains. With unwind, they all pass in at most twice the time plus soon, and nothing is pending or
-// reserved in the end. A slower test runs once more, both ways, because the machine may have been
-// busy.
+// TestE2ESandboxTests runs containerd's own sandbox tests with and without unwind. With unwind,
+// each test passes in at most twice its time without unwind, plus soon. In the end, no DEL is
+// pending, and no address is reserved. Slower tests run again, with and without unwind, because the
+// machine may have been busy.
 func TestE2ESandboxTests(t *testing.T) {
 	v := e2e.Newest(t)
 	tests := e2e.SandboxTests()

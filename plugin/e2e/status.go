@@ -8,7 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Config returns the runtime's view of its network, as JSON.
+// Config returns the CNI configuration that the runtime uses, as JSON.
 func (c *CRI) Config() string {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)
@@ -20,8 +20,8 @@ func (c *CRI) Config() string {
 	return answer.GetInfo()["cniconfig"]
 }
 
-// AwaitConfig waits until the runtime has read a network configuration that contains a text, or one
-// that does not.
+// AwaitConfig waits until the CNI configuration that the runtime uses contains text or, if in is
+// false, no longer contains it.
 func (c *CRI) AwaitConfig(text string, in bool) {
 	c.node.Helper()
 	what := "the runtime's network has " + text
@@ -31,7 +31,8 @@ func (c *CRI) AwaitConfig(text string, in bool) {
 	Eventually(c.node, startTimeout, what, func() bool { return strings.Contains(c.Config(), text) == in })
 }
 
-// TimeStatus requests the runtime's status as NetworkReady does, for at most within.
+// TimeStatus requests the runtime's status with the timeout within, and returns how long the call
+// took.
 func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

@@ -26,9 +26,9 @@ func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2
 	return n, rt
 }
 
-// TestE2ESweepStates: a sweep with the runtime's list keeps the resources of every pod that the
-// runtime knows or is creating, whatever its state. It releases those of a pod that the runtime
-// does not know.
+// TestE2ESweepStates: a sweep with the runtime's list keeps the resources of all pods that the
+// runtime lists or is creating, whatever their state. It releases the resources of a pod that the
+// runtime does not know.
 func TestE2ESweepStates(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		const grace = time.Second
@@ -82,8 +82,8 @@ func TestE2ESweepStates(t *testing.T) {
 	})
 }
 
-// TestE2ESweepStaleList: a sweep requests the runtime's list before a pod's ADD and uses it
-// afterwards, so the list lacks the pod. The pod must keep its resources (whereabouts#207).
+// TestE2ESweepStaleList: a sweep requests the runtime's list before a pod's ADD, and uses the list
+// after that ADD. The list lacks the pod, but the pod must keep its resources (whereabouts#207).
 func TestE2ESweepStaleList(t *testing.T) {
 	n, rt := sweptNode(t, e2e.Containerds(t)[0], nil)
 	old := rt.MustRunPod(e2e.Pod{Name: "old"})
@@ -100,7 +100,7 @@ func TestE2ESweepStaleList(t *testing.T) {
 	done := make(chan string)
 	go func() { done <- n.Unwindctl("sweep", "--cri", slow) }()
 	<-read
-	n.Plan(map[string]string{"ADD": "hold-effect"}) // faulty's ADD has its effect, and then hangs
+	n.Plan(map[string]string{"ADD": "hold-effect"}) // faulty's ADD takes effect, then waits
 	var creating sync.WaitGroup
 	var created string
 	creating.Go(func() { created, _ = rt.RunPod(e2e.Pod{Name: "created"}) })
@@ -117,8 +117,8 @@ func TestE2ESweepStaleList(t *testing.T) {
 	}
 }
 
-// TestE2ESweepRace: sweeps run one after the other while pods start and stop. No running pod ever
-// loses its address or its rules.
+// TestE2ESweepRace: sweeps run one after the other while pods start and stop. No running pod may
+// lose its address or its rules.
 func TestE2ESweepRace(t *testing.T) {
 	const workers, rounds = 4, 6
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {

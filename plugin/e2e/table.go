@@ -9,8 +9,8 @@ import (
 	"text/tabwriter"
 )
 
-// Table collects the results of tests, which may run in parallel, and logs them sorted when the
-// test that created it ends.
+// Table collects rows from tests, which may run in parallel. When the test that created the table
+// ends, the table is logged, with sorted rows.
 type Table struct {
 	mu     sync.Mutex
 	header string
@@ -25,14 +25,14 @@ func NewTable(t testing.TB, title string, columns ...string) *Table {
 	return table
 }
 
-// NewSteps creates a table of steps in order: its rows are not sorted.
+// NewSteps creates a table of steps. Its rows stay in the order of the calls of Row.
 func NewSteps(t testing.TB, title string, columns ...string) *Table {
 	table := NewTable(t, title, columns...)
 	table.steps = true
 	return table
 }
 
-// ChainOf names a chain in a table.
+// ChainOf returns the name that tables use for a chain with or without unwind.
 func ChainOf(unwind bool) string { return map[bool]string{false: "plain", true: "unwind"}[unwind] }
 
 func (t *Table) Row(cells ...any) {

@@ -1,6 +1,6 @@
-# Builds the programs that the end-to-end tests run, from their modules, below .tools/e2e: container
-# runtimes, Kubernetes, providers' plugins, and tests of other projects. Their versions are in the
-# Makefile, which includes this file.
+# This file, which the Makefile includes, provides the programs that the end-to-end tests run:
+# container runtimes, Kubernetes, providers' plugins, and tests of other projects. It builds Go
+# modules, and unpacks Debian packages, in .tools/e2e.
 
 E2E           := $(TOOLS)/e2e
 AWS_CNI_STAMP := $(E2E)/aws/.built-$(AWS_CNI_VERSION)
@@ -18,13 +18,13 @@ E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/
                  $(SANDBOX_TESTS)/.built $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
                  $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP) $(AWS_CNI_STAMP) $(CILIUM_STAMP))
 
-# One binary with all programs of a cluster, of the version in its go.mod. The first build takes six
-# minutes on two cores.
+# hyperkube is one binary with all programs of a cluster. Its go.mod contains the version. The first
+# build takes six minutes on two cores.
 HYPERKUBE          := plugin/e2e/hyperkube
 KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
 KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
 
-# The helm command, of the same version as in the chart's tests.
+# The helm command has the same version as the helm library in the chart's tests.
 HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
@@ -37,15 +37,16 @@ e2e-tools: $(E2E_STAMPS) faulty
 e2e-k8s: deps tools build e2e-tools e2e-now e2e-next $(KUBERNETES_STAMP) $(HELM_STAMP) $(CNI04_STAMP) ## test on Kubernetes (root); SHORT=1: not as long
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 60m -v -run Kubernetes ./plugin/e2e
 
-# The previous release of the reference plugins. Some tests add pods with it, and delete them with
-# the current one.
+# This is the previous release of the reference plugins. Some tests add pods with it, and delete
+# these pods with the current release.
 $(BEFORE_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install \
 		$(PLUGINS:%=github.com/containernetworking/plugins/plugins/%@$(PLUGINS_BEFORE))
 	touch $@
 
-# A portmap from before the plugins' release 1.0. It rejects a cniVersion above 0.4.0.
+# This portmap is older than release 1.0 of the reference plugins. It rejects a cniVersion above
+# 0.4.0.
 $(CNI04_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	GOBIN=$(@D) CGO_ENABLED=0 go install github.com/containernetworking/plugins/plugins/meta/portmap@$(PLUGINS_CNI04)
@@ -63,16 +64,17 @@ $(HELM_STAMP): | go
 	GOBIN=$(@D) CGO_ENABLED=0 go install -buildvcs=false -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 	touch $@
 
-# Two untagged builds, for the test of an upgrade: the image that the chart in the repository and
-# daemonset.yaml name, and a newer image with its own chart, as in a release.
+# These targets make two untagged builds for the test of an upgrade. e2e-now makes the image that
+# daemonset.yaml and the repository's chart name. e2e-next makes a newer image and, as for a
+# release, a chart that names it.
 e2e-now: go
 	$(MAKE) image VERSION=v0.0.0-20260101000000-000000000001 IMAGE=docker.io/library/unwind:dev IMAGE_ARCHIVE=$(E2E)/image-now.tar
 e2e-next: go
 	$(MAKE) image chart-archive VERSION=v0.0.0-20260102000000-000000000002 IMAGE=docker.io/library/unwind:next \
 		IMAGE_ARCHIVE=$(E2E)/image-next.tar CHART_ARCHIVE=$(E2E)/chart-next.tgz
 
-# Built in a module of its own, because go install refuses a module whose go.mod has exclude or
-# replace lines.
+# containerd is built in a temporary module, because go install refuses a module whose go.mod has
+# exclude or replace lines.
 $(E2E)/containerd-%/.built: MODULE = github.com/containerd/containerd$(if $(filter v1.%,$*),,/v2)
 $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -83,9 +85,9 @@ $(E2E)/containerd-%/.built: | go
 	rm -rf $(@D)/module
 	touch $@
 
-# containerd's own integration tests, with the shim and the plugin that fail on demand. They are
-# built in containerd's module in the module cache. The first build takes three minutes on two
-# cores.
+# These are containerd's own integration tests, with the shim and the plugin that fail on demand.
+# They are built inside containerd's module in the module cache. The first build takes three minutes
+# on two cores.
 $(SANDBOX_TESTS)/.built: MODULE = github.com/containerd/containerd/v2@$(firstword $(CONTAINERD_VERSIONS))
 $(SANDBOX_TESTS)/.built: FAILING = integration/failpoint/cmd
 $(SANDBOX_TESTS)/.built: | go
@@ -95,8 +97,9 @@ $(SANDBOX_TESTS)/.built: | go
 		CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o $(@D)/integration.test ./integration
 	touch $@
 
-# Built in a module of its own, like containerd. The module proxy does not serve the module of
-# nerdctl's tests (tigron). nerdctl itself uses only one interface of it, which a stub replaces.
+# nerdctl is built in a temporary module, like containerd. The module proxy does not serve tigron,
+# the module of nerdctl's tests. nerdctl itself uses only one interface of tigron, which a stub
+# replaces.
 $(NERDCTL_STAMP): MODULE = github.com/containerd/nerdctl
 $(NERDCTL_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module/tigron
@@ -108,8 +111,8 @@ $(NERDCTL_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, like containerd. The first build takes two minutes on two cores.
-# CRIO= and PINNS= name existing binaries to use instead.
+# CRI-O is built in a temporary module, like containerd. The first build takes two minutes on two
+# cores. To use existing binaries instead, set CRIO and PINNS to their paths.
 $(CRIO_STAMP): MODULE = github.com/cri-o/cri-o
 $(CRIO_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -123,7 +126,8 @@ $(CRIO_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, like containerd. The first build takes two minutes on two cores.
+# The AWS plugins are built in a temporary module, like containerd. The first build takes two
+# minutes on two cores.
 $(AWS_CNI_STAMP): MODULE = github.com/aws/amazon-vpc-cni-k8s
 $(AWS_CNI_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -136,8 +140,8 @@ $(AWS_CNI_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, without cilium's replace lines, which the plugin does not need. The
-# first build takes three minutes on two cores.
+# cilium-cni is built in a temporary module without cilium's replace lines, which it does not need.
+# The first build takes three minutes on two cores.
 $(CILIUM_STAMP): PLUGIN = github.com/cilium/cilium/plugins/cilium-cni
 $(CILIUM_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -146,8 +150,8 @@ $(CILIUM_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# Built in a module of its own, like containerd: only thin multus. The first build takes one
-# minute on two cores.
+# Multus (only thin Multus) is built in a temporary module, like containerd. The first build takes
+# one minute on two cores.
 $(MULTUS_STAMP): PLUGIN = gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
 $(MULTUS_STAMP): | go
 	rm -rf $(@D) && mkdir -p $(@D)/module
@@ -156,13 +160,14 @@ $(MULTUS_STAMP): | go
 	rm -rf $(@D)/module
 	touch $@
 
-# A program that calls CRI-O's CNI library as CRI-O does.
+# This program calls CRI-O's CNI library as CRI-O does.
 $(OCICNI_STAMP): $(wildcard $(OCICNI)/*) | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	cd $(OCICNI) && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(@D)/ .
 	touch $@
 
-# The reference plugins' own integration suite, with the sources that it builds when it runs.
+# This is the reference plugins' own integration suite, with the sources that it compiles when it
+# runs.
 $(UPSTREAM)/.built: | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	mkdir $(@D)/src

@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// ProviderDaemon is the daemon that a provider's plugin calls.
+// ProviderDaemon controls the stand-in for the daemon that a provider's plugin calls.
 type ProviderDaemon struct {
 	Start, Stop func()
-	Held        func() int // addresses or endpoints
+	Held        func() int // counts the assigned addresses or the endpoints
 }
 
 // ProviderPool lists the addresses that a provider can assign to pods.
@@ -17,8 +17,9 @@ var ProviderPool = []string{
 	"10.0.12.34", "10.0.12.35", "10.0.12.36", "10.0.12.37", "10.0.12.38", "10.0.12.39",
 }
 
-// Providers configure a node: a provider's real plugin, the faulty plugin last in its chain, and
-// the stand-in of its daemon, which is not started.
+// Providers are the providers to test. Configure gives a node the provider's chain, with the real
+// plugin and with faulty at the end. It returns the stand-in for the provider's daemon, which it
+// doesn't start.
 var Providers = []struct {
 	Name      string
 	Configure func(n *Chained) ProviderDaemon
@@ -46,18 +47,18 @@ func multus(n *Chained, front bool) ProviderDaemon {
 	return ProviderDaemon{api.Start, api.Stop, api.Addresses}
 }
 
-// Trial is a node with a provider's chain, whose runtime is cnitool.
+// Trial is a node with a provider's chain. Its runtime is cnitool.
 type Trial struct {
 	Chained
 	ProviderDaemon
 	Away bool // whether the daemon is stopped
 }
 
-// Sandboxes is the number of sandboxes in a crash loop: more than a provider has addresses.
+// Sandboxes is the number of sandboxes that CrashLoop starts. A provider has fewer addresses.
 const Sandboxes = 8
 
-// TrialPods is the number of pods in the situations without a crash loop, and of the pods that are
-// started afterwards.
+// TrialPods is the number of pods in a situation without CrashLoop, and the number of pods that
+// start after each situation.
 const TrialPods = 3
 
 func PodsNamed(name string) (names []string) {
@@ -67,27 +68,27 @@ func PodsNamed(name string) (names []string) {
 	return names
 }
 
-// Add starts a sandbox: see Call.
+// Add adds a sandbox with a new network namespace. See Call for the sandbox's name.
 func (n *Trial) Add(t *testing.T, sandbox string) error {
 	n.AddNetNS(sandbox)
 	return n.Call(t, "add", sandbox)
 }
 
-// Del ends a sandbox: it sends the DEL once and forgets the sandbox, as containerd does after a
-// failed ADD.
+// Del sends one DEL for a sandbox, ignores an error, and removes the network namespace, as
+// containerd does after a failed ADD.
 func (n *Trial) Del(t *testing.T, sandbox string) {
 	_ = n.Call(t, "del", sandbox)
 	n.RemoveNetNS(sandbox)
 }
 
-// Call makes the runtime add or delete a sandbox. Its name is the pod's name, to which a dot and a
-// number may be added.
+// Call makes the runtime add or delete a sandbox. The sandbox's name is the pod's name, or the
+// pod's name with a dot and a number.
 func (n *Trial) Call(t *testing.T, verb, sandbox string) error {
 	pod, _, _ := strings.Cut(sandbox, ".")
 	return n.Chained.Call(t, verb, sandbox, pod)
 }
 
-// CrashLoop starts sandboxes of a pod, which fail.
+// CrashLoop adds and deletes sandboxes of one pod, one after the other. Each ADD must fail.
 func (n *Trial) CrashLoop(t *testing.T) {
 	for i := range Sandboxes {
 		sandbox := fmt.Sprint("crash.", i)
@@ -113,19 +114,21 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 	}
 }
 
-// TrialOutcome counts, after a situation, the addresses that are held immediately, the next pods
-// that are refused, and, once all pods are gone, the held addresses and the pending records.
+// TrialOutcome is the result of a situation. Held is the number of addresses that are assigned
+// right after it, and Refused is the number of next pods that fail to start. Once all pods are
+// deleted, End is the number of assigned addresses, and Pending is the number of attachments with
+// pending DELs.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
-// Outcome runs a situation, repairs the plugin and the daemon, lets unwind sweep, starts the next
-// pods, and ends them.
+// Outcome runs a situation. Then it repairs the plugin, starts the daemon if the situation stopped
+// it, sweeps, and starts and deletes the next pods.
 func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
 	n.Start()
 	run(t, n)
 	o.Held = n.Held()
 	n.Plan(nil)
 	if n.Away {
-		n.Settled() // at its start, a daemon checks the interfaces of its pods
+		n.Settled() // the daemon must not find interfaces that are being removed
 		n.Start()
 	}
 	n.Sweep()

@@ -9,14 +9,15 @@ import (
 	"time"
 )
 
-// Tries is the number of times that kubelet tries to start a pod here. A /28 has fewer addresses.
+// Tries is the number of times that a test tries to start a pod. A /28 has fewer addresses.
 const Tries = 20
 
-// healTime bounds the time from when plugins work again until the journal is empty: unwind waits
-// for at most 30 s between two tries of a DEL, and kubelet requests the runtime's status every 5 s.
+// healTime bounds the time from the plugins' repair until the journal contains only running pods.
+// After a failed DEL, unwind waits for up to 30 s before its next try.
 const healTime = 60 * time.Second
 
-// Trouble is a way in which a chain of bridge, firewall and faulty is broken for a while.
+// Trouble is a fault in the chain bridge, firewall, faulty. Begin causes the fault, and End repairs
+// it.
 type Trouble struct {
 	Name  string
 	Begin func(n *Node)
@@ -47,19 +48,19 @@ func moveFaulty(n *Node, from, to string) {
 
 // Outcome describes a node during and after a trouble.
 type Outcome struct {
-	During  Left         // during the trouble, after kubelet has removed the pods that it can
-	After   Left         // after the trouble, once all pods are removed and, with unwind, Heal has run
-	Known   int          // sandboxes that the runtime knows at the end of the trouble
-	Stops   int          // StopPodSandbox or RemovePodSandbox that failed during the trouble
+	During  Left         // during the trouble; in Suffer, after RemovePods
+	After   Left         // after the trouble, the removal of all pods and, with unwind, Heal
+	Known   int          // sandboxes that the runtime lists at the end of the trouble
+	Stops   int          // sandboxes that could not be stopped or removed during the trouble
 	Begun   int          // pods that started during the trouble
-	Owed    int          // records of the journal at the end of the trouble
-	Records []Attachment // records of the journal after Heal
+	Owed    int          // records in the journal at the end of the trouble
+	Records []Attachment // the records in the journal after Heal
 	Healed  time.Duration
-	Starts  error // the error of one more pod's start, at the very end
+	Starts  error // the error if one more pod fails to start at the very end
 }
 
-// Suffer tries to start pods on a new node while the trouble lasts. prepare may change the node
-// first.
+// Suffer tries to start a pod on a new node during the trouble, Tries times. Then it ends the
+// trouble. prepare may change the node before everything else; it may be nil.
 func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(*Node)) (o Outcome) {
 	n := NewNode(t)
 	if prepare != nil {
@@ -82,7 +83,7 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	}
 	o.Stops = len(rt.RemovePods())
 	o.During, o.Known = n.Settled(), len(rt.Pods())
-	o.During.NetNS = max(0, o.During.NetNS-o.Known) // the runtime keeps those of known sandboxes
+	o.During.NetNS = max(0, o.During.NetNS-o.Known) // the runtime keeps its sandboxes' namespaces
 	if unwind {
 		o.Owed = len(n.Journal())
 	}
@@ -100,8 +101,9 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 	return o
 }
 
-// Heal requests the runtime's status, as kubelet does, until the journal contains only running
-// pods, for up to healTime. containerd 1 calls no STATUS, so Heal sweeps once, as the timer does.
+// Heal requests the runtime's status repeatedly, as kubelet does, until the journal contains only
+// running pods or healTime has passed. containerd 1 never calls STATUS, so with containerd 1, Heal
+// runs one sweep instead, as the timer does.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()
@@ -117,7 +119,7 @@ func (c *Containerd) Heal() time.Duration {
 	return time.Since(begin)
 }
 
-// Owed returns the journal's records that do not belong to running pods.
+// Owed returns the journal's records, without the live records of running pods.
 func (n *Node) Owed(c *CRI) []Attachment {
 	n.Helper()
 	pods := c.Pods()
@@ -127,7 +129,7 @@ func (n *Node) Owed(c *CRI) []Attachment {
 	})
 }
 
-// HealthyPod checks that a pod can start and end, and that Left counts its resources.
+// HealthyPod checks that a pod can be started and removed, and that Left counts its resources.
 func (c *Containerd) HealthyPod() {
 	n := c.node
 	n.Helper()
@@ -156,7 +158,7 @@ func SomePods(count int) []Pod {
 	return pods
 }
 
-// CheckLive checks all pods that run.
+// CheckLive calls CheckPod for each running pod.
 func (n *Node) CheckLive(c *CRI) {
 	n.Helper()
 	for id, state := range c.Pods() {

@@ -14,8 +14,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// Upstream runs the reference plugins' own suite in a copy of its sources, and returns the state of
-// each spec.
+// Upstream runs the reference plugins' own integration suite in a copy of its sources, and returns
+// the state of each spec. With wrapped, it first wraps the suite's configurations. Then the journal
+// must be empty at the end.
 func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")
@@ -36,7 +37,7 @@ func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	}
 	cmd := exec.Command(filepath.Join(module, "integration.test"), "-ginkgo.json-report=report.json")
 	if Short() {
-		cmd.Args = append(cmd.Args, "-ginkgo.skip=limits traffic") // takes a minute
+		cmd.Args = append(cmd.Args, "-ginkgo.skip=limits traffic") // these specs take a minute
 	}
 	cmd.Dir = suite
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "PATH="+filepath.Join(tools, "bin")+":"+os.Getenv("PATH"))
@@ -80,7 +81,8 @@ func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	return states
 }
 
-// wrapAll wraps every configuration below a directory, with a journal of its own.
+// wrapAll wraps the chain of each configuration below dir in an unwind entry. The entries' journal
+// is in the directory state.
 func wrapAll(t *testing.T, unwindctl, dir, state string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -6,18 +6,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// fields are the strings of a message, by their numbers.
+// fields contains the strings of a protobuf message by field number.
 type fields map[protowire.Number]string
 
-// wire is a gRPC codec that leaves messages as bytes, so that the tests need no generated code and
-// no module with it.
+// wire is a gRPC codec that leaves messages encoded, so that the tests need no generated code.
 type wire struct{}
 
 func (wire) Name() string                       { return "proto" }
 func (wire) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
 func (wire) Unmarshal(data []byte, v any) error { *v.(*[]byte) = slices.Clone(data); return nil }
 
-// parse reads the strings of a message, and skips all other fields.
+// parse returns the strings of an encoded message, and skips all other fields.
 func parse(data []byte) (fields, error) {
 	f := fields{}
 	for len(data) > 0 {
@@ -38,8 +37,8 @@ func parse(data []byte) (fields, error) {
 	return f, nil
 }
 
-// reply is an AddNetworkReply or a DelNetworkReply with one address, on the second ENI. In both,
-// field 1 is Success and field 2 an IPAllocationMetadata.
+// reply returns an encoded AddNetworkReply or DelNetworkReply with one address on the second ENI.
+// In both messages, field 1 is Success, and field 2 is an IPAllocationMetadata.
 func reply(address string) []byte {
 	const secondENI, itsTable = 1, 2
 	allocation := protowire.AppendTag(nil, 1, protowire.BytesType)

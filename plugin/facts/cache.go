@@ -29,14 +29,14 @@ type Cached struct {
 	Network     string          `json:"networkName"`
 	ContainerID string          `json:"containerId"`
 	IfName      string          `json:"ifName"`
-	NetNS       string          `json:"netns"` // before libcni 1.1: the result's sandbox, or ""
+	NetNS       string          `json:"netns"` // with libcni before 1.1, the result's sandbox, or ""
 	Args        [][2]string     `json:"cniArgs"`
 	Config      []byte          `json:"config"` // the conflist
 	Result      json.RawMessage `json:"result"`
 
 	RuntimeConfig map[string]json.RawMessage `json:"capabilityArgs"`
 
-	Path    string    `json:"-"` // of this file
+	Path    string    `json:"-"` // the path of this file
 	Written time.Time `json:"-"` // the file's modification time
 }
 
@@ -51,8 +51,8 @@ func (c Cached) CNIArgs() string {
 // Pod returns the ADD's pod. It is zero outside Kubernetes.
 func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
 
-// Chain returns the chain that the runtime ran, and unwind's configuration for it: the default one,
-// unless the chain ran through unwind.
+// Chain returns the chain that the runtime ran, and unwind's configuration for it. through reports
+// whether the chain ran through unwind; if not, the configuration contains the defaults.
 func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool, err error) {
 	list, err := netconf.ParseConflist(c.Config)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c Cached) Key() journal.Key {
 // Cache returns all attachments in libcni's cache. The error names the files that cannot be read.
 func (n *Node) Cache() ([]Cached, error) { return n.readCache("") }
 
-// readCache is Cache for the files whose names begin with a prefix.
+// readCache is like Cache, but reads only the files whose names begin with a prefix.
 func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	files, err := os.ReadDir(n.cacheDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,8 +96,9 @@ func (n *Node) readCache(prefix string) (all []Cached, err error) {
 	return all, errors.Join(errs...)
 }
 
-// isLoopback reports whether a file is of a runtime's network for lo, which each pod has and which
-// owns no address (go-cni cni.go, ocicni pkg/ocicni/ocicni.go: both name it cni-loopback).
+// isLoopback reports whether a file belongs to a runtime's loopback network, which each pod has and
+// which owns no address. go-cni (cni.go) and ocicni (pkg/ocicni/ocicni.go) name that network
+// cni-loopback.
 func isLoopback(name string) bool {
 	return strings.HasPrefix(name, "cni-loopback-") && strings.HasSuffix(name, "-lo")
 }
@@ -106,15 +107,15 @@ func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// readCached reads a file of libcni's cache, or returns nil if there is none. A file that is not
-// the record of an ADD with that name counts as none: libcni writes in place, so the file may be
+// readCached reads a file of libcni's cache, or returns nil if there is none. A file that does not
+// contain an ADD with that name counts as missing: libcni writes files in place, so a file may be
 // incomplete after a power loss, or while an ADD ends.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
 	info, infoErr := os.Stat(c.Path) // after the read, so the time is not older than the content
 	switch err = cmp.Or(err, infoErr); {
-	// a DEL may have just removed it, or no file can have such a long name
+	// a DEL has just removed the file, or the name is too long for a file
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENAMETOOLONG):
 		return nil, nil
 	case err != nil:
@@ -129,8 +130,8 @@ func (n *Node) readCached(name string) (*Cached, error) {
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
-// CachedOf returns the file of libcni's cache that has a record's ADD, with the same path and the
-// same addresses, or nil.
+// CachedOf returns the file of libcni's cache for a record's ADD, or nil. The file must have the
+// same path and the same addresses as the record.
 func (n *Node) CachedOf(e *journal.Record) (*Cached, error) {
 	c, err := n.readCached(fileName(e.Key))
 	if c == nil || err != nil || !SamePath(c.NetNS, e.Added.NetNS.Path) ||
@@ -146,9 +147,10 @@ func (c Cached) netNSThere() bool {
 }
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
-// unwind was off or the journal could not be written. The DELs of the old ADD go by container ID,
-// and would release the later ADD's resources; the runtime's DEL undoes both. The evidence is an
-// interface (see CachedInterface) in a namespace that is neither a record's nor the host's.
+// unwind was off or the journal could not be written. The DELs of the recorded ADD find resources
+// by container ID, so they would release those of the later ADD. The runtime's DEL undoes both. The
+// evidence is an interface (see CachedInterface) in a namespace that belongs to no record and is
+// not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
@@ -161,8 +163,8 @@ func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 }
 
 // CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
-// none if the ADD's network namespace does not contain it, or if it has no address of the cached
-// result.
+// none if the interface is not in the ADD's network namespace, or if it has no address of the
+// cached result.
 func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	c, err := n.readCached(fileName(key))
 	if c == nil || err != nil {

@@ -25,9 +25,10 @@ func nodeAt(t *testing.T) *Node {
 	}
 }
 
-// TestLater: only libcni's cache shows an ADD that is not in the journal. Its entry counts only if
-// it names a namespace that exists, has the interface, and belongs to no record of the journal. A
-// file that is not a cache entry of the attachment proves nothing.
+// TestLater: Later detects an ADD that is not in the journal by the ADD's entry in libcni's cache.
+// The entry must name an existing namespace that belongs to no record, and that contains the
+// interface with an address of the cached result, if there is one. A file that is not a cache entry
+// of the attachment proves nothing.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	const own = "/proc/self/ns/net"
@@ -80,9 +81,8 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterBesideRecords: the cache names a namespace that belongs to another record of the
-// attachment, to another attachment, or to the runtime itself. That shows no ADD outside the
-// journal.
+// TestLaterBesideRecords: a cache entry does not prove an ADD outside the journal if its namespace
+// belongs to another record of the attachment, to another attachment, or to the runtime itself.
 func TestLaterBesideRecords(t *testing.T) {
 	t.Parallel()
 	seen, err := InterfaceAt("/proc/self/ns/net", "lo")

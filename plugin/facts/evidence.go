@@ -13,7 +13,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Judge returns the verdict on an attachment, without its lock.
+// Judge returns the verdict on an attachment. The caller does not hold its lock.
 func (n *Node) Judge(ctx context.Context, e *journal.Record) decide.Judgment {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
@@ -56,8 +56,8 @@ type fact struct {
 	looked bool
 }
 
-// Ask returns the fact. why is the text of the first error, shortened so that it fits into
-// a reason.
+// Ask returns the fact. why is the text of the first error, shortened so that it fits into a
+// reason.
 func (f *fact) Ask() (v decide.Truth, why string) {
 	if !f.looked {
 		is, err := f.look()
@@ -81,8 +81,8 @@ func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	return decide.Unclear, false
 }
 
-// GraceOf returns an attachment's grace period: the configured one for the network whose
-// configuration this process has read, and otherwise the recorded one.
+// GraceOf returns an attachment's grace period. It is the configured one for the network whose
+// configuration this process has read, or if none is recorded, and otherwise the recorded one.
 func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
@@ -90,7 +90,7 @@ func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	return n.GracePeriod
 }
 
-// GraceLeft returns how much of an attachment's grace period is left. Once it is negative, a list
+// GraceLeft returns how much of an attachment's grace period remains. Once it is negative, a list
 // can prove the attachment dead.
 func (n *Node) GraceLeft(e *journal.Record) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
@@ -100,7 +100,7 @@ func (n *Node) GraceLeft(e *journal.Record) time.Duration {
 type Owner struct {
 	Network, ContainerID string
 	Addresses            []netip.Addr
-	Written              []time.Time // the wall-clock times of its files
+	Written              []time.Time // the modification times of its files
 	Grace                time.Duration
 }
 
@@ -134,8 +134,8 @@ type List struct {
 	Pods    bool                        // it covers pods only
 	Valid   map[netconf.Attachment]bool // the interface "" stands for all of a container
 	Named   map[string]journal.Pod      // the pods by container ID, if the list names them
-	// Runtimes are the process IDs of the runtimes that returned the list, if they did. 0 stands for
-	// one that this process cannot see.
+	// Runtimes are the process IDs of the runtimes that returned the list, if it came from runtimes. 0
+	// stands for a runtime that this process cannot see.
 	Runtimes []int
 }
 
@@ -147,8 +147,8 @@ func NewList(network string, valid []netconf.Attachment) *List {
 	return l
 }
 
-// has reports whether an attachment is on the list: unknown if the list does not cover it, and nil
-// if there is no list.
+// has reports whether an attachment is on the list. The fact is unknown if the list does not cover
+// the attachment, and nil if there is no list.
 func (l *List) has(e *journal.Record) decide.Fact {
 	if l == nil {
 		return nil

@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Place is a network namespace that this process holds open, so it stays the same even if another
+// Place is a network namespace that this process keeps open, so it stays the same even if another
 // one is mounted at its path. The zero value contains none.
 type Place struct {
 	Path string // where it was found; "" for the zero value
@@ -41,7 +41,8 @@ func (p Place) Interface(ifname string) (seen Interface, err error) {
 	return seen, err
 }
 
-// IsAt reports whether the namespace is at a path. It is held open, so no other has its inode.
+// IsAt reports whether the namespace is at a path. Because it is kept open, no other one has its
+// inode.
 func (p Place) IsAt(path string) bool {
 	var its unix.Stat_t
 	return p.There() && unix.Stat(path, &its) == nil &&
@@ -85,8 +86,8 @@ func isNoNetNS(err error) bool {
 var errElsewhere = errors.New("another network namespace is at this path")
 
 // openSame opens one particular network namespace (see Open). If another one is at the path, the
-// error is errElsewhere. But if that has reused the inode, the wanted one is gone, and openSame
-// returns an empty place without an error.
+// error is errElsewhere. But if the other one has the same inode, the kernel has reused the inode,
+// so the wanted namespace is gone, and openSame returns an empty place without an error.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -99,12 +100,13 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	return Place{}, err
 }
 
-// Find opens a network namespace (see Open): at the given paths, at the path that the ADD recorded,
-// or at a mount in this process's mount namespace. The place is empty if none leads there. An error
-// means that the namespace may still exist, for example under another mount.
+// Find opens a network namespace (see Open) at the first path that leads to it: one of the given
+// paths, the path that the ADD recorded, or a mount in this process's mount namespace. If none
+// does, the place is empty. An error means that the namespace may still exist, for example under
+// another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		if place, _ := openSame(path, id, ifname); place.There() { // search reports an error
+		if place, _ := openSame(path, id, ifname); place.There() { // search reports errors
 			return place, nil
 		}
 	}
@@ -121,8 +123,9 @@ func AddressesOf(e *journal.Record) ([]netip.Addr, error) {
 	return place.Seen.Addresses, err
 }
 
-// search opens a network namespace at one of the paths that look returns. These may lead elsewhere
-// by now, so it calls look up to three times. An error means that the namespace may still exist.
+// search opens a network namespace at one of the paths that look returns. If one of them leads
+// elsewhere by now, search calls look again, up to three times in all. An error means that the
+// namespace may still exist.
 func search(
 	id journal.NetNS, ifname string, look func(again bool) ([]string, error),
 ) (place Place, err error) {
@@ -176,15 +179,15 @@ func lookAtMounts() (map[string][]string, error) {
 	return all, lines.Err()
 }
 
-// visit is something to do in a network namespace.
+// visit is a function to run in a network namespace.
 type visit struct {
 	netns ns.NetNS
 	do    func() error
 	ended chan error
 }
 
-// visits go to one thread, which makes them one at a time. A new thread for each visit would cost a
-// verb up to half a millisecond.
+// visits returns the channel to the one thread that makes all visits, one at a time. A new thread
+// for each visit would cost a verb up to half a millisecond.
 var visits = sync.OnceValue(func() chan<- visit {
 	all := make(chan visit)
 	go func() {
@@ -195,14 +198,15 @@ var visits = sync.OnceValue(func() chan<- visit {
 	return all
 })
 
-// In runs fn in a network namespace. fn must not call In: there is one thread for both.
+// In runs fn in a network namespace. fn must not call In, because only one thread runs visits.
 func In(netns ns.NetNS, fn func() error) error {
 	v := visit{netns, fn, make(chan error)}
 	visits() <- v
 	return <-v.ended
 }
 
-// makeVisits makes visits on this thread, and returns if the thread cannot leave a namespace.
+// makeVisits makes visits on this thread. It returns if the thread cannot go back to its own
+// namespace.
 func makeVisits(all <-chan visit) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -232,7 +236,7 @@ func OnThread(fn func()) {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			OnThread(fn) // while this thread waits
+			OnThread(fn) // on another thread, while this one waits
 			runtime.UnlockOSThread()
 			return
 		}
@@ -250,7 +254,8 @@ type Interface struct {
 
 func (s Interface) There() bool { return s.index != 0 }
 
-// Occupant returns journal.Added.Occupant. It is "" for a loopback, which every namespace has.
+// Occupant describes the interface as in journal.Added.Occupant. It returns "" for a loopback,
+// which every namespace has.
 func (s Interface) Occupant() string {
 	if s.mac == "" {
 		return ""
@@ -258,7 +263,8 @@ func (s Interface) Occupant() string {
 	return fmt.Sprintf("%d %s", s.index, s.mac)
 }
 
-// Is reports whether the interface exists, and has one of a result's addresses, if there are any.
+// Is reports whether the interface exists, and has at least one of the given addresses, if any are
+// given.
 func (s Interface) Is(addresses []netip.Addr) bool {
 	return s.There() && (len(addresses) == 0 || slices.ContainsFunc(addresses,
 		func(a netip.Addr) bool { return slices.Contains(s.Addresses, a) }))
@@ -305,7 +311,7 @@ func addressesOf(found []net.Addr) (all []netip.Addr) {
 }
 
 // HostLinks returns the host ends of the container's interfaces in a result: the veths without a
-// sandbox. Others, such as a bridge or a macvlan's master, outlive the container.
+// sandbox. Other host interfaces, such as a bridge or a macvlan's master, outlive the container.
 func HostLinks(r *netconf.Result) []journal.HostLink {
 	var links []journal.HostLink
 	for _, i := range r.Interfaces {

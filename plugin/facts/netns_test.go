@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// netnsAt creates a network namespace with one veth interface, and mounts it at a path.
+// netnsAt creates a network namespace that contains a veth pair, and mounts it at a path.
 func netnsAt(t *testing.T, path, ifname string) {
 	t.Helper()
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -121,8 +121,8 @@ func TestIn(t *testing.T) {
 	}
 }
 
-// TestIs: an interface is the one of a result if it exists and has one of the result's addresses,
-// or if the result has no address.
+// TestIs: an interface belongs to a result if it exists and has one of the result's addresses. If
+// the result has no address, it is enough that the interface exists.
 func TestIs(t *testing.T) {
 	t.Parallel()
 	a, b := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
@@ -142,7 +142,8 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestOccupant: an interface of the name occupies it, except lo, which every namespace has.
+// TestOccupant: Occupant identifies the interface that already has a name. It ignores lo, which
+// every namespace has.
 func TestOccupant(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

@@ -47,11 +47,11 @@ func This() journal.Host {
 	return h
 }
 
-// wallClock returns what is known of the wall clock. The kernel creates /dev/null in the first
-// moments of a boot, by the clock of then. In a container, somebody else creates it, so the clock
-// seems to have been set.
+// wallClock returns the known facts about the wall clock. The kernel creates /dev/null at the
+// beginning of a boot, so the file's time shows whether the clock was set later. In a container,
+// the runtime creates the file, so the clock seems to have been set.
 func wallClock() decide.Clock {
-	const exact = time.Minute // of the firmware's clock, and of the kernel's start
+	const exact = time.Minute // tolerance for the firmware's clock and for the kernel's start
 	c := decide.Clock{SinceBoot: time.Duration(journal.BootNanos())}
 	made, err := os.Stat(firstDevice)
 	c.Kept = err == nil && (time.Since(made.ModTime())-c.SinceBoot).Abs() < exact
@@ -131,9 +131,11 @@ func (n *Node) otherHost(e *journal.Record) decide.Truth {
 }
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
-// namespace or process that it cannot see really gone: in a container with the state directory
-// mounted, every network namespace looks gone. After a reboot, numbers of namespaces mean nothing,
-// except that of the initial PID namespace; its process 1 runs in the other initial namespaces.
+// namespace or process that it cannot see really gone: in a container that mounts the state
+// directory, every network namespace of the host seems to be gone. The recorded namespace numbers
+// of an earlier boot mean nothing, except the number of the initial PID namespace. So for an ADD of
+// an earlier boot, this process must be in that PID namespace and in the other namespaces of
+// process 1.
 func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	theirs := e.Added.Host
 	if n.SameBoot(e) == decide.False {
@@ -143,8 +145,8 @@ func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	return n.inNamespaces(theirs)
 }
 
-// inNamespaces reports whether this process runs in the given namespaces. A runtime starts every
-// verb in the same ones.
+// inNamespaces reports whether this process runs in the given namespaces. If a runtime started this
+// process, it does, because a runtime starts every verb in the same namespaces.
 func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
 	switch ours := n.Host; {
@@ -163,9 +165,9 @@ func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 const firstPIDNS = "pid:[4026531836]"
 
 // seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
-// ADD to compare with. Either of two facts proves it. This process is in the namespaces of each
-// runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or it is in the
-// initial PID namespace, which no container has, and in the other namespaces of process 1.
+// ADD to compare with. One of two facts proves that. Either this process is in the namespaces of
+// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or it is
+// in the initial PID namespace, which no container has, and in the other namespaces of process 1.
 func (n *Node) seesAsRuntime() (bool, error) {
 	elsewhere := func(pid int) bool {
 		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != decide.True
@@ -189,7 +191,7 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 }
 
 // IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
-// the paths must be the same, too, because an inode may have been reused.
+// the paths must also be the same, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Record, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
 	return n.SameBoot(e) != decide.False && e.Added.NetNS.Same(at) &&

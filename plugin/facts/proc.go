@@ -20,7 +20,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// View caches facts about the whole node, for the workers of a verb: a sweep inspects it once.
+// View caches facts about the whole node, so that the workers of a verb share them.
 type View struct {
 	members   seen[map[string][]string] // see lookAtMembers
 	cgroups   seen[map[string]bool]
@@ -31,7 +31,7 @@ type seen[T any] struct {
 	sync.Mutex
 	looked time.Time
 	found  T
-	err    error // why something may be missing from it
+	err    error // why found may be incomplete
 }
 
 const viewAge = time.Second // how long a cached fact stays current
@@ -68,7 +68,7 @@ func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to each network namespace with a process, by its link text.
+// lookAtMembers returns paths to each network namespace that contains a process, by its link text.
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()
@@ -96,8 +96,8 @@ func (v *View) uses(addresses []netip.Addr) (bool, error) {
 }
 
 // lookAtAddresses returns the addresses in all network namespaces that contain a process or are
-// mounted at a reachable path. A namespace may disappear meanwhile, so it starts again, up to
-// twice, if it could not inspect one.
+// mounted at a reachable path. A namespace may disappear during the inspection. So if one cannot be
+// inspected, lookAtAddresses starts again, up to twice.
 func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 	for range 3 {
 		all = map[netip.Addr]bool{}
@@ -112,7 +112,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 			for _, a := range found {
 				all[a] = true
 			}
-			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else under another mount
+			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else it is under another mount
 				errs = append(errs, err)
 			}
 		}
@@ -189,7 +189,7 @@ func namesContainer(path, id string) bool {
 }
 
 // memberOf returns a path to the network namespace of a process, and its link text, which is "" if
-// the process has ended. It tries all threads, because the first may end before the others.
+// the process has ended. It tries all threads, because the main thread may end before the others.
 func memberOf(pid int) (path, link string, err error) {
 	path = procOf(pid) + "/ns/net"
 	if link, err = readNS(path); link != "" || err != nil {
@@ -206,8 +206,8 @@ func memberOf(pid int) (path, link string, err error) {
 
 // readNS returns the text of a link in a thread's ns directory, or "" if the thread has ended, or
 // has left its namespaces. The kernel returns EACCES both for a thread that is reaped during the
-// read and for one that the caller may not inspect (proc_ns_readlink in fs/proc/namespaces.c). A
-// second read does not find a reaped thread.
+// read and for one that the caller may not inspect (proc_ns_readlink in fs/proc/namespaces.c). So
+// readNS reads again after EACCES: the second read does not find a reaped thread.
 func readNS(path string) (link string, err error) {
 	link, err = os.Readlink(path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -219,8 +219,8 @@ func readNS(path string) (link string, err error) {
 	return link, err
 }
 
-// checkAllShown returns an error if this process may not inspect all others. /proc may then hide
-// some (proc(5), hidepid).
+// checkAllShown returns an error if this process may not inspect all other processes. /proc may
+// then hide some of them (proc(5), hidepid).
 func checkAllShown() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData

@@ -20,8 +20,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // TestOneLookAtProcesses: a View reads /proc once, and uses the result for all attachments of a
-// sweep for viewAge. After that it reads /proc again, and finds a process that has entered a
-// network namespace since.
+// sweep for viewAge. After that, the View reads /proc again, and finds a process that has entered a
+// network namespace in the meantime.
 func TestOneLookAtProcesses(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
@@ -120,8 +120,8 @@ func TestNamesContainer(t *testing.T) {
 	}
 }
 
-// TestContainerRuns: a container runs while a process is in a cgroup whose path contains the
-// container ID.
+// TestContainerRuns: a container counts as running while a process is in a cgroup whose path
+// contains the container ID.
 func TestContainerRuns(t *testing.T) {
 	sandbox.Need(t)
 	process := exec.Command("sleep", "600")

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// source matches a repository with the versions whose source was read, one or several.
+// source matches the name of a repository, followed by one or more versions whose source code was
+// read.
 var source = regexp.MustCompile(`^[\w-]+/[\w-]+( [\w./-]*\d[\w./-]*)(, [\w./-]*\d[\w./-]*)*$`)
 
 // TestRows: each plugin has exactly one row, with a source and at least one fact. Its facts don't
@@ -128,7 +129,7 @@ func TestIPAMOf(t *testing.T) {
 }
 
 // TestDocument: the table in plugin/README.md, "DELs that prove nothing", lists each plugin that
-// frees by pod, with the version whose source was read.
+// frees addresses by pod, with the version whose source code was read.
 func TestDocument(t *testing.T) {
 	text, err := os.ReadFile("../README.md")
 	if err != nil {

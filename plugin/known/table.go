@@ -1,5 +1,5 @@
-// Package known is a table of facts about CNI plugins, taken from their source code. It has a row
-// for each plugin, including IPAM plugins, and a field for each fact. The package does no I/O.
+// Package known is a table of facts about CNI plugins, taken from their source code. Each row is a
+// plugin, which may be an IPAM plugin, and each field is a fact. The package does no I/O.
 package known
 
 import (
@@ -21,12 +21,14 @@ type Plugin struct {
 	// Pinned is set if the plugin's DEL only opens CNI_NETNS, so that any path of the namespace will
 	// do, such as /proc/PID/fd/N.
 	Pinned bool
-	// NetNS is the CNI_NETNS of the plugin's DEL if that must not get the container's namespace.
+	// NetNS is the CNI_NETNS of the plugin's DEL if the DEL cannot get the container's namespace (see
+	// decide.Show).
 	NetNS NetNS
-	// NeedsNetNS is set if the plugin's DEL fails without a namespace, also if it has nothing to free.
+	// NeedsNetNS is set if the plugin's DEL fails without a namespace, even if it has nothing to
+	// release.
 	NeedsNetNS bool
 
-	// FreesByPod is set if the plugin's DEL of any sandbox of a pod frees the pod's resources.
+	// FreesByPod is set if the plugin's DEL of any sandbox of a pod releases the pod's resources.
 	FreesByPod bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
@@ -36,10 +38,10 @@ type Plugin struct {
 // Object is a plugin's configuration, by key.
 type Object = map[string]json.RawMessage
 
-// NetNS is the CNI_NETNS of a DEL that must not get the container's namespace.
+// NetNS is the CNI_NETNS of a DEL that cannot get the container's namespace.
 type NetNS string
 
-// The values of NetNS. Without one, the runtime's own DEL gets the same as without unwind.
+// The values of NetNS. Without one, the runtime's own DEL gets the path that the runtime sent.
 const (
 	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
 	None    NetNS = "none"    // no CNI_NETNS
@@ -72,14 +74,15 @@ func IPAMOf(config json.RawMessage) *Plugin {
 
 const reference = "containernetworking/plugins 1.10.0"
 
-// table is laid out by the compiler, so it takes no time at a pod start.
+// table is initialized at compile time, so it takes no time at a pod start.
 var table = []Plugin{
-	// The reference plugins. In cmdAdd, the plugins in plugins/main call ipam.ExecAdd. In cmdDel, the
-	// Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other reference plugins
-	// do not read it. Only firewall, which has no row, removes rules by address alone, in cmdDel.
+	// The reference plugins. In cmdAdd, the plugins in plugins/main except loopback call ipam.ExecAdd.
+	// In cmdDel, the Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other
+	// reference plugins do not read it. Only firewall, which has no row, removes rules by address
+	// alone, in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
-	// disappears with the interface. macspoofchk creates rules too.
+	// disappears with the interface. bridge's macspoofchk creates rules, too.
 	{Name: "bridge", Source: reference,
 		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "ptp", Source: reference,
@@ -88,19 +91,19 @@ var table = []Plugin{
 	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS does
-	// not exist. In another namespace, it would take that namespace's device.
+	// not exist. In another namespace, it would move that namespace's device.
 	{Name: "host-device", Source: reference,
 		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "tap", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
-	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // sets lo up and down
+	{Name: "loopback", Source: reference, Pinned: true, ByContainer: true}, // it sets lo up and down
 	{Name: "tuning", Source: reference, Pinned: true, NetNS: Scratch, ByContainer: true},
 	// The routes disappear with the interface. A DEL fails without a namespace. If nothing exists at
 	// the path, the DEL creates a file there.
 	{Name: "sbr", Source: reference,
 		Pinned: true, NetNS: Scratch, NeedsNetNS: true, ByContainer: true},
 	{Name: "vrf", Source: reference, Pinned: true, ByContainer: true},
-	// A DEL removes the chain, or the rules with the comment, that has the container ID.
+	// A DEL finds its chain by name, or its rules by comment. Both come from the container ID.
 	{Name: "portmap", Source: reference, ByContainer: true},
 	// A DEL removes the device whose name is a hash of network and container ID.
 	{Name: "bandwidth", Source: reference, ByContainer: true},
@@ -120,11 +123,11 @@ var table = []Plugin{
 	},
 	// cni-plugin/internal/pkg/utils/utils.go, AddIPAM
 	{Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030", ExecutesIPAM: always},
-	{ // flannel_linux.go, getDelegateIPAM: for the plugin that it calls
+	{ // flannel_linux.go, getDelegateIPAM: flannel sets it for the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},
-	// go-controller/pkg/cni/cni.go, cmdDel: it removes the port of the sandbox.
+	// go-controller/pkg/cni/cni.go, cmdDel: a DEL removes the port of the sandbox.
 	{
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0", ByContainer: true,
 	},

@@ -32,7 +32,8 @@ type Delegate struct {
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
-// maxDelegates limits a chain, which a journal entry contains. The longest in use have six.
+// maxDelegates limits a chain, because a journal record contains the whole chain. The longest
+// chains in use have six plugins.
 const maxDelegates = 500
 
 // ErrNoChain is the error for a configuration that neither contains nor names a chain.
@@ -57,9 +58,9 @@ func (c *Conf) LoadChain() (chain *Chain, err error) {
 	return chain, err
 }
 
-// ParseChain reads a conflist, or the configuration of a single plugin. Like libcni, it adds the
-// plugins in the directory with the network's name, unless loadOnlyInlinedPlugins is set.
-// defaultVersion is for a conflist without cniVersion.
+// ParseChain reads a conflist, or the configuration of a single plugin. For a chainFile, it adds,
+// like libcni, the plugins in the directory with the network's name, unless loadOnlyInlinedPlugins
+// is set. defaultVersion is for a conflist without cniVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -179,7 +180,8 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 }
 
 // Steps returns every delegate of the chain as a step, with its configuration. A delegate that
-// nobody knows may have an IPAM plugin of its own, but not after the first one that names its own.
+// package known does not contain may allocate addresses itself, unless an earlier delegate names an
+// IPAM plugin.
 func (ch *Chain) Steps(c *Conf) []journal.Step {
 	var steps []journal.Step
 	named := false // a delegate before this one names its IPAM plugin
@@ -202,7 +204,8 @@ func (ch *Chain) Only(plugin string) int {
 	return first
 }
 
-// mergeArgs adds injected args to a delegate's, as multus does. They win, in args and in args.cni.
+// mergeArgs adds injected args to a delegate's, as multus does. An injected key replaces the
+// delegate's own, both in args and in args.cni.
 func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 	merged := ObjectOf(own)
 	for key, value := range ObjectOf(injected) {
@@ -234,7 +237,8 @@ func Marshal(v any) json.RawMessage {
 	return data
 }
 
-// WithPrevResult returns a delegate's configuration, which unwind encoded, with prevResult set.
+// WithPrevResult returns a delegate's configuration with prevResult set. The configuration must
+// come from Marshal.
 func WithPrevResult(config, prevResult json.RawMessage) json.RawMessage {
 	if len(prevResult) == 0 || len(config) < 2 {
 		return config
@@ -281,8 +285,9 @@ func (ch *Chain) capabilities() map[string]bool {
 }
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
-// delegate does. For a container with static addresses, podman likewise adds it to the list's first
-// plugin, if that plugin lacks it (containers/common 0.50, libnetwork/cni/run.go, setup).
+// delegate does. For a container with static addresses, podman likewise adds this capability to the
+// list's first plugin, if that plugin lacks it (containers/common 0.50, libnetwork/cni/run.go,
+// setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}
@@ -291,8 +296,9 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 	}
 }
 
-// EntryCapabilities returns the capabilities that unwind's entry should declare: all those of the
-// delegates, and "ips" if they declare any: podman replaces an entry's capabilities that lack it.
+// EntryCapabilities returns the capabilities that unwind's entry should declare: all capabilities
+// of the delegates, and "ips" if there are any, because podman replaces an entry's capabilities
+// that lack "ips".
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {
@@ -301,8 +307,8 @@ func (ch *Chain) EntryCapabilities() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not:
-// libcni does not pass on their arguments.
+// LostCapabilities returns the capabilities that delegates declare but unwind's own entry does not.
+// libcni drops the arguments of such capabilities.
 func (ch *Chain) LostCapabilities(c *Conf) []string {
 	lost := ch.capabilities()
 	maps.DeleteFunc(lost, func(name string, _ bool) bool { return c.Capabilities[name] })

@@ -114,8 +114,8 @@ func chainFiles(t *testing.T) string {
 	return dir
 }
 
-// TestHighest compares highest with libcni. libcni chooses an unknown version if there is no other;
-// highest returns an error then.
+// TestHighest compares highest with libcni. If libcni chooses a version that no CNI release has,
+// highest returns an error.
 func TestHighest(t *testing.T) {
 	for _, tt := range []struct {
 		one    string
@@ -137,7 +137,7 @@ func TestHighest(t *testing.T) {
 			t.Fatal(tt, err)
 		}
 		got, err := highest(tt.one, tt.listed, "")
-		// "1" is no version of a CNI release, so every plugin would refuse it: highest returns an error.
+		// No CNI release has the version "1", so every plugin would reject it.
 		if err != nil && list.CNIVersion != "1" || err == nil && got != list.CNIVersion {
 			t.Errorf("%+v: %q, %v; libcni chooses %q", tt, got, err, list.CNIVersion)
 		}
@@ -196,15 +196,15 @@ func TestConfigAsLibcni(t *testing.T) {
 
 // TestConfigAsPodman: for a container with static addresses, podman adds the capability "ips" to
 // the first plugin of the list if that plugin does not declare it. With unwind as the first plugin,
-// the chain's plugins get the same runtimeConfig as without it, whether unwind's entry declares
-// "ips", as unwindctl writes it, or podman adds it there.
+// the chain's plugins get the same runtimeConfig as without unwind. It does not matter whether
+// unwind's entry declares "ips", as in the file that unwindctl writes, or podman adds "ips" to it.
 func TestConfigAsPodman(t *testing.T) {
 	const chain = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
 		{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`
 	given := func(list string) (all []map[string]json.RawMessage) {
 		t.Helper()
 		l, err := libcni.NetworkConfFromBytes([]byte(list))
-		if err == nil && !l.Plugins[0].Network.Capabilities["ips"] { // as in podman
+		if err == nil && !l.Plugins[0].Network.Capabilities["ips"] { // as podman does
 			l.Plugins[0], err = libcni.InjectConf(l.Plugins[0], map[string]any{"capabilities": map[string]bool{"ips": true}})
 		}
 		if err != nil {
@@ -285,8 +285,9 @@ func value(t testing.TB, data json.RawMessage) (v any) {
 	return v
 }
 
-// TestStepsMayAllocate: a delegate may hold an address that no claim names if its IPAM plugin is not
-// host-local, or if nobody knows the delegate and none before it names an IPAM plugin.
+// TestStepsMayAllocate: a delegate may have an address without a claim in two cases: its IPAM
+// plugin is not host-local; or package known has no row for the delegate, and no delegate before it
+// names an IPAM plugin.
 func TestStepsMayAllocate(t *testing.T) {
 	for _, tt := range []struct {
 		plugins string

@@ -42,7 +42,7 @@ type Conf struct {
 	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
 	StateDir         string
-	DelegateTimeout  time.Duration // limit for one delegate's ADD; 0: only the runtime's deadline
+	DelegateTimeout  time.Duration // limit for one delegate's ADD; 0: none
 	GracePeriod      time.Duration
 	OnDelFailure     string // "report" or "defer"
 	OnJournalFailure string // "degrade" or "fail"
@@ -57,21 +57,22 @@ type Conf struct {
 // meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are libcni's own keys, which unwind knows and ignores. "plugins" is in a file that is
-// a plugin's configuration and also a list, as unwindctl writes it.
+// ignoredKeys are libcni's own keys, which unwind knows and ignores. "plugins" occurs in a file
+// that unwindctl writes, which is both a plugin's configuration and a list.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
 	"plugins"}
 
-// emptyKeys are ignored if their value is empty. libcni's PluginConf adds them when it encodes a
-// configuration, as multus up to 4.3 does for its cluster network.
+// emptyKeys are ignored if their value is empty. libcni's PluginConf adds them when a program
+// encodes a configuration, as multus up to 4.3 does for its cluster network.
 var emptyKeys = []string{"dns", "ipam"}
 
 // validKeys are the keys under which a runtime sends the list of valid attachments in a GC. The
-// second is an error in SPEC 1.1, but libcni also writes it (cni#1101).
+// second is a mistake in SPEC 1.1, but libcni writes both (cni#1101).
 var validKeys = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
-// ParseConf reads unwind's configuration. An invalid key keeps its default value, and the error
-// names it. The Conf is usable even with an error, so that it does not block a pod's DEL.
+// ParseConf reads unwind's configuration. A key with an invalid value keeps its default, and the
+// error names the key. The Conf is usable even with an error, so that an invalid key does not block
+// a pod's DEL.
 func ParseConf(data []byte) (*Conf, error) {
 	c := DefaultConf()
 	var errs []error
@@ -141,8 +142,8 @@ func DefaultConf() *Conf {
 	}
 }
 
-// Observes reports whether unwind never sweeps, as in a trial. Then it does nothing else for other
-// attachments either.
+// Observes reports whether the configuration allows no sweep, as in a trial. unwind then undoes
+// only the verb's own attachment.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
 func (c *Conf) Warn(format string, args ...any) {
@@ -150,7 +151,8 @@ func (c *Conf) Warn(format string, args ...any) {
 }
 
 // field returns a function that decodes a value into *to. If the value has another type, or convert
-// rejects it, that function returns an error and leaves *to. As in libcni, null means absent.
+// rejects it, the function returns an error and leaves *to unchanged. As in libcni, null means
+// absent.
 func field[J, T any](
 	to *T, want string, convert func(J) (T, bool),
 ) func(json.RawMessage) error {
@@ -184,7 +186,7 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 		return err
 	}
 	c.ValidRaw[key] = value
-	c.Valid = append(valid, c.Valid...) // from both keys: each can only add attachments to keep
+	c.Valid = append(valid, c.Valid...) // from both keys, because each attachment on a list is kept
 	return nil
 }
 

@@ -21,7 +21,7 @@ func defaults() *Conf {
 	}
 }
 
-// parse parses a configuration with the given keys and the ones that every configuration needs.
+// parse parses a configuration with the given keys and the keys that every configuration needs.
 func parse(keys string) (*Conf, error) {
 	if keys != "" {
 		keys = ", " + keys
@@ -125,7 +125,7 @@ func TestWrongTypes(t *testing.T) {
 	}
 	right := map[string][]string{
 		"capabilities": {}, "runtimeConfig": {"an object"}, "sweepOnStatus": {"a bool"}, "name": {"a string"},
-		"cniVersion": {"a string", "JSON in a string"}, // skel refuses JSON in a string before unwind
+		"cniVersion": {"a string", "JSON in a string"}, // skel rejects JSON in a string
 		"chainFile":  {}, "stateDir": {}, "delegateTimeout": {}, "gracePeriod": {}, "onDelFailure": {}, "onJournalFailure": {},
 		"logLevel": {}, "logFile": {}, "logFormat": {},
 	}
@@ -155,11 +155,11 @@ func TestWrongTypes(t *testing.T) {
 	}
 }
 
-// wantDefault checks that a key whose value was wrong or null has its default, and all others too.
+// wantDefault checks that every key has its default after one key had a wrong value or null.
 func wantDefault(t *testing.T, key string, got *Conf) {
 	t.Helper()
 	want := defaults()
-	switch key { // the text that parse writes sets these two keys as well
+	switch key { // parse sets these two keys, but the later null or wrong value counts
 	case "name":
 		want.Name = ""
 	case "cniVersion":

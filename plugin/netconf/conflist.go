@@ -28,7 +28,7 @@ type Conflist struct {
 	Types      []string // the types of its plugins, in the order of the file
 	Unwind     *Conf    // unwind's entry, or nil
 
-	plugins []json.RawMessage // like Types
+	plugins []json.RawMessage // in the order of Types
 }
 
 // ReadConflist reads the configuration in a file. Its errors do not contain the path.
@@ -134,7 +134,7 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// jsonError explains a JSON error by the key, without quoting the input.
+// jsonError names the key of a JSON error, and does not quote the input, which may contain secrets.
 func jsonError(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -153,7 +153,7 @@ func jsonError(err error) error {
 const readDelay = 10 * time.Second // for a chainFile: a disk under load may take seconds
 
 // readChainFile reads the chain in chainFile. After readDelay, it abandons a read that hangs, for
-// example because a mount's server is gone. Such a read still occupies a thread.
+// example because a file server does not respond. Such a read still occupies a thread.
 func (c *Conf) readChainFile() (*Chain, error) {
 	var chain *Chain
 	read := make(chan error, 1)
@@ -180,9 +180,10 @@ func (c *Conf) readChainFile() (*Chain, error) {
 	}
 }
 
-// readRenamed finds the chain if the chainFile is gone, because its provider may have renamed it:
-// the first configuration in the directory, in the runtime's order, that has the same network name
-// and does not contain unwind. Another network would give pods other addresses under this name.
+// readRenamed finds the chain if the chainFile is missing, because its provider may have renamed
+// it. It uses the first configuration in the directory, in the runtime's order, that has the same
+// network name and does not contain unwind. Another network's chain would give pods other addresses
+// under this network's name.
 func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	paths, err := Conflists(filepath.Dir(c.ChainFile))
 	if err != nil {
@@ -212,16 +213,17 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 // Copy returns the path of the copy that unwindctl keeps of the provider's configuration.
 func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Name+".conflist") }
 
-// ReadProvider reads another program's configuration. If an installer has made it from unwind's
-// file (antrea's install_cni_chaining, cilium's chaining mode), ReadProvider returns it with the
-// plugins of unwind's chain in place of unwind, and the path of the file that they come from:
+// ReadProvider reads a provider's configuration. If the provider's installer has made it from
+// unwind's file (antrea's install_cni_chaining, cilium's chaining mode), it contains unwind.
+// ReadProvider then replaces unwind's entry with the plugins of unwind's chain, and returns the
+// path of the file that contains these plugins. It uses the first suitable one of:
 //
 //  1. the entry's chainFile, unless that contains unwind itself;
 //  2. the directory's first configuration of that network, which the installer would have used
 //     without unwind;
 //  3. the copy that unwindctl keeps.
 //
-// An inline chain stays as it is.
+// If unwind's entry contains the chain itself, ReadProvider returns the configuration unchanged.
 func ReadProvider(path string) (list *Conflist, from string, err error) {
 	list, err = ReadConflist(path)
 	if list == nil || list.Unwind == nil || list.Unwind.ChainFile == "" {
@@ -239,8 +241,8 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 		"nor %s has the plugins to run instead", list.Name, list.Unwind.Copy())
 }
 
-// ReplaceUnwind returns the chain's configuration with the list's other plugins before and after
-// its own. A plugin of a type that is already there is left out.
+// ReplaceUnwind returns the chain's configuration, with the list's other plugins added before and
+// after the chain's own. It omits a plugin if the result already contains one of that type.
 func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	var before, after []json.RawMessage
 	place, types := &before, slices.Clone(chain.Types)
@@ -259,7 +261,7 @@ func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	return replaced
 }
 
-// object returns the members of a list. A single plugin's list contains its name and cniVersion.
+// object returns the members of a list. For a single plugin, these are its name and cniVersion.
 func (c *Conflist) object() map[string]json.RawMessage {
 	if list := ObjectOf(c.Data); list["plugins"] != nil {
 		return list
@@ -297,8 +299,8 @@ func ReadAll(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// Conflists returns the paths of the configurations in a directory, which may be missing, in the
-// order in which a runtime reads them. The first is the node's network.
+// Conflists returns the paths of the configurations in a directory, in the order in which a runtime
+// reads them. The first one is the node's network. The directory may be missing.
 func Conflists(dir string) ([]string, error) {
 	return filesIn(dir, ".conflist", ".conf", ".json") // the extensions that libcni reads
 }
@@ -318,7 +320,8 @@ func filesIn(dir string, extensions ...string) (paths []string, err error) {
 }
 
 // InlineDirectory returns the plugin configurations (*.conf) in a directory, in the order of their
-// names. If a directory next to a conflist has the network's name, libcni appends them to the list.
+// names. libcni appends them to a conflist if the directory is next to it and has the network's
+// name.
 func InlineDirectory(dir string) (plugins []json.RawMessage, err error) {
 	paths, err := filesIn(dir, ".conf")
 	for _, path := range paths {

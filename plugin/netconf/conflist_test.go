@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// TestChainFileRenamed: chainFile is gone, or contains unwind, because an installer replaced it
-// with a file that it made from unwind's own conflist. LoadChain then uses the first file that a
-// runtime without unwind would use for the same network.
+// TestChainFileRenamed: an installer has removed or renamed chainFile, or has replaced it with a
+// file made from unwind's own conflist, which contains unwind. LoadChain then uses the file that a
+// runtime without unwind would use for the same network. If the replaced file is the network's only
+// one, LoadChain uses the copy in stateDir.
 func TestChainFileRenamed(t *testing.T) {
 	const ours = `{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chainFile": "/x"}`
 	one := func(network, plugin string) string {
@@ -79,8 +80,8 @@ func TestChainFileRenamed(t *testing.T) {
 	}
 }
 
-// TestReplaceUnwind: ReplaceUnwind puts the plugins of a chain in unwind's place in a list, each
-// once. All other keys are the chain's.
+// TestReplaceUnwind: ReplaceUnwind replaces unwind in a list with the plugins of a chain. No plugin
+// occurs twice, and all other keys are the chain's.
 func TestReplaceUnwind(t *testing.T) {
 	const chain = `{"cniVersion":"0.4.0","name":"n","disableGC":true,"plugins":[{"type":"a","mtu":1},{"type":"b"}]}`
 	const single = `{"cniVersion": "0.4.0", "name": "n", "type": "a"}`

@@ -13,7 +13,7 @@ import (
 	"testing/iotest"
 )
 
-// file creates a file in a new directory, which gets the permissions mode.
+// file creates a file in a new directory with the permissions mode.
 func file(t *testing.T, mode os.FileMode, name, content string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,7 +66,8 @@ func TestReadFile(t *testing.T) {
 }
 
 // TestPluginsBesideChainFile: next to chainFile, a directory with the network's name contains more
-// plugins of the list, as in libcni. A list loads them unless loadOnlyInlinedPlugins is true.
+// plugins of the list, as in libcni. LoadChain loads these plugins too, unless the list sets
+// loadOnlyInlinedPlugins to true.
 func TestPluginsBesideChainFile(t *testing.T) {
 	const list = `"plugins": [{"type": "a"}]`
 	for _, tt := range []struct{ name, keys, want string }{

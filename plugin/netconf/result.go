@@ -34,7 +34,7 @@ type oldIP struct {
 	IP string `json:"ip"`
 }
 
-// ParseResult reads a result. Without bytes, and with an error, the Result is empty.
+// ParseResult reads a result. If raw is empty or invalid, the Result is empty.
 func ParseResult(raw json.RawMessage) (*Result, error) {
 	r := &Result{}
 	if len(raw) == 0 {
@@ -58,9 +58,9 @@ func (r *Result) SharesLink(other *Result) bool {
 	return false
 }
 
-// SharedAddresses returns the addresses that an ADD and another one both got from the same
-// node-local pool, or from node-local pools for the same bridge, because an installer has renamed
-// the network. Between other networks, the same address is no error.
+// SharedAddresses returns the addresses that two ADDs both got from the same node-local pool, or
+// from two node-local pools for the same bridge, because an installer has renamed the network.
+// Otherwise, the same address in two networks is no error.
 func SharedAddresses(e, other *journal.Record) (shared []netip.Addr) {
 	own, _ := ParseResult(e.Got.Result)
 	theirs, _ := ParseResult(other.Got.Result)
@@ -111,7 +111,7 @@ func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
-// decodeResult decodes into any, as libcni does, so it rejects the same numbers.
+// decodeResult decodes into any, as libcni does, so that both reject the same numbers.
 func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(stdout, &fields); err != nil {
@@ -129,8 +129,9 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	return create.Create(says, stdout)
 }
 
-// ConvertResult returns a result in another version of the specification, the same bytes if they
-// have that version, and nil if raw is empty. libcni's converters panic on a null element.
+// ConvertResult converts a result to another CNI version. If the result already has that version,
+// it returns raw unchanged, and nil if raw is empty. It returns a panic as an error, because
+// libcni's converters panic on a null element.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -211,7 +212,7 @@ func PodOf(args string) journal.Pod {
 	return p
 }
 
-// AddressesOf returns all addresses of a result, or none if it cannot be read.
+// AddressesOf returns the Addresses of an encoded result, or none if it cannot be decoded.
 func AddressesOf(raw json.RawMessage) []netip.Addr {
 	r, _ := ParseResult(raw)
 	return r.Addresses()

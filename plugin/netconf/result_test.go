@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestReadResult: ReadResult decodes a delegate's output as libcni does. ../parity_test.go compares
-// the two for more outputs.
+// TestReadResult: ReadResult decodes a delegate's output as libcni does. TestReadEachResult
+// compares the two for more outputs.
 func TestReadResult(t *testing.T) {
 	for _, tt := range []struct{ name, stdout, cniVersion, want string }{
 		{"the same version", `{"cniVersion": "1.0.0",  "ips": [], "mine": 1e9}`, "1.0.0",
@@ -41,8 +41,8 @@ func TestReadResult(t *testing.T) {
 	}
 }
 
-// TestConvertResult converts a result from each version to each other one and back. The addresses
-// stay the same.
+// TestConvertResult converts a result from each version to each other version and back. The
+// addresses stay the same.
 func TestConvertResult(t *testing.T) {
 	results := map[string]string{
 		"":      `{"ip4": {"ip": "10.0.0.7/24", "gateway": "10.0.0.1"}, "ip6": {"ip": "fd00::7/64"}, "dns": {}}`,
@@ -104,8 +104,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestSharedAddresses: two ADDs share an address if they got it from the same pool, or from two pools
-// for the same bridge.
+// TestSharedAddresses: two ADDs share an address if both got it from the same pool, or from two
+// pools for the same bridge.
 func TestSharedAddresses(t *testing.T) {
 	entry := func(address, pool, interfaces string) *journal.Record {
 		e := &journal.Record{Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr(address), Pool: pool}}}}
@@ -237,5 +237,5 @@ func (r ran) FindInPath(string, []string) (string, error) { return "", nil }
 
 func (r ran) Decode([]byte) (version.PluginInfo, error) { return nil, nil }
 
-// AsEnv makes ran an invoke.CNIArgs, which ExecPluginWithResult needs, too.
+// AsEnv makes ran an invoke.CNIArgs, which ExecPluginWithResult also needs.
 func (r ran) AsEnv() []string { return nil }

@@ -10,7 +10,7 @@ import (
 // make docs sets it.
 const updateEnv = "UNWIND_UPDATE"
 
-// Table compares a document's table with want. In the document, the table stands between
+// Table compares a document's table with want. In the document, the table is between
 // "<!-- NAME: make docs writes this table -->" and "<!-- end -->".
 func Table(t *testing.T, path, name, want string) {
 	t.Helper()

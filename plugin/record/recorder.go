@@ -16,13 +16,13 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Lost is the reason why the verb continues without writing the journal, in which the
-	// attachment's record then stays as it is. It is nil if the verb writes.
+	// Lost is the reason why the verb no longer writes the journal, or nil. The attachment's record
+	// then stays as it is.
 	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool
 	events  []journal.Event // recorded after the next transaction
-	last    *Snapshot       // the last reading, or nil
+	last    *Snapshot       // the last snapshot, or nil
 }
 
 // Fork returns a new recorder of the same journal for another goroutine. It has its own pending
@@ -110,8 +110,8 @@ func trouble(err error) string {
 // It returns the same record each time, so a caller that changes one clones it first.
 type Snapshot struct {
 	*journal.Tx
-	// Err is the reason why the journal could not be read. The snapshot is then empty: unwind keeps
-	// every ADD that it would undo by itself, but the runtime's own DEL and a rollback continue, and
+	// Err is the reason why the journal could not be read, or nil. After an error, the snapshot is
+	// empty, and unwind undoes no ADD on its own. The runtime's DEL and a rollback continue, and
 	// assume that no address has another owner.
 	Err error
 }
@@ -125,7 +125,8 @@ func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 	return err
 }
 
-// Renew reads the journal again: under a lock that was taken since, and before each late DEL.
+// Renew reads the journal again. A verb calls it after it has acquired a lock, because another
+// process may have changed the records.
 func (r *Recorder) Renew(ctx context.Context) error {
 	err := r.Store.View(ctx, r.TakeSnapshot)
 	if err != nil {
@@ -137,7 +138,7 @@ func (r *Recorder) Renew(ctx context.Context) error {
 // Invalidate drops the snapshot, so that the next call of Snapshot reads the journal again.
 func (r *Recorder) Invalidate() { r.last = nil }
 
-// Snapshot returns the last reading of the journal. It reads the journal if there is none.
+// Snapshot returns the last snapshot of the journal. If there is none, it reads the journal.
 func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 	if r.last == nil && r.Renew(context.WithoutCancel(ctx)) != nil {
 		r.Store.Logger.Warn("cannot read the journal", "err", r.last.Err)
@@ -145,7 +146,8 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 	return r.last
 }
 
-// AnyLives reports whether any record that is live or being added matches, or is damaged.
+// AnyLives reports whether a record that is live or being added matches. It returns true if a
+// record is damaged.
 func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
 	err := s.All(func(e *journal.Record, err error) error {
 		if err == nil {
@@ -193,7 +195,7 @@ func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 }
 
 // Containers returns the container IDs of all attachments. damaged is set if a record cannot be
-// read: its key may be damaged too, so it may be any container's.
+// read: because its key may also be damaged, the record may belong to any container.
 func (s *Snapshot) Containers() (known map[string]bool, damaged bool) {
 	known, damaged = map[string]bool{}, s.Err != nil
 	_ = s.Outlines(func(o journal.Outline, err error) error { // fn never fails

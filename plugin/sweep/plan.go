@@ -34,17 +34,17 @@ type Finding struct {
 	Released  bool          // nothing remains of it that a sweep would find
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released, or not completely
-	Left      time.Duration // the rest of its grace period, if it is Recent
-	// Removed has the plugins with a pending DEL that have left the network's chain. The runtime gets
-	// no error for them.
+	Left      time.Duration // the remaining grace period, if it is Recent
+	// Removed names the plugins that have a pending DEL but have left the network's chain. The runtime
+	// gets no error for their DELs.
 	Removed []string
 
 	Evidence decide.Evidence // evidence for the verdict; zero if the verdict needed none
-	// Records has the attachment's records before the release, newest first. If it is dead, and the
-	// sweep releases nothing of it, the steps say what their DELs wait for now, not at the last try.
+	// Records contains the attachment's records before the release, newest first. If the attachment is
+	// dead, but this sweep does not release it, the steps say what their DELs wait for now.
 	Records []*journal.Record
-	// Older has the verdict on each record but the newest, by its own evidence. The sweep does not use
-	// it: it releases all records of an attachment, or none.
+	// Older contains the verdict on each older record, by its own evidence. The sweep does not use
+	// these verdicts: it releases all records of an attachment, or none.
 	Older []Finding
 
 	counts bool // the mass-release guard counts it (see holdsNothing)
@@ -69,7 +69,8 @@ func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	return s.plan(ctx, func(*Finding) bool { return false })
 }
 
-// plan is Plan with the current snapshot. It stops at a finding for which enough returns true.
+// plan is like Plan, but uses the current snapshot. If enough returns true for a finding, plan
+// stops there and does not apply the guard.
 func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding, error) {
 	snapshot := s.w.Node.Journal.Snapshot(ctx)
 	findings, keys := s.skipLive(snapshot)
@@ -95,9 +96,9 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 	return findings, s.guardMassRelease(findings)
 }
 
-// sortByAge sorts attachments by the time since the last change of their newest record, the longest
-// first. It uses the boot clock, because somebody may set the wall clock. A time after now is from
-// an earlier boot.
+// sortByAge sorts attachments by the last change of their newest record, the oldest change first.
+// It uses the boot clock, because somebody may set the wall clock. A time after now is from an
+// earlier boot, and comes first.
 func sortByAge(attachments [][]*journal.Record, now int64) {
 	changed := func(records []*journal.Record) int64 {
 		if records[0].Updated.Boot > now {
@@ -111,8 +112,9 @@ func sortByAge(attachments [][]*journal.Record, now int64) {
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
 // network namespace at its path, and not missing from the runtime's list. It returns the keys of
-// the others. skipLive identifies a namespace by its inode. A new namespace may have the path and
-// inode of a deleted one. Only unwindctl sweep detects that, because it skips no attachment.
+// the others. skipLive identifies a namespace by its device and inode, so it does not detect a new
+// namespace with the path and inode of a deleted one. Only a sweep that no runtime started, such as
+// unwindctl sweep, detects it, because that sweep skips no attachment.
 func (s *Sweep) skipLive(
 	records *record.Snapshot,
 ) (findings []Finding, look []journal.Key) {
@@ -180,7 +182,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding 
 	return f
 }
 
-// waiting returns a copy of a record whose steps say what their DELs wait for now.
+// waiting returns a copy of a record. The steps of the copy say what their DELs wait for now.
 func (s *Sweep) waiting(ctx context.Context, e *journal.Record) *journal.Record {
 	now := e.Clone()
 	for i, next := range s.w.Due(ctx, e, false) {
@@ -196,13 +198,15 @@ func (s *Sweep) covers(k journal.Key) bool {
 	return (s.Network == "" || k.Network == s.Network) && (s.Attachment == nil || k == *s.Attachment)
 }
 
-// MassReleaseError means that the mass-release guard kept attachments that seem dead, because they
-// are too many: more than 10, and more than 30 % of the live attachments of this boot. A wrong
-// verdict is likelier than so many pods of a node dying at the same time.
+// MassReleaseError means that the mass-release guard kept attachments that seem dead, because there
+// are too many of them: more than 10, and more than 30 % of this boot's records in state live. It
+// is more likely that the verdicts are wrong than that so many pods of a node died at the same
+// time.
 type MassReleaseError struct {
 	Dead, Live int
-	// Fresh is set if they seem dead for the first time. Then a list of the runtime is not trusted
-	// either. A later sweep keeps only these attachments, and continues.
+	// Fresh is set if the attachments seem dead for the first time. In that sweep, the runtime's list
+	// is not trusted for anything else either. Later sweeps keep these attachments, and release
+	// others.
 	Fresh bool
 }
 
@@ -212,12 +216,13 @@ func (e *MassReleaseError) Error() string {
 		"run unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// tooMany reports whether the guard keeps the dead of so many attachments.
+// tooMany reports whether the guard keeps this number of dead attachments, among a number of
+// records in state live.
 func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 
-// holdsNothing reports whether a dead attachment provably holds nothing: its addresses were
-// host-local's, which has freed them all, and its interface has no host end. So its DEL has run,
-// for example while unwind was off.
+// holdsNothing reports whether a dead attachment provably has no resources: host-local assigned all
+// its addresses and has released them, and the host end of its interface is gone. So its DEL has
+// run, for example while unwind was off.
 func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
 	return decide.No(ev.HostLink) && !slices.ContainsFunc(records, func(e *journal.Record) bool {
 		return len(e.Got.Claims) == 0 ||
@@ -230,9 +235,9 @@ func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
 	})
 }
 
-// guardMassRelease keeps the dead attachments that it counts, if they are too many. Those that it
-// kept before stay; the others are counted by themselves, so that the guard does not keep what dies
-// later.
+// guardMassRelease keeps the dead attachments that it counts, if they are too many. It continues to
+// keep those that an earlier sweep kept. It counts the others separately, so that it does not keep
+// attachments that die later.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live := 0
 	var dead, kept []*Finding
@@ -277,7 +282,7 @@ func (s *Sweep) noteGuarded(ctx context.Context, findings []Finding) error {
 				return err
 			}
 			if e == nil || e.Number != f.Records[0].Number || e.State != journal.Live {
-				continue // a verb has come in between
+				continue // another verb has changed the record meanwhile
 			}
 			e.Guarded = true
 			if err := tx.Amend(e); err != nil {
@@ -342,9 +347,9 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 	return findings, err
 }
 
-// findEmpty returns the reservations of a pool that have no owner. If a record of the journal
-// claims an address whose file is empty, something else emptied the file. Then the address stays
-// until that record is gone.
+// findEmpty returns the reservations of a pool that have no owner. If a record in the journal
+// claims an address whose file is empty, something else emptied the file. The address then stays
+// reserved until that record is deleted.
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
 	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {

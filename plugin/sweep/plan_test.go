@@ -10,9 +10,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// TestSortByAge: a sweep begins with the record whose last change is longest ago by the boot clock,
-// because the wall clock may have been set. A boot time in the future is from an earlier boot, so
-// that record comes first.
+// TestSortByAge: a sweep begins with the record that was changed least recently by the boot clock.
+// The wall clock is ignored, because it may have been set. A boot time in the future is from an
+// earlier boot, so its record comes first.
 func TestSortByAge(t *testing.T) {
 	t.Parallel()
 	var records [][]*journal.Record
@@ -34,8 +34,8 @@ func TestSortByAge(t *testing.T) {
 	}
 }
 
-// TestChainOf: several files or directories may configure a network, with the same chain. If their
-// chains differ, chainOf returns none, because it cannot know which one the runtime uses.
+// TestChainOf: several files or directories may configure a network with the same chain. If their
+// chains differ, chainOf returns none, because it cannot know which chain the runtime uses.
 func TestChainOf(t *testing.T) {
 	network := func(name, plugin string) Network {
 		conf, err := netconf.ParseConf([]byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "type": "unwind",
@@ -70,12 +70,12 @@ func TestChainOf(t *testing.T) {
 	}
 }
 
-// TestMassReleaseGuard: the mass-release guard keeps the live attachments of this boot if more than 10 of
-// them, and more than 30 %, seem dead.
+// TestMassReleaseGuard: the mass-release guard keeps attachments that seem dead if they are more
+// than 10, and more than 30 % of this boot's attachments in state live.
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
-	// The guard counts dead, live and unknown attachments. It does not count those that are being
-	// deleted or are from an earlier boot.
+	// The guard counts dead, live and unknown attachments. It does not count attachments that are
+	// being deleted or are from an earlier boot.
 	type counts struct{ dead, live, deleting, earlier, unknown int }
 	for _, c := range []struct {
 		name   string

@@ -22,24 +22,24 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// If a runtime never sends a DEL, or its DEL always fails, rules and devices leak as well as
-// addresses, and only a DEL removes them. For an attachment that is not in the journal, undoOwner
-// reconstructs the missing record and undoes it like any other:
+// undoOwner releases an attachment that is not in the journal. If a runtime never sends a DEL, or
+// its DEL always fails, rules and devices leak as well as addresses, and only a DEL removes them.
+// So undoOwner reconstructs the missing record and undoes it like any other:
 //
-//  1. Judge it again, under the lock of the attachment.
+//  1. Judge the attachment again, under its lock.
 //  2. Reconstruct the record, if the attachment gets DELs (see getsDELs).
 //  3. Run the chain's DELs in reverse order.
-//  4. Release the addresses that host-local still reserves for it, even if DELs failed. Keep them
-//     while its host ports may forward to them (see decide.PortPending), or if there was no
+//  4. Release the addresses that host-local still reserves for the attachment, even if DELs failed.
+//     Keep them while host ports may forward to them (see decide.PortPending), or if there was no
 //     time for a DEL.
-//  5. If all DELs succeeded, remove the cache file, as libcni does.
+//  5. If all DELs succeeded, remove the attachment's file from libcni's cache, as libcni does.
 //
-// After SIGKILL, the next sweep runs the same steps for the files that are left. No step creates a
+// After SIGKILL, the next sweep runs the same steps for the files that remain. No step creates a
 // journal.
 func (s *Sweep) undoOwner(
 	ctx context.Context, w *undo.Worker, f *Finding, lock *journal.Lock,
 ) error {
-	defer func() { _ = lock.Remove() }() // there may be no record
+	defer func() { _ = lock.Remove() }() // the file would remain if there is no record
 	o := f.owner
 	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // the runtime's DEL has just run
 		f.Released, f.Pending = true, nil
@@ -73,9 +73,9 @@ func (s *Sweep) undoOwner(
 	return err
 }
 
-// undoRecord runs the DELs of an owner's record, if it has one, and releases its addresses. why is
-// the reason why it has none. If nothing is left that another sweep would find, undoRecord sets
-// Released, even if a DEL failed.
+// undoRecord runs the DELs of an owner's reconstructed record e, and releases the owner's
+// addresses. If e is nil because it could not be reconstructed, why is the error. If nothing
+// remains that another sweep would find, undoRecord sets Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Record, why error,
 ) error {
@@ -141,7 +141,7 @@ func freeHeld(ctx context.Context, o *owner) (err error) {
 	return err
 }
 
-// portmap removes a container's rules by its ID, but only if it gets at least one port mapping.
+// portmap removes rules by the container ID, but only if it gets at least one port mapping.
 const (
 	portMappings = "portMappings"
 	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
@@ -166,9 +166,11 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 		conf.RuntimeConfig = map[string]json.RawMessage{portMappings: json.RawMessage(onePort)}
 	}
 	e.Steps = o.chain.Steps(&conf)
-	if o.cached == nil { // only this sweep runs its DELs, so none waits for another's second try
+	if o.cached == nil {
+		// Only this sweep runs the DELs, so none may wait for another DEL's second try or for an
+		// invented port mapping. No DEL waits for a step whose ADD failed (see decide.Reserved).
 		for i := range e.Steps {
-			e.Steps[i].ADD = journal.AddFailed // and an invented port mapping forwards nothing
+			e.Steps[i].ADD = journal.AddFailed
 		}
 	}
 	if len(conf.RuntimeConfig) > 0 {
@@ -193,8 +195,8 @@ func resultOf(o *owner) json.RawMessage {
 		"interfaces": []map[string]string{{"name": o.IfName, "sandbox": "/proc/0/ns/net"}}})
 }
 
-// claimsOf returns a claim for each address of an owner. Each claim belongs to the step that
-// allocates from host-local, or else to step -1, before all others.
+// claimsOf returns a claim for each address of an owner. Each claim belongs to the first step that
+// allocates from host-local. If there is none, the claim's step is -1, before all others.
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {

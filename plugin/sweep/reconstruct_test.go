@@ -125,8 +125,9 @@ func TestReconstruct(t *testing.T) {
 	}
 }
 
-// TestUndatedGetsDELs: if the clock was set, so that an ADD may be from an earlier boot, its DELs
-// run only if none of them can release an address of a cluster-wide IPAM.
+// TestUndatedGetsDELs: if the clock was set, an ADD that is not in the journal may be from an
+// earlier boot. Then its DELs run only if none of them can release an address of a cluster-wide
+// IPAM plugin.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()
 	for plugins, want := range map[string]bool{

@@ -42,10 +42,11 @@ func (o *owner) addresses() (all []netip.Addr) {
 	return slices.Compact(all)
 }
 
-// getsDELs reports whether enough is known to run DELs. (host-local before 0.8 wrote no interface.)
-// Of an owner that is not from this boot, the kernel has nothing, and the disk may be a copy of
-// another machine's: a DEL could release what that machine's pod uses in the cluster. If the clock
-// does not show the boot, the DELs run if host-local alone assigns addresses.
+// getsDELs reports whether the sweep runs DELs for an owner. They need the chain and the interface
+// name, which host-local before 0.8 did not write. An owner of an earlier boot gets no DELs: the
+// kernel keeps nothing across a boot, and the disk may be a copy of another machine's, so a DEL
+// could release what that machine's pod uses in the cluster. If the clock does not show the boot,
+// the DELs run only if no IPAM plugin except host-local can have assigned an address.
 func (o *owner) getsDELs() bool {
 	if o.chain == nil || o.IfName == "" || o.grace.SameBoot == decide.False {
 		return false
@@ -63,7 +64,8 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so only a command needs these verdicts.
+// list, nothing can prove an owner dead, so planOwners judges them only for a command
+// (Options.Cache).
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.List == nil && !s.Cache || s.Attachment != nil {
 		return nil, nil
@@ -99,7 +101,7 @@ type gathering struct {
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
 	// noChain contains the files of libcni's cache whose chain cannot be used, by error. If a
-	// chainFile is gone, all files of its network share one error.
+	// chainFile is missing, all files of its network have the same error.
 	noChain map[string][]string
 	errs    []error
 }
@@ -138,10 +140,11 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 	o.held, o.written = append(o.held, r), append(o.written, r.Made())
 }
 
-// addCached adds an attachment from libcni's cache. If the owner was already added with addresses,
-// addCached adds the chain to it. An attachment without addresses cannot be judged. An attachment
-// that was added through unwind is left to the journal. But if host-local still reserves an address
-// for it, the journal was lost, and addCached does not skip it.
+// addCached adds an attachment from libcni's cache. If addPool has already added it with addresses,
+// addCached adds the chain to it. Otherwise, addCached skips two kinds of attachment: one without
+// addresses, because it cannot be judged, and one that was added through unwind, because the
+// journal is responsible for it. (If host-local still reserved an address for the latter, the
+// journal must have been lost.)
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return
@@ -170,7 +173,7 @@ func (g *gathering) addCached(c *facts.Cached) {
 }
 
 // addHeld adds the attachment's addresses in pools of its chain that the sweep does not cover, for
-// example because the conflist is gone.
+// example because the conflist was deleted.
 func (g *gathering) addHeld(o *owner) {
 	for _, step := range o.chain.Steps(o.conf) {
 		dir := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, o.Network)
@@ -200,8 +203,9 @@ func (s *Sweep) findingOn(o *owner, damaged bool) Finding {
 	return f
 }
 
-// judge returns the verdict on an owner, and sets its grace period. An empty list is more likely
-// wrong than right, because a node usually runs a pod. A damaged record may be the owner's.
+// judge returns the verdict on an owner, and sets its grace period. Without Force, it returns
+// Unknown instead of Dead in two cases: if the list is empty, because a node usually runs a pod, or
+// if a record is damaged, because that record may be the owner's.
 func (s *Sweep) judge(o *owner, damaged bool) (v decide.Judgment) {
 	v, o.grace = s.w.Node.JudgeOwner(facts.Owner{Network: o.Network, ContainerID: o.ContainerID,
 		Addresses: o.addresses(), Written: o.written, Grace: s.graceOf(o)})

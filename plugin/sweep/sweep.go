@@ -26,18 +26,18 @@ type Options struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
-	Networks   []Network    // those that unwind runs with the journal; not needed for a verb's own
+	Networks   []Network    // those whose chains unwind runs, except the verb's own
 	Cache      bool         // for a command: also undo attachments that are only in libcni's cache
 	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
-	// Force also releases attachments that the guard keeps (see MassReleaseError). Even if List is
-	// empty or a record is damaged, it releases attachments that are not in the journal.
+	// Force releases even attachments that the guard keeps (see MassReleaseError). It also releases
+	// attachments that are not in the journal if List is empty or a record is damaged.
 	Force    bool
-	Periodic bool // no runtime or person requested it: respect the backoff of DELs
-	Quick    bool // part of an ADD or of a STATUS: don't repeat warnings in each of them
-	// Stops is set if the end of Run's context also ends the DELs that run.
+	Periodic bool // no runtime or person requested it: respect the pauses of DELs
+	Quick    bool // part of an ADD or a STATUS: don't repeat warnings at each
+	// Stops is set if the end of Run's context also ends running DELs.
 	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.
@@ -49,10 +49,10 @@ var ErrNotTried = errors.New("not attempted: interrupted or out of time")
 
 // Sweep is one running sweep. Its steps:
 //
-//  1. Plan: read the journal and judge every record, without taking locks. Keep all live records if
-//     too many of them seem dead (see MassReleaseError).
-//  2. Apply: release the dead attachments, the longest untouched first, some in parallel. Release
-//     each under its lock, without waiting for the lock, and judge it again by its current record.
+//  1. Plan: read the journal and judge every record, without acquiring locks. Keep the records in
+//     state live if too many of them seem dead (see MassReleaseError).
+//  2. Apply: release the dead attachments, the oldest change first, some in parallel. Release each
+//     under its lock, without waiting for the lock, and judge it again by its current record.
 //  3. Judge and release the attachments that are not in the journal, in the same two steps (see
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
@@ -61,7 +61,7 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that works with a copy of own, and with the same recorder.
+// New returns a sweep that uses a copy of the worker own, with the same recorder.
 func New(own *undo.Worker, opts Options) *Sweep {
 	worker, node := *own, *own.Node
 	w := &worker
@@ -126,7 +126,8 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 }
 
 // Due reports from the worker's snapshot whether a sweep would release something now. It releases
-// nothing. If nothing is due, it counts as a sweep (see noteEnd).
+// nothing. If nothing is due, the call counts as a sweep (see
+// noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.counts })
 	var guarded *MassReleaseError
@@ -148,8 +149,9 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	return due, err
 }
 
-// noteEnd stores the end of a sweep of all networks, at most once a minute: a STATUS comes every
-// few seconds. A sweep that can judge nothing in the journal, as in a container, does not count.
+// noteEnd stores the time at which a sweep of all networks ended, at most once a minute, because a
+// STATUS comes every few seconds. A sweep that can judge nothing in the journal, as in a container,
+// does not count.
 func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	unknown, judged := false, false
 	for _, f := range findings {
@@ -167,12 +169,11 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	}
 }
 
-// maxFailing is the number of attachments whose DELs have all failed before that a periodic sweep
-// tries.
+// maxFailing limits how many attachments with only failed DELs a periodic sweep tries.
 const maxFailing = 20
 
-// Apply releases the dead attachments that are ready to retry: first those of which some DEL has
-// not failed yet, and then the others, the fewest tries first.
+// Apply releases the dead attachments that are ready to retry: first those with a DEL that has not
+// failed yet, and then the others, the fewest tries first.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	var ready, failing []*Finding
 	for i := range findings {
@@ -225,8 +226,9 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding) {
 	workers.Wait()
 }
 
-// release releases one attachment if no other unwind owns its lock and time is left. Unless
-// s.Stops, a signal does not interrupt it, because a killed DEL would stay pending.
+// release releases one attachment, if no other unwind process owns its lock and time remains.
+// Unless Stops is set, a signal does not interrupt the release, because a killed DEL would stay
+// pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried

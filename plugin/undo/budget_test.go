@@ -6,8 +6,8 @@ import (
 )
 
 // TestSlowDELs: each DEL of a chain takes 4 seconds, as portmap's DEL does on a node with 20,000
-// rules. In every verb, a DEL either gets enough time or does not start. None is killed as if it
-// hung.
+// rules. In every verb, a DEL either gets enough time or does not start. So unwind kills no DEL
+// that is merely slow.
 func TestSlowDELs(t *testing.T) {
 	b := DefaultBudgets
 	const slow = 4 * time.Second

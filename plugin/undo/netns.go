@@ -62,9 +62,9 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 }
 
 // sentPath returns the path that a delegate gets, as without unwind, if the ADD's namespace cannot
-// be found: the path in the runtime's DEL if that is the DEL of this ADD, or the ADD's own path if
-// the runtime's verb also undoes this earlier ADD and nothing is at the path. Otherwise, sentPath
-// returns "".
+// be found. It is the path in the runtime's DEL, if that is the DEL of this ADD. If the runtime's
+// verb undoes an earlier ADD as well, it is that ADD's own path, but only if nothing exists there.
+// Otherwise, sentPath returns "".
 func (u *undoing) sentPath() string {
 	switch path := u.Record.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
@@ -87,7 +87,7 @@ const (
 
 // locate finds the record's network namespace: at the path in the runtime's DEL, at its recorded
 // path, at its other mounts, and by its processes. It never returns a different namespace at one of
-// these paths. where is empty unless the namespace is there.
+// these paths. where is empty unless state is there.
 func (u *undoing) locate(ctx context.Context) (where facts.Place, state located) {
 	e := u.Record
 	var err error
@@ -117,9 +117,10 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 }
 
 // provenGone reports whether a namespace that was not found is gone. err is the error of the
-// search. The host end of the interface must be gone, too: the kernel destroys a namespace some
-// time after its last user is gone. In addition, either there was a host end, or the search had no
-// error. If the ADD did not identify the namespace, its path replaces the search.
+// search. The host end of the interface must be gone as well, because the kernel destroys a
+// namespace only some time after its last user has ended. In addition, the ADD must have had a host
+// end, or the search must have had no error. If the ADD could not identify the namespace, there was
+// no search, and no namespace may exist at its path.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")
@@ -128,7 +129,7 @@ func (u *undoing) provenGone(err error) bool {
 	return u.awaitHostLinkGone() && (len(u.Record.Got.HostLinks) > 0 || err == nil)
 }
 
-// isAnothers reports whether the interface in a namespace was there before the ADD, or the
+// isAnothers reports whether the interface in a namespace existed before the ADD, or the
 // namespace belongs to another attachment in the journal.
 func (u *undoing) isAnothers(ctx context.Context, seen facts.Interface) bool {
 	return u.Record.Added.Occupant != "" && seen.Occupant() == u.Record.Added.Occupant ||
@@ -151,10 +152,11 @@ func isMissing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// Some plugins find their resources by the container's interface. When the container's namespace is
-// gone, their DELs leave these resources behind. For such a DEL, scratch creates a scratch network
-// namespace. It contains an interface with the name and the addresses of the ADD's. Only a thread
-// of this process keeps the namespace alive, so a crash leaves nothing behind.
+// scratch creates a scratch network namespace for a step's DEL. Some plugins find their resources
+// by the container's interface, and their DELs leave these resources behind once the container's
+// namespace is gone. The scratch namespace contains an interface with the name and the addresses of
+// the ADD's. Only a thread of this process keeps the namespace alive, so a crash leaves nothing
+// behind.
 func (u *undoing) scratch(s *journal.Step) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {

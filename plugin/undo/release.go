@@ -24,13 +24,13 @@ type Outcome struct {
 	Record   *journal.Record // the record of the newest ADD, after the release; nil if none existed
 	State    journal.State   // the state before the release
 	Judgment decide.Judgment // the verdict under the attachment's lock
-	Released bool            // nothing is left
-	Err      error           // why something is left, unless the verdict says so
+	Released bool            // nothing remains
+	Err      error           // why something remains, unless the verdict is the reason
 }
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
-// returns nil if nothing is left. ctx limits the wait for the attachment's lock, because the caller
-// holds another lock.
+// returns nil if nothing remains. ctx limits the wait for that attachment's lock, because the
+// caller holds its own attachment's lock.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, err := w.Node.Journal.Store.Acquire(ctx, key,
 		journal.Patience{Children: w.Env.Budgets.Children})
@@ -85,7 +85,7 @@ func (w *Worker) ReleaseLocked(
 				"verdict", string(v.Verdict), "reason", v.Reason.Text)
 		}
 		failures, _, err := w.Undo(ctx, Request{Record: e, Lock: lock}, v.Reason)
-		for _, f := range failures { // one that the runtime would have got first
+		for _, f := range failures { // preferably one that the runtime would get
 			if err == nil && !f.Unreported {
 				err = f
 			}
@@ -142,9 +142,9 @@ func Interrupted(steps []journal.Step) {
 	}
 }
 
-// dropCached removes a record's ADD from libcni's cache. If that fails, the record goes
-// nevertheless: the runtime's late DEL then gets only addresses that are certainly its own (see
-// decide.Gets).
+// dropCached removes a record's ADD from libcni's cache. If that fails, unwind deletes the record
+// anyway: in the runtime's late DEL, a delegate still gets only addresses that certainly belong to
+// the attachment (see decide.Gets).
 func (w *Worker) dropCached(e *journal.Record) {
 	c, err := w.Node.CachedOf(e)
 	if c != nil && err == nil {

@@ -57,7 +57,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	return done, f
 }
 
-// report logs and records the changes in a step.
+// report logs a failed or dropped DEL, and records a dropped one in the history.
 func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done bool) {
 	switch {
 	case f != nil && done:
@@ -82,9 +82,10 @@ func (u *undoing) record(
 	u.Node.Journal.Event(event, counter...)
 }
 
-// markStarted marks a step as started. If its DEL frees an address of another IPAM plugin than
-// host-local, the record is written before: nothing else shows the next pass that the address may
-// be free (see decide.Gets). With the record goes what this pass has done so far.
+// markStarted marks a step as started. It writes the record before the DEL if that DEL releases an
+// address of an IPAM plugin other than host-local, and another step may remove rules by address.
+// Nothing else shows the next pass that the address may be free (see decide.Gets). The written
+// record also contains what this pass has done so far.
 func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Failure {
 	was := s.Started
 	s.Started = true
@@ -139,9 +140,9 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	}
 }
 
-// del runs the DEL of one step. If it fails, del also tries what the runtime would send now: the
-// plugin's present configuration in the chain (see decide.Retries). Then Run releases host-local's
-// addresses in the recorded pool.
+// del runs the DEL of one step. If it fails, del retries it with the configurations that
+// decide.Retries returns, such as the one that the runtime would send now. After a successful DEL,
+// Run releases host-local's addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil {
@@ -198,10 +199,10 @@ func (u *undoing) delWith(
 	return f
 }
 
-// leaveScratch returns the outcome of a DEL that failed in a scratch namespace with f. If it fails
-// there twice in the same words, it runs without a namespace, as without unwind, and success
-// counts. bridge, for example, removes its chain in a namespace, and fails while a rule that leaked
-// earlier still names that chain.
+// leaveScratch retries a DEL that failed with f in a scratch namespace, and returns the outcome. If
+// the DEL fails there twice with the same message, leaveScratch runs it without a namespace, as
+// without unwind, and success counts. For example, bridge with a namespace removes its iptables
+// chain, and fails while a rule that leaked earlier refers to that chain.
 func (u *undoing) leaveScratch(
 	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
 ) *delegate.Failure {
@@ -263,8 +264,8 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 }
 
 // withheldFrom returns the claimed addresses that a step's DEL does not get (see decide.Gets). It
-// looks at host-local's files, so it is called right before the DEL. Only the attachment's own DELs
-// free an address of its own, and they need its lock.
+// reads host-local's files, so delWith calls it right before the DEL. The result stays valid,
+// because only the attachment's own DELs release its addresses, and these need its lock.
 func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses []netip.Addr) {
 	for _, c := range u.Record.Got.Claims {
 		if !decide.Gets(s, c, u.ownerOf(ctx, c)) {
@@ -291,9 +292,10 @@ func ownerOf(k journal.Key) ipam.Owner {
 	return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName}
 }
 
-// isFree reports whether the attachment no longer has a claimed address. If host-local assigned it,
-// the file shows that. Otherwise it counts as free once the DEL of the delegate that allocated it
-// is done. That delegate is unknown in some reconstructed records.
+// isFree reports whether the attachment no longer has a claimed address. If host-local assigned the
+// address, its file shows that. Otherwise, the address counts as free once the DEL of the delegate
+// that allocated it is done. Some reconstructed records do not name that delegate, and their
+// addresses do not count as free.
 func (u *undoing) isFree(c journal.Claim) bool {
 	if c.Pool == "" {
 		return c.Step >= 0 && u.Record.Freed(c)

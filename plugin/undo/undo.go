@@ -22,7 +22,7 @@ type Request struct {
 	Record  *journal.Record
 	Mode    Mode
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
-	Later   int           // number of steps that the caller must run after this record's
+	Later   int           // number of steps that the caller must run after this record
 	Changed bool          // the caller has added claims to the record (see ClaimHeld)
 	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
 	// deleting.isOf), or of the ADD that is rolled back.
@@ -34,14 +34,14 @@ type Mode int
 
 // The modes.
 const (
-	Sweep         Mode = iota // it is dead; the runtime's own DEL may still come
+	Sweep         Mode = iota // the attachment is dead; the runtime may still send its DEL
 	Requested                 // the runtime sent the DEL of the attachment
-	Rollback                  // it is the record of the verb's own ADD, which failed
-	Superseding               // an ADD of the attachment follows; it keeps the lock and its file
-	Reconstructed             // as Sweep, but the journal lacks the ADD; the caller frees addresses
+	Rollback                  // the verb's own ADD failed
+	Superseding               // a new ADD of the attachment follows; it needs the lock and its file
+	Reconstructed             // like Sweep, but not in the journal; the caller releases addresses
 )
 
-// ofVerb reports whether the runtime's verb names the attachment. Its DELs then get the environment
+// ofVerb reports whether the runtime's verb names the attachment. The DELs then get the environment
 // and the path that the runtime sent.
 func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
 
@@ -53,9 +53,10 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 //  3. Run the DELs that are due.
 //  4. Write the DELs that are still pending, and record the event.
 //
-// For an ADD that may be of another machine (see decide.Foreign), it releases only the host-local
-// reservations on this disk, and drops the record with its pending DELs. After an error, or if the
-// verb doesn't write the journal, the journal does not contain the pending DELs.
+// If the ADD may have been on another machine (see decide.Foreign), Undo releases only the
+// host-local reservations on this disk, and drops the record with its pending DELs. If Undo returns
+// an error, or if the verb no longer writes the journal, the journal may not contain the pending
+// DELs.
 func (w *Worker) Undo(
 	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
@@ -101,14 +102,13 @@ func (w *Worker) Undo(
 // mark updates a record for the start of a pass over its steps, with the reason. It reports whether
 // the record must be written before the first DEL:
 //
-//   - without the runtime's DEL, always: the next pass must know that this one has begun;
-//   - with new claims: once a DEL has freed an address, nothing else names it;
-//   - if the journal does not contain a record that has a result or addresses. (One without either
-//     is of a second DEL, or of an ADD that nobody recorded: the runtime repeats a DEL that is
-//     killed.)
+//   - in a sweep, or before a new ADD, always: the next pass must know that this one has begun;
+//   - if the record has new claims: after a DEL has released an address, nothing else names it;
+//   - at the runtime's DEL, if the record is not in the journal and has a result or claims. A new
+//     record without them is not written, because the runtime repeats a DEL that is killed.
 func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) (unwritten bool) {
 	mode := request.Mode
-	if unwritten = request.Changed; mode != Requested { // the runtime's DEL has read all claims before
+	if unwritten = request.Changed; mode != Requested { // the runtime's DEL has called ClaimHeld
 		unwritten = w.ClaimHeld(e)
 	}
 	if mode == Rollback {
@@ -136,14 +136,13 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 	return unwritten
 }
 
-// Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes one
-// that the runtime did not ask to undo, it removes the ADD from libcni's cache, as libcni does
-// after its own DEL. The runtime's late DEL then has no result, so it harms no next owner of the
-// address.
+// Finish writes a record after a pass, or deletes it if no DEL is pending. In a sweep, it first
+// removes the ADD from libcni's cache, as libcni does after a DEL. The runtime's late DEL then has
+// no prevResult, so it cannot harm the address's next owner.
 func (w *Worker) Finish(ctx context.Context, request Request) error {
 	e := request.Record
 	done := len(e.Steps) == 0
-	foreign := e.Cause == decide.OtherMachine.Code // the runtime's own DEL runs
+	foreign := e.Cause == decide.OtherMachine.Code // the runtime's own DEL still runs the delegates
 	if done && request.Mode == Sweep && !foreign {
 		w.dropCached(e)
 	}
@@ -184,11 +183,11 @@ type undoing struct {
 	// stays open until the pass ends, so that its inode cannot be reused during the pass.
 	place facts.Place
 	state located
-	// byAddress has the indexes of the steps that may remove rules by an address alone, also of those
-	// that are done in this pass.
+	// byAddress contains the indexes of the steps that may remove rules by address alone, including
+	// steps that this pass has completed.
 	byAddress []int
-	// env contains the search paths of the ADD's process, or is nil if the DELs get this process's:
-	// in the runtime's own DEL, and if the ADD's directories are not all there.
+	// env contains the search paths of the ADD's process. It is nil if the DELs get this process's
+	// own: at a verb of the runtime, after a reboot, or if a directory no longer exists.
 	env map[string]string
 	ran int // number of delegates that ran
 }
@@ -206,7 +205,7 @@ type undoing struct {
 //
 // A step gets the time that is left in ctx, minus a reserve for the steps after it. The pass ends
 // when there is no time for the next step. A crash leaves the record as it was before the pass (but
-// see markSlow), so the next pass runs the DELs again.
+// see markStarted and markSlow), so the next pass runs the DELs again.
 func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate.Failure, ran int) {
 	u := &undoing{Worker: w, Request: request,
 		Log: w.Node.Log.With("attachment", request.Record.Key.String())}
@@ -253,24 +252,24 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 	return failures, u.ran
 }
 
-// timeFor returns the time for one DEL: what is left without a reserve for each later one, and at
-// least that reserve.
+// timeFor returns the time for one DEL: the time that is left, minus a reserve for each later DEL,
+// but at least one reserve.
 func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration {
 	return max(left-time.Duration(later)*reserve, reserve)
 }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
-// the step that claimed them is undone, or if the namespace is proven gone. A successful DEL may
-// not free its address: host-device keeps the address when its device is gone, and a plugin that
-// fails early may not call its IPAM plugin. releaseHeld keeps an address that another ADD of the
-// attachment claims, or that a pending DEL needs (see decide.Reserved).
+// the step that claimed them is undone, or if the namespace is proven gone. A DEL may not release
+// its address: host-device does not call its IPAM plugin if the device is gone, and neither does a
+// plugin that fails early. releaseHeld keeps an address that another ADD of the attachment claims,
+// or that a pending DEL needs (see decide.Reserved).
 func (u *undoing) releaseHeld(ctx context.Context) {
 	p, own := u.pass(ctx, true), ownerOf(u.Record.Key)
 	for _, c := range u.Record.Got.Claims {
 		if c.Pool == "" || !u.Record.Freed(c) && u.state != gone {
 			continue
 		}
-		// the file may be cut off by a power loss
+		// a power loss may have cut off the file's text
 		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
 		if err != nil || !left || u.claimedAgain(ctx, c) || decide.Reserved(c.Step, p) {
 			continue
@@ -297,9 +296,9 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 }
 
 // ClaimHeld adds claims on addresses that host-local's files assign to the attachment, for
-// delegates that were interrupted before their result was written. The claims must be written
-// before the first DEL. That DEL frees the addresses, and a second DEL must still know them.
-// ClaimHeld reports whether it added any.
+// delegates that were interrupted before their result was written. It reports whether it added any.
+// The claims must be written before the first DEL, because that DEL releases the addresses, and a
+// second DEL must still know them.
 func (w *Worker) ClaimHeld(e *journal.Record) (found bool) {
 	for _, step := range e.Steps {
 		pool := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)
@@ -326,7 +325,7 @@ func (w *Worker) Ready(ctx context.Context, e *journal.Record, ignorePause bool)
 	return slices.Contains(w.Due(ctx, e, ignorePause), journal.Next{})
 }
 
-// Due returns for each step of a record when its DEL runs (see decide.Due).
+// Due returns, for each step of a record, what its DEL waits for (see decide.Due).
 func (w *Worker) Due(
 	ctx context.Context, e *journal.Record, ignorePause bool,
 ) (next []journal.Next) {

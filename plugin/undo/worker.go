@@ -41,8 +41,8 @@ type Worker struct {
 	Env  *Env
 	Node *facts.Node
 	Verb Verb
-	// ChainOf returns the chain of another network than the verb's, or nil if it is unknown. It may be
-	// nil.
+	// ChainOf returns the chain of a network other than the verb's, or nil if it is unknown. The
+	// function may be nil.
 	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
 }
 
@@ -60,9 +60,9 @@ type Verb struct {
 	Watch func()
 }
 
-// Spares reports whether a verb of the runtime leaves a dead attachment alone, because its network
-// only observes: by its present configuration, or by that of the ADD if the verb has another
-// network's.
+// Spares reports whether a verb of the runtime must keep a dead attachment, because its network's
+// configuration allows no sweep (see netconf.Conf.Observes). For the verb's own network, the
+// present configuration counts; for another network, the one at the ADD.
 func (w *Worker) Spares(e *journal.Record) bool {
 	if w.Verb.Conf.Name == e.Network {
 		return w.Verb.Conf.Observes()
@@ -106,8 +106,9 @@ func (w *Worker) Safely(do func() error) (err error) {
 }
 
 // Budgets limit the time of a verb. CNI passes no deadline to a plugin, so Undo is the longest time
-// that any runtime allows for a DEL. A shorter time would kill delegates that would have succeeded.
-// If the runtime kills a DEL earlier, that DEL is only interrupted.
+// limit that any runtime has for a DEL. A shorter one would kill delegates that would have
+// succeeded. If a runtime with a shorter limit kills a DEL, the journal still contains what is
+// pending.
 //
 //	kubelet      2 min for StopPodSandbox: runtimeRequestTimeout, k8s.io/cri-client
 //	             pkg/remote_runtime.go; containerd passes that context on, v2.2.0
@@ -116,9 +117,10 @@ func (w *Worker) Safely(do func() error) (err error) {
 //	CRI-O        1 min: networkStop, v1.34.0 server/sandbox_network.go
 //	nerdctl      none
 //
-// Status is less than the 30 s without an answer after which the kubelet calls a node not ready
-// (maxWaitForContainerRuntime, pkg/kubelet/kubelet.go): on a busy node, a plugin's STATUS that
-// takes seconds is still an answer, as it is without unwind.
+// Status is less than the 30 s after which the kubelet reports a node as not ready if the runtime
+// has not responded (maxWaitForContainerRuntime, pkg/kubelet/kubelet.go). It leaves a plugin's
+// STATUS several seconds, as a runtime does without unwind, because on a busy node the plugin may
+// need them.
 type Budgets struct {
 	Undo     time.Duration // a DEL, the rollback of an ADD, or the wait for the attachment's lock
 	GC       time.Duration // a whole GC
@@ -128,13 +130,14 @@ type Budgets struct {
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
-	Stop     time.Duration // the rollback of an ADD from when a DEL waits for it
-	Unread   time.Duration // an ADD's delegate from when nobody can read the ADD's result
-	Exchange time.Duration // the wait for a file or a plugin that its provider replaces
+	Stop     time.Duration // the rollback of an ADD once a DEL waits for it
+	Unread   time.Duration // the rest of an ADD once nobody can read its result
+	Exchange time.Duration // the wait for a file or a plugin that its provider is replacing
 }
 
-// DefaultBudgets are the budgets on a real node. A delegate that is slow does not hang, and if it
-// is killed, it needs a second DEL. So a DEL does not start if it cannot have Step, even in an ADD.
+// DefaultBudgets are the budgets on a real node. A slow delegate does not hang, and if it is
+// killed, it needs a second DEL. So unwind does not start a DEL with less time than Step, even in
+// an ADD.
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,
@@ -149,9 +152,9 @@ var DefaultBudgets = Budgets{
 	Exchange: time.Second,
 }
 
-// Present returns the configuration of a step's DEL for a retry. The present one has the runtime
-// arguments of the ADD. Present returns nil if the network's chain contains no such delegate, or
-// several.
+// Present returns the configuration of a step's DEL for a retry. For decide.Present, it is the
+// chain's present one, with the runtime arguments of the ADD. Present returns nil if the network's
+// chain contains no such delegate, or several.
 func (w *Worker) Present(
 	e *journal.Record, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {
@@ -178,8 +181,8 @@ func (w *Worker) Present(
 	return chain.Config(i, &conf)
 }
 
-// HasLeft reports whether a step's plugin has left the chain of the record's network. A chain that
-// cannot be read contains every plugin.
+// HasLeft reports whether a step's plugin has left the chain of the record's network. It returns
+// false if the chain cannot be read.
 func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
 	chain, _ := w.chainOf(e.Network)
 	return chain != nil && !slices.ContainsFunc(chain.Delegates,

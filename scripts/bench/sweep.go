@@ -13,8 +13,8 @@ import (
 // turns.
 const sweepRounds = 5
 
-// benchSweep times the release of pods of bridge + tuning + portmap whose namespaces are gone:
-// without unwind by one DEL for each pod, with unwind by unwindctl sweep.
+// benchSweep times the release of pods of bridge + tuning + portmap whose namespaces no longer
+// exist: without unwind by one DEL for each pod, with unwind by unwindctl sweep.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	work = filepath.Join(work, "sweep")
 	deleted, err := newNetwork(work, plain, 10, "3", false)

@@ -1,8 +1,9 @@
 # Builds a release, and checks that two builds of it have the same bytes. GoReleaser, with
 # .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
-# targets below write what it can't. The Makefile includes this file, and sets VERSION.
+# targets below write the other files. The Makefile includes this file, and sets VERSION.
 
-# The tools are in .tools/bin, each with a stamp whose name has the version, as those of make tools.
+# The tools are in .tools/bin. Like the tools of make tools, each has a stamp file whose name
+# contains the version.
 GORELEASER := $(TOOLS)/bin/.goreleaser-$(GORELEASER_VERSION)
 CYCLONEDX  := $(TOOLS)/bin/.cyclonedx-gomod-$(CYCLONEDX_VERSION)
 CRANE      := $(TOOLS)/bin/.crane-$(CRANE_VERSION)
@@ -34,7 +35,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 # A release is built by the Go version in go.mod or a newer one, which the bills of materials name.
 # GOTOOLCHAIN=go1.N.P selects that version again. A machine may have other values of the following
-# settings, which would change the bytes. Empty values would not help: then those of go env -w apply.
+# settings, which would change the bytes. With empty values, Go would use those of go env -w.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
 release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/

@@ -508,9 +508,9 @@ func (c *call) delay() time.Duration {
 	return time.Duration(cmp.Or(c.conf.DelayMS, 1000)) * time.Millisecond
 }
 
-// killParent kills the unwind process that started this one. If that has ended, the parent is the
-// process that adopted this one (init, or the sandbox's first process). killParent does not kill
-// that one, but returns an error.
+// killParent kills the unwind process that started this one. If unwind has ended, init or the
+// sandbox's first process has adopted this process. Then killParent kills nothing, and returns an
+// error.
 func (c *call) killParent() error {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.parent))
 	if err != nil || strings.TrimSpace(string(name)) != "unwind" {

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// UsageError is an error in the command line. The command has done nothing.
+// UsageError is an error in the command line. A command that returns it has changed nothing.
 type UsageError struct{ error }
 
 func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
@@ -33,7 +33,7 @@ func WithHint(hint, format string, args ...any) error {
 	return &Hinted{fmt.Errorf(format, args...), hint}
 }
 
-// HintOf returns the remedy of an error, or "".
+// HintOf returns the hint that an error contains, or "".
 func HintOf(err error) string {
 	var hinted *Hinted
 	if errors.As(err, &hinted) {
@@ -51,14 +51,15 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// The exit codes of both programs. doctor defines two more, and unwindctl uninstall two.
+// The exit codes of unwindctl and kubectl-unwind. doctor and check have two more, off has one more,
+// and uninstall two.
 const (
-	ExitError       = 1 // something failed, was not found or not readable, or remains
-	ExitUsage       = 2 // usage error; nothing was done
+	ExitError       = 1 // something failed, was not found, could not be read, or remains to be done
+	ExitUsage       = 2 // usage error; nothing was changed
 	ExitInterrupted = 130
 )
 
-// Program makes a command the root of a program, with its help, --version and suggestions.
+// Program configures a command as the root of a program: its help, --version and suggestions.
 func Program(root *cobra.Command) *cobra.Command {
 	root.Args = NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -91,7 +92,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	}
 	like := slices.DeleteFunc(cmd.SuggestionsFor(args[0]), func(name string) bool {
 		sub, _, _ := cmd.Find([]string{name})
-		// cobra finds any short word similar to on, off and run
+		// cobra suggests on, off and run for almost any short word
 		return len(name) < 4 && !strings.HasPrefix(args[0], name[:2]) &&
 			!slices.Contains(sub.SuggestFor, args[0])
 	})
@@ -102,8 +103,8 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
-// checkHelp makes help and completion, which cobra adds, refuse a name that does not exist. A shell
-// gets the texts of the flags without the marks of their values.
+// checkHelp makes cobra's own commands help and completion reject unknown names. For shell
+// completion, it removes the backquotes in the flags' help texts.
 func checkHelp(root *cobra.Command) {
 	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], cobra.ShellCompRequestCmd) {
 		for _, cmd := range root.Commands() {

@@ -18,10 +18,9 @@ import (
 	"golang.org/x/term"
 )
 
-// Format is how a command prints its results: the value of -o.
+// Format is the format of a command's results: the value of -o.
 type Format string
 
-// The formats.
 const (
 	Plain Format = "table" // fits the terminal
 	Wide  Format = "wide"  // all columns, nothing cut
@@ -30,7 +29,7 @@ const (
 	Line  Format = "line" // the worst finding, or a summary, in one line
 )
 
-// Output is how a command prints its results. AddFlags adds its flags.
+// Output holds the format that the flags -o and --json select.
 type Output struct {
 	Format  Format
 	allowed []string
@@ -68,11 +67,11 @@ func (o *Output) Set(value string) error {
 	return nil
 }
 
-// IsObject reports whether the results are for programs: PrintObject prints them.
+// IsObject reports whether the format is JSON, so that PrintObject prints the results.
 func (o *Output) IsObject() bool { return o.Format == JSON }
 
-// formatVersion is the version of the object that -o json prints, under the key "version". A
-// version may gain keys, but no key is removed or changes its meaning.
+// formatVersion is the version of the object that -o json prints, under the key "version". Within a
+// version, releases may add keys, but don't remove a key or change its meaning.
 const formatVersion = 1
 
 // PrintObject prints an object of keys and values as JSON. It escapes control characters.
@@ -89,8 +88,7 @@ func (o *Output) PrintObject(out io.Writer, key string, value any, more ...any) 
 	return err
 }
 
-// escape escapes the characters of a JSON text that are not printable. It contains such characters
-// only inside strings.
+// escape escapes the non-printable characters of a JSON text, which occur only inside its strings.
 func escape(text string) string {
 	var escaped strings.Builder
 	for _, r := range text { // bytes that are not UTF-8 become U+FFFD
@@ -108,7 +106,7 @@ func escape(text string) string {
 const watchEach = 2 * time.Second
 
 // AddWatch adds --watch to a read-only command, and returns the command. With --watch, the command
-// repeats until it is interrupted or returns a usage error. It clears a terminal each time.
+// repeats until it is interrupted or returns a usage error. It clears the terminal each time.
 func AddWatch(cmd *cobra.Command) *cobra.Command {
 	var watch bool
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false,
@@ -143,7 +141,7 @@ func AddWatch(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// screen is a terminal. It is cleared before the first write.
+// screen writes to a terminal, which it clears before the first write.
 type screen struct {
 	descriptor
 	out     io.Writer
@@ -166,8 +164,8 @@ type Streams struct {
 // descriptor is a file, or a writer that writes to one.
 type descriptor interface{ Fd() uintptr }
 
-// OnTerminal reports whether the output is a terminal, and whether to use colours
-// (https://no-color.org).
+// OnTerminal reports whether to use colors (https://no-color.org), and whether the output is a
+// terminal.
 func OnTerminal(out io.Writer) (colours, terminal bool) {
 	f, ok := out.(descriptor)
 	terminal = ok && term.IsTerminal(int(f.Fd()))

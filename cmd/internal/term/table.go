@@ -14,10 +14,10 @@ type Column struct {
 	Wide     bool // the column appears only in the format Wide
 }
 
-// Table is a table of single-line texts. In the format Plain it fits the width of a terminal, as
-// far as its columns allow. It first leaves out columns without a value. Then it cuts the columns
-// that are furthest above their Least, and marks cut cells with "…". If that is not enough,
-// it leaves out the last optional column. A line below the table reports the cut.
+// Table is a table of single-line texts. If it is wider than the terminal and the format is not
+// Wide, Print first leaves out columns without a value. Then it cuts the columns that are furthest
+// above their Least, and marks cut cells with "…". If that is not enough, it leaves out optional
+// columns, last first. A line below the table says that the table is cut.
 type Table struct {
 	columns []Column
 	rows    [][]string
@@ -112,7 +112,7 @@ func (t *Table) fit(width int) {
 	}
 }
 
-// isEmpty reports whether no row has a value in a column, which has a name.
+// isEmpty reports whether a column has a name, but no value in any row.
 func (t *Table) isEmpty(name string) bool {
 	if name == "" || len(t.rows) < 2 {
 		return false
@@ -132,7 +132,7 @@ func (t *Table) widths() (widths []int, total int) {
 	return widths, total
 }
 
-// cut makes the cells fit the widths.
+// cut cuts or wraps the cells that are wider than their columns.
 func (t *Table) cut(widths []int) {
 	for r := 0; r < len(t.rows); r++ {
 		row, rest := t.rows[r], make([]string, len(widths))
@@ -145,7 +145,7 @@ func (t *Table) cut(widths []int) {
 				continue
 			}
 			if row[i], rest[i] = split(cell, widths[i]); columns(row[i]) > widths[i] {
-				text := []rune(cell) // its first word is wider than the column
+				text := []rune(cell) // the cell's first word is wider than the column
 				row[i], rest[i] = string(text[:widths[i]]), string(text[widths[i]:])
 			}
 		}

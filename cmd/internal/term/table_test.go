@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestFit: a table fits a width as far as it may: texts are cut before columns go, and what must
-// stay stays, however narrow the terminal.
+// TestFit: a table is cut to fit a width: first its texts, then its optional columns. The other
+// columns always remain, however narrow the terminal is.
 func TestFit(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -53,7 +53,7 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// TestFitEmpty: a column without a value goes first.
+// TestFitEmpty: a column without values is removed first.
 func TestFitEmpty(t *testing.T) {
 	t.Parallel()
 	table := NewTable(Column{Name: "NAME"}, Column{Name: "POD", Least: 3}, Column{Name: "TEXT", Least: 6})
@@ -65,7 +65,7 @@ func TestFitEmpty(t *testing.T) {
 	}
 }
 
-// TestFitFairly: of two texts the one that is further above its least is cut.
+// TestFitFairly: the text that exceeds its minimum width by more is cut first.
 func TestFitFairly(t *testing.T) {
 	t.Parallel()
 	table := NewTable(Column{Name: "POD", Least: 10}, Column{Name: "REASON", Least: 4})
@@ -80,7 +80,8 @@ func TestFitFairly(t *testing.T) {
 	}
 }
 
-// TestWrap: a text that may not be cut continues on the next lines, at blanks where it has them.
+// TestWrap: a text that must not be cut continues on the next lines. It is broken between words,
+// except within a word that is too long.
 func TestWrap(t *testing.T) {
 	t.Parallel()
 	table := NewTable(Column{}, Column{}, Column{Least: 8, Wrap: true})
@@ -97,7 +98,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestWrapText: a line is broken between words only, below its second column, and colours have no width.
+// TestWrapText: a line is broken only between words. It continues at its indent or, if it has a
+// second column, below that column. Color codes have no width.
 func TestWrapText(t *testing.T) {
 	t.Parallel()
 	const red, plain = "\x1b[31m", "\x1b[0m"
@@ -122,7 +124,8 @@ func TestWrapText(t *testing.T) {
 	}
 }
 
-// TestPrintObject: any reader gets the same values, and nothing does something to a terminal.
+// TestPrintObject: the JSON output decodes to the same values, and contains no characters that
+// control a terminal.
 func TestPrintObject(t *testing.T) {
 	t.Parallel()
 	value := map[string]any{

@@ -60,7 +60,7 @@ func Time(t time.Time) string {
 	return t.Local().Format(time.RFC3339)
 }
 
-// Ago returns the time since t, as Roughly does.
+// Ago formats the time since t as Roughly does, or returns "-" for the zero time.
 func Ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -68,7 +68,7 @@ func Ago(t time.Time) string {
 	return Roughly(max(0, time.Since(t)))
 }
 
-// Roughly formats a duration in the largest unit that gives at least 2.
+// Roughly formats a duration in the largest unit of which it contains at least 2, or in seconds.
 func Roughly(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration
@@ -88,7 +88,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Because returns a reason as the end of a sentence, or "" if the reason is empty.
+// Because returns a reason with a leading colon, to end a sentence, or "" if the reason is empty.
 func Because(reason string) string {
 	if reason == "" {
 		return ""
@@ -101,7 +101,7 @@ func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }
 
-// OneLine returns a text, such as a plugin's error, short enough for a table.
+// OneLine is Printable, and cuts a text that is too long for a table.
 func OneLine(text string) string {
 	const most = 200
 	runes := []rune(Printable(text))
@@ -121,7 +121,7 @@ func Printable(text string) string {
 	}, strings.Join(strings.Fields(text), " "))
 }
 
-// Print prints text. On a terminal, it wraps lines that are wider (see Wrap).
+// Print prints text. On a terminal, it wraps lines that are too long (see Wrap).
 func Print(out io.Writer, text string) error {
 	if width := Width(out); width > 0 {
 		text = Wrap(text, width)
@@ -130,8 +130,8 @@ func Print(out io.Writer, text string) error {
 	return err
 }
 
-// Wrap breaks the lines of a text that are wider than width, between words. A line goes on below
-// its second column if it has one, and else below its first word.
+// Wrap breaks lines that are wider than width, between words. It indents each continuation to the
+// second column of the line, if there is one, or else to the first word.
 func Wrap(text string, width int) string {
 	var wrapped strings.Builder
 	for line := range strings.Lines(text) {
@@ -156,8 +156,8 @@ func hangOf(line string, width int) int {
 	return columns(line) - columns(strings.TrimLeft(line, " "))
 }
 
-// split breaks a line at its last blank at which the first part is at most width wide, or else
-// after its first word. rest is "" if the line need not be broken.
+// split breaks a line at the last blank that keeps the first part within width, or else after the
+// first word. rest is "" if the whole line fits.
 func split(line string, width int) (first, rest string) {
 	if columns(strings.TrimRight(line, "\n")) <= width {
 		return line, ""
@@ -177,18 +177,18 @@ func split(line string, width int) (first, rest string) {
 	return strings.TrimRight(line[:end], " "), strings.TrimLeft(line[end:], " ")
 }
 
-// escapes matches what Colour adds.
+// escapes matches the escape sequences that Colour adds.
 var escapes = regexp.MustCompile("\x1b\\[[0-9]*m")
 
 // columns returns the width of a text on a terminal.
 func columns(text string) int { return utf8.RuneCountInString(escapes.ReplaceAllString(text, "")) }
 
-// colours are the colours of severities and states (ECMA-48 SGR).
+// colours maps severities and states to color codes (ECMA-48 SGR).
 var colours = map[string]string{"error": "31", "warning": "33", "ok": "32", "✗": "31", "!": "33",
 	"✓": "32", "dead": "31", "leaked": "31", "empty": "31", "rolling-back": "33", "deleting": "33",
 	"pending": "33", "live": "32"}
 
-// Colour returns a text in the colour of a state or severity, if the output is a terminal.
+// Colour returns a text in the color of a state or severity, if the output is a terminal.
 func Colour(out io.Writer, state, text string) string {
 	coloured, _ := OnTerminal(out)
 	if code := colours[state]; coloured && code != "" && text != "" {
@@ -197,10 +197,10 @@ func Colour(out io.Writer, state, text string) string {
 	return text
 }
 
-// State is Colour for a state itself.
+// State returns the name of a state in its color (see Colour).
 func State(out io.Writer, state string) string { return Colour(out, state, state) }
 
-// reflow joins the lines of each paragraph. Indented lines stay lines.
+// reflow joins the lines of each paragraph, but no indented lines.
 func reflow(text string) (joined string) {
 	isText := func(line string) bool { return strings.TrimLeft(line, " ") == line && line != "" }
 	before := ""

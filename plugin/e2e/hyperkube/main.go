@@ -1,8 +1,8 @@
 // Hyperkube is one binary with all programs of a Kubernetes cluster, for the end-to-end tests. The
-// first argument names the program, as in "hyperkube kubelet". One binary has a fifth of the size
-// of six, and links in a fifth of the time.
+// first argument names the program, as in "hyperkube kubelet". One binary is a fifth of the size
+// of six binaries, and links in a fifth of the time.
 //
-// It is a separate module, because Kubernetes needs other versions of the project's dependencies.
+// Hyperkube is a separate module, because Kubernetes needs other versions of unwind's dependencies.
 package main
 
 import (

@@ -1,13 +1,13 @@
 // ocicni calls CRI-O's own CNI library as CRI-O does (server/sandbox_network.go and
 // server/server.go of 1.36):
 //
-//	ocicni add POD ID NETNS     the ADD of a sandbox; if it fails, its DEL
-//	ocicni del POD ID NETNS     the DEL of a sandbox
-//	ocicni status               STATUS, which CRI-O repeats until it succeeds
-//	ocicni gc [ID:NETNS]...     GC, which CRI-O sends once, at its start, with its sandboxes
+//	ocicni add POD ID NETNS     sends a sandbox's ADD and, if the ADD fails, the DEL
+//	ocicni del POD ID NETNS     sends a sandbox's DEL
+//	ocicni status               sends STATUS once; CRI-O repeats it until it succeeds
+//	ocicni gc [ID:NETNS]...     sends GC with a list of sandboxes, as CRI-O does once, at its start
 //
-// After a failed DEL, CRI-O 1.34 and later remove libcni's record of the sandbox. So does this
-// program.
+// After a failed DEL, CRI-O 1.34 and later remove the sandbox's entry from libcni's cache. This
+// program does the same.
 package main
 
 import (

@@ -1,10 +1,10 @@
-// Pause is the first process of the pods and nodes of the end-to-end tests: it reaps orphans until
-// it gets a signal to end.
+// Pause is the first process of each pod and each node in the end-to-end tests. It reaps orphans
+// until it receives SIGTERM or SIGINT.
 //
-// "pause node" is the first process of new mount and PID namespaces, and mounts /proc for them. On
-// SIGUSR1, which a test sends to reboot a node, it moves into a new network namespace; the old one
-// ends with the other processes in it. "pause kill-all" kills all other processes that it sees
-// except the first, and returns when they are gone.
+// "pause node" is the first process of a node. It mounts /proc for the node's mount and PID
+// namespaces. On SIGUSR1, which a test sends to reboot the node, its main thread moves into a new
+// network namespace. "pause kill-all" kills all processes in its PID namespace except the first and
+// itself, and returns once they have ended.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// init keeps main on the thread that /proc shows for this process.
+// init keeps main on the main thread, whose namespaces /proc/PID/ns shows.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -46,8 +46,8 @@ func main() {
 	}
 }
 
-// killAll kills until no process is left: on a busy machine, a killed process keeps its cgroup, its
-// sockets and its locks for some time.
+// killAll kills processes until no other process is left. On a busy machine, a killed process keeps
+// its cgroup, its sockets and its locks for some time.
 func killAll() error {
 	for {
 		err := unix.Kill(-1, unix.SIGKILL)
@@ -61,8 +61,8 @@ func killAll() error {
 	}
 }
 
-// mountProc mounts /proc for this process's PID namespace, and keeps its mounts from propagating to
-// the machine.
+// mountProc mounts /proc for this process's PID namespace. It first makes all mounts private, so
+// that none propagates to the machine.
 func mountProc() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err

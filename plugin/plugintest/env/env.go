@@ -21,8 +21,8 @@ const (
 	// Budgets sets budgets of the plugin: "Children=500ms Stop=1s". Long sets the others.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
-	// there. unwind then behaves as if the delegate's deadline had passed, if it has one. PLUGIN is
-	// the instance of a faulty plugin, or the type of any other plugin.
+	// there. If the delegate has a deadline, unwind then behaves as if the deadline had passed. PLUGIN
+	// is the instance of a faulty plugin, or the type of any other plugin.
 	Hangs = "UNWIND_TEST_HANGS"
 	// Killed is the path of a file that the plugin creates before it kills itself.
 	Killed = "UNWIND_TEST_KILLED"
@@ -36,7 +36,7 @@ const (
 
 // Long contains the time budgets in tests. They are so long that no working delegate is killed,
 // even on a slow machine. A test shortens the budgets that it is about. Children and Exchange keep
-// their defaults, because most tests that wait for them wait in full: the delegate that outlived
+// their defaults, because most tests that use these budgets use them up: the delegate that outlived
 // its unwind process hangs, or the missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,

@@ -1,6 +1,6 @@
 package nodetest
 
-// Check fails the test at once if err is not nil. t is a testing.TB or a *rapid.T.
+// Check fails the test immediately if err is not nil. t is a testing.TB or a *rapid.T.
 func Check(t interface {
 	Helper()
 	Fatal(args ...any)

@@ -17,14 +17,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// FakeCRI is a CRI server that returns these values. It implements no other calls.
+// FakeCRI is a CRI server that returns the values of its fields. It implements only Version, Status
+// and ListPodSandbox.
 type FakeCRI struct {
 	cri.UnimplementedRuntimeServiceServer
 	List    func(context.Context) ([]*cri.PodSandbox, error)
 	Release string            // the runtime's version
 	Info    map[string]string // in the reply to a verbose Status
 	Asked   atomic.Int64      // the number of Status calls so far
-	Slow    atomic.Bool       // replies to Version and ListPodSandbox take 3 s, as on a busy node
+	Slow    atomic.Bool       // Version and ListPodSandbox take 3 s to reply, as on a busy node
 }
 
 func (f *FakeCRI) ListPodSandbox(ctx context.Context, r *cri.ListPodSandboxRequest) (
@@ -86,7 +87,7 @@ func Listen(t testing.TB) (path string, l net.Listener) {
 	return path, l
 }
 
-// ServeCRI runs a FakeCRI that calls list for its sandboxes. list may return an error or hang.
+// ServeCRI runs a FakeCRI that gets its sandboxes from list. list may return an error or hang.
 func ServeCRI(t testing.TB, list func(context.Context) ([]*cri.PodSandbox, error)) (socket string) {
 	t.Helper()
 	return (&FakeCRI{List: list}).Serve(t)

@@ -13,7 +13,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// OwnFile is the name of unwind's conflist.
+// OwnFile is the name of unwind's conflist on a node without a CRI runtime.
 const OwnFile = "00-unwind.conflist"
 
 // Secret is part of every conflist that Conflist returns. No output or log may contain it.
@@ -35,7 +35,7 @@ type Dirs struct {
 	Dir string
 }
 
-// NewDirs creates them below dir.
+// NewDirs creates the CNI directories, the conflist and the plugin in dir.
 func NewDirs(t testing.TB, dir string) *Dirs {
 	t.Helper()
 	n := &Dirs{t, dir}
@@ -127,7 +127,8 @@ func (n *Dirs) Installed() string {
 		raw(p.Capabilities))
 }
 
-// First is what Installed returns for the provider's file that NewDirs writes.
+// First is the result of Installed after unwind was installed for the conflist that NewDirs
+// creates.
 const First = `podnet of 10-bridge.conflist with {"ips":true,"portMappings":true}`
 
 // AlwaysThere checks continuously, until it is stopped, that unwind's conflist exists and is

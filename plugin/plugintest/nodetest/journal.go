@@ -50,8 +50,8 @@ var journalVerbs = map[string]func(writer, []string) error{
 	"record": writer.recordEvents, "count": writer.count,
 }
 
-// put puts the record in each file. A file may contain variables of the script as $NAME, and
-// $MACHINE for the kind of this machine's ID.
+// put reads a record from each file, and puts it. A file may contain variables of the script as
+// $NAME, and $MACHINE for the kind of this machine's ID.
 func (w writer) put(files []string) error {
 	for _, file := range files {
 		e := &journal.Record{}
@@ -76,10 +76,11 @@ func putRecord(s *journal.Store, e *journal.Record) error {
 	return s.Update(context.Background(), func(tx *journal.Tx) error { return journaltest.PutIn(tx, e) })
 }
 
-// attachment puts a record. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of netns
-// is a path, or "gone" for a namespace that no longer exists. The value of copies is the number of
-// records to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key of the
-// next plugin's configuration. STEP is a JSON object with fields of the preceding plugin's step.
+// attachment puts a record. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of
+// netns is a path, or "gone" for a namespace that no longer exists. The value of copies is the
+// number of records to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key
+// of the next plugin's configuration. STEP is a JSON object with fields of the preceding plugin's
+// step.
 func (w writer) attachment(args []string) error {
 	e := &journal.Record{Key: journaltest.KeyOf(args[0]), State: journal.State(args[1]), Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
@@ -230,7 +231,7 @@ func Here(e *journal.Record) *journal.Record {
 		g.Added.NetNS.Dev, g.Added.NetNS.Ino = there.Dev, there.Ino
 	}
 	soon := journal.BootNanos() + int64(4*time.Minute)
-	for i := range e.Steps { // a later time would count as one of another boot
+	for i := range e.Steps { // a later time would count as a time of another boot
 		e.Steps[i].Next.At = min(e.Steps[i].Next.At, soon)
 	}
 	return e

@@ -18,8 +18,9 @@ const apartFrom = "UNWIND_TEST_APART"
 // Apart runs a test or a subtest in namespaces of its own, so that it can run in parallel with
 // others although it creates a bridge of a fixed name, rules, or files in /run and /var/lib/cni.
 //
-// Apart starts a process of this program that runs only this test. It fails the test if the process
-// fails, and returns false: the caller returns. In that process, Apart returns true.
+// Apart starts a process of this program that runs only this test. If the process fails, Apart
+// fails the test. Apart then returns false, and the caller must return. In the new process, Apart
+// returns true.
 func Apart(t *testing.T) bool {
 	t.Helper()
 	Need(t)
@@ -45,8 +46,8 @@ func Apart(t *testing.T) bool {
 }
 
 // inspectAgain reads the environment variables and stats the files that another process of this
-// program used, according to its test log. So go test sees these uses in this process, too, and
-// does not cache the result if one of them changes.
+// program used, according to that process's test log. So go test knows that the result depends on
+// them, and does not use a cached result after one of them has changed.
 func inspectAgain(log string) {
 	data, _ := os.ReadFile(log) // if the log is missing, the process has failed anyway
 	for line := range strings.Lines(string(data)) {

@@ -21,9 +21,9 @@ func Rounds(test, matrix, proof int) int {
 	return proof
 }
 
-// Sampled reports whether a run that takes only one case in oneIn of a matrix takes this case,
-// given the case's index in each dimension. The cases taken still combine each value of a dimension
-// with each value of another one.
+// Sampled reports whether a case of a matrix is in a sample of one case in oneIn. It gets the index
+// of the case in each dimension. The sample contains the cases whose indexes add up to a multiple
+// of oneIn, so it is spread over all dimensions.
 func Sampled(oneIn int, indexes ...int) bool {
 	sum := 0
 	for _, i := range indexes {

@@ -1,7 +1,8 @@
 // Package sandbox runs the tests of a package in mount, PID and network namespaces of their own.
 // However the tests end, everything that they created on their host (bridges, rules, mounts,
 // processes) disappears with the namespaces. The tests don't see the machine's containers, network
-// namespaces or installed unwind. Just after a boot they also get a time namespace: see LongUp.
+// namespaces or installed unwind. Just after a boot, they also run in a time namespace (see
+// LongUp).
 package sandbox
 
 import (
@@ -36,7 +37,7 @@ func Need(t testing.TB) {
 	}
 }
 
-// Concurrent is Need for a test in which several goroutines of this process work at the same time.
+// Concurrent is like Need, for a test in which several goroutines of this process work in parallel.
 // With the race detector, such a test also runs with -short. The other tests that need a sandbox
 // start processes, in which the race detector finds nothing.
 func Concurrent(t *testing.T) {
@@ -47,8 +48,8 @@ func Concurrent(t *testing.T) {
 	Need(t)
 }
 
-// SkipRaced skips a long computation in one goroutine if the race detector is on. It would take ten
-// times as long and find no race.
+// SkipRaced skips a long computation in one goroutine if the race detector is on. The computation
+// would take ten times as long, and cannot have a race.
 func SkipRaced(t *testing.T) {
 	t.Helper()
 	if Raced {
@@ -56,7 +57,7 @@ func SkipRaced(t *testing.T) {
 	}
 }
 
-// concurrent holds the names of tests that called Concurrent.
+// concurrent contains the names of the tests that called Concurrent.
 var concurrent sync.Map
 
 func has() bool { return (!testing.Short() || Raced) && os.Geteuid() == 0 }
@@ -66,12 +67,14 @@ func has() bool { return (!testing.Short() || Raced) && os.Geteuid() == 0 }
 // orphaned processes. When it ends, the kernel kills all other processes of the namespace.
 func Run(m *testing.M) int { return run(m, "") }
 
-// RunInMemory is Run with the tests' temporary files in memory. On a disk, hundreds of journals
-// that sync at the same time would keep it busy for seconds, and tests would run into deadlines.
-// SIGKILL loses no more in memory than on a disk; the journal's own test covers a power loss.
+// RunInMemory is like Run, but with the tests' temporary files in memory. On a disk, hundreds of
+// journals that sync at the same time would keep it busy for seconds, and tests would exceed their
+// deadlines. SIGKILL loses no more in memory than on a disk; TestPowerLoss of package journal
+// covers a power loss.
 func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
-// run is Run. memory is the path of a file system in memory for temporary files, or "" for a disk.
+// run implements Run and RunInMemory. memory is the path of a file system in memory for temporary
+// files, or "" for the disk.
 func run(m *testing.M, memory string) int {
 	flag.Parse()
 	if !has() {
@@ -125,7 +128,7 @@ func startAgain(as string, attr *syscall.SysProcAttr) (*exec.Cmd, error) {
 	return cmd, cmd.Start()
 }
 
-// reap reaps all children until the given one has ended, and returns the exit code of that one.
+// reap reaps children until the process pid has ended, and returns the exit code of that process.
 func reap(pid int) int {
 	for {
 		var status unix.WaitStatus

@@ -8,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LongUp creates a time namespace for the processes that the calling thread starts from now on.
-// There the machine has been up for more than an hour, so that files and records can be past their
-// grace period even just after a boot. The caller must lock the thread, which stays in its own time
-// namespace. A process of Go can start in another time namespace since Linux 6.1.
+// LongUp creates a time namespace for the processes that the calling thread starts from now on. In
+// this namespace, the machine has been up for more than an hour, so files and records can be past
+// their grace period even just after a boot. The caller must lock its goroutine to the thread; the
+// thread itself remains in its own time namespace. Before Linux 6.1, a Go program cannot start a
+// process in another time namespace.
 func LongUp() error {
 	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
 		return fmt.Errorf("a time namespace: %w", err)
@@ -19,12 +20,12 @@ func LongUp() error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/timens_offsets", unix.Gettid()), []byte("boottime 3600 0"), 0)
 }
 
-// OldEnough is more than the grace period of a plain chain, 10 minutes. The machine of the tests has been up
-// for longer.
+// OldEnough is longer than the grace period on a node without unwind, which is 10 minutes. The
+// machine, as the tests see it, has been up for longer than OldEnough.
 const OldEnough = 15 * time.Minute
 
-// youngMachine reports whether nothing on this machine is old enough to be dead, as on one of a continuous
-// integration that has just booted.
+// youngMachine reports whether this machine booted so recently, as in continuous integration, that
+// no file or record from this boot is older than OldEnough.
 func youngMachine() bool {
 	var now unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)

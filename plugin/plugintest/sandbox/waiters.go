@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AwaitWaiters waits until at least least and at most most threads of a process wait for an flock
-// on a file. If pid is 0, it counts the threads of all processes.
+// AwaitWaiters waits until the number of threads of a process that wait for an flock on a file is
+// between least and most. If pid is 0, AwaitWaiters counts the threads of all processes.
 func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Helper()
 	n := -1
@@ -35,7 +35,7 @@ func waiters(t testing.TB, pid int, path string) (n int) {
 		t.Fatal(err)
 	}
 	file := fmt.Sprintf(":%d", st.Ino)
-	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // overlayfs: stat returns another device
+	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // on overlayfs, stat returns another device
 		file = fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	}
 	for line := range strings.Lines(string(locks)) {

@@ -139,8 +139,8 @@ func (r release) sums() {
 	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
-// archives checks that each archive contains its license, and that each of its programs has a bill
-// of materials, of whose components the archive contains the licenses.
+// archives checks that each archive contains unwind's license, that each program in it has a bill
+// of materials, and that the archive contains the licenses of all components in that bill.
 func (r release) archives() {
 	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
 	for _, archive := range archives {

@@ -28,14 +28,14 @@ type Options struct {
 	Listen    string        // the address of /metrics and /healthz; "" for none
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
-	Off       bool          // keep unwind switched off while it runs with this flag
+	Off       bool          // keep unwind switched off while an agent runs with this flag
 	Version   string        // this program's version
 	LogFormat string        // text, json
 	LogLevel  slog.Level
 }
 
-// agent is one run of unwindctl run. It has two independent loops: one keeps unwind installed, and
-// one sweeps.
+// agent is one execution of unwindctl run. It has two independent loops: one keeps unwind
+// installed, and one sweeps.
 type agent struct {
 	Options
 	log    *dedupLogger
@@ -45,13 +45,13 @@ type agent struct {
 	reconciling, sweeping heartbeat
 
 	mu       sync.Mutex
-	stateDir string // the last state directory that our conflist named
+	stateDir string // the last state directory that unwind's conflist named
 
 	seen atomic.Pointer[metrics.Source] // the report of the last sweep; nil before the first
 }
 
-// Run keeps unwind installed and sweeps until ctx ends, which is not an error. It then waits for
-// running DELs. It logs to stderr.
+// Run keeps unwind installed and sweeps until ctx ends, which is not an error. Before it returns,
+// it waits for running DELs. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return term.WithHint("run it as root; in a container, set runAsUser: 0",
@@ -111,8 +111,9 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// switchOff switches unwind off if this agent runs with --off, or else on again if an earlier agent
-// switched it off. If somebody else has switched unwind off, it stays off.
+// switchOff switches unwind off if this agent runs with --off. Otherwise, it switches unwind on
+// again if an earlier agent with --off switched it off. If somebody else switched unwind off, it
+// stays off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)
@@ -141,7 +142,7 @@ func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.R
 	}
 }
 
-// journalDir returns the state directory: --state-dir, or else the directory that our conflist
+// journalDir returns the state directory: --state-dir, or else the directory that unwind's conflist
 // names, or the last one that it named, or the default.
 func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
@@ -157,12 +158,12 @@ func (a *agent) journalDir(setup install.Setup) string {
 // lockEach is the time between two attempts to take the lock.
 const lockEach = 500 * time.Millisecond
 
-// alone takes the agent's lock, and reports whether no other agent holds it. Two agents would
-// overwrite each other's changes forever. If the lock fails for another reason, alone logs that and
-// returns true.
+// alone takes the agent's lock, and returns false if another agent holds it. Two agents would
+// overwrite each other's changes forever. If the lock cannot be taken for another reason, alone
+// logs the error and returns true.
 //
-// If the lock file was removed or the state directory has changed, alone takes the lock again, so
-// that further agents wait.
+// If the lock file was removed or the state directory has changed, alone takes the lock in the new
+// place, so that other agents still wait.
 func (r *reconciler) alone() bool {
 	dir := r.journalDir(r.Setup)
 	if r.lock != nil && r.lockDir == dir {
@@ -182,7 +183,7 @@ func (r *reconciler) alone() bool {
 			"wait for this one", err)
 		return true
 	}
-	r.source = nil // if the other agent removes our conflist, nobody has switched unwind off
+	r.source = nil // if the other agent removes unwind's conflist, nobody has removed it by hand
 	process := ""
 	if pid := install.AgentProcess(dir); pid != "" {
 		process = " (process " + pid + ")"
@@ -201,7 +202,7 @@ func (r *reconciler) unlock() {
 }
 
 // warnOfStateDir warns if unwind's conflist names a state directory other than this agent's. Agents
-// with different state directories take different locks, so they do not wait for each other.
+// with different state directories take different locks, so they don't wait for each other.
 func (r *reconciler) warnOfStateDir() {
 	was := r.Entry().StateDir
 	if was == "" || r.StateDir == "" || filepath.Clean(was) == filepath.Clean(r.StateDir) {

@@ -23,10 +23,11 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// check ends a test that has an error.
+// check fails the test at once if its error is not nil.
 var check = nodetest.Check
 
-// TestHealthz: each of the two loops counts, and neither if it has nothing to do.
+// TestHealthz: /healthz fails if the sweeps or the installs hang. It ignores installs that are
+// disabled, and allows for a long interval.
 func TestHealthz(t *testing.T) {
 	t.Parallel()
 	hung := func(h *heartbeat) { h.last.Store(time.Now().Add(-patience - 2*time.Minute).UnixNano()) }
@@ -53,7 +54,8 @@ func TestHealthz(t *testing.T) {
 	}
 }
 
-// TestAgentJournalDir: the journal is where it is given, else where our conflist has it or had it.
+// TestAgentJournalDir: the agent uses the given state directory or, by default, that of unwind's
+// conflist, even after the conflist was removed.
 func TestAgentJournalDir(t *testing.T) {
 	t.Parallel()
 	n := nodetest.NewDirs(t, t.TempDir())
@@ -75,8 +77,8 @@ func TestAgentJournalDir(t *testing.T) {
 	}
 }
 
-// TestReadyz: a version that cannot install is not ready; one that a person switched off is, and one
-// that only sweeps. It says why, and what is left as it is.
+// TestReadyz: an agent that cannot install unwind is not ready, and /readyz explains why. An agent
+// is ready if somebody switched unwind off, or if it only sweeps.
 func TestReadyz(t *testing.T) {
 	t.Parallel()
 	ready := map[install.Reason]int{install.On: 200, install.Off: 200, "": 200}
@@ -92,8 +94,8 @@ func TestReadyz(t *testing.T) {
 	}
 }
 
-// TestCounted: the agent's counters begin with what the history has, and do not become smaller when that
-// drops its oldest events.
+// TestCounted: the agent's counters start with the counts in the history. They do not decrease when
+// the history drops its oldest events.
 func TestCounted(t *testing.T) {
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
 	path := filepath.Join(store.Dir, "history.jsonl")
@@ -115,7 +117,8 @@ func TestCounted(t *testing.T) {
 	}
 }
 
-// TestDedupLogger: a state is said when it begins.
+// TestDedupLogger: warnOnce logs an error when it begins and when it ends, but not while it lasts.
+// Errors that differ only in numbers count as the same.
 func TestDedupLogger(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -134,8 +137,8 @@ func TestDedupLogger(t *testing.T) {
 	}
 }
 
-// TestDedupHandler: a line is passed on unless the round before had it, whatever its attributes are
-// attached to.
+// TestDedupHandler: the handler drops a warning that the previous round also logged, whether an
+// attribute comes from the logger or from the call.
 func TestDedupHandler(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -157,7 +160,8 @@ func TestDedupHandler(t *testing.T) {
 	}
 }
 
-// TestCounts: counts are said when they change.
+// TestCounts: the agent logs the counts of a sweep when they change, except if only the number of
+// live attachments changes.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
@@ -177,8 +181,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestServeIdle: connections that ask nothing are closed when their time is over, so they keep a probe
-// out no longer.
+// TestServeIdle: the server closes a connection that sends no request in time, so idle connections
+// cannot block a probe for longer.
 func TestServeIdle(t *testing.T) {
 	t.Parallel()
 	const idle = mostConnections + 100
@@ -197,7 +201,7 @@ func TestServeIdle(t *testing.T) {
 		defer c.Close()
 		all = append(all, c)
 	}
-	answer, err := http.Get("http://" + address + "/healthz") // it is accepted after some of them ended
+	answer, err := http.Get("http://" + address + "/healthz") // accepted once some connections end
 	check(t, err)
 	body, _ := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()

@@ -21,7 +21,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// reconciler keeps unwind installed: it restores the binary, and updates our conflist when the
+// reconciler keeps unwind installed: it restores the binary, and updates unwind's conflist when the
 // provider's file changes.
 type reconciler struct {
 	*agent
@@ -34,15 +34,16 @@ type reconciler struct {
 	verified bool               // the plugin to install runs on this node
 	placed   bool               // unwindctl is in ProgramDir
 	gone     time.Time          // since when the provider's file has been missing
-	named    string             // the provider's file that our conflist last named
-	source   fs.FileInfo        // of that file, nil if our conflist did not exist
-	unsure   time.Time          // since when our conflist, and only that file, has been missing
+	named    string             // the provider's file that unwind's conflist last named
+	source   fs.FileInfo        // of named; nil if a missing conflist was not removed by hand
+	unsure   time.Time          // since when unwind's conflist, and no other file, has been missing
 	repaired time.Time          // when another program's file was last repaired
-	repairs  int                // how often, since the last Interval without a repair
+	repairs  int                // the number of repairs since the last Interval without one
 }
 
-// maxRepairs is the number of repairs in an Interval after which the reconciler waits, so that it
-// does not write forever. An installer that watches the first file needs two.
+// maxRepairs is the number of repairs after which the reconciler pauses repairs for an Interval, so
+// that it and another program don't overwrite a file forever. An installer that watches the
+// directory's first file requires two.
 const maxRepairs = 4
 
 type status struct {
@@ -51,15 +52,15 @@ type status struct {
 	plugin         string // the version of the installed plugin, "" if unknown
 }
 
-// agentName is who changes the installation, in the history.
+// agentName is the name of the agent in the history.
 const agentName = "the agent"
 
 // goneAfter is the time for which the provider's file may be missing before the reconciler removes
-// our conflist. Some providers remove their file before they write it again.
+// unwind's conflist. Some providers remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
-// debounce is the time that the reconciler waits after a change in the directory. A provider writes
-// its file in several steps.
+// debounce is the time that the reconciler waits after a change in the directory, because a
+// provider may write its file in several steps.
 const debounce = 200 * time.Millisecond
 
 // retryAfter is the time after which a failed install is retried, even if the directory has not
@@ -69,7 +70,7 @@ const retryAfter = 10 * time.Second
 // run reconciles after a change in a watched directory, and at each interval, until ctx ends.
 func (r *reconciler) run(ctx context.Context) {
 	defer func() {
-		if r.removed() { // removed after the last run of reconcile
+		if r.removed() { // since the last run of reconcile
 			_ = r.recordRemoval()
 		}
 		r.unlock()
@@ -93,7 +94,7 @@ func (r *reconciler) run(ctx context.Context) {
 			return
 		case event := <-events:
 			if filepath.Base(event.Name) == install.OffName {
-				r.source = nil // unwindctl off also removes our conflist
+				r.source = nil // unwindctl off removes unwind's conflist: it was not removed by hand
 			}
 			if !soon && r.matters(event.Name) {
 				// further changes do not reset the timer, so a stream of changes cannot postpone
@@ -121,15 +122,16 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 	if r.Conf != "" {
 		err = errors.Join(err, w.Add(filepath.Dir(r.Conf)))
 	}
-	r.alone() // makes the state directory
+	r.alone() // creates the state directory
 	_ = w.Add(r.journalDir(r.Setup))
 	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
 		r.Interval.String()+" instead (--interval)", err)
 }
 
-// matters reports whether a change to a file triggers the reconciler. In the plugin directory only
-// the file unwind does, and in the state directory only the file off. Elsewhere every file does,
-// except durable.Replace's temporary files, which would trigger it forever on a full disk.
+// matters reports whether a change to a file triggers the reconciler. In the plugin directory, only
+// the file unwind matters, and in the state directory only the file off. Elsewhere, every file
+// matters except durable.Replace's temporary files for unwind's conflist. On a full disk, these
+// would trigger the reconciler forever.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -141,20 +143,20 @@ func (r *reconciler) matters(path string) bool {
 	}
 }
 
-// reconcile installs or updates the binary and our conflist, and returns the time until the next
-// run.
+// reconcile installs or updates the binary and unwind's conflist, and returns the time until the
+// next run.
 //
-//  1. While another agent has the lock, the reconciler does nothing else.
-//  2. If our conflist has disappeared and the provider's file is unchanged, somebody has switched
-//     unwind off by hand. The reconciler records that, as unwindctl off does. It waits for debounce
-//     first, because rm -r of the directory removes one file after the other.
-//  3. While there is an obstacle (switched off; cilium has renamed our file), it removes our
-//     conflist.
-//  4. If the provider's file is missing for longer than goneAfter, it uses the next conflist in the
-//     directory. If there is none, it removes our conflist: the runtime then reports that it has no
-//     network, whereas every ADD through our conflist would fail.
-//  5. It writes the binary, whatever the version of the installed one, then our conflist. If the
-//     provider's file cannot be read, our conflist stays unchanged.
+//  1. While another agent has the lock, the reconciler does nothing.
+//  2. If unwind's conflist has disappeared and the provider's file is unchanged, somebody has
+//     switched unwind off by hand. The reconciler records that, as unwindctl off does. It waits for
+//     debounce first, because rm -r of the directory removes one file after the other.
+//  3. While unwind is switched off, or cilium has renamed unwind's conflist, the reconciler removes
+//     unwind's conflist.
+//  4. If the provider's file is missing for longer than goneAfter, the reconciler uses the
+//     directory's next conflist. If there is none, it removes unwind's conflist: the runtime then
+//     reports that it has no network, whereas every ADD through unwind's conflist would fail.
+//  5. The reconciler writes the binary, even over a newer version, and then unwind's conflist. If
+//     the provider's file cannot be read, unwind's conflist stays unchanged.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -221,7 +223,7 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 	}
 	r.found.Store(found)
 	off := ""
-	if install.ReadOff(r.journalDir(r.Setup)) != nil { // somebody wanted that
+	if install.ReadOff(r.journalDir(r.Setup)) != nil { // switched off on purpose: no warning
 		off, err = found.why, nil
 		r.log.changed("install", "")
 	}
@@ -250,15 +252,15 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// removed reports whether somebody has removed only our conflist, and the reconciler has not
-// recorded that yet.
+// removed reports whether somebody has removed unwind's conflist and no other file, and the
+// reconciler has not recorded that yet.
 func (r *reconciler) removed() bool {
 	return r.source != nil && missing(r.Path()) && !r.changed() &&
 		r.Obstacle(r.journalDir(r.Setup)) == nil
 }
 
-// recordRemoval records that unwind is switched off. If that fails, the next run of reconcile
-// retries it.
+// recordRemoval records that unwind is switched off. If it fails, the next run of reconcile retries
+// it.
 func (r *reconciler) recordRemoval() error {
 	dir, by := r.journalDir(r.Setup), "rm "+r.Path()
 	if err := install.WriteOff(dir, by); err != nil {
@@ -268,28 +270,28 @@ func (r *reconciler) recordRemoval() error {
 	return nil
 }
 
-// changed reports whether the provider's file differs from the one that our conflist named last.
+// changed reports whether the provider's file has changed since remember stored it.
 func (r *reconciler) changed() bool {
 	now, err := os.Stat(r.named)
 	return err != nil || !os.SameFile(now, r.source) || !now.ModTime().Equal(r.source.ModTime())
 }
 
-// remember stores the provider's file that our conflist names, so that changed can compare it.
+// remember stores the provider's file that unwind's conflist names, so that changed can compare it.
 func (r *reconciler) remember(named string) {
 	source, _ := os.Stat(named)
-	if named != "" && !missing(r.Path()) { // if ours is gone, theirs may have changed since
+	if named != "" && !missing(r.Path()) { // else the provider may have changed its file meanwhile
 		r.named, r.source = named, source
 	}
 }
 
-// provider returns the provider's file: --provider-conf, or else the file that our conflist names.
-// It returns "" if the runtime would use another file without unwind; Plan then chooses that file.
-// It still returns a named file that is missing.
+// provider returns the provider's file: --provider-conf, or else the file that unwind's conflist
+// names, even if that file is missing. It returns "" if the runtime would use another file without
+// unwind; Plan then chooses that file.
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
-// refind reads the runtime's configuration again, because somebody may have corrected it. The
-// directories and the name of our file stay as they were at the start. While the runtime does not
-// respond, its last answer counts.
+// refind reads the runtime's configuration again, because somebody may have corrected it. The agent
+// keeps using the directories and the conflist's name that it found at its start. While the runtime
+// does not respond, its last response applies.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && paths.Config == "" && r.paths.Config != "" {
@@ -353,7 +355,7 @@ func (r *reconciler) install(ctx context.Context) error {
 		r.log.Warn("another program has copied or changed unwind's file", "changing", repairs)
 	}
 	r.warnOfStateDir()
-	if r.removed() { // removed since this run began
+	if r.removed() { // since this run began
 		return nil
 	}
 	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {

@@ -23,13 +23,13 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// reconciling is a reconciler on a node, and what it logs.
+// reconciling is a reconciler on a test node, with its log.
 type reconciling struct {
 	*nodetest.Dirs
 	*reconciler
 	log   *bytes.Buffer
-	other *install.AgentLock // of another agent
-	stop  func()             // of a look at our conflist
+	other *install.AgentLock // the lock that another agent holds
+	stop  func()             // ends the check of alwaysThere
 }
 
 func newReconciling(t testing.TB, dir string) *reconciling {
@@ -38,7 +38,7 @@ func newReconciling(t testing.TB, dir string) *reconciling {
 	return k
 }
 
-// again starts the reconciler anew, as after the end of the agent.
+// again replaces the reconciler by a new one, as if the agent had been restarted.
 func (k *reconciling) again(change func(*reconciler)) {
 	if k.reconciler != nil {
 		k.unlock()
@@ -58,9 +58,10 @@ func (k *reconciling) again(change func(*reconciler)) {
 	}
 }
 
-// reconciles has it look, and returns what is installed then.
+// reconciles runs the reconciler, and returns a description of unwind's conflist: see
+// nodetest.Dirs.Installed.
 func (k *reconciling) reconciles() string {
-	for range 3 { // what it finds again does not change what it does
+	for range 3 { // a repetition must not change the result
 		if again := k.reconcile(context.Background()); again <= debounce {
 			time.Sleep(again)
 		}
@@ -70,8 +71,9 @@ func (k *reconciling) reconciles() string {
 
 func (k *reconciling) says(text string) int { return strings.Count(k.log.String(), text) }
 
-// TestReconcile runs the stories of testdata/agent on the directories of a runtime: net.d, plugins,
-// and state. A script begins with a provider's file and an agent that has not looked yet.
+// TestReconcile runs the scripts of testdata/agent. Each has a directory with the runtime's
+// directories net.d and plugins, and the state directory state. It begins with a provider's file
+// and an agent that has not reconciled yet.
 func TestReconcile(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "../../../../testdata/agent",
@@ -92,7 +94,7 @@ func TestReconcile(t *testing.T) {
 	})
 }
 
-// story is a verb of the scripts.
+// story turns a function into a command of the scripts.
 func story(do func(k *reconciling, args []string) error) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, _ bool, args []string) {
 		k := ts.Value("k").(*reconciling)
@@ -102,7 +104,7 @@ func story(do func(k *reconciling, args []string) error) func(*testscript.TestSc
 	}
 }
 
-// agentAgain starts the agent anew: agent [KEY=VALUE…].
+// agentAgain implements agent [KEY=VALUE…]: it restarts the agent with these settings.
 func agentAgain(k *reconciling, args []string) error {
 	k.again(func(r *reconciler) {
 		paths := r.paths
@@ -123,7 +125,7 @@ func agentAgain(k *reconciling, args []string) error {
 	return nil
 }
 
-// mended takes the problem out of the runtime's configuration: mended.
+// mended implements mended: it removes the problem from the runtime's configuration.
 func mended(k *reconciling, _ []string) error {
 	paths := k.paths
 	paths.Problems = nil
@@ -131,12 +133,14 @@ func mended(k *reconciling, _ []string) error {
 	return nil
 }
 
-// reconcileWant has the agent look, and sees what is installed then: reconcile [WANT].
+// reconcileWant implements reconcile [WANT]: it runs the reconciler, and checks the description of
+// unwind's conflist.
 func reconcileWant(k *reconciling, args []string) error {
 	return same(k.reconciles(), append(args, "")[0])
 }
 
-// reconcileOnce has it look once, and sees that it looks again soon enough: once [MOST].
+// reconcileOnce implements once [MOST]: it runs the reconciler once, and checks that the next run
+// is due after at most this time.
 func reconcileOnce(k *reconciling, args []string) error {
 	most, err := time.ParseDuration(append(args, "24h")[0])
 	if again := k.reconcile(context.Background()); err != nil || again > most {
@@ -145,12 +149,13 @@ func reconcileOnce(k *reconciling, args []string) error {
 	return nil
 }
 
-// wantInUse is what unwind_status says: inuse REASON.
+// wantInUse implements inuse REASON: it checks the state in unwind_status.
 func wantInUse(k *reconciling, args []string) error {
 	return same(string(k.status().Reason), args[0])
 }
 
-// wantReady is a part of what /readyz says, and of the metrics: ready TEXT [METRIC].
+// wantReady implements ready TEXT [METRIC]: it checks that /readyz contains the text, and /metrics
+// the metric.
 func wantReady(k *reconciling, args []string) error {
 	server, w := &server{agent: k.agent, setup: k.Setup, found: k.status}, httptest.NewRecorder()
 	server.readyz(w, nil)
@@ -165,14 +170,15 @@ func wantReady(k *reconciling, args []string) error {
 	return nil
 }
 
-// newerJournal has the journal be one that only a newer release reads: newer.
+// newerJournal implements newer: it creates a journal that only a newer release can read.
 func newerJournal(k *reconciling, _ []string) error {
 	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
 	return errors.Join(err, journaltest.MakeNewer(store))
 }
 
-// offBy is what is on record of the off-switch: off [BY].
+// offBy implements off [BY]: it checks who is recorded as having switched unwind off, or that
+// nobody is.
 func offBy(k *reconciling, args []string) error {
 	by := ""
 	if off := install.ReadOff(k.Setup.StateDir); off != nil {
@@ -181,18 +187,18 @@ func offBy(k *reconciling, args []string) error {
 	return same(by, append(args, "")[0])
 }
 
-// wantSaid is how often the log has a text: says N TEXT.
+// wantSaid implements says N TEXT: it checks how often the log contains the text.
 func wantSaid(k *reconciling, args []string) error {
 	return same(strconv.Itoa(k.says(args[1])), args[0])
 }
 
-// provide writes a provider's file, as a careful one does: provider FILE NETWORK [CAPABILITY…].
+// provide implements provider FILE NETWORK [CAPABILITY…]: it replaces a provider's file atomically.
 func provide(k *reconciling, args []string) error {
 	k.Rename(filepath.Join(k.Dir, args[0]), nodetest.Conflist(args[1], args[2:]...))
 	return nil
 }
 
-// onWrite is a log that a test acts on.
+// onWrite is a log that calls a function for each line.
 type onWrite func(text string)
 
 func (f onWrite) Write(text []byte) (int, error) {
@@ -200,8 +206,9 @@ func (f onWrite) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// TestDirectoryAnewAtOnce: the directory is removed and made anew the moment after unwind was
-// installed. That is not taken for a removal of our conflist alone, which switches unwind off.
+// TestDirectoryAnewAtOnce: just after an install, the directory of conflists is removed and created
+// again. The agent does not mistake that for the removal of unwind's conflist alone, which would
+// switch unwind off.
 func TestDirectoryAnewAtOnce(t *testing.T) {
 	k := newReconciling(t, t.TempDir())
 	provider := []string{"net.d/10-bridge.conflist", "podnet", "portMappings"}
@@ -228,8 +235,8 @@ func TestDirectoryAnewAtOnce(t *testing.T) {
 	}
 }
 
-// TestRuntimeSilent: a runtime that does not answer for a while changes nothing of an install; one that
-// has never answered is waited for.
+// TestRuntimeSilent: if a runtime stops answering for a while, unwind stays installed. The agent
+// does not install unwind until the runtime has answered once.
 func TestRuntimeSilent(t *testing.T) {
 	k := newReconciling(t, t.TempDir())
 	check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
@@ -246,13 +253,13 @@ func TestRuntimeSilent(t *testing.T) {
 	}
 }
 
-// writeVersion writes a plugin of a version: version FILE VERSION.
+// writeVersion implements version FILE VERSION: it writes a plugin with this version.
 func writeVersion(k *reconciling, args []string) error {
 	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)
 	return os.WriteFile(filepath.Join(k.Dir, args[0]), []byte(plugin), 0o755)
 }
 
-// wantTypes are the plugins of a conflist: list FILE TYPE….
+// wantTypes implements list FILE TYPE…: it checks the plugins of a conflist.
 func wantTypes(k *reconciling, args []string) error {
 	c, err := netconf.ReadConflist(filepath.Join(k.Dir, args[0]))
 	if err != nil {
@@ -261,7 +268,8 @@ func wantTypes(k *reconciling, args []string) error {
 	return same(strings.Join(c.Types, " "), strings.Join(args[1:], " "))
 }
 
-// installBy is unwindctl install: install [CONF].
+// installBy implements install [CONF]: it does the same as unwindctl install, with CONF as
+// --provider-conf.
 func installBy(k *reconciling, args []string) error {
 	k.Source = append(args, k.Source)[0]
 	if err := k.SwitchOn(k.Setup.StateDir); err != nil {
@@ -274,13 +282,15 @@ func installBy(k *reconciling, args []string) error {
 	return err
 }
 
-// passTime has the time for a provider's file to be away pass, and that between two repairs.
+// passTime implements pass: it lets the time pass after which a missing provider's file counts as
+// removed, and the time between two repairs.
 func passTime(k *reconciling, _ []string) error {
 	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.Interval)
 	return nil
 }
 
-// alwaysThere sees that our conflist is there until it is called again.
+// alwaysThere implements always: it checks that unwind's conflist exists at every moment until the
+// next always.
 func alwaysThere(k *reconciling, _ []string) error {
 	if k.stop == nil {
 		k.stop = k.AlwaysThere()
@@ -290,7 +300,8 @@ func alwaysThere(k *reconciling, _ []string) error {
 	return nil
 }
 
-// otherAgent takes the lock as another agent does, or gives it back: other lock|refused|release.
+// otherAgent implements other lock|refused|release: another agent acquires the lock, fails to
+// acquire it, or releases it.
 func otherAgent(k *reconciling, args []string) (err error) {
 	switch args[0] {
 	case "lock":
@@ -312,8 +323,8 @@ func same(got, want string) error {
 	return nil
 }
 
-// TestReconcileMatters: what the agent writes itself must not have it look again before it is in
-// place, or on a full disk it would look without end.
+// TestReconcileMatters: the temporary files that the agent writes must not trigger the reconciler.
+// Otherwise, the agent would reconcile forever on a full disk.
 func TestReconcileMatters(t *testing.T) {
 	t.Parallel()
 	k := newReconciling(t, t.TempDir())

@@ -79,7 +79,8 @@ func (s *server) source() metrics.Source {
 }
 
 // readyz reports whether pods of the node go through unwind, with its journal, and if not, why. A
-// version that cannot install is not ready, which stops a DaemonSet's rollout.
+// node on which unwind was switched off is ready, too. An agent that cannot install unwind is not
+// ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
 	is := s.found()
 	why := term.Printable(is.why)
@@ -102,8 +103,8 @@ type heartbeat struct{ last atomic.Int64 }
 func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
-// patience is the longest time that a loop may make no progress. The DELs of one attachment may
-// take 2 minutes, and may have to wait for other DELs.
+// patience is the time that a loop may make no progress, in addition to Interval. The DELs of one
+// attachment may take 2 minutes, and may have to wait for other DELs.
 const patience = 10 * time.Minute
 
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {

@@ -35,7 +35,7 @@ func (s *sweeper) scope(confDir, stateDir string) inspect.Scope {
 }
 
 // sweep releases the dead attachments, or, with --observe, logs what it would release. The agent
-// sweeps only the pools of chains that unwind runs. When ctx ends, it lets running DELs finish.
+// sweeps only the pools of chains that unwind runs. When ctx ends, sweep lets running DELs finish.
 func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 	s.sweeps.nextRound()
 	p := inspect.Plugin(s.sweeps)
@@ -68,7 +68,7 @@ func (s *sweeper) sweep(ctx context.Context, of inspect.Scope) {
 	s.collect(ctx, of)
 }
 
-// collect keeps a report of the node for the metrics.
+// collect stores a report of the node for the metrics.
 func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 	r, err := inspect.NewReport(ctx, term.Streams{}, of)
 	if err != nil || ctx.Err() != nil {
@@ -87,7 +87,7 @@ func (s *sweeper) count(stateDir string) inspect.Counters {
 	if s.history.Store == nil || s.history.Store.Dir != stateDir {
 		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
 	}
-	events, _ := s.history.Next() // the report has the error
+	events, _ := s.history.Next() // the report contains the error
 	s.counters.Add(events)
 	return slices.Clone(s.counters)
 }
@@ -123,8 +123,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 	s.reportCounts(counts)
 }
 
-// reportCounts logs how many attachments there are with each result, or of an unknown state. It
-// does not log if only the number of live attachments has changed.
+// reportCounts logs the number of attachments with each result, and of those whose state is
+// unknown. It does not log if only the number of live attachments has changed.
 func (s *sweeper) reportCounts(counts map[string]int) {
 	var words []any
 	for _, word := range append(inspect.Results, "unknown") {
@@ -174,7 +174,8 @@ func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	}
 }
 
-// dedupHandler passes on the warnings and errors of a sweep that the previous sweep did not log.
+// dedupHandler passes on a sweep's warnings and errors, except for those that this or the previous
+// sweep has already logged.
 type dedupHandler struct {
 	slog.Handler
 	*rounds

@@ -40,7 +40,7 @@ var (
 		`\b\w+://[^/\s"@]+@`) // the user of a URL, with a password
 )
 
-// Add adds a file of text.
+// Add adds a text file, without the secrets that it recognizes.
 func (b *Bundle) Add(name string, data []byte) {
 	for _, secret := range b.secrets {
 		data = bytes.ReplaceAll(data, []byte(secret), []byte(Redacted))
@@ -49,7 +49,7 @@ func (b *Bundle) Add(name string, data []byte) {
 	b.Files = append(b.Files, File{strings.TrimPrefix(path.Clean(name), "/"), data})
 }
 
-// AddJSON adds a JSON file without the values of secret keys. It leaves out any other file.
+// AddJSON adds a JSON file without the values of secret keys. It rejects a file that is not JSON.
 func (b *Bundle) AddJSON(name string, data []byte) error {
 	var value any
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -65,7 +65,7 @@ func (b *Bundle) AddJSON(name string, data []byte) error {
 	return nil
 }
 
-// redact replaces the secrets in a JSON value, which a key names. It keeps the paths of files.
+// redact replaces the secrets in the JSON value of a key. It keeps the paths of files.
 func (b *Bundle) redact(key string, value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -104,7 +104,8 @@ func (b *Bundle) redact(key string, value any) any {
 	return value
 }
 
-// secret notes a secret, unless it is so short that it may be a common word.
+// secret replaces a secret. Add then replaces it in later files, too, unless it is so short that it
+// may be a common word.
 func (b *Bundle) secret(text string) string {
 	if len(text) >= 6 && !slices.Contains(b.secrets, text) {
 		b.secrets = append(b.secrets, text)

@@ -41,7 +41,7 @@ func (e *examination) journal(found *inspect.Report) {
 	e.lastSweep(found)
 }
 
-// damaged reports damaged records: all of them, or the first ones and the number of the others.
+// damaged reports the first damaged records, and the number of the others.
 func (e *examination) damaged(all []error) {
 	const most = 5
 	for _, err := range all[:min(most, len(all))] {
@@ -53,7 +53,7 @@ func (e *examination) damaged(all []error) {
 	}
 }
 
-// degraded reports ADDs and DELs that the journal does not contain, by their verb and the reason.
+// degraded reports ADDs and DELs that continued without the journal, by verb and reason.
 func (e *examination) degraded(found *inspect.Report) {
 	for _, c := range found.Counters {
 		if c.Name != record.CountDegraded || len(c.Labels) != 2 {
@@ -83,11 +83,11 @@ func (e *examination) lastSweep(s *inspect.Report) {
 	}
 }
 
-// pendingLong is the time for which a DEL may be pending before doctor reports it, and addingLong
-// that for which an ADD may run.
+// doctor reports a DEL that has been pending for longer than pendingLong, and an ADD that has been
+// running for longer than addingLong.
 const pendingLong, addingLong = 15 * time.Minute, 2 * time.Minute
 
-// countEvents counts the recent events of a kind by plugin, and returns the last reason of each.
+// countEvents counts the recent events of a kind by plugin, and returns each plugin's last reason.
 func countEvents(events []journal.Event, kind journal.EventKind, within time.Duration) (
 	count map[string]int, last map[string]string,
 ) {
@@ -106,7 +106,7 @@ func (e *examination) rollbacks(events []journal.Event) {
 	count, last := countEvents(events, journal.RolledBack, pendingLong)
 	for _, of := range slices.Sorted(maps.Keys(count)) {
 		failed := "plugin " + of + " failed " + term.Plural(count[of], "ADD", "ADDs")
-		if of == "-" { // no plugin is to blame
+		if of == "-" { // the event names no plugin
 			failed = term.Plural(count[of], "ADD", "ADDs") + " failed"
 		}
 		e.add("pods", Warning,
@@ -178,7 +178,8 @@ func (e *examination) attachments(found *inspect.Report) {
 }
 
 // removed reports the pending DELs of plugins that have left the chain, and returns them, as
-// "ATTACHMENT PLUGIN". They need nobody: the runtime gets no error for them, and they have an end.
+// "ATTACHMENT PLUGIN". Nobody needs to act on them: the runtime gets no error, and unwind drops
+// them after about a day.
 func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 	all, pods := map[string]bool{}, map[string]int{}
 	for _, f := range findings {
@@ -277,8 +278,8 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 
 const showOwners = "unwindctl ipam -o wide shows each address's owner"
 
-// doctor reports an error if the journal's disk has less free space than this. A journal takes a
-// few MiB.
+// doctor reports an error if the journal's disk has fewer free bytes or inodes than these. A
+// journal takes a few MiB.
 const (
 	leastFree  = 64 << 20
 	leastNodes = 100
@@ -336,7 +337,7 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	}
 }
 
-// disk reports whether the disk cannot be written, and warns of one in memory.
+// disk reports whether the state directory's disk is full or read-only, and warns if it is a tmpfs.
 func (e *examination) disk() (unwritable bool) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {
@@ -344,7 +345,7 @@ func (e *examination) disk() (unwritable bool) {
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
-	case st.Flags&unix.ST_RDONLY != 0: // before its size
+	case st.Flags&unix.ST_RDONLY != 0: // first, because such a file system may have no free space
 		e.add("journal", Failure, "remount it read-write", "%s is on a read-only file system",
 			e.StateDir)
 		return true

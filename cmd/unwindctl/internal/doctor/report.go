@@ -22,7 +22,7 @@ type Severity int
 
 const (
 	OK      Severity = iota
-	Warning          // something may leak, or unwind cannot see it
+	Warning          // something may leak, or cannot be checked
 	Failure          // pods cannot start, or unwind releases nothing
 )
 
@@ -57,8 +57,8 @@ func (r *Report) First() (text, remedy string) {
 	return c.What + ": " + strings.TrimSuffix(c.Text, "."), c.Remedy
 }
 
-// Print prints the problems with their remedies, and with all also the checks that passed. It
-// prints a table, all checks as JSON, or the worst problem in one line.
+// Print prints a table of the problems with their remedies and, if all is set, of the checks that
+// passed. In the format JSON, it prints all checks; in the format Line, only the worst problem.
 func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)
@@ -93,7 +93,7 @@ type Options struct {
 	install.Target
 	StateDir string    // of the journal; "" for the one in unwind's conflist
 	Version  string    // this program's version
-	Stderr   io.Writer // receives the log of the sweep's dry run
+	Stderr   io.Writer // for the sweep's dry run
 }
 
 type examination struct {
@@ -116,13 +116,13 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	binDir := filepath.Dir(cmp.Or(plugin, filepath.Join(r.BinDirs[0], netconf.Name)))
 	e.plugin = install.Setup{BinDir: binDir}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
-	if e.StateDir != "" { // chains name an absolute path
+	if e.StateDir != "" { // conf.StateDir is absolute, too
 		e.StateDir, _ = filepath.Abs(e.StateDir)
 	}
 	switch {
 	case e.StateDir == "" && conf != nil:
 		e.StateDir = conf.StateDir
-	case e.StateDir == "": // off keeps unwind's conflist, which names it
+	case e.StateDir == "": // unwindctl off keeps unwind's conflist, which names the directory
 		kept := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}.Entry()
 		e.StateDir = cmp.Or(kept.StateDir, netconf.DefaultStateDir)
 	case conf != nil && e.StateDir != conf.StateDir:

@@ -45,7 +45,7 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	if err != nil {
 		var at *fs.PathError
 		if errors.As(err, &at) {
-			at.Path = path // the temporary name says nothing to a user
+			at.Path = path // the temporary name would mean nothing to a user
 		}
 		return err
 	}
@@ -76,7 +76,7 @@ func Create(path string) error {
 	return errors.Join(f.Close(), syncDir(filepath.Dir(path)))
 }
 
-// stale is the age from which a temporary file counts as left by a process that was killed.
+// stale is the age from which a temporary file counts as left behind by a killed process.
 const stale = time.Minute
 
 // RemoveTemporary removes Replace's stale temporary files for a path, and returns the paths of the
@@ -140,8 +140,8 @@ func NotDirectory(path string) string {
 	return ""
 }
 
-// CannotCreate returns why this process cannot create a file in a directory, whose missing parents
-// would be created too, or nil.
+// CannotCreate returns why this process cannot create a file in a directory, or nil if it can. If
+// the directory is missing, the process would create it first.
 func CannotCreate(dir string) error {
 	for !Exists(dir) && dir != filepath.Dir(dir) {
 		dir = filepath.Dir(dir)
@@ -150,7 +150,7 @@ func CannotCreate(dir string) error {
 	err := unix.Access(dir, unix.W_OK)
 	switch statErr := unix.Statfs(dir, &st); {
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%s is on a %w", dir, err) // read-only file system
+		return fmt.Errorf("%s is on a %w", dir, err) // the error reads "read-only file system"
 	case err == nil && statErr == nil && st.Files > 0 && st.Ffree == 0:
 		err = unix.ENOSPC
 	}

@@ -15,8 +15,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestReplace: the file has all of the new content with the mode asked for, or is as it was, and
-// nothing else is left in its directory. It is not a loss of power.
+// TestReplace: Replace writes the whole content with the requested mode, or leaves the file
+// unchanged. It leaves no other file in the directory. The test does not cover a power loss.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	broken := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("broken")))
@@ -53,8 +53,8 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestTemporary: what a killed Replace has left goes with the next one, and with Remove, once it is
-// old. Other files stay.
+// TestTemporary: Replace and Remove delete old temporary files that a killed Replace left. They
+// keep all other files.
 func TestTemporary(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -72,7 +72,7 @@ func TestTemporary(t *testing.T) {
 				path := filepath.Join(dir, name)
 				nodetest.Check(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)))
 			}
-			if err := os.WriteFile(filepath.Join(dir, ".off.9.tmp"), nil, 0o600); err != nil { // of a process that is at it
+			if err := os.WriteFile(filepath.Join(dir, ".off.9.tmp"), nil, 0o600); err != nil { // of a Replace that still runs
 				t.Fatal(err)
 			}
 			nodetest.Check(t, c.do(filepath.Join(dir, "off")))

@@ -42,20 +42,20 @@ type Attachment struct {
 	finding *sweep.Finding // nil without a verdict
 }
 
-// Step is a plugin whose DEL is still to run. A live attachment has a step for each plugin of its
-// chain.
+// Step is a plugin whose DEL has not succeeded yet. A live attachment has a step for each plugin of
+// its chain.
 type Step struct {
 	Plugin string `json:"plugin"`
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
 	Last   string `json:"lastError,omitempty"` // the error of the last try
 	Code   uint   `json:"code,omitempty"`      // the error's code
-	// WaitsFor says what the DEL waits for now (journal.Why). It is absent if the next pass runs it.
+	// WaitsFor says what the DEL waits for (journal.Why). It is absent if the next pass runs the DEL.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 
 	of journal.Step
 }
 
-// PendingDEL reports whether unwind runs the DELs without another request from the runtime.
+// PendingDEL reports whether unwind runs the attachment's DELs without a request from the runtime.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
@@ -65,9 +65,9 @@ func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }
 
-// Status is the state of an attachment as tables and metrics show it: the journal's state, unless
-// the verdict is unknown, foreign or recent, or is dead while the journal's state is adding or
-// live.
+// Status returns the state of an attachment for tables and metrics. Usually, this is the journal's
+// state. A verdict replaces it if it is unknown, foreign or recent, or if it is dead while the
+// journal's state is adding or live.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -75,7 +75,8 @@ func (a *Attachment) Status() string {
 	return status(a.State, a.finding.Judgment)
 }
 
-// status returns the state of an attachment. state is "" if it is not in the journal.
+// status returns an attachment's Status. state is the journal's, or "" for an attachment that is
+// not in the journal.
 func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
@@ -153,7 +154,7 @@ func judged(e *journal.Record, f *sweep.Finding) Attachment {
 	a := describe(e)
 	a.finding, a.Verdict, a.Why = f, f.Verdict, term.OneLine(whyOf(f))
 	if a.PendingDEL() && f.Verdict == decide.Dead && a.Reason != "" {
-		a.Why = term.OneLine(a.Reason) // it may contain more details
+		a.Why = term.OneLine(a.Reason) // the record's reason may contain more details
 	}
 	return a
 }
@@ -205,7 +206,8 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending returns the plugins with pending DELs of a dead attachment, each with the reason.
+// pending returns the plugins with pending DELs of a dead attachment, each with its tries and the
+// reason why its DEL is pending.
 func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() || a.Verdict == decide.Dead {
@@ -231,7 +233,7 @@ func Leaks(f *sweep.Finding) (leaks []string) {
 	e := f.Records[0]
 	for _, l := range e.Got.HostLinks {
 		if is, err := net.InterfaceByName(l.Name); err != nil || is.HardwareAddr.String() != l.MAC {
-			continue // it is gone, or another interface has its name
+			continue // the interface is gone, or another one has its name
 		}
 		leaks = append(leaks, fmt.Sprintf("interface %s (%s) on the host", l.Name, l.MAC))
 	}

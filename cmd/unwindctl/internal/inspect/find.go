@@ -107,8 +107,8 @@ func FindKey(ctx context.Context, stateDir, arg string) (key journal.Key, err er
 	return a.Key, nil
 }
 
-// FindOne returns the finding on the only attachment that an argument names. It finds a damaged
-// record by its full name alone.
+// FindOne returns the finding on the only attachment that an argument names. For a damaged record,
+// the argument must be NETWORK/CONTAINER/IFNAME in full.
 func (r *Report) FindOne(arg string) (*sweep.Finding, error) {
 	for i := range r.Findings {
 		if f := &r.Findings[i]; f.Key.String() == arg && len(f.Records) == 0 && f.Err != nil {
@@ -136,8 +136,8 @@ func CheckName(ctx context.Context, stateDir, arg string, events []journal.Event
 const completeTime = time.Second
 
 // Complete returns candidates for shell completion: arguments that name attachments, and names of
-// networks. They come from the journal and, if history is set, also from
-// its events. It reads for at most completeTime.
+// networks. They come from the journal and, if history is set, also from its events. It reads for
+// at most completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()
@@ -206,8 +206,8 @@ func PrintHistory(out io.Writer, events []journal.Event, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explainNothing explains an argument that names no attachment in the journal that can be read. It
-// uses the damaged records, the pools and past events.
+// explainNothing prints what damaged records, pools and past events contain about an argument that
+// names no readable attachment in the journal.
 func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error {
 	var text strings.Builder
 	none := nothing(arg, r.StateDir)
@@ -247,8 +247,8 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainOwners writes which addresses of a pool are reserved for an argument of Find that is not
-// in the journal.
+// explainOwners writes which addresses of a pool are reserved for the container, pod or address
+// that an argument of Find names.
 func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 	for _, r := range p.Reservations {
 		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,

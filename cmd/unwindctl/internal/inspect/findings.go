@@ -68,7 +68,8 @@ func (r *Report) PrintNoFindings(out io.Writer) error {
 	return err
 }
 
-// The results of a sweep, in the order of PrintFindings. REASON explains them.
+// The results of a sweep, in the order in which PrintFindings counts them. The column REASON
+// explains them.
 const (
 	Released        = "released"
 	WouldBeReleased = "would be released"
@@ -78,9 +79,8 @@ const (
 
 var Results = []string{Released, WouldBeReleased, Pending, Kept}
 
-// PrintFindings prints a table of the findings and their counts: those that are kept by their
-// state, unless only the guard keeps them. It leaves out live attachments, unless all is set, the
-// runtime does not list them, or their lock is held.
+// PrintFindings prints a table of the findings, and their counts (see Counted). It leaves out live
+// attachments, unless all is set, the runtime does not list them, or their lock is held.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -184,7 +184,7 @@ func Counted(f *sweep.Finding, dryRun bool) string {
 	return result
 }
 
-// whyOf returns the reason for a verdict, with the rest of a grace period, if it is known.
+// whyOf returns the reason for a verdict and, if it is known, the time left of the grace period.
 func whyOf(f *sweep.Finding) string {
 	if !f.Recent() || f.Left <= 0 {
 		return f.Reason.Text

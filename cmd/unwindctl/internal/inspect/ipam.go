@@ -15,7 +15,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
-// PrintPools prints the pools. In the wide format it prints every allocated address instead.
+// PrintPools prints the pools. In the format Wide, it prints every allocated address instead.
 func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 	all, of := r.Pools, r.Scope
 	if o.Format == term.Line {
@@ -174,7 +174,7 @@ func (r *Report) next() string {
 	return text.String()
 }
 
-// noList returns the end of a sentence, which says why there is no list of the runtime.
+// noList returns the reason why there is no list from the runtime, to end a sentence.
 func (r *Report) noList() string {
 	switch {
 	case r.NoRuntime:
@@ -224,8 +224,8 @@ func (s *Set) bar(out io.Writer) string {
 	return fmt.Sprintf("  %s  %d %%\n", &text, s.percent())
 }
 
-// cellsOf divides a bar among the counts and, last, what is left of size. Each that is not 0 gets a
-// cell, as far as there are enough.
+// cellsOf divides a bar among the counts and, last, the rest of size. Each part that is not 0 gets
+// at least one cell, while cells are left.
 func cellsOf(counts []int, size int64, width int) (cells []int) {
 	width = int(min(int64(width), size))
 	used := int64(0)
@@ -241,7 +241,7 @@ func cellsOf(counts []int, size int64, width int) (cells []int) {
 		cells = append(cells, min(share, left))
 		left -= min(share, left)
 	}
-	most := 0 // it gets the rest
+	most := 0 // the largest part, which gets the remaining cells
 	for i := range cells {
 		if cells[i] > cells[most] {
 			most = i

@@ -17,7 +17,8 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestCells: a bar has a cell for each address, or its part of them. What there is, is seen, also beside many.
+// TestCells: a bar has a cell for each address or, in a large pool, for several addresses. Even a
+// state with few addresses gets a cell.
 func TestCells(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -43,7 +44,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// TestBar: what is piped has a bar too.
+// TestBar: output to a pipe contains the bar, too.
 func TestBar(t *testing.T) {
 	size := int64(13)
 	s := &Set{Size: &size, Counts: Counts{Used: 4, Live: 1, Leaked: 3}}
@@ -62,7 +63,7 @@ type files = ipamtest.Files
 // pool is a host-local pool.
 type pool struct{ *ipamtest.Plugin }
 
-// newHostLocal returns one that host-local has still to create.
+// newHostLocal returns a pool that host-local has not created yet.
 func newHostLocal(t *testing.T, ipam string) *pool {
 	sandbox.Need(t)
 	return &pool{ipamtest.New(t, ipam)}
@@ -81,14 +82,15 @@ func (h *pool) wantFull(when string, want bool) {
 	}
 }
 
-// TestFull fills pools by host-local itself, one address at a time. A pool is full exactly
-// when host-local has no address left. Then one is released and given out again.
+// TestFull fills pools with host-local itself, one address at a time. A pool is reported as full
+// exactly when host-local has no address left. Then the test releases one address and assigns it
+// again.
 func TestFull(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, ipam string
-		seed       files // there before
-		addresses  int   // the number that host-local gives out
+		seed       files // files that exist before
+		addresses  int   // the number of addresses that host-local assigns
 	}{
 		{"subnet", `"subnet": "10.1.0.0/29"`, nil, 5},
 		{"the smallest", `"subnet": "10.1.0.0/30"`, nil, 1},
@@ -149,7 +151,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// untilFull asks for addresses until host-local has none, which must be after this many.
+// untilFull requests addresses until host-local has none left, which must be after this many.
 func (h *pool) untilFull(addresses int) {
 	h.Helper()
 	for i := range addresses + 1 {
@@ -161,8 +163,8 @@ func (h *pool) untilFull(addresses int) {
 	}
 }
 
-// TestNotFull: a large pool is not exhausted because many addresses are given out; nor is an
-// unknown one.
+// TestNotFull: a large pool is not full just because many addresses are assigned. A pool of unknown
+// size is not full either.
 func TestNotFull(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()
@@ -197,7 +199,8 @@ func TestNotFull(t *testing.T) {
 	}
 }
 
-// TestFullOfNode: ranges that are the node's own fill up too. A pool without them is not full, and says why.
+// TestFullOfNode: a pool can be full even if its ranges are in another file of the node. If that
+// file is missing, the pool is not full, and NoRanges names the cause.
 func TestFullOfNode(t *testing.T) {
 	t.Parallel()
 	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)

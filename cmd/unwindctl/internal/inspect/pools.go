@@ -169,7 +169,8 @@ func (p *Pool) add(r reservation) {
 	p.setOf(r.Address).count(r.State)
 }
 
-// setOf returns the set that contains an address. For an address outside the ranges, it adds a set.
+// setOf returns the set that contains an address. For addresses outside the ranges, it adds a set
+// of their family.
 func (p *Pool) setOf(a netip.Addr) *Set {
 	of := family(a.Is4())
 	for _, s := range p.Sets {
@@ -182,7 +183,7 @@ func (p *Pool) setOf(a netip.Addr) *Set {
 	return s
 }
 
-// ByState returns the number of each state of addresses.
+// ByState returns a pointer to the number of addresses in each state.
 func (c *Counts) ByState() map[string]*int {
 	return map[string]*int{"live": &c.Live, "recent": &c.Recent, "leaked": &c.Leaked,
 		"empty": &c.Empty, "unknown": &c.Unknown}

@@ -43,10 +43,10 @@ type Report struct {
 	NoRuntime bool        // --cri auto found no runtime
 
 	Unwritable error // why unwind's plugin cannot write the journal
-	JournalErr error // the journal cannot be read: Findings is nil
+	JournalErr error // why the journal cannot be read; Findings is then nil
 	HistoryErr error
 	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
-	PoolErr    error // of pools that cannot be shown
+	PoolErr    error // of pools that cannot be read completely
 
 	pods map[string]journal.Pod // by container ID, from the findings and libcni's cache
 }
@@ -57,8 +57,8 @@ func NewReport(ctx context.Context, from term.Streams, of Scope) (*Report, error
 	return Sweep(ctx, Plugin(from.Err), from.In, of, sweep.Options{DryRun: true, Cache: true})
 }
 
-// Sweep runs a sweep of the scope, and returns its findings in a report of the node. With
-// opts.DryRun it is NewReport.
+// Sweep runs a sweep of the scope, and returns its findings in a report of the node. NewReport
+// calls it with opts.DryRun.
 func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, opts sweep.Options) (
 	*Report, error,
 ) {
@@ -128,8 +128,8 @@ func (r *Report) take(findings []sweep.Finding) {
 	}
 }
 
-// Duplicates names the addresses that were assigned twice by one pool, or on one bridge (see
-// netconf.SharedAddresses), and that the interfaces of both live attachments have.
+// Duplicates describes the addresses that two live attachments have on their interfaces, although
+// both got them from one pool or on one bridge (see netconf.SharedAddresses).
 func (r *Report) Duplicates() (all []string) {
 	owners := map[netip.Addr][]*Attachment{}
 	for i := range r.Attachments {

@@ -51,7 +51,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	return nil, nil
 }
 
-// ListFlags returns the flags that select the same list, with a leading blank.
+// ListFlags returns the flags that select the same network and list, with a leading blank.
 func (s Scope) ListFlags() (flags string) {
 	if s.Network != "" {
 		flags = " --network " + s.Network
@@ -65,8 +65,8 @@ func (s Scope) ListFlags() (flags string) {
 	return flags
 }
 
-// readValid reads the list from Valid. Without Force it refuses an empty list: the script that
-// wrote it has probably failed, and the list would release every attachment without a process.
+// readValid reads the list from Valid. Without Force, it refuses an empty list: the script that
+// wrote the list has probably failed, and a sweep would release every attachment without a process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	if s.Valid != "-" {
 		f, err := os.Open(s.Valid)
@@ -92,8 +92,8 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	return facts.NewList(s.Network, valid), nil
 }
 
-// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil.
-// Another user cannot check the directory's rights.
+// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. To
+// another user, it reports no lack of permission, because root may have it.
 func Unwritable(stateDir string) error {
 	const access = "let root, and nobody else, write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -25,8 +25,8 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names. It then returns errors, which may be about
-// other records.
+// Show prints the attachments that an argument names. It returns an error, after printing, even if
+// only other records or the history cannot be read.
 func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	found, err := Find(r.Attachments, arg)
 	if err != nil {
@@ -94,7 +94,7 @@ func printShown(out io.Writer, all []shown, o *term.Output) error {
 	return nil
 }
 
-// state describes what became of a step's DEL, and when the next try is.
+// state describes the state of a step's DEL, and when unwind tries it next.
 func (s *Step) state(pending bool) (text string) {
 	switch {
 	case !pending:
@@ -122,8 +122,8 @@ type Fact struct {
 	NotLooked bool   `json:"notLooked,omitempty"` // unknown because it was not examined
 }
 
-// factsOf returns the evidence for a verdict. It marks facts that were not examined: other evidence
-// was sufficient, or the fact means nothing, for example after a reboot.
+// factsOf returns the evidence for a verdict. It marks facts that were not examined, because other
+// evidence was sufficient or the fact means nothing, for example after a reboot.
 func factsOf(f *sweep.Finding) []Fact {
 	ev := f.Evidence
 	fact := func(question string, of decide.Fact) Fact {
@@ -145,7 +145,7 @@ func factsOf(f *sweep.Finding) []Fact {
 }
 
 // summary describes an attachment's addresses, why it is kept or will be released, and how to
-// release it. The table of its steps describes the DELs.
+// release it. It omits the DELs, which printShown prints as a table of steps.
 func summary(a *Attachment) []string {
 	f := a.finding
 	lines := []string{fmt.Sprintf("%s, interface %s in network %s, has no recorded address.",

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestStepState has what no script can show: times, which go on.
+// TestStepState covers states that depend on the current time, which scripts cannot test.
 func TestStepState(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -35,7 +35,8 @@ func TestStepState(t *testing.T) {
 	}
 }
 
-// TestHint has the hints that no script can show: scripts run as root, and do not wait for locks.
+// TestHint: HintFor returns the hint for an error, even if the error is wrapped or joined with
+// another one.
 func TestHint(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -55,7 +56,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// TestLeaks: what one delegate may leave.
+// TestLeaks: leaksOfStep lists the resources that one plugin may leave behind.
 func TestLeaks(t *testing.T) {
 	e := &journal.Record{Key: journal.Key{Network: "podnet", ContainerID: "c", IfName: "eth0"},
 		Got: journal.Got{Claims: []journal.Claim{{Address: netip.MustParseAddr("10.9.0.2")}}}}

@@ -36,8 +36,8 @@ func (s Setup) binary() (string, error) {
 // verifyTimeout bounds the time that a plugin may take for VERSION.
 const verifyTimeout = 10 * time.Second
 
-// VerifyBinary runs the plugin to install. It returns an error for a plugin of another architecture
-// or for another program. install calls it before it changes anything.
+// VerifyBinary runs the plugin to install. It returns an error if the file is for another
+// architecture, or is another program. install calls VerifyBinary before it changes anything.
 func (s Setup) VerifyBinary(ctx context.Context) error {
 	path, err := s.binary()
 	if err != nil {
@@ -72,8 +72,8 @@ func SupportedVersions(ctx context.Context, path string) ([]string, error) {
 	return version.Versions, nil
 }
 
-// AskVersion is SupportedVersions, and also runs the plugin without CNI_COMMAND to get its version
-// line.
+// AskVersion calls SupportedVersions, and then runs the plugin without CNI_COMMAND to get its
+// version line.
 func AskVersion(ctx context.Context, path string) (about string, versions []string, err error) {
 	if versions, err = SupportedVersions(ctx, path); err != nil {
 		return "", nil, err
@@ -90,7 +90,8 @@ func askPlugin(ctx context.Context, path string, env ...string) (
 	defer cancel()
 	for {
 		stdout, stderr, err = runPlugin(ctx, path, env...)
-		// A process that this one has just started may still have the new file open to write.
+		// A child of this process that has not executed its program yet may have the new file open for
+		// writing.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
 			return stdout, stderr, err
 		}
@@ -108,7 +109,7 @@ func runPlugin(ctx context.Context, path string, env ...string) (
 	cmd.Stdin = strings.NewReader(`{"cniVersion": "1.0.0"}`)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = time.Second
-	// In its own process group, the plugin receives no terminal signals before ctx ends.
+	// In its own process group, the plugin does not receive the terminal's signals.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = cmd.Run()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -136,15 +137,16 @@ func (s Setup) PluginVersion(ctx context.Context) string {
 
 func (s Setup) plugin() string { return filepath.Join(s.BinDir, netconf.Name) }
 
-// PluginMissing reports whether the installed plugin is missing, so that no pod can start.
+// PluginMissing reports whether the installed plugin is missing or not executable, so that no pod
+// can start.
 func (s Setup) PluginMissing() bool {
 	info, err := os.Stat(s.plugin())
 	return errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o111 == 0
 }
 
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
-// plugin is not affected. It refuses a plugin that cannot read the journal. To check that, it reads
-// the journal with this program, which is of the same build.
+// plugin is not affected. The step refuses a plugin that cannot read the journal. To check that, it
+// reads the journal with this program, which is of the same build as the plugin.
 func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	from, err := s.binary()
 	if err != nil {
@@ -162,7 +164,7 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	}
 	one, err := put(s.plugin(), 0o755, func() (io.ReadCloser, error) { return os.Open(from) })
 	changes := []*Change{one}
-	if err == nil { // run it where the runtime will
+	if err == nil { // run it in the directory where the runtime will run it
 		changes = append(changes, &Change{apply: func(*Change) error {
 			if _, _, err := AskVersion(ctx, s.plugin()); err != nil {
 				return fmt.Errorf("the plugin was installed, but does not run: %s: %w", s.plugin(), err)
@@ -173,8 +175,9 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	return changes, err
 }
 
-// sameContent compares a file with the one at a path, piece by piece, because the agent does so
-// every minute. It returns false if a file cannot be read.
+// sameContent reports whether a file has the same content as the file at a path. It reads them in
+// pieces to save memory in the agent, which calls it every minute. It returns false if a file
+// cannot be read.
 func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {
@@ -207,7 +210,7 @@ func (s Setup) checkBinDir() error {
 	return nil
 }
 
-// NoExec reports whether a mount option keeps programs in a directory from running.
+// NoExec reports whether a mount option prevents programs in a directory from running.
 func NoExec(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0

@@ -18,9 +18,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// content returns the text of our file. It keeps keys that somebody has added to unwind's entry or,
-// in a list, at the top level. The network's name, the capabilities, disableCheck and disableGC
-// come from the provider's file.
+// content returns the text of unwind's conflist. It keeps keys that somebody has added to unwind's
+// entry or, in a list, at the top level. The network's name, the capabilities, disableCheck and
+// disableGC come from the provider's file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	list, entry, err := split(old)
 	if err != nil {
@@ -32,9 +32,9 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 		set("cniVersion", `"1.0.0"`)
 	}
 	if filepath.Ext(p.path) == ".json" {
-		// libcni makes a list from a single plugin's configuration, and copies only the name and the
-		// version to the list (libcni conf.go ConfListFromConf). An installer that appends its plugin
-		// to "plugins" gets a list that runs unwind too; runtimes ignore that key.
+		// From a single plugin's configuration, libcni makes a list, to which it copies only the name
+		// and the version (libcni conf.go ConfListFromConf). Runtimes ignore the key "plugins". It is
+		// for installers that append their plugin to it: the list that they write also runs unwind.
 		version := list["cniVersion"]
 		if s.CNIVersion != "" {
 			version = netconf.Marshal(s.CNIVersion)
@@ -59,9 +59,9 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	return append(content, '\n'), cmp.Or(err, p.check(entry))
 }
 
-// split returns the keys of our file's list, and those of unwind's entry. The two are empty if
-// there is no file. For a single plugin's configuration, the list contains the version, which
-// libcni copies to it.
+// split returns the keys of the list in unwind's conflist, and those of unwind's entry. Without a
+// file, it returns an empty list and an entry with only a type. For a single plugin's
+// configuration, the list contains only the version, which libcni copies to it.
 func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
 		return map[string]json.RawMessage{}, map[string]json.RawMessage{
@@ -114,7 +114,7 @@ func setCapabilities(entry map[string]json.RawMessage, chain *netconf.Chain) {
 	}
 }
 
-// check reads the entry as unwind will.
+// check returns an error if unwind could not use the entry.
 func (p *Plan) check(entry map[string]json.RawMessage) error {
 	conf := maps.Clone(entry)
 	conf["name"], conf["cniVersion"] = netconf.Marshal(p.Source.Name), netconf.Marshal("1.0.0")
@@ -141,20 +141,21 @@ func sameJSON(a, b []byte) bool {
 	return reflect.DeepEqual(values[0], values[1])
 }
 
-// repaired is the change to another program's file. Its text names the file and its plugins,
-// afterwards and before.
+// repaired is the kind of a change to another program's file. The change's text names the file, and
+// its plugins after and before the change.
 const repaired = "changed"
 
 // repairs returns the changes that remove unwind from the directory's other files, and that move
-// plugins out of our file. Installers that copy or edit the directory's first file cause both,
-// because that file is ours.
+// other plugins out of unwind's conflist. Both are necessary after an installer has copied or
+// edited the directory's first file, which is unwind's conflist.
 //
-//  1. A file that an installer has made from ours gets the plugins of unwind's chain in place of
-//     unwind (netconf.ReadProvider).
-//  2. A copy of our file is removed: the runtime would load it once ours is gone.
-//  3. Plugins that an installer has added to our file, where unwind does not run them, go to the
-//     end of the provider's file. The caller then writes or removes ours. A crash in between leaves
-//     them in both files, so they run twice rather than not at all.
+//  1. In a file that an installer has made from unwind's conflist, the plugins of unwind's chain
+//     replace unwind (netconf.ReadProvider).
+//  2. A copy of unwind's conflist is removed. Otherwise, the runtime would load the copy once the
+//     conflist itself is removed.
+//  3. Plugins that an installer has added to unwind's conflist, where unwind doesn't run them, move
+//     to the end of the provider's file. The caller then writes or removes unwind's conflist. A
+//     crash in between leaves the plugins in both files, so they run twice rather than not at all.
 //
 // An error names the files that cannot be changed; the other changes are valid.
 func (s Setup) repairs() (all []*Change, err error) {
@@ -205,7 +206,7 @@ func (s Setup) repairs() (all []*Change, err error) {
 	return all, err
 }
 
-// addedTo returns our file if another program has added plugins to it, and the path of the
+// addedTo returns unwind's conflist if another program has added plugins to it, and the path of the
 // provider's file, where they belong.
 func (s Setup) addedTo() (own *netconf.Conflist, source string) {
 	own, _ = netconf.ReadConflist(s.Path())
@@ -216,7 +217,7 @@ func (s Setup) addedTo() (own *netconf.Conflist, source string) {
 	return own, source
 }
 
-// readOther reads another program's conflist as it is after the repairs.
+// readOther reads another program's conflist as it will be after the repairs.
 func (s Setup) readOther(path string) (*netconf.Conflist, error) {
 	c, _, err := netconf.ReadProvider(path)
 	own, source := s.addedTo()
@@ -227,15 +228,15 @@ func (s Setup) readOther(path string) (*netconf.Conflist, error) {
 	return c, err
 }
 
-// madeFromOurs reports whether another program has made a file from ours: with plugins of its own,
-// or in place of the provider's file.
+// madeFromOurs reports whether another program has made a file from unwind's conflist: the program
+// has added its own plugins, or replaced the provider's file with a copy.
 func madeFromOurs(c *netconf.Conflist) bool {
 	return c != nil && c.Unwind != nil && c.Unwind.ChainFile != "" &&
 		(len(c.Types) > 1 || namesItself(c))
 }
 
-// keepCopy keeps a copy of the provider's file, for a chainFile that an installer has replaced by a
-// file made from ours. A crash leaves the previous copy.
+// keepCopy keeps a copy of the provider's file. unwind reads the copy if an installer replaces the
+// provider's file with one made from unwind's conflist. A crash leaves the previous copy.
 func (s Setup) keepCopy(source *netconf.Conflist) error {
 	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
 	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {

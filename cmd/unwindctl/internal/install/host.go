@@ -25,12 +25,12 @@ const binaryEnv = "UNWIND_BINARY"
 // runs, because a container cannot see whether a namespace is gone. It needs the host's PID
 // namespace (hostPID: true), whose first process is in those namespaces, and root's capabilities.
 //
-// A thread can enter a mount namespace if it shares its root and working directory with no other
-// thread. The whole program is in the namespace once that thread executes the program again. It
-// executes /proc/self/exe, because the program's path may not exist on the host. With inChild a
-// child executes it (see runOnHost).
+// A thread can enter a mount namespace only if it shares its root and working directory with no
+// other thread. So one thread enters the namespaces and executes the program again, which moves the
+// whole program. It executes /proc/self/exe, because the program's path may not exist on the host.
+// With inChild, a child process executes the program (see runOnHost).
 //
-// Only the plugin to install stays open across the exec, and no child of this program inherits it.
+// Only the plugin's file stays open across the exec. Children of the new program don't inherit it.
 //
 //	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), unshare(CLONE_FS), setns, setns,
 //	execve
@@ -108,8 +108,9 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 		cmd.Env = append(os.Environ(), binaryEnv+"="+openFiles+"3")
 	}
 	ended := make(chan error)
-	// Pdeathsig depends on the thread that starts the child. That is not the main thread, because
-	// other processes see the main thread's namespaces as this process's namespaces.
+	// The kernel sends Pdeathsig when the thread that started the child exits, so that thread waits
+	// for the child. It must not be the main thread, whose namespaces other processes see as this
+	// process's namespaces.
 	go func() {
 		err := enter(namespaces)
 		if err == nil {

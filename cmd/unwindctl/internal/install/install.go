@@ -23,12 +23,12 @@ type Options struct {
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl; "" to copy nothing, or to keep what is there
+	ProgramDir string // for unwindctl and the plugin; "" to copy or remove neither
 	UnitDir    string // for systemd units; "" to write or remove none
 	Output     term.Output
 
-	// Of off and uninstall.
-	OffOnly      bool   // remove only our conflist
+	// Only for off and uninstall.
+	OffOnly      bool   // remove only unwind's conflist
 	CacheDir     string // libcni's
 	By           string // who switches unwind off
 	StateDirFlag bool   // StateDir comes from --state-dir, not from an agent's environment
@@ -97,7 +97,7 @@ func (o Options) plan(
 	return p, nil
 }
 
-// checkJournal returns an error if each ADD would run without the journal.
+// checkJournal returns an error if unwind could not write its journal.
 func (s Setup) checkJournal() error {
 	if err := inspect.Unwritable(s.stateDir()); err != nil {
 		return term.WithHint(term.HintOf(err)+", or choose another directory with --state-dir; nothing "+
@@ -106,8 +106,8 @@ func (s Setup) checkJournal() error {
 	return nil
 }
 
-// install carries out a plan. It copies the programs last: without --systemd, a failure is only a
-// warning, because unwind itself is already in use.
+// install carries out a plan. It copies unwindctl only once unwind is in use. If that fails,
+// install prints a warning; with --systemd, it returns an error, because the units need unwindctl.
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
@@ -141,8 +141,8 @@ func (o Options) install(
 	return errors.Join(err, s.checkVersion(r, p))
 }
 
-// checkVersion returns an error if our file has an old cniVersion because the runtime's version is
-// unknown. A list offers both cniVersions.
+// checkVersion returns an error if unwind's conflist has an old cniVersion because the runtime's
+// version is unknown. It accepts a list (.conflist), which offers both CNI versions.
 func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 	written, _ := netconf.ParseConflist(p.content)
 	if filepath.Ext(p.path) != ".json" || r.Socket == "" || s.CNIVersion != "" || written == nil ||
@@ -157,8 +157,9 @@ func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 // onWithin is the time that an agent may take to install unwind after unwind was switched on.
 const onWithin = 15 * time.Second
 
-// SwitchOnNode switches unwind on. It installs unwind itself if no agent runs, with the
-// configuration that off has kept, or that is still in use.
+// SwitchOnNode switches unwind on. If an agent runs, SwitchOnNode waits until the agent has
+// installed unwind. Otherwise, it installs unwind itself, with the configuration of the conflist
+// that is in use or that off has kept.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", time.Minute)
 	if err != nil {
@@ -202,7 +203,7 @@ func (s Setup) switchOn(context.Context) ([]*Change, error) {
 		apply: func(*Change) error { return s.SwitchOn(s.stateDir()) }}}, nil
 }
 
-// awaitAgent is the step that waits until an agent has written our file.
+// awaitAgent is the step that waits until an agent has written unwind's conflist.
 func (s Setup) awaitAgent(pid string) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		if durable.Exists(s.Path()) {
@@ -233,7 +234,7 @@ func (o Options) Setup(ctx context.Context, r node.Runtime) (Setup, error) {
 	return s, err
 }
 
-// advice returns the steps that follow an install.
+// advice tells the user what to do after an install.
 func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 	if o.UnitDir != "" {
 		text = "To run sweeps with systemd, run systemctl daemon-reload && systemctl enable --now " +

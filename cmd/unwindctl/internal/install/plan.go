@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// RefusedBy returns an error if the runtime's configuration rules out the install.
+// RefusedBy returns an error if unwind must not be installed with the runtime's configuration.
 func (p *Plan) RefusedBy(r node.Runtime) error {
 	problems := slices.Clone(r.Problems)
 	if problem := r.Skips(p.Source); problem != "" {
@@ -42,7 +42,7 @@ func (p *Plan) refuseMissing(dirs []string) error {
 		strings.Join(dirs, ", "), strings.Join(missing, ", "))
 }
 
-// Plan computes our conflist from the current files. It writes nothing.
+// Plan computes unwind's conflist from the current files. It writes nothing.
 func (s Setup) Plan() (*Plan, error) {
 	p := &Plan{path: s.Path()}
 	if problem := durable.NotDirectory(s.ConfDir); problem != "" {
@@ -71,7 +71,8 @@ func (s Setup) Plan() (*Plan, error) {
 	return p, nil
 }
 
-// Repairs returns a text about each change to another program's file, and each copy of ours.
+// Repairs describes each change to another program's file, and each removal of a copy of unwind's
+// conflist.
 func (p *Plan) Repairs() (texts []string) {
 	for _, one := range p.repairs {
 		texts = append(texts, one.What)
@@ -79,8 +80,8 @@ func (p *Plan) Repairs() (texts []string) {
 	return texts
 }
 
-// readOwn reads our file, wherever it is. It returns nil if there is none, and an error if
-// unwindctl did not write it.
+// readOwn reads unwind's conflist: in use, kept by off or renamed by cilium. It returns nil if
+// there is none, and an error if unwindctl did not write the file.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	err := fs.ErrNotExist
@@ -113,26 +114,27 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	return c, nil
 }
 
-// ours reports whether unwindctl wrote a file: unwind comes first in it, and its chain is another
+// ours reports whether unwindctl wrote a file: its first plugin is unwind, whose chain is another
 // file. Other programs may have added plugins after unwind.
 func ours(c *netconf.Conflist) bool {
 	return c != nil && len(c.Types) > 0 && c.Types[0] == netconf.Name && c.Unwind != nil &&
 		c.Unwind.ChainFile != "" && !namesItself(c)
 }
 
-// namesItself reports whether a file is its own chain: it was the provider's file, and another
-// program has replaced it by a copy of ours.
+// namesItself reports whether a file is its own chain. This happens if another program replaces the
+// provider's file with a copy of unwind's conflist.
 func namesItself(c *netconf.Conflist) bool { return same(c.Path, c.Unwind.ChainFile) }
 
-// Broken reports whether a file is ours by its name, but not valid JSON, for example after a power
-// loss. No runtime can use it.
+// Broken reports whether a file has a name like unwind's conflist, but is not valid JSON, for
+// example after a power loss. No runtime can use such a file.
 func Broken(path string) bool {
 	data, err := netconf.ReadFile(path)
 	return err == nil && !json.Valid(data) && strings.Contains(filepath.Base(path), netconf.Name) &&
 		slices.Contains(forms, filepath.Ext(strings.TrimSuffix(path, node.OffSuffix)))
 }
 
-// isCopy reports whether another program has copied our file: a file of the same network and chain.
+// isCopy reports whether another program has copied unwind's conflist to path: the file has the
+// same network and chain.
 func (s Setup) isCopy(path string) bool {
 	own, _ := netconf.ReadConflist(s.Path())
 	c, _ := netconf.ReadConflist(path)
@@ -140,8 +142,8 @@ func (s Setup) isCopy(path string) bool {
 		c.Unwind.ChainFile == own.Unwind.ChainFile
 }
 
-// checkDirectory returns an error if the runtime would not use our file, or if another file already
-// runs unwind.
+// checkDirectory returns an error if the runtime would not use unwind's conflist, or if another
+// file already runs unwind.
 func (s Setup) checkDirectory(p *Plan) error {
 	paths, err := netconf.Conflists(s.ConfDir)
 	if err != nil {
@@ -172,10 +174,11 @@ func (s Setup) checkDirectory(p *Plan) error {
 // besideMultus sorts before Multus's own files, 00-multus.conf and 00-multus.conflist. Multus uses
 // the first other .conf or .conflist for the cluster network, and ignores .json files (multus 4.3.0
 // cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
-// findMasterPlugin). It must not use our file, because it would then call itself.
+// findMasterPlugin). If Multus used unwind's conflist, Multus would call itself through unwind.
 const besideMultus = "00-multus-unwind.json"
 
-// firstOther returns the first conflist in the directory that is not ours, "" if there is none.
+// firstOther returns the first conflist in the directory that is neither unwind's conflist nor a
+// copy of it, or "" if there is none.
 func (s Setup) firstOther() string {
 	paths, _ := netconf.Conflists(s.ConfDir)
 	for _, path := range paths {
@@ -186,8 +189,8 @@ func (s Setup) firstOther() string {
 	return ""
 }
 
-// Without returns the file that the runtime would use without ours. It returns "" if there is none,
-// or if CRI-O's configuration selects a network by name.
+// Without returns the file that the runtime would use without unwind. It returns "" if there is
+// none, or if CRI-O's configuration selects a network by name.
 func (s Setup) Without(r node.Runtime) string {
 	if r.DefaultNetwork != "" {
 		return ""
@@ -195,9 +198,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// Provider returns the provider's file that our file names. It returns "" if without unwind the
-// runtime would use another file in the same directory. A file in another directory was chosen on
-// purpose.
+// Provider returns the provider's file that unwind's conflist names. It returns "" if, without
+// unwind, the runtime would use another file in the same directory. A named file in another
+// directory was chosen on purpose.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
@@ -207,9 +210,9 @@ func (s Setup) Provider(r node.Runtime) string {
 	return named
 }
 
-// PassesOver returns an error if chainFile is not the file that the runtime would use without ours.
-// The error names the plugins that pods lack. A chain from another directory was chosen on purpose
-// and is accepted.
+// PassesOver returns an error if chainFile is not the file that the runtime would use without
+// unwind. The error names the plugins that pods lack. PassesOver accepts a chain from another
+// directory, because it was chosen on purpose.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	first := s.Without(r)
 	taken, _ := netconf.ReadConflist(first)
@@ -272,8 +275,8 @@ func (s Setup) readSource(p *Plan) error {
 }
 
 // checkProviders warns of cilium, which renames other conflists (cilium 1.19.6, 1.20.2
-// daemon/cmd/cni/config.go). It returns an error if Multus (see besideMultus) could use ours as the
-// cluster's network, and call itself through it forever.
+// daemon/cmd/cni/config.go). It returns an error if Multus could use unwind's conflist as the
+// cluster network, and so call itself forever (see besideMultus).
 func (p *Plan) checkProviders() error {
 	for _, d := range p.chain.Delegates {
 		switch {

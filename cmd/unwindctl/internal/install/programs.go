@@ -19,7 +19,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// units are the systemd units that unwindctl install --systemd writes, in the directory unitSource.
+// units contains the systemd units that unwindctl install --systemd writes, in directory
+// unitSource.
 //
 //go:embed systemd/unwind-*
 var units embed.FS
@@ -55,8 +56,8 @@ func (s Setup) InstallPrograms(dir string) Step {
 	}
 }
 
-// put returns the change that writes a file durably. It is unchanged if it already has this content
-// and the permissions of mode.
+// put returns the change that writes a file durably. The file stays unchanged if it already has
+// this content and at least mode's read and execute permissions.
 func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Change, error) {
 	content, err := open()
 	if err != nil {
@@ -98,7 +99,8 @@ func installUnits(unitDir, programDir string) Step {
 	}
 }
 
-// removeUnits returns the changes that stop and remove the systemd units, unless they are needed.
+// removeUnits returns the changes that remove the systemd units, unless they are needed. It also
+// stops units in DefaultUnitDir.
 func removeUnits(ctx context.Context, unitDir, needed string) (changes []*Change, err error) {
 	files, err := units.ReadDir(unitSource)
 	args := []string{"disable", "--now"}
@@ -136,8 +138,8 @@ func removePrograms(ctx context.Context, dir, needed string) (changes []*Change)
 	return changes
 }
 
-// removeProgram returns the change that removes a program, unless it is needed or is not what its
-// name says: the plugin or unwindctl.
+// removeProgram returns the change that removes a program, unless it is needed, or is neither
+// unwind nor unwindctl despite its name.
 func removeProgram(ctx context.Context, path, needed string) *Change {
 	if needed != "" {
 		return remove(path, needed)

@@ -2,7 +2,7 @@
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
 // writes the binary first and the conflist last, each atomically, so the node works if the install
-// is interrupted at any point. Wrap and Unwrap are the same for one file: they move a chain into
+// is interrupted at any point. Inline and Restore change a single file: they move a chain into
 // unwind's entry, and back.
 package install
 
@@ -24,22 +24,23 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The names of our file, each of which sorts first. Every runtime loads a list of plugins
-// (.conflist). CRI runtimes also load a single plugin's configuration (.json), which mesh
-// installers neither patch nor mistake for the provider's (go-cni opts.go loadFromConfDir, ocicni
-// pkg/ocicni/ocicni.go loadNetworks; istio cni/pkg/install/cniconfig.go, linkerd2-proxy-init
-// cni-plugin/deployment/scripts/install-cni.sh). podman loads only lists.
+// The default names of unwind's conflist, both of which sort first. Every runtime loads a list of
+// plugins (.conflist); podman loads only lists. CRI runtimes also load a single plugin's
+// configuration (.json), which mesh installers neither patch nor mistake for the provider's file
+// (go-cni opts.go loadFromConfDir, ocicni pkg/ocicni/ocicni.go loadNetworks; istio
+// cni/pkg/install/cniconfig.go, linkerd2-proxy-init cni-plugin/deployment/scripts/install-cni.sh).
 const (
 	ownList = "00-unwind.conflist"
 	ownJSON = "00-unwind.json"
 )
 
-// forms are the extensions of our file.
+// forms are the extensions that unwind's conflist may have.
 var forms = []string{".json", ".conflist"}
 
-// OwnFile returns the name of our file: --unwind-file, or else the existing file's name, whether it
-// sorts first, off has kept it or cilium has renamed it, or else the default for the runtime. So
-// our file keeps its form even if a later command finds another runtime, or none.
+// OwnFile returns the name of unwind's conflist: --unwind-file, or else the name of the existing
+// file, or else the default for the runtime. The existing file is the directory's first one, one
+// that off has kept, or one that cilium has renamed. So unwind's conflist keeps its form even if a
+// later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -61,23 +62,23 @@ func (p Target) OwnFile(r node.Runtime) string {
 	return ownList
 }
 
-// Setup describes an install of unwind: the binary, and a file that sorts first and names the
-// provider's file as its chain. unwindctl changes other files only after another program has
-// copied or changed ours (see repairs).
+// Setup describes an install of unwind: the binary, and unwind's conflist, which sorts first and
+// names the provider's file as its chain. unwindctl changes other files only after another program
+// has copied or changed unwind's conflist (see repairs).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
-	Source          string // the provider's conflist, "" = the first of ConfDir that is not ours
-	File            string // our file's name, "" = ownList
+	Source          string // the provider's conflist, "" = the first in ConfDir except unwind's
+	File            string // the name of unwind's conflist, "" = ownList
 	CNIVersion      string // the newest that the runtime supports, "" = unknown
 	Binary          string // the plugin to install, "" = unwind next to this program
-	StateDir        string // "" = the one in our conflist, else the default
+	StateDir        string // "" = the one in unwind's conflist, else the default
 	Observe         bool   // journal only: no sweep on STATUS, and GC does nothing
 }
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
-// paths returns the paths of our file: in use, kept by off so that on can restore it, and renamed
-// by cilium, if it is.
+// paths returns the paths where unwind's conflist may be: in use, kept by off so that on can
+// restore it, and, if cilium has renamed the file, its new path.
 func (s Setup) paths() []string {
 	paths := []string{s.Path(), s.Path() + node.OffSuffix}
 	if renamed := s.renamed(); renamed != "" {
@@ -86,8 +87,9 @@ func (s Setup) paths() []string {
 	return paths
 }
 
-// own returns our file in either form, in use or else kept by off. The form depends on the runtime
-// and on --unwind-file, and uninstall may run without the same flag.
+// own returns unwind's conflist in either form: first the files in use, then those that off has
+// kept. The form depends on the runtime and on --unwind-file, and uninstall may run without that
+// flag.
 func (s Setup) own() (found []*netconf.Conflist) {
 	for _, suffix := range []string{"", node.OffSuffix} {
 		for _, form := range forms {
@@ -104,9 +106,9 @@ func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(pat
 
 func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
-// names reports whether a configuration contains unwind, or the path of our conflist. Multus's
-// configuration contains its delegates ("delegates") or a path ("clusterNetwork"). If one of these
-// is unwind, Multus would call unwind from within unwind.
+// names reports whether a configuration contains unwind, or the name of unwind's conflist. Multus's
+// configuration contains its delegates ("delegates") or the path of a conflist ("clusterNetwork").
+// If one of these runs unwind, Multus would call unwind from within unwind.
 func names(data []byte, own string) bool {
 	var value any
 	if json.Unmarshal(data, &value) != nil {
@@ -130,7 +132,7 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns unwind's entry in our file, wherever that is, or an empty entry.
+// Entry returns the entry of unwind in the first of paths that has one, or an empty entry.
 func (s Setup) Entry() netconf.Conf {
 	for _, path := range s.paths() {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
@@ -140,20 +142,21 @@ func (s Setup) Entry() netconf.Conf {
 	return netconf.Conf{}
 }
 
-// stateDir returns the state directory: the given one, else the one that our conflist names.
+// stateDir returns the state directory: the given one, or else the one that unwind's conflist
+// names, or else the default.
 func (s Setup) stateDir() string {
 	return cmp.Or(s.StateDir, s.Entry().StateDir, netconf.DefaultStateDir)
 }
 
 type Plan struct {
-	path     string            // our file's path
-	Source   *netconf.Conflist // the provider's, as it is after the repairs
+	path     string            // of unwind's conflist
+	Source   *netconf.Conflist // the provider's, as it will be after the repairs
 	chain    *netconf.Chain
 	content  []byte
 	changed  bool // whether content differs from the existing file
 	repairs  []*Change
 	warnings []string
-	CopyErr  error // why no copy of the provider's file was kept
+	CopyErr  error // why the provider's file could not be copied
 }
 
 // Target selects the runtime and the directories, as given by flags.
@@ -167,9 +170,8 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 // askWithin bounds the time for which off and uninstall wait for a runtime that does not respond.
 const askWithin = 500 * time.Millisecond
 
-// FindInstalled is Find for a command that takes unwind out of use or into use again. It asks the
-// runtimes only if unwind, which off may have switched off, is not in their usual directories. It
-// waits for them for at most within.
+// FindInstalled is Find for on, off and uninstall. It queries the runtimes, for at most within,
+// only if it doesn't find unwind, which may be switched off, in their usual directories.
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {
@@ -200,7 +202,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
-	case p.given() && at >= 0: // this runtime, with only the problems that Check finds
+	case p.given() && at >= 0: // the runtime of that directory, with only Check's problems
 		r = found[at]
 		r.Problems = nil
 		r.Check()
@@ -213,7 +215,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 		}
 	}
 	r.ConfDir = cmp.Or(confDir, r.ConfDir)
-	if binDir != "" { // the runtime's directories come after it
+	if binDir != "" { // before the runtime's own directories
 		r.BinDirs = append([]string{binDir}, slices.DeleteFunc(slices.Clone(r.BinDirs),
 			func(dir string) bool { return dir == binDir })...)
 	}

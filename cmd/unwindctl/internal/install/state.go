@@ -29,8 +29,8 @@ const (
 	AnotherAgent    Reason = "another-agent"    // this agent waits until another one exits
 	Off             Reason = "off"              // somebody has switched unwind off
 	NoProvider      Reason = "no-provider"      // no provider's conflist exists
-	MeshInTheWay    Reason = "mesh-in-the-way"  // a program keeps using unwind's file
-	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's file
+	MeshInTheWay    Reason = "mesh-in-the-way"  // another program keeps changing unwind's conflist
+	CiliumExclusive Reason = "cilium-exclusive" // cilium has renamed unwind's conflist
 	PluginMissing   Reason = "plugin-missing"   // unwind's conflist exists, but the plugin does not
 	Refused         Reason = "refused"          // the install was refused, or failed
 )
@@ -38,7 +38,7 @@ const (
 var Reasons = []Reason{On, Starting, AnotherAgent, Off, NoProvider, MeshInTheWay, CiliumExclusive,
 	PluginMissing, Refused}
 
-// Ready reports whether a node is in the wanted state. A node that was switched off is ready.
+// Ready reports whether a node is in the wanted state: unwind is in use, or was switched off.
 func (r Reason) Ready() bool { return r == On || r == Off }
 
 // Obstacle is an error with the reason why pods do not go through unwind.
@@ -67,13 +67,13 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns the reason, or nil, why unwind must not be used on this node with any provider's
-// file. While there is an obstacle, our file must not exist. If stateDir is "", the directory in
-// our conflist applies.
+// Obstacle returns why unwind must not be used on this node, whatever the provider's file, or nil.
+// While there is an obstacle, unwind's conflist must not exist. If stateDir is "", the directory in
+// unwind's conflist applies. There are two obstacles:
 //
 //  1. Somebody has switched unwind off.
-//  2. cilium has renamed our file, as it does with all others unless cni.exclusive is false. It
-//     would do so again immediately, so the file is written again only after unwindctl on.
+//  2. cilium has renamed unwind's conflist, as it renames all others unless cni.exclusive is false.
+//     cilium would immediately rename a new one, so unwindctl writes it only after unwindctl on.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "run unwindctl on", "%s", off)
@@ -90,7 +90,8 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 // renamedBy is the suffix that cilium adds to the names of other files if cni.exclusive is set.
 const renamedBy = ".cilium_bak"
 
-// renamed returns the path of our file if cilium has renamed it and there is no new one, else "".
+// renamed returns the path of unwind's conflist if cilium has renamed it and there is no new one,
+// or else "".
 func (s Setup) renamed() string {
 	paths, _ := filepath.Glob(filepath.Join(s.ConfDir, "*"+renamedBy))
 	for _, path := range paths {
@@ -102,8 +103,8 @@ func (s Setup) renamed() string {
 }
 
 // OffName is the file in the state directory that switches unwind off: while it exists, no agent
-// installs unwind. Its modification time shows since when, and its text by whom. An administrator
-// can also create it with touch.
+// installs unwind. Its modification time is the time when unwind was switched off, and its text
+// says by whom. An administrator can also create it with touch.
 const OffName = node.OffName
 
 // somebody is the value of OffState.By if the file names nobody.
@@ -132,8 +133,8 @@ func ReadOff(stateDir string) *OffState {
 	return &OffState{info.ModTime(), cmp.Or(by, somebody)}
 }
 
-// WriteOff switches unwind off for all agents. It keeps an existing record of who did so first. On
-// a full disk it writes an empty file, which also switches unwind off but does not name anybody.
+// WriteOff switches unwind off for all agents. If unwind is already off, WriteOff keeps the file.
+// On a full disk, it creates an empty file, which switches unwind off but names nobody.
 func WriteOff(stateDir, by string) error {
 	if ReadOff(stateDir) != nil {
 		return nil
@@ -149,8 +150,8 @@ func WriteOff(stateDir, by string) error {
 	return nil
 }
 
-// SwitchOn removes the files that keep agents from installing unwind: the off switch, and our file
-// if cilium has renamed it.
+// SwitchOn removes the files that prevent agents from installing unwind: the off switch, and
+// unwind's conflist if cilium has renamed it.
 func (s Setup) SwitchOn(stateDir string) (err error) {
 	if ReadOff(stateDir) != nil {
 		err = durable.Remove(filepath.Join(stateDir, OffName))
@@ -161,14 +162,14 @@ func (s Setup) SwitchOn(stateDir string) (err error) {
 	return err
 }
 
-// AgentLockName is the name of the file in the state directory.
+// AgentLockName is the name of the agent's lock file in the state directory.
 const AgentLockName = "agent.lock"
 
 // ErrAgentBusy means that another agent holds the lock.
 var ErrAgentBusy = errors.New("busy")
 
-// AgentLock is the lock of the node's agent, which lets only one agent manage a node: an flock on a
-// file in the state directory. This process holds it until it calls Release or exits.
+// AgentLock is an flock on a file in the state directory, so that only one agent manages a node.
+// This process holds the lock until it calls Release or exits.
 type AgentLock struct{ file *os.File }
 
 // TakeAgentLock takes the lock if it is free, and otherwise returns ErrAgentBusy immediately. It
@@ -197,8 +198,8 @@ func TakeAgentLock(stateDir string) (*AgentLock, error) {
 // AgentLockPath returns the path of the lock's file.
 func AgentLockPath(stateDir string) string { return filepath.Join(stateDir, AgentLockName) }
 
-// InPlace reports whether the locked file is still in the state directory. If not, another agent
-// can create a new file there and take its lock.
+// InPlace reports whether the locked file is still in the state directory. If it is not, another
+// agent can create a new file there and lock that.
 func (l *AgentLock) InPlace(stateDir string) bool {
 	ours, err := l.file.Stat()
 	there, lstatErr := os.Lstat(AgentLockPath(stateDir))

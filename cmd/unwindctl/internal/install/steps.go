@@ -23,14 +23,14 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Step is a part of install, off, on or uninstall. When its turn comes, it looks at the node and
-// returns the changes that it would make. It changes nothing itself.
+// Step is a part of install, on, off or uninstall. It inspects the node, and returns the changes to
+// make. It changes nothing itself: Make applies the changes before it calls the next step.
 type Step func(context.Context) ([]*Change, error)
 
 // Change is one change to the node, or something that stays as it is.
 type Change struct {
 	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next
-	What   string `json:"what"`   // "" to not print the change
+	What   string `json:"what"`   // "" if the change is not printed
 
 	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
@@ -38,7 +38,7 @@ type Change struct {
 	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
 }
 
-// infinitives are the words of a dry run for the changes that are made.
+// infinitives contains the verbs that a dry run prints, by the kind of change.
 var infinitives = map[string]string{"written": "write", "changed": "change",
 	"renamed": "rename", "removed": "remove", "off": "switch unwind off:", "on": "switch unwind on;"}
 
@@ -48,10 +48,10 @@ type Changes struct {
 	List   []*Change
 }
 
-// Make takes the steps in order, up to the first error.
+// Make runs the steps in order, up to the first error.
 func (c *Changes) Make(ctx context.Context, steps ...Step) error { return c.take(ctx, true, steps) }
 
-// try takes all steps in order, and returns their errors.
+// try runs all steps in order, and returns their errors.
 func (c *Changes) try(ctx context.Context, steps ...Step) error { return c.take(ctx, false, steps) }
 
 func (c *Changes) take(ctx context.Context, stops bool, steps []Step) (err error) {
@@ -83,7 +83,7 @@ func (c *Changes) apply(one *Change) error {
 	return nil
 }
 
-// Find returns what was changed in this way.
+// Find returns What of each change of a kind, such as "written".
 func (c *Changes) Find(change string) (what []string) {
 	for _, one := range c.List {
 		if one.Change == change {
@@ -112,8 +112,8 @@ func (c *Changes) Record(stateDir string, kind journal.EventKind, by string, why
 	Record(stateDir, kind, by)
 }
 
-// Record adds an event to the history, if the state directory exists. No command fails because of
-// it: a disk that is full has no history.
+// Record adds an event to the history, if the state directory exists. It ignores errors, so that no
+// command fails just because the history cannot be written, as on a full disk.
 func Record(stateDir string, kind journal.EventKind, by string) {
 	dir, err := filepath.Abs(stateDir)
 	if err == nil && durable.Exists(dir) {
@@ -121,7 +121,7 @@ func Record(stateDir string, kind journal.EventKind, by string) {
 	}
 }
 
-// User returns the name of this program with the user who runs it.
+// User names this program and the user who runs it, for the history.
 func User() string {
 	return "unwindctl as " + cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), "root")
 }
@@ -145,13 +145,13 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 	return term.Print(out, c.String())
 }
 
-// WriteConflist returns the step that writes our file atomically, as planned. From then on unwind
-// is in use. The step doesn't replace an equivalent file.
+// WriteConflist returns the step that writes unwind's conflist atomically, as planned. From then
+// on, unwind is in use. The step doesn't replace an equivalent file.
 //
-//  1. Keep a copy of the provider's file. If that fails, go on without it; the plan has the error.
+//  1. Copy the provider's file. If that fails, set p.CopyErr, and continue without a copy.
 //  2. Repair other programs' files.
-//  3. Write our file.
-//  4. Remove the file that off has kept. A crash here leaves it, and the next off replaces it.
+//  3. Write unwind's conflist.
+//  4. Remove the file that off has kept. After a crash before this step, the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
@@ -161,7 +161,7 @@ func (s Setup) WriteConflist(p *Plan) Step {
 			return nil, err
 		}
 		changes := append([]*Change{{apply: func(*Change) error {
-			if err := os.MkdirAll(dir, 0o700); err != nil { // each ADD would fail, too
+			if err := os.MkdirAll(dir, 0o700); err != nil { // an ADD could not create it either
 				return term.WithHint("choose another directory with --state-dir",
 					"cannot create the state directory: %w", err)
 			}
@@ -212,9 +212,9 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 
 func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
-// takeOut is the step that takes our file out of use, even if other programs have changed it. It
-// renames the file, so that the next install finds its configuration, or else removes it, which
-// needs no disk space.
+// takeOut is the step that takes unwind's conflist out of use, even if other programs have changed
+// it. It renames the file, so that the next install finds its configuration. If the rename fails,
+// it removes the file, which needs no disk space.
 func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	_, missing := os.Lstat(s.Path())
 	at, _ := netconf.ReadConflist(s.Path())
@@ -259,8 +259,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	return changes, nil
 }
 
-// takeBack is the step that takes our file out of use if cilium has renamed it, because cilium in
-// chaining mode also copies files with that suffix.
+// takeBack is the step that renames a conflist of unwind that cilium has renamed, because cilium in
+// chaining mode also copies files with its own suffix.
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {
@@ -271,8 +271,8 @@ func (s Setup) takeBack(context.Context) ([]*Change, error) {
 		apply: func(*Change) error { return durable.Rename(path, off) }}}, nil
 }
 
-// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes our
-// file out of use, and returns the error.
+// Remove takes unwind out of use. If it cannot repair other programs' files, it still takes
+// unwind's conflist out of use, and returns the error.
 func (s Setup) Remove(ctx context.Context, done *Changes) error {
 	err := done.try(ctx, s.repair)
 	return errors.Join(err, done.Make(ctx, s.takeOut))

@@ -12,11 +12,12 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestPlaces has the directories come from the flags and, where these say nothing, from the
-// runtime, whose other directories of plugins come after a given one; what is against any install is so whatever the flags say.
+// TestPlaces: the directories come from the flags or, without flags, from the runtime. If a flag
+// names a plugin directory, the runtime's other plugin directories follow it.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	// told is a runtime's answer: the directories of plugins, of conflists, and max_conf_num.
+	// told returns a runtime's answer, with its plugin directories, conflist directory and
+	// max_conf_num.
 	told := func(bin, conf string, files int) string {
 		return fmt.Sprintf(`{"PluginDirs": [%s], "PluginConfDir": %q, "PluginMaxConfNum": %d}`, bin, conf, files)
 	}
@@ -28,12 +29,12 @@ func TestPlaces(t *testing.T) {
 	silent := map[string]string{nodetest.ContainerdSocket: ""}
 	for _, c := range []struct {
 		name     string
-		told     map[string]string // by socket
+		told     map[string]string // the runtimes' answers, by socket
 		flags    Target
 		confDir  string
 		binDirs  string // joined by a space
 		problems int
-		whence   string // or the error
+		whence   string // the beginning of Origin's text, or a part of the error
 	}{
 		{"no runtime", nil, Target{}, "/etc/cni/net.d", "/opt/cni/bin", 0, "No runtime configuration found: "},
 		{"one", every, Target{}, "/etc/cni/net.d", "/home/kubernetes/bin", 1,
@@ -81,8 +82,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestForm has the runtimes of CRI get the configuration of one plugin, in the newest version that
-// they speak, and others a list.
+// TestForm: for a CRI runtime, unwind's file is the configuration of one plugin, with the newest
+// CNI version that the runtime supports. Otherwise, the file is a list.
 func TestForm(t *testing.T) {
 	t.Parallel()
 	containerd := map[string]string{nodetest.ContainerdConfig: ""}
@@ -114,8 +115,8 @@ func TestForm(t *testing.T) {
 	}
 }
 
-// TestAccepts has an install be refused for what the runtime's configuration says, but not for the
-// first conflist's network if another file is named.
+// TestAccepts: an install is refused if the runtime's configuration forbids it. The network of the
+// first conflist does not matter if a flag names another file.
 func TestAccepts(t *testing.T) {
 	t.Parallel()
 	root := nodetest.Root(t, map[string]string{
@@ -150,7 +151,7 @@ func TestAccepts(t *testing.T) {
 	}
 }
 
-// TestOwnFile has our file keep its name and form, whichever runtime a later install finds.
+// TestOwnFile: unwind's file keeps its name and form, whichever runtime a later install finds.
 func TestOwnFile(t *testing.T) {
 	t.Parallel()
 	const list = `{"name": "a", "cniVersion": "1.0.0", "plugins": [{"type": "unwind", "chainFile": "/a"}]}`
@@ -189,8 +190,9 @@ func TestOwnFile(t *testing.T) {
 	}
 }
 
-// TestVersionFollowsRuntime has the configuration of one plugin, which can offer one version only,
-// have the newest that the runtime speaks, and keep it while the runtime does not tell.
+// TestVersionFollowsRuntime: the configuration of one plugin can offer only one CNI version. It
+// gets the newest version that the runtime supports, and keeps this version while the runtime does
+// not report its own.
 func TestVersionFollowsRuntime(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

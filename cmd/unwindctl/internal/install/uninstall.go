@@ -21,24 +21,25 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// The exit codes of a command that took unwind out of use, but could not write the off switch, or
-// kept what something still needs.
+// The exit codes after unwind was taken out of use, if the off switch could not be written, or if
+// files were kept because something still needs them.
 const (
 	ExitUnrecorded = 5
 	ExitKept       = 6
 )
 
-// Uninstall switches unwind off. Without OffOnly it also removes the binary once nothing names it.
-// It does not wait for a runtime.
+// Uninstall switches unwind off. Without OffOnly, it also removes the binary once nothing names it.
+// It waits for the runtimes for at most askWithin.
 //
 //  1. Take unwind out of other programs' files. If that fails, continue.
-//  2. Rename our conflist: from then on, pods start without unwind. If the disk has no room for the
-//     new name, remove the conflist. If that fails, stop.
+//  2. Rename unwind's conflist: from then on, pods start without unwind. If the disk has no room
+//     for the new name, remove the conflist. If that fails, stop.
 //  3. Write the off switch, so that no agent installs unwind again. If that fails, a running agent
 //     treats the removal as the off switch, but an agent that starts later installs unwind.
-//  4. Remove what nothing needs. Our conflist stays under its other name until the last uninstall,
-//     because it names the state directory. What something still needs is kept, which is an error.
-//  5. Report what the runtime loads next. It is an error if that is nothing, or runs unwind.
+//  4. Remove the files that nothing needs. If some are still needed, keep them and return an error.
+//     Keep the renamed conflist until nothing else is kept, because it names the state directory.
+//  5. Report the file that the runtime loads next. If there is none, or it runs unwind, return an
+//     error.
 func Uninstall(ctx context.Context, out io.Writer, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", askWithin)
 	if err != nil {
@@ -84,13 +85,13 @@ type uninstall struct {
 	Options
 	Setup       Setup
 	runtime     node.Runtime
-	own         []*netconf.Conflist  // our file at the start, in use, kept by off or renamed
-	attachments []inspect.Attachment // in the journal, once our file is out of use
+	own         []*netconf.Conflist  // unwind's at the start: in use, kept by off or renamed
+	attachments []inspect.Attachment // in the journal, once unwind's conflist is out of use
 	unread      error                // why the journal cannot be read
 	needed      string               // why files must stay, "" if nothing needs them
 }
 
-// recordOff is the step that writes the off switch after our conflist was removed.
+// recordOff is the step that writes the off switch after unwind's conflist was taken out of use.
 func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	was, verb, text := ReadOff(u.StateDir), "off", "by "+u.By
 	if was != nil {
@@ -119,8 +120,8 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 	}}}, nil
 }
 
-// journal is the step that reports a journal with attachments. uninstall then removes nothing that
-// can release them. For off, a journal that cannot be read is an error.
+// journal is the step that reports a journal with attachments. uninstall then keeps the programs
+// that can release them. For off, a journal that cannot be read is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
 		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
@@ -153,7 +154,7 @@ func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 // next is the step that reports what the runtime loads now.
 func (u *uninstall) next(context.Context) ([]*Change, error) {
 	network := u.runtime.DefaultNetwork
-	if u.runtime.Socket == "" && u.own != nil { // it chooses the file by the network's name
+	if u.runtime.Socket == "" && u.own != nil { // such a runtime selects a network by name
 		network = u.own[0].Name
 	}
 	paths, err := netconf.Conflists(u.Setup.ConfDir)
@@ -185,7 +186,7 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 		"conflist%s", u.Setup.ConfDir, of)
 }
 
-// takeOutHint returns how to take unwind out of a conflist other than ours.
+// takeOutHint returns how to take unwind out of a conflist that this command does not manage.
 func takeOutHint(c *netconf.Conflist) string {
 	name := strings.TrimSuffix(filepath.Base(c.Path), node.OffSuffix)
 	switch {
@@ -197,9 +198,9 @@ func takeOutHint(c *netconf.Conflist) string {
 	return "replace that file with the provider's conflist"
 }
 
-// usedStateDir returns the state directory in our conflist, and the given or the default one if
-// there is no conflist. It returns an error if unwind uses another conflist than ours or, if strict
-// is set, another state directory than the given one.
+// usedStateDir returns the given state directory, or else the one in unwind's conflist, or else the
+// default. It returns an error if unwind uses a conflist other than s.Path() or, if strict is set,
+// a state directory other than the given one.
 func (s Setup) usedStateDir(
 	own []*netconf.Conflist, given string, strict bool,
 ) (string, error) {
@@ -244,11 +245,11 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 		u.runtime.Name)}}, nil
 }
 
-// users returns what uses the plugin, "" if nothing does. An error means that this is unknown.
+// users returns what uses the plugin, or "" if nothing does. An error means that this is unknown.
 func (u *uninstall) users() (string, error) {
 	var paths, why []string
 	installed, err := node.Installed(u.Setup.ConfDir)
-	repairs, _ := u.Setup.repairs() // after a dry run, as before it
+	repairs, _ := u.Setup.repairs() // a dry run has not made these
 	for _, c := range installed {
 		repaired := slices.ContainsFunc(repairs, func(r *Change) bool { return r.path == c.Path })
 		if !isKept(c) && !u.isOwn(c.Path) && !repaired {
@@ -284,7 +285,7 @@ func (u *uninstall) users() (string, error) {
 	return "used by " + strings.Join(why, " and "), nil
 }
 
-// isOwn reports whether our file was at a path, where a dry run leaves it.
+// isOwn reports whether unwind's conflist was at a path at the start. A dry run leaves it there.
 func (u *uninstall) isOwn(path string) bool {
 	return slices.ContainsFunc(u.own, func(c *netconf.Conflist) bool { return c.Path == path })
 }
@@ -297,8 +298,8 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
-// removeFiles is the step that removes the programs and our file where off has kept it or another
-// program has renamed it, once the plugin is gone too.
+// removeFiles is the step that removes the programs, and unwind's conflist where off has kept it or
+// another program has renamed it. It keeps them while something needs them.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
 	if u.ProgramDir != "" {
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)

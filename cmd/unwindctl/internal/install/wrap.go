@@ -51,7 +51,7 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	default:
 		out, err = inline(src, keys, single)
 	}
-	// like libcni's readBool
+	// libcni's readBool accepts the same values
 	inlined := strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`)
 	if err != nil || src.Path == "" || single || strings.EqualFold(inlined, "true") {
 		return out, err
@@ -69,7 +69,7 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "disableGC",
 	"loadOnlyInlinedPlugins", "plugins", "type"}
 
-// inline checks the result by reading it as the runtime and unwind will.
+// inline wraps a configuration. It checks the result by reading it as a runtime and unwind do.
 func inline(src *netconf.Conflist, keys map[string]json.RawMessage, single bool) ([]byte, error) {
 	if single { // all other keys belong to the plugin
 		keys = map[string]json.RawMessage{"cniVersion": keys["cniVersion"]}
@@ -92,8 +92,8 @@ func inline(src *netconf.Conflist, keys map[string]json.RawMessage, single bool)
 // before and after are the white space that layOut adds around the chain. Restore removes it.
 const before, after = " ", "    "
 
-// layOut writes the list with unwind's entry. "chain" is its last key. keys are those of the
-// original list; layOut copies the ones that are not its own.
+// layOut writes the list with unwind's entry, whose last key is "chain". keys are the keys of the
+// original list; layOut copies those that it doesn't set itself.
 func layOut(src *netconf.Conflist, keys map[string]json.RawMessage, capabilities []string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `{
@@ -141,8 +141,8 @@ func readBack(wrapped []byte) (*netconf.Chain, error) {
 	return conf.LoadChain()
 }
 
-// absorb returns a wrapped list with the plugins next to unwind, which an installer has appended,
-// in its chain.
+// absorb moves the plugins that an installer has added next to unwind into unwind's chain, and
+// returns the resulting list.
 func absorb(c *netconf.Conflist) ([]byte, error) {
 	list, conf := netconf.ObjectOf(c.Data), netconf.Conf{Name: c.Name}
 	var plugins []json.RawMessage
@@ -227,7 +227,8 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case chain[0] != '{':
 		return nil, errors.New(`key "chain" must be an object`)
 	}
-	// wrap writes the chain last; a later equal text is an edit, and restores the same chain
+	// wrap writes the chain last. If somebody has added the same text after it, the result is the
+	// same.
 	const space = " \t\r\n"
 	start := bytes.LastIndex(src.Data, chain)
 	end := len(src.Data) - len(bytes.TrimLeft(src.Data[start+len(chain):], space))
@@ -245,7 +246,7 @@ type Rewrite struct {
 	Change    func(list *netconf.Conflist, bad error) ([]byte, error)
 	Unchanged string // the reason why there is nothing to change
 	Changed   string // what happened to a file that was replaced
-	InPlace   bool   // write changed files, at the targets of links
+	InPlace   bool   // replace a changed file or, if it is a link, the link's target
 	Streams   term.Streams
 }
 
@@ -321,7 +322,7 @@ func followLinks(path string) (string, error) {
 	return "", errors.New("too many symbolic links; pass the file itself")
 }
 
-// replace replaces a file, at the target of a link.
+// replace replaces a file or, if it is a symbolic link, the link's target.
 func replace(path string, text []byte) error {
 	err := fits(path, text)
 	if err == nil {

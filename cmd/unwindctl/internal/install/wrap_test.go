@@ -16,11 +16,10 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// check ends a test that has an error.
+// check fails the test at once if its error is not nil.
 var check = nodetest.Check
 
-// plain returns what a runtime gives to each plugin of a configuration without unwind: the work is
-// libcni's.
+// plain returns the configurations that libcni passes to the plugins of a list without unwind.
 func plain(list *libcni.NetworkConfigList, err error) ([]map[string]any, error) {
 	if err != nil {
 		return nil, err
@@ -41,7 +40,7 @@ func plain(list *libcni.NetworkConfigList, err error) ([]map[string]any, error) 
 	return all, nil
 }
 
-// single returns the list that a runtime makes of the configuration of one plugin.
+// single returns the list that a runtime makes from the configuration of one plugin.
 func single(x []byte) (*libcni.NetworkConfigList, error) {
 	conf, err := libcni.NetworkPluginConfFromBytes(x)
 	if err != nil {
@@ -51,12 +50,12 @@ func single(x []byte) (*libcni.NetworkConfigList, error) {
 	return libcni.ConfListFromConf(conf)
 }
 
-// wrapped is a list that wrap has made, as a runtime and then unwind read it.
+// wrapped is a list that wrap has written, as a runtime and unwind read it.
 type wrapped struct {
 	list      *libcni.NetworkConfigList
 	top       map[string]any
 	conf      *netconf.Conf
-	delegates []map[string]any // what unwind gives to each
+	delegates []map[string]any // the configurations that unwind passes to the plugins
 }
 
 func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err error) wrapped {
@@ -101,7 +100,7 @@ func wrapPath(path string) ([]byte, error) {
 	return Inline(list, err)
 }
 
-// compareTop compares the keys at the top of a list that are not wrap's.
+// compareTop compares the top-level keys that wrap must not change.
 func compareTop(t *testing.T, x []byte, got map[string]any) {
 	t.Helper()
 	var want map[string]any
@@ -115,8 +114,8 @@ func compareTop(t *testing.T, x []byte, got map[string]any) {
 	}
 }
 
-// TestWrapDirectory: wrap refuses a list with plugins that libcni would add from a directory, unless
-// the list asks for its own alone.
+// TestWrapDirectory: wrap refuses a list if libcni would add plugins from a directory. It accepts
+// the list if loadOnlyInlinedPlugins is true.
 func TestWrapDirectory(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, x, want string }{
@@ -142,7 +141,7 @@ func TestWrapDirectory(t *testing.T) {
 	}
 }
 
-// wrapText wraps a text as the command does with one from the standard input.
+// wrapText wraps a text as the command wraps its stdin.
 func wrapText(x string) ([]byte, error) {
 	list, err := netconf.ParseConflist([]byte(x))
 	if list == nil {
@@ -151,8 +150,8 @@ func wrapText(x string) ([]byte, error) {
 	return Inline(list, err)
 }
 
-// TestWrapRefuses has nothing wrapped that unwind would refuse at ADD, or that a runtime and unwind
-// would read differently.
+// TestWrapRefuses: wrap refuses a list that unwind would refuse at ADD, or that a runtime and
+// unwind would read differently.
 func TestWrapRefuses(t *testing.T) {
 	t.Parallel()
 	const a = `"plugins": [{"type": "a"}]`
@@ -201,8 +200,8 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
-// TestUnwrapEdited has the chain returned of a list that was edited by hand, and an error where
-// there is none.
+// TestUnwrapEdited: unwrap returns the chain of a list that was edited by hand, or an error if the
+// list has no chain.
 func TestUnwrapEdited(t *testing.T) {
 	for _, tt := range []struct{ name, entry, want string }{
 		{"as wrap lays it out", `{"type": "unwind", "chain":` + "\n{ }\n" + `}`, "\n{ }\n"},
@@ -241,9 +240,9 @@ func TestUnwrapEdited(t *testing.T) {
 	}
 }
 
-// FuzzWrap has, of all that wrap takes, such as the configurations of providers: a runtime sees unwind
-// alone, with the capabilities of its delegates and the other keys of the list; the delegates get what
-// libcni would give them, and unwrap returns the same bytes.
+// FuzzWrap: if wrap accepts a list, a runtime sees only unwind, with the capabilities of the
+// plugins and the other keys of the list. The plugins get the same configurations as from libcni,
+// and unwrap returns the original bytes. The conflists of providers are among the seeds.
 func FuzzWrap(f *testing.F) {
 	files, err := filepath.Glob("../../../../testdata/conflists/*")
 	if err != nil || len(files) == 0 {
@@ -300,7 +299,7 @@ func FuzzWrap(f *testing.F) {
 	})
 }
 
-// FuzzUnwrap has what is returned of any list be an object.
+// FuzzUnwrap: everything that unwrap returns is a JSON object.
 func FuzzUnwrap(f *testing.F) {
 	f.Add([]byte(`{"plugins":[{"type":"unwind","chain":{"name":"x","plugins":[{"type":"b"}]}}]}`))
 	f.Add([]byte(`{"type":"unwind","chain": {"plugins":[1 , 2],"x":{}} ,"y":1}`))

@@ -84,7 +84,7 @@ var helps = map[string][]string{
 		"queried."},
 }
 
-// collection is one collection of the metrics.
+// collection sends the metrics of one scrape.
 type collection struct {
 	Source
 	to chan<- prometheus.Metric

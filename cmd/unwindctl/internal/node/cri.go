@@ -29,9 +29,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The bounds of a query. A runtime that doesn't respond to a read-only command within LookTimeout
-// is a problem of the node. A sweep can release less without the list, and an install fails without
-// the directories, so both wait for an overloaded runtime for ActTimeout.
+// The time limits of a query. A read-only command waits for LookTimeout. sweep, install and on wait
+// for ActTimeout, because the runtime may be overloaded: without its list, a sweep releases less,
+// and without its directories, an install fails.
 const (
 	LookTimeout = 2 * time.Second
 	ActTimeout  = 10 * time.Second
@@ -73,10 +73,9 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command, which waits for each response for at most within, and
-// queries only the runtime at a socket, unless that is "". With it, the command reports on stderr
-// for which runtime it waits. If a runtime has not responded, the command does not query it again
-// immediately.
+// Waiting returns a context for one command. It limits the wait for each response to within and, if
+// only is not "", the queries to the runtime at that socket. While the command waits, it names the
+// runtime on stderr. After a timeout, it does not query the same runtime again immediately.
 func Waiting(
 	ctx context.Context, stderr io.Writer, within time.Duration, only string,
 ) context.Context {
@@ -87,15 +86,15 @@ func Waiting(
 // errNotAsked means that a command did not query a runtime.
 var errNotAsked = errors.New("not queried, because --cri names another runtime")
 
-// sameSocket reports whether two sockets are the same, even by links.
+// sameSocket reports whether two paths lead to the same socket.
 func sameSocket(a, b string) bool {
 	inA, errA := os.Stat(socketPath(a))
 	inB, errB := os.Stat(socketPath(b))
 	return a == b || errA == nil && errB == nil && os.SameFile(inA, inB)
 }
 
-// waitingFor returns an error if a runtime must not be called. Otherwise the caller calls stop when
-// that call has returned.
+// waitingFor returns an error if the command must not query a runtime. Otherwise, the caller must
+// call stop after the query.
 func (w *waiting) waitingFor(
 	ctx context.Context, socket string, within time.Duration,
 ) (stop func(), err error) {
@@ -135,8 +134,8 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-// call queries a runtime. In a command it takes at most the command's time, or least if that is
-// longer.
+// call queries a runtime. In a context from Waiting, it waits at most for that context's limit, or
+// for least if that is longer.
 func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
@@ -298,9 +297,9 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 	return all, nil
 }
 
-// ask replaces the directories by those in the runtime's response to CRI's Status(verbose), for all
-// containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and "config" is the CRI
-// plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
+// ask replaces the directories with those in the runtime's response to CRI's Status(verbose), for
+// all containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and "config" is the
+// CRI plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
 // internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API.
 // CRI-O's response does not contain them (cri-o server/runtime_status.go createRuntimeInfo), so its
 // directories come from its configuration.

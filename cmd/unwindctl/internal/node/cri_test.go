@@ -28,9 +28,9 @@ func serveVersion(t *testing.T, version string) string {
 	return (&nodetest.FakeCRI{Release: version}).Serve(t)
 }
 
-// TestVersions has a person be told of the timer wherever the runtime does not have what is dead
-// swept by itself, and the version of CNI be the newest that the runtime's libcni speaks; none of
-// a runtime that does not tell its own.
+// TestVersions: SweepAdvice recommends the timer unless the runtime itself triggers sweeps.
+// CNIVersion returns the newest CNI version that the runtime's libcni supports, or "" if the
+// runtime does not report its own version.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	const (
@@ -79,9 +79,9 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestFindPodSandboxes: --cri auto has the pods of every runtime of the node. If one of them does
-// not answer there is no list, for its pods would be missing; one that has no pods at all is passed
-// over.
+// TestFindPodSandboxes: --cri auto lists the pods of all runtimes on the node. If one of them fails
+// to answer, there is no list, because its pods would be missing. A runtime that does not implement
+// this call, such as Docker's containerd, is ignored.
 func TestFindPodSandboxes(t *testing.T) {
 	t.Parallel()
 	fails := func(code codes.Code) string {
@@ -99,12 +99,12 @@ func TestFindPodSandboxes(t *testing.T) {
 	one, two := nodetest.ServeSandboxes(t, nodetest.Sandbox("one", 0)), nodetest.ServeSandboxes(t, nodetest.Sandbox("two", cri.PodSandboxState_SANDBOX_NOTREADY))
 	none, empty, docker := filepath.Join(t.TempDir(), "none.sock"), nodetest.ServeSandboxes(t), fails(codes.Unimplemented)
 	deaf, l := nodetest.Listen(t)
-	_ = l // which no one reads
+	_ = l // nobody accepts its connections
 	refusing := filepath.Join(t.TempDir(), "dead.sock")
 	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0); err != nil {
 		t.Fatal(err)
 	} else if err := unix.Bind(fd, &unix.SockaddrUnix{Name: refusing}); err != nil {
-		t.Skip(err) // a long path
+		t.Skip(err) // the path is too long
 	}
 	if _, err := PodSandboxes(t.Context(), docker); status.Code(err) != codes.Unimplemented {
 		t.Errorf("Docker's containerd, asked by name: %v", err)

@@ -101,8 +101,8 @@ func (w *Directories) empty() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// OnHost reports whether this process is in the mount and network namespaces of process 1. It
-// returns true without permission to check.
+// OnHost reports whether this process is in the mount and network namespaces of process 1. It also
+// returns true if it lacks permission to check.
 func OnHost() bool {
 	for _, kind := range []string{"mnt", "net"} {
 		ours, err := os.Readlink("/proc/self/ns/" + kind)
@@ -117,8 +117,8 @@ func OnHost() bool {
 // firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// inContainer reports whether this process is in another PID namespace than the machine's first
-// one, or not on the host.
+// inContainer reports whether this process is in a PID namespace other than the machine's first
+// one, or in other namespaces than process 1 (see OnHost).
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
 	return own != firstPIDNS || !OnHost()

@@ -67,8 +67,8 @@ func (d distribution) find(root string) *Runtime {
 
 // settle handles directories that change with an upgrade. K3s before October 2024 keeps its plugins
 // in data/HASH/bin, later releases in data/cni (k3s#10868,
-// https://docs.k3s.io/networking/multus-ipams). MicroK8s names directories in the snap's revision;
-// settle replaces these with the same directories below current, which stay.
+// https://docs.k3s.io/networking/multus-ipams). MicroK8s reports directories of the snap's
+// revision; settle replaces these with the same directories below current, which stay valid.
 func (r *Runtime) settle(root string) {
 	switch r.Name {
 	case "k3s":

@@ -17,10 +17,10 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// untold begins the problem of a containerd that does not tell its directories.
+// untold is the beginning of the problem that a containerd did not report its directories.
 const untold = "the CNI directories may differ from the usual ones, because containerd at /run/containerd/containerd.sock did not report them: "
 
-// TestFindRuntimes has the files of the field, in the forms in which their makers ship them. No
+// TestFindRuntimes covers the configuration files of known runtimes, as their vendors ship them. No
 // containerd answers.
 func TestFindRuntimes(t *testing.T) {
 	t.Parallel()
@@ -99,8 +99,8 @@ func TestFindRuntimes(t *testing.T) {
 	}
 }
 
-// TestCRISockets: install knows each runtime whose socket --cri auto knows, and the other way round.
-// cri-dockerd has no directories of its own.
+// TestCRISockets: install and --cri auto know the same runtimes, except for cri-dockerd, which has
+// no directories of its own.
 func TestCRISockets(t *testing.T) {
 	t.Parallel()
 	found, err := Find(t.Context(), nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "", nodetest.K3sConfig: "", nodetest.K0sConfig: "",
@@ -118,8 +118,8 @@ func TestCRISockets(t *testing.T) {
 	}
 }
 
-// finds sees which runtimes are on a machine with these files. The problems and notes that are
-// wanted are beginnings.
+// finds checks which runtimes Find returns for a machine with these files. For problems and notes,
+// want contains only the beginnings.
 func finds(t *testing.T, files map[string]string, want []Runtime) {
 	t.Helper()
 	got, err := Find(t.Context(), nodetest.Root(t, files))
@@ -132,7 +132,7 @@ func finds(t *testing.T, files map[string]string, want []Runtime) {
 	}
 }
 
-// shorten cuts texts to those with which they begin.
+// shorten replaces each text that begins with the given beginning by that beginning.
 func shorten(texts, beginnings []string) {
 	for i := range min(len(texts), len(beginnings)) {
 		if strings.HasPrefix(texts[i], beginnings[i]) {
@@ -141,8 +141,8 @@ func shorten(texts, beginnings []string) {
 	}
 }
 
-// TestFindAsks: containerd tells its directories. What K3s and MicroK8s change with a release is
-// judged all the same.
+// TestFindAsks: Find asks containerd for its directories. It also handles directories of k3s and
+// MicroK8s that move with each release.
 func TestFindAsks(t *testing.T) {
 	t.Parallel()
 	const cniconfig = `{"PluginDirs": ["/told/", "/x"], "PluginConfDir": "/c/", "PluginMaxConfNum": 1, "Prefix": "eth", "Networks": []}`
@@ -199,7 +199,7 @@ func TestFindAsks(t *testing.T) {
 	}
 }
 
-// TestFindDocker: a containerd without CRI runs no pods.
+// TestFindDocker: Find ignores a containerd without CRI, because it runs no pods.
 func TestFindDocker(t *testing.T) {
 	t.Parallel()
 	socket, l := nodetest.Listen(t)
@@ -209,8 +209,8 @@ func TestFindDocker(t *testing.T) {
 	finds(t, map[string]string{nodetest.ContainerdConfig: "", nodetest.ContainerdSocket[1:]: "-> " + socket}, nil)
 }
 
-// TestResolve: a command that only looks asks the runtimes only if unwind is in none of their usual
-// directories.
+// TestResolve: a read-only command asks runtimes for their directories only if unwind's conflist is
+// in none of the usual ones.
 func TestResolve(t *testing.T) {
 	t.Parallel()
 	own := func(stateDir string) string {
@@ -243,8 +243,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestFindRuntimesBroken has a configuration of CRI-O that cannot be read be an error that names the
-// file and shows none of it, beside what the other runtimes say.
+// TestFindRuntimesBroken: if CRI-O's configuration cannot be read, Find returns an error that names
+// the file and quotes nothing from it. Find still returns the other runtimes.
 func TestFindRuntimesBroken(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -266,7 +266,8 @@ func TestFindRuntimesBroken(t *testing.T) {
 	}
 }
 
-// TestAsksTogether: runtimes that hang cost the time of one. Each question here waits for the other.
+// TestAsksTogether: Find asks all runtimes at the same time, so several that hang cost no more time
+// than one. Here, each query waits until the other one has begun.
 func TestAsksTogether(t *testing.T) {
 	t.Parallel()
 	var both sync.WaitGroup
@@ -282,8 +283,8 @@ func TestAsksTogether(t *testing.T) {
 	}
 }
 
-// TestUntold: the problem of a runtime that does not tell its directories is what happened, with a
-// remedy for that. Only one that does not run is to be started.
+// TestUntold: if a runtime does not report its directories, the problem names the cause and a
+// remedy. The remedy is to start the runtime only if it is not running.
 func TestUntold(t *testing.T) {
 	t.Parallel()
 	deaf, _ := nodetest.Listen(t)
@@ -304,7 +305,7 @@ func TestUntold(t *testing.T) {
 	}
 }
 
-// TestOnlyNamed: a command with --cri SOCKET asks no other runtime anything.
+// TestOnlyNamed: a command with --cri SOCKET queries no other runtime.
 func TestOnlyNamed(t *testing.T) {
 	t.Parallel()
 	fake := &nodetest.FakeCRI{Info: map[string]string{"cniconfig": `{"PluginDirs": ["/b"], "PluginConfDir": "/told"}`}}

@@ -47,7 +47,7 @@ type Runtime struct {
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
-// Check adds the problem that containerd would also run the provider's file.
+// Check adds a problem if containerd would also run the provider's file.
 func (r *Runtime) Check() {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
@@ -56,7 +56,7 @@ func (r *Runtime) Check() {
 	}
 }
 
-// Skips returns the problem that the runtime would not use the network of a conflist, or "".
+// Skips returns a problem if the runtime would not use the network of a conflist, or else "".
 func (r *Runtime) Skips(c *netconf.Conflist) string {
 	if r.DefaultNetwork == "" || r.DefaultNetwork == c.Name {
 		return ""
@@ -97,8 +97,8 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 
 var versionNumber = regexp.MustCompile(`\bv?(\d+)\.(\d+)\.\d`)
 
-// version returns the first two numbers of the runtime's version. While the runtime does not
-// respond, its program reports them. They are 0 if the version is unknown.
+// version returns the first two numbers of the runtime's version, or 0, 0 if it is unknown. If the
+// runtime does not respond, version runs its program with --version.
 func (r Runtime) version(ctx context.Context) (major, minor int) {
 	major, minor = runtimeVersion(ctx, r.Socket)
 	program := strings.ReplaceAll(r.Name, "-", "")
@@ -115,10 +115,11 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 	return major, minor
 }
 
-// SweepAdvice describes whether the runtime triggers sweeps by itself. containerd 2.0 and later
-// calls STATUS each time that a kubelet requests its status (go-cni cni.go Status). CRI-O calls GC
-// when it starts. Only 1.36 and later, with a cni_status_grace_period, also calls STATUS while it
-// is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither.
+// SweepAdvice says whether the runtime triggers sweeps by itself, and else what to do. containerd
+// 2.0 and later calls STATUS each time that a kubelet requests its status (go-cni cni.go Status).
+// CRI-O calls GC when it starts. CRI-O 1.36 and later, if cni_status_grace_period is set, also
+// calls STATUS while it is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call
+// neither.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
@@ -176,8 +177,8 @@ func readTOML(root, path string, into any) error {
 
 // Find returns the runtimes with a configuration, state directory or socket on this machine below
 // root, which is "/" outside tests. Their directories are those that they report over CRI, or else
-// those of their distribution, with a problem. CRI-O's are those in its configuration; if it cannot
-// be read, Find returns an error with the other runtimes.
+// those of their distribution, with a problem. CRI-O's directories are those in its configuration;
+// if that cannot be read, Find also returns an error.
 func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
@@ -211,8 +212,8 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	return runtimes, err
 }
 
-// Choose returns the runtime of that name, or the only one. Several that share their directories
-// count as one.
+// Choose returns the runtime of that name or, without a name, the only one. Several runtimes that
+// share their directories count as one.
 func Choose(found []Runtime, name string) (Runtime, error) {
 	var names []string
 	several := "this machine has several runtimes with different directories:"

@@ -27,13 +27,13 @@ import (
 // Read returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
 // without unwind. If several files use the same pool, the file with unwind wins. Read leaves
 // out the pools of a network that unwind runs with another state directory, because their owners
-// are in another journal. The networks are those that unwind runs with this one. The error names
-// the files and chains that cannot be read; Read still returns what the others contain.
+// are in another journal. networks contains the networks that unwind runs with stateDir. The error
+// names the files and chains that cannot be read; Read still returns what the others contain.
 func Read(
 	stateDir string, confDirs ...string,
 ) (pools []sweep.Pool, networks []sweep.Network, err error) {
 	var errs []error
-	unread := map[string]bool{}    // files of which errs has the error
+	unread := map[string]bool{}    // chain files whose error is already in errs
 	elsewhere := map[string]bool{} // directories of pools that belong to another journal
 	for _, dir := range confDirs {
 		paths, err := Conflists(dir)
@@ -70,7 +70,7 @@ func Read(
 }
 
 // Conflists returns the paths of all configurations in a directory: the runtime's, and those of
-// nerdctl's own networks, which are in a directory for each containerd namespace (nerdctl 2.3.5
+// nerdctl's own networks, in one subdirectory for each containerd namespace (nerdctl 2.3.5
 // pkg/netutil/store.go).
 func Conflists(dir string) ([]string, error) {
 	paths, err := netconf.Conflists(dir)

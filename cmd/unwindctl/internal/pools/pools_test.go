@@ -13,8 +13,8 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// TestNerdctlsNetworks: the pools of nerdctl's own networks are found in the folders of its
-// namespaces. A directory of plugins, as libcni adds them to a list, is no such folder.
+// TestNerdctlsNetworks: Read finds the pools of nerdctl's own networks in the directories of
+// nerdctl's namespaces. It ignores a directory from which libcni adds plugins to a list.
 func TestNerdctlsNetworks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -34,7 +34,8 @@ func TestNerdctlsNetworks(t *testing.T) {
 	}
 }
 
-// TestOfNode: the ranges are those that flannel passes to host-local on this node. Those of calico may be unknown.
+// TestOfNode: for flannel, OfNode returns the ranges that flannel passes to host-local on this
+// node. The ranges of calico may be unknown.
 func TestOfNode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -77,8 +78,8 @@ func TestOfNode(t *testing.T) {
 	}
 }
 
-// TestSize has the sizes at which a count could go wrong. inspect.TestFull compares the small ones with
-// host-local.
+// TestSize covers sizes at which counting could go wrong. inspect.TestFull compares small pools
+// with host-local itself.
 func TestSize(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -106,8 +107,8 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// FuzzRanges reads a delegate's configuration. There is a pool only for host-local, in the
-// directory of the network, and its size can be computed.
+// FuzzRanges reads a plugin's configuration. If it has a pool, the pool's path is absolute and ends
+// with the network's name. The size of each range set is valid.
 func FuzzRanges(f *testing.F) {
 	for _, ipam := range []string{
 		`"subnet": "10.1.0.0/24"`, `"subnet": "10.1.0.0/31"`, `"subnet": "fd00::/64", "dataDir": "/tmp/../x"`,

@@ -30,7 +30,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// works takes the steps of an attachment that works.
+// works runs the steps with an attachment that should work.
 func (s *space) works() {
 	if s.step("ADD", s.add) {
 		s.step("interface", s.hasResult)
@@ -49,7 +49,7 @@ func (s *space) works() {
 	if s.step("DEL", func(ctx context.Context) (string, error) {
 		_, err := s.verb(ctx, "DEL")
 		if s.deletesLink = !s.hasInterface(); err == nil {
-			err = os.Remove(filepath.Join(s.dir, listOf)) // it needs no other
+			err = os.Remove(filepath.Join(s.dir, listOf)) // no other DEL is needed
 		} else if a, _ := s.record(ctx, s.conf.StateDir); a != nil {
 			err = s.explained("%w; pending DELs: %s", err, pending(a))
 		}
@@ -64,7 +64,7 @@ func (s *space) works() {
 	}
 }
 
-// isUndone takes the steps of an attachment whose last plugin fails.
+// isUndone runs the steps with an attachment whose last plugin fails.
 func (s *space) isUndone() {
 	if s.step("failing ADD", s.addFails) && s.step("rolled back", s.isRolledBack) &&
 		s.step("swept", s.repairAndSweep) {
@@ -135,7 +135,8 @@ func (s *space) hasResult(context.Context) (text string, err error) {
 // pingWithin is the time that a gateway has to reply. An IPv6 address may be tentative for 2 s.
 const pingWithin = 5 * time.Second
 
-// ping checks that the gateways reply. Some never do, so this is only a warning.
+// ping checks that the gateways reply. Some gateways never do, so a missing reply is only a
+// warning.
 func (s *space) ping(ctx context.Context) (string, error) {
 	var replied []string
 	for _, ip := range s.result.IPs {
@@ -178,7 +179,7 @@ func (s *space) record(ctx context.Context, stateDir string) (*inspect.Attachmen
 			return &all[i], nil
 		}
 	}
-	return nil, journal.IgnoreDamaged(err) // another attachment's: doctor names it
+	return nil, journal.IgnoreDamaged(err) // doctor reports damaged records
 }
 
 func (s *space) explained(format string, args ...any) error {
@@ -195,8 +196,8 @@ func (s *space) isRecorded(ctx context.Context) (string, error) {
 	return "in the journal in " + s.conf.StateDir, err
 }
 
-// pending describes the pending DELs of a record, which may be nil, without those that wait for one
-// of the others.
+// pending describes the pending DELs of a record, which may be nil. It omits DELs that wait for
+// other DELs.
 func pending(a *inspect.Attachment) string {
 	var all []string
 	if a != nil {
@@ -272,7 +273,7 @@ func (s *space) noAddress() error {
 	return nil
 }
 
-// goneWithin is the time in which the kernel removes the links of a network namespace.
+// goneWithin is the time that the kernel may take to remove the links of a network namespace.
 const goneWithin = 3 * time.Second
 
 // nothingLeft removes the network namespace, and checks that nothing of the attachment is left.

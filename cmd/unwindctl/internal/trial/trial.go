@@ -31,7 +31,7 @@ type Options struct {
 	Plain   bool          // run the chain without unwind
 	Timeout time.Duration // of each step
 	Version string        // this program's version
-	Stderr  io.Writer     // receives the log of sweeps
+	Stderr  io.Writer     // receives the stderr of the plugins that a sweep runs
 	Report  func(Step)    // is called at the end of each step
 }
 
@@ -75,13 +75,14 @@ func (w warning) Unwrap() error { return w.error }
 
 // Run checks the network in these steps:
 //
-//  1. Wait for other checks, and remove what killed ones have left.
-//  2. Add an attachment through the runtime's conflist, use it, and delete it.
-//  3. Add one through the same chain with a last plugin that fails, with a journal of its own. The
-//     ADD is rolled back; the failing plugin's DEL stays pending until the plugin is repaired.
+//  1. Wait for other checks, and remove what killed checks have left.
+//  2. Add an attachment through the runtime's conflist, test it, and delete it.
+//  3. Unless Plain is set, add an attachment through the same chain, with an additional last plugin
+//     that fails, and with a separate journal. unwind must roll back the ADD. The failing plugin's
+//     DEL must stay pending until the plugin is repaired.
 //
-// A check that is interrupted deletes its attachment. A check that is killed leaves it to the next
-// one; its records, files and network namespaces have names that begin with unwind-check-.
+// An interrupted check deletes its attachments. The next check deletes those of a killed one, whose
+// records, files and network namespaces have names that begin with unwind-check-.
 func Run(ctx context.Context, o Options) ([]Step, error) {
 	c := &check{Options: o, ctx: ctx}
 	switch {
@@ -136,9 +137,9 @@ func (c *check) run() {
 	}
 }
 
-// step takes a step, unless the check was interrupted, and reports its outcome. It returns false if
-// the next steps make no sense. An interrupt lets a plugin end by itself, since unwind sends one
-// more DEL later to a plugin that was killed.
+// step runs a step, unless the check was interrupted, and reports its outcome. It returns false if
+// the next steps make no sense. An interrupt does not kill a running plugin, because unwind would
+// later send another DEL to a killed one.
 func (c *check) step(name string, do func(context.Context) (string, error)) bool {
 	if c.ctx.Err() != nil {
 		return false
@@ -181,8 +182,8 @@ func (c *check) remedy(text string) string {
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }
 
-// in takes steps with an attachment of a list, and removes the attachment. It returns false after
-// a failure.
+// in runs steps with a new attachment through the list that read returns, and removes the
+// attachment. It returns false if any step of the check has failed.
 func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
 	s := c.space(fmt.Sprintf("%s%08x", prefix, rand.Uint32()))
 	if c.step("namespace", func(context.Context) (_ string, err error) {
@@ -246,8 +247,8 @@ func (c *check) choose(context.Context) (string, error) {
 	return fmt.Sprintf("network %s in %s", c.file.Name, c.file.Path), nil
 }
 
-// runtimeList returns the list as a runtime reads it (go-cni opts.go loadFromConfDir), or the one
-// that it would run without unwind.
+// runtimeList returns the conflist as a runtime reads it (go-cni opts.go loadFromConfDir) or, if
+// Plain is set, the chain that a runtime would run without unwind.
 func (c *check) runtimeList(*space) (*libcni.NetworkConfigList, error) {
 	switch {
 	case c.Plain:
@@ -260,14 +261,15 @@ func (c *check) runtimeList(*space) (*libcni.NetworkConfigList, error) {
 		return nil, fmt.Errorf("%s: %w", c.file.Path, err)
 	}
 	var plugins []any
-	for _, p := range read.Plugins { // also those in the directory of the network
+	for _, p := range read.Plugins { // including those in the network's directory
 		plugins = append(plugins, json.RawMessage(p.Bytes))
 	}
 	return c.list(read.CNIVersion, read.DisableCheck, plugins)
 }
 
-// failingList returns the chain with a last plugin that fails. Its journal contains nothing else,
-// so this unwind must not sweep: every other attachment would seem to have no owner.
+// failingList returns a list in which unwind runs the chain, and then a plugin that fails. Its
+// separate journal lacks all other attachments, so this unwind must not sweep: every other address
+// would seem to have no owner.
 func (c *check) failingList(s *space) (*libcni.NetworkConfigList, error) {
 	return c.list(cmp.Or(c.file.CNIVersion, c.chain.CNIVersion), false, []any{map[string]any{
 		"type": netconf.Name, "stateDir": s.stateDir(), "onJournalFailure": "fail",

@@ -29,9 +29,10 @@ import (
 	"cni-unwind/journal"
 )
 
-// WorkDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
-// so that a full disk is noticed, and what a killed check left is known even after a reboot. The
-// runtime's cache contains no such attachment: other commands would take it for a pod's.
+// WorkDir contains a directory for each attachment of a check. It is on the same disk as libcni's
+// cache, so that a check detects a full disk, and finds what a killed check left even after a
+// reboot. A check doesn't use the runtime's cache, because other commands would take its
+// attachments for those of pods.
 const WorkDir = "/var/lib/cni/unwind-check"
 
 const (
@@ -42,10 +43,11 @@ const (
 	failing = "failing"    // while this file is there, the failing plugin's DEL fails
 )
 
-// PluginName is the name under which this program is a plugin that fails.
+// PluginName is the name under which this program acts as a plugin that fails.
 const PluginName = "unwind-check-fail"
 
-// Plugin is the last plugin of a chain that has to be rolled back.
+// Plugin implements the plugin at the end of a chain that unwind must roll back. Its ADD always
+// fails, and its DEL fails while the file failing exists.
 func Plugin() {
 	onPurpose := errors.New("fails on purpose, for unwindctl check")
 	skel.PluginMainFuncs(skel.CNIFuncs{
@@ -60,7 +62,7 @@ func Plugin() {
 }
 
 // lock lets only one check run on a node. The plugins that a check starts inherit the lock, so the
-// next check waits for those of a killed one.
+// next check also waits for the plugins of a killed check.
 func lock(ctx context.Context) (*os.File, error) {
 	parent := filepath.Dir(WorkDir)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -118,8 +120,8 @@ func (s *space) make() error {
 	return <-made
 }
 
-// linkPlugin makes this program the failing plugin, also if its own path is in a container. A
-// killed check may have left a link.
+// linkPlugin makes this program available as the failing plugin, even if this program's file is in
+// a container. It replaces a link that a killed check has left.
 func (s *space) linkPlugin() error {
 	err := os.MkdirAll(s.bin(""), 0o700)
 	_ = os.Remove(s.bin(PluginName))
@@ -144,14 +146,14 @@ func (s *space) verb(ctx context.Context, verb string) (types.Result, error) {
 	return nil, cni.DelNetworkList(ctx, s.list, conf)
 }
 
-// remove removes all of an attachment, also of a check that was killed. If a DEL fails, the list
-// stays for the next check.
+// remove removes everything of an attachment, even if its check was killed. If a DEL fails, the
+// list stays for the next check.
 func (s *space) remove() error {
 	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
 	if err == nil {
 		s.list, err = libcni.NetworkConfFromBytes(data)
 	}
-	deleted := err != nil // or the check was killed before the ADD
+	deleted := err != nil // the DEL removed the list, or a killed check never wrote it
 	if !deleted {
 		err = s.deleteAll()
 		deleted = err == nil
@@ -163,8 +165,8 @@ func (s *space) remove() error {
 	return os.RemoveAll(s.dir)
 }
 
-// deleteAll sends a DEL to every plugin of the list. Unlike libcni, it doesn't stop at one that
-// fails. It ignores an interrupt.
+// deleteAll sends a DEL to every plugin of the list. Unlike libcni, it doesn't stop at a plugin
+// that fails. It ignores an interrupt.
 func (s *space) deleteAll() (first error) {
 	if durable.Exists(s.bin("")) {
 		_ = os.Remove(s.bin(failing))
@@ -200,11 +202,13 @@ func (c *check) recover() (int, error) {
 	return len(dirs), err
 }
 
-// stopWithin is the time that a plugin has to end after SIGTERM. unwind rolls back an ADD.
+// stopWithin is the time that a plugin has to exit after SIGTERM. unwind needs it to roll back an
+// ADD.
 const stopWithin = 15 * time.Second
 
-// keepResult writes the result that a plugin's ADD gets into the cache. libcni writes only that of
-// the last plugin, so that without unwind, the DELs after a failed ADD would leave rules.
+// keepResult caches the result that a plugin's ADD gets from the plugin before it. libcni caches
+// only the last plugin's result. So without keepResult and without unwind, the DELs after a failed
+// ADD would leave rules.
 func (s *space) keepResult(config []byte) error {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
@@ -223,8 +227,8 @@ func (s *space) keepResult(config []byte) error {
 	return err
 }
 
-// runner runs plugins. Unlike libcni's own, it ends a plugin with SIGTERM first, and then its
-// children, too.
+// runner runs plugins. Unlike libcni, it ends a plugin with SIGTERM first. Then it kills the plugin
+// and its children.
 type runner struct {
 	invoke.DefaultExec
 	space *space
