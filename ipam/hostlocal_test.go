@@ -36,7 +36,7 @@ func newPool(t *testing.T, files files) string {
 	return pool
 }
 
-// filesOf returns the files of a pool, in the format of files.
+// filesOf returns the files of a pool, in the format of ipamtest.Files.
 func filesOf(t *testing.T, pool string) files {
 	t.Helper()
 	found := files{}
@@ -77,7 +77,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// TestPool: Pool returns the directory that host-local itself uses for a network, and none where
+// TestPool: Pool returns the directory that host-local itself uses for a network, or "" if
 // host-local would use none.
 func TestPool(t *testing.T) {
 	t.Parallel()
@@ -95,12 +95,12 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestOwnerOf covers each kind of file at an address. For a file that cannot be read, OwnerOf
-// returns an error, not an address without an owner.
+// TestOwnerOf covers each kind of file that an address may have. If a file cannot be read, OwnerOf
+// returns an error instead of an empty owner.
 func TestOwnerOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name, address, content string // content is that of the file 10.1.0.2
+		name, address, content string // content is what the file 10.1.0.2 contains
 		want                   Owner
 		given, fails           bool
 	}{
@@ -114,11 +114,7 @@ func TestOwnerOf(t *testing.T) {
 		{name: "a link", address: "10.1.0.2", content: "link to 10.1.0.9", fails: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			file := "10.1.0.2"
-			if strings.HasPrefix(tt.address, "fd") {
-				file = tt.address
-			}
-			pool := newPool(t, files{file: tt.content, "10.1.0.9": "z\r\neth0"})
+			pool := newPool(t, files{"10.1.0.2": tt.content, "10.1.0.9": "z\r\neth0"})
 			owner, given, err := OwnerOf(pool, netip.MustParseAddr(tt.address))
 			if owner != tt.want || given != tt.given || (err != nil) != tt.fails {
 				t.Errorf("%+v, given %t, %v; want %+v, given %t", owner, given, err, tt.want, tt.given)
@@ -128,7 +124,8 @@ func TestOwnerOf(t *testing.T) {
 }
 
 // odd contains files that are not the attachment's: files without an owner, files of other owners,
-// and files that are not host-local's. Release leaves them in place, and they never make it fail.
+// and files that are not host-local's. Release leaves them in place, and never fails because of
+// them.
 var odd = files{
 	"lock": "", "last_reserved_ip.0": "a\r\neth0", "last_reserved_ip.1": "a\r\neth0", "notes": "a\r\neth0",
 	"10.1.0.20": "", "10.1.0.21": "folder", "10.1.0.22": "link to notes", "10.1.0.23": "link to nowhere",
@@ -195,8 +192,8 @@ func releaseBeside(ctx context.Context, pool string) <-chan error {
 }
 
 // TestReleaseIsBounded: while another process holds the pool's lock, Release waits until its
-// context ends, and releases nothing. The thread that still waits in flock(2) unlocks as soon as it
-// gets the lock.
+// context ends, and releases no address. Its thread remains in flock(2) until it gets the lock, and
+// then releases the lock immediately.
 func TestReleaseIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
@@ -215,7 +212,7 @@ func TestReleaseIsBounded(t *testing.T) {
 	if _, given, err := OwnerOf(pool, netip.MustParseAddr("10.1.0.2")); !given || err != nil {
 		t.Errorf("after a Release without the lock: given %t, %v", given, err)
 	}
-	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // flock(2) cannot be cancelled
+	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 1, 1) // flock(2) cannot be canceled
 	unlock()
 	sandbox.AwaitWaiters(t, 0, filepath.Join(pool, "lock"), 0, 0)
 	check(t, <-releaseBeside(t.Context(), pool))
@@ -224,8 +221,8 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseOne releases one address of an attachment. Its file must contain the attachment's
-// owner, or the beginning of it, as a killed host-local leaves it.
+// TestReleaseOne releases one address of an attachment. The address's file must name the
+// attachment, or must contain only the beginning of that owner, as after a power loss.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,

@@ -21,8 +21,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// story is a test of several actors that use one journal. An actor runs a verb, such as acquire, and
-// answers with its result. An actor that waits for a lock answers later (see reply and waitsFor).
+// story is a test of several actors that use one journal. An actor runs a verb, such as acquire,
+// and answers with the verb's result. An actor that waits for a lock answers later (see reply and
+// waitsFor).
 type story struct {
 	name string
 	tell func(c *cast)
@@ -61,7 +62,7 @@ func (c *cast) elsewhere() *process {
 	return start(c.T, "act", c.store.Dir)
 }
 
-// answer is what an actor answers to a verb.
+// answer is an actor's answer to a verb. The methods of answer wait for it.
 type answer struct {
 	*process
 	verb string
@@ -84,7 +85,7 @@ func (p *process) reply() answer { return answer{p, "its last verb"} }
 func (p *process) stop()   { p.t.Helper(); p.signal(syscall.SIGSTOP) }
 func (p *process) resume() { p.t.Helper(); p.signal(syscall.SIGCONT) }
 
-// The verbs. They are explained in actor.act.
+// The verbs. actor.act implements them.
 
 func (p *process) acquire(id string, limit ...time.Duration) answer {
 	return p.ask("acquire", id, limit...)
@@ -156,7 +157,7 @@ func (a answer) text() string {
 	return "spawned"
 }
 
-// eitherIs checks the first answer of two actors that wait, and returns the one that answered first.
+// eitherIs checks the first answer of two actors that wait. first is the actor that answered first.
 func eitherIs(want string, one, other *process) (first, second *process) {
 	one.t.Helper()
 	var got string
@@ -179,8 +180,8 @@ func (p *process) waitsFor(file string) {
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
 }
 
-// noLongerAwaits waits until no DEL waits for a lock. A program that another test has just started from
-// this process has its descriptors, and so the lock's third byte, until it is executed.
+// noLongerAwaits waits until no DEL waits for a lock. If another test starts a program, the child
+// process holds this process's descriptors, and so the lock's third byte, until exec.
 func (p *process) noLongerAwaits(id string) {
 	p.t.Helper()
 	for end := time.Now().Add(sandbox.Patience); p.awaited(id).text() != "false"; time.Sleep(5 * time.Millisecond) {
@@ -190,8 +191,8 @@ func (p *process) noLongerAwaits(id string) {
 	}
 }
 
-// waits gives the actor the time to begin to wait for an attachment's lock. It polls that lock, so
-// the kernel does not show that it waits.
+// waits gives the actor time to begin to wait for an attachment's lock. The actor polls that lock,
+// so /proc/locks does not show that the actor waits.
 func (p *process) waits() { time.Sleep(50 * time.Millisecond) }
 
 // perform starts an actor in a goroutine of this process.
@@ -214,8 +215,8 @@ func perform(t *testing.T, dir string) *process {
 	return p
 }
 
-// shortWait replaces maxWait in stories. It is long enough that a slow, loaded machine doesn't
-// exceed it where nothing is meant to wait.
+// shortWait replaces maxWait in stories. It is so long that even on a slow, loaded machine, a verb
+// that need not wait takes less time.
 const shortWait = 15 * time.Second
 
 // helpAct is a helper process that runs an actor.
@@ -283,7 +284,7 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		cmd.ExtraFiles = []*os.File{l.File()}
 		err = cmd.Start()
 		return fmt.Sprint("spawned ", cmd.Process.Pid), err
-	case "awaited": // a DEL waits for the lock
+	case "awaited": // whether a DEL waits for the lock
 		return fmt.Sprint(l.Awaited()), nil
 	case "look":
 		return a.look(k)
@@ -313,7 +314,7 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 	case "umask":
 		mask, _ := strconv.ParseUint(id, 8, 32)
 		syscall.Umask(int(mask))
-	case "die": // from now on, die at the point named
+	case "die": // from now on, die at the named crash point
 		a.Point = func(name string) {
 			if name == id {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -332,8 +333,6 @@ func (a *actor) act(ctx context.Context, verb, id string) (said string, err erro
 		other := &Store{Dir: a.Dir + ".other"}
 		err = errors.Join(other.Update(ctx, func(tx *Tx) error { return tx.Put(adding(id)) }),
 			os.Rename(a.Path(), a.Path()+".old"), os.Rename(other.Path(), a.Path()))
-	case "touch": // as a writer does
-		err = os.Chtimes(filepath.Join(a.Dir, queueName), time.Time{}, time.Now())
 	case "sleep":
 		time.Sleep(shortWait * 2 / 5)
 	case "view":
@@ -369,7 +368,7 @@ func (a *actor) take(ctx context.Context, how, id string) (said string, err erro
 	return "taken", nil
 }
 
-// look returns the state of an attachment's lock, as a process that doesn't hold it sees it.
+// look returns the state of an attachment's lock, from LookAtLock and the lock's file.
 func (a *actor) look(k Key) (said string, err error) {
 	lock, err := a.LookAtLock(k)
 	switch said = "free"; {
@@ -395,8 +394,9 @@ func (a *actor) list(ctx context.Context) (said string, err error) {
 	return said, err
 }
 
-// hold puts a record in a transaction, in which it first waits for a line from the test. If wreck
-// is set, the first run of the transaction damages the file, and Update runs it again in a new one.
+// hold puts a record in a transaction, which first waits for a line from the test. If wreck is set,
+// the first run of the transaction damages the file, and Update runs the transaction again in a new
+// file.
 func (a *actor) hold(wreck bool, id string) error {
 	return a.Update(context.Background(), func(tx *Tx) error {
 		a.tell("in")

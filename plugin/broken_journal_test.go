@@ -19,7 +19,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// breakage is a way to break the journal of a node, which has one. mend repairs it.
+// breakage is a way to break a node's existing journal. mend repairs the journal.
 type breakage struct {
 	name string
 	of   func(n *node) (mend func())
@@ -76,7 +76,7 @@ func (n *node) linkStateDir() (mend func()) {
 	}
 }
 
-// blockJournal puts a directory in the place of the file.
+// blockJournal replaces the journal file with a directory.
 func (n *node) blockJournal() (mend func()) {
 	n.Helper()
 	path := n.store.Path()
@@ -88,7 +88,7 @@ func (n *node) blockJournal() (mend func()) {
 	}
 }
 
-// holdQueue takes the lock of the queue, and tells nobody whose turn it is.
+// holdQueue locks the queue file and never writes to it, as a process other than unwind might.
 func (n *node) holdQueue() (mend func()) {
 	n.Helper()
 	f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -103,7 +103,7 @@ func (n *node) mount(source, target, fstype string, flags uintptr, data string) 
 	n.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
 }
 
-// editJournal changes the journal past its own code.
+// editJournal changes the journal file without the code of package journal.
 func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	n.Helper()
 	db, err := bolt.Open(n.store.Path(), 0o600, &bolt.Options{Timeout: time.Second})
@@ -111,9 +111,10 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	must(n, errors.Join(db.Update(edit), db.Close()))
 }
 
-// TestBrokenJournal: while the journal cannot be used, an ADD works as in the plain chain, and is
-// rolled back from memory if it fails. If so configured, it is refused before any delegate runs. A
-// DEL always goes on, with the addresses, and the next one undoes what the journal missed of it.
+// TestBrokenJournal: while the journal cannot be used, an ADD works as without unwind. If it fails,
+// unwind rolls it back from memory. With onJournalFailure "fail", unwind refuses the ADD before any
+// plugin runs. A DEL always runs the plugins, and passes them the addresses. The next DEL undoes
+// what remains.
 func TestBrokenJournal(t *testing.T) {
 	breakages := []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, strangersTurn}
 	verbs := oneOf("ADD", "failing ADD", "failing ADD and DEL", "ADD refused", "failing DEL", "DEL")
@@ -170,7 +171,7 @@ func TestBrokenJournal(t *testing.T) {
 			a.del()
 			for i, call := range n.callLog() {
 				shown := 4
-				if breakage.name == readOnly.name { // the DEL reads the record, and withholds what it has freed
+				if breakage.name == readOnly.name { // the DEL reads the record, and withholds freed addresses
 					shown -= i
 				}
 				want := strings.Join([]string{"198.51.100.0", "198.51.100.1", "198.51.100.2", "198.51.100.3"}[:shown], " ")
@@ -192,7 +193,7 @@ func (n *node) useSmallDisk() {
 	n.mount("tmpfs", n.stateDir, "tmpfs", 0, "mode=0700,size=1m")
 }
 
-// fillSmallDisk leaves no room on it until drain.
+// fillSmallDisk fills the disk of useSmallDisk. drain makes space again.
 func (n *node) fillSmallDisk() (drain func()) {
 	n.Helper()
 	filler := filepath.Join(n.stateDir, "filler")
@@ -201,8 +202,8 @@ func (n *node) fillSmallDisk() (drain func()) {
 	return func() { must(n, os.Remove(filler)) }
 }
 
-// failCommit runs a verb in which the n-th commit fails: at "commit" before it has written
-// anything, at "committed" after it has written everything.
+// failCommit runs a verb in which the n-th commit fails: at point "commit" before it has written
+// anything, at point "committed" after it has written everything.
 func (n *node) failCommit(point string, nth int, verb func()) {
 	n.Helper()
 	n.env = append(n.env, fmt.Sprintf("%s=%s %d", env.FailAt, point, nth))
@@ -210,9 +211,9 @@ func (n *node) failCommit(point string, nth int, verb func()) {
 	n.env = n.env[:len(n.env)-1]
 }
 
-// TestResultNotWritten: the journal fails after the intent. The ADD fails, whatever
-// onJournalFailure says, and nothing is left of it. The pod's next ADD succeeds, and so does the
-// next sandbox's.
+// TestResultNotWritten: the journal breaks after an ADD has written its intent. With either value
+// of onJournalFailure, the ADD fails, and its rollback leaves nothing but a record in state adding.
+// The next ADD of this sandbox or of the pod's next sandbox, or a STATUS, undoes that record.
 func TestResultNotWritten(t *testing.T) {
 	breakages := []breakage{blocked, readOnly, newerFormat, groupWritable, linked}
 	nexts := oneOf("the same sandbox", "the next sandbox", "a STATUS")
@@ -253,9 +254,10 @@ func TestResultNotWritten(t *testing.T) {
 		})
 }
 
-// TestCommitFails: a commit of an ADD fails, and is there or not. If the intent is there, the ADD
-// goes on as if the commit had succeeded, and no sweep takes it for dead. If it is not there, the
-// ADD goes on without the journal. If the result's commit fails, the ADD fails.
+// TestCommitFails: a commit of an ADD returns an error, whether or not the journal contains the
+// data. If it contains the intent, the ADD continues as if the commit had succeeded, and no sweep
+// releases the attachment. If it lacks the intent, the ADD continues without the journal. If the
+// result's commit returns an error, the ADD fails.
 func TestCommitFails(t *testing.T) {
 	commits := oneOf(
 		"the intent, there", "the intent, not there", "the result, there", "the result, not there")
@@ -301,56 +303,65 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestPrintedCounts: the journal fails in an ADD, after the intent. Afterwards the next sandbox's
-// ADD or a sweep is killed, at each system call on the attachment's lock file in turn, and a sweep
-// follows. If the ADD has printed success, it keeps all that it took; otherwise nothing is left.
+// TestPrintedCounts: the journal breaks in an ADD, after the intent. Then unwind is killed in the
+// ADD of the next sandbox, or in a STATUS, at one of its system calls on the lock file of the first
+// attachment. A STATUS follows. If the first ADD printed success, the attachment keeps all its
+// resources. Otherwise, nothing is left.
 func TestPrintedCounts(t *testing.T) {
 	t.Parallel()
 	for _, next := range oneOf("a sandbox", "a sweep") {
 		t.Run(next.name, func(t *testing.T) {
 			t.Parallel()
 			everyPoint(t, 1, func(t *testing.T, at int) (killed bool) {
-				n := newNode(t)
-				n.chain(p0, p1)
-				n.plan(p0.ADD("hold"))
-				a := n.newPod("a")
-				add := a.beginAdd()
-				n.awaitHeld("ADD", "a", "p0")
-				mend := blocked.of(n)
-				n.letGo("ADD", "a", "p0")
-				_ = add.wait()
-				mend()
-				n.plan()
-				ofOthers := func(file string) bool { return file[0] != 'a' }
-				taken := slices.DeleteFunc(n.taken(), ofOthers)
-				wantAsBefore := func() {
-					n.Helper()
-					n.wantEqual("taken by a", slices.DeleteFunc(n.taken(), ofOthers), taken)
-				}
-				b := a.nextSandbox("b")
-				verb := n.tryLibcniStatus
-				if next.is("a sandbox") {
-					verb = b.tryAdd
-				}
-				n.versions("1.1.0", "1.0.0")
-				killed = a.killAtLockCall(at, verb)
-				wantAsBefore()
-				n.libcniStatus()
-				wantAsBefore()
-				if next.is("a sandbox") {
-					_ = b.tryDel()
-				}
-				wantAsBefore()
-				_ = a.tryDel()
-				n.wantTaken()
-				return killed
+				breaks := oneOf("before the result is written", "after the result is written")
+				return inTurn(t, at, breaks, func(t *testing.T, breaks choice) (killed bool) {
+					n := newNode(t)
+					n.chain(p0, p1)
+					holds := p0
+					if breaks.has("after") {
+						holds = p1
+					}
+					n.plan(holds.ADD("hold"))
+					a := n.newPod("a")
+					add := a.beginAdd()
+					n.awaitHeld("ADD", "a", holds.instance)
+					mend := blocked.of(n)
+					n.letGo("ADD", "a", holds.instance)
+					err := add.wait()
+					n.want((err == nil) == breaks.has("after"), "ADD: %v", err)
+					mend()
+					n.plan()
+					ofOthers := func(file string) bool { return file[0] != 'a' }
+					taken := slices.DeleteFunc(n.taken(), ofOthers)
+					wantAsBefore := func() {
+						n.Helper()
+						n.wantEqual("taken by a", slices.DeleteFunc(n.taken(), ofOthers), taken)
+					}
+					b := a.nextSandbox("b")
+					verb := n.tryLibcniStatus
+					if next.is("a sandbox") {
+						verb = b.tryAdd
+					}
+					n.versions("1.1.0", "1.0.0")
+					killed = a.killAtLockCall(at, verb)
+					wantAsBefore()
+					n.libcniStatus()
+					wantAsBefore()
+					if next.is("a sandbox") {
+						_ = b.tryDel()
+					}
+					wantAsBefore()
+					_ = a.tryDel()
+					n.wantTaken()
+					return killed
+				})
 			})
 		})
 	}
 }
 
-// killAtLockCall runs a verb in which unwind is killed at the n-th system call on the attachment's
-// lock file, if there are so many. Otherwise the verb has to pass.
+// killAtLockCall runs a verb, and kills unwind at its n-th system call on the attachment's lock
+// file. If there are fewer such calls, the verb must succeed.
 func (p *pod) killAtLockCall(nth int, verb func() error) (killed bool) {
 	p.Helper()
 	program := filepath.Join(p.path[0], netconf.Name)
@@ -367,8 +378,8 @@ func (p *pod) killAtLockCall(nth int, verb func() error) (killed bool) {
 	return killed
 }
 
-// TestTurnNotCome: an ADD waits for its turn to write its result as long as others write to the
-// journal.
+// TestTurnNotCome: as long as other processes write to the journal, an ADD waits for its turn to
+// write its result.
 func TestTurnNotCome(t *testing.T) {
 	if !sandbox.Long() {
 		t.Skip("it waits for half a minute: make proof")
@@ -394,7 +405,8 @@ func TestTurnNotCome(t *testing.T) {
 	n.wantClean()
 }
 
-// keepWriting has somebody hold the queue, and write to it once a second.
+// keepWriting locks the queue file and touches it once a second, as if other processes kept writing
+// to the journal.
 func (n *node) keepWriting() (stop func()) {
 	n.Helper()
 	path, over := filepath.Join(n.stateDir, "journal.lock"), make(chan struct{})
@@ -415,8 +427,8 @@ func (n *node) keepWriting() (stop func()) {
 	}
 }
 
-// TestDiskFull: a disk that is full, or becomes so, keeps no pod from starting, and leaves nothing
-// of those that go. An ADD whose intent is written has room for its result.
+// TestDiskFull: a disk that is or becomes full keeps no pod from starting, and deleted pods leave
+// nothing behind. The intent of an ADD allocates the space for its result.
 func TestDiskFull(t *testing.T) {
 	whens := oneOf("from the start", "in an ADD", "between intent and result", "from a DEL on")
 	each1(t, whens, func(t *testing.T, when choice) {
@@ -476,9 +488,9 @@ func TestDiskFull(t *testing.T) {
 	})
 }
 
-// TestJournalRemoved: a journal that is removed while a delegate runs, or set aside by another ADD,
-// is begun anew, and has the entry with the next result. After the last one, the DEL goes by the
-// runtime's input.
+// TestJournalRemoved: while a plugin runs in an ADD, the journal is removed, or another process
+// replaces it because it is damaged. If the ADD has a result to write after that, the new journal
+// contains its record. Otherwise, the DEL uses the runtime's input.
 func TestJournalRemoved(t *testing.T) {
 	whens := oneOf("at the first", "at the last")
 	hows := oneOf("removed", "set aside")
@@ -516,8 +528,9 @@ func TestJournalRemoved(t *testing.T) {
 		})
 }
 
-// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD that fails,
-// with a DEL that fails too. The error says that this DEL is pending, and so does the journal.
+// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD. The ADD
+// fails, and so does a DEL of its rollback. The error reports this pending DEL, and the new journal
+// contains it.
 func TestJournalLostInFailingADD(t *testing.T) {
 	losses := oneOf("emptied", "removed", "removed with its directory", "damaged")
 	each2(t, losses, oneOf("DEL", "sweep"), func(t *testing.T, loss, next choice) {
@@ -553,9 +566,10 @@ func TestJournalLostInFailingADD(t *testing.T) {
 	})
 }
 
-// TestJournalFailsOverPending: while an earlier ADD of the container ID is on record, an ADD that
-// cannot be written goes on, and that record stays. The DEL undoes both. "Meanwhile" is while the
-// pod's older sandbox is settled, which comes first.
+// TestJournalFailsOverPending: an ADD cannot write its intent, and the journal contains an earlier
+// ADD of the container ID. The ADD continues, and the earlier record stays. The DEL undoes both
+// ADDs. In the case "meanwhile", the journal breaks while the ADD releases another sandbox of the
+// pod.
 func TestJournalFailsOverPending(t *testing.T) {
 	each1(t, oneOf("before", "meanwhile"), func(t *testing.T, when choice) {
 		n := newNode(t)

@@ -13,8 +13,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestStatusOfMissingPlugin: a plugin of the chain, or an IPAM one, that is in no directory is code
-// 50. STATUS looks for it again after a second.
+// TestStatusOfMissingPlugin: if a plugin of the chain, or an IPAM plugin, is in no directory of
+// CNI_PATH, STATUS fails with code 50. Before that, STATUS waits a second for the plugin to appear.
 func TestStatusOfMissingPlugin(t *testing.T) {
 	type test struct {
 		name    string
@@ -39,9 +39,9 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 	})
 }
 
-// TestStatusDuringUpgrade: a plugin that is missing when STATUS looks and is back soon after,
-// as in an upgrade, is no failure, even if STATUS must then ask it for its own STATUS. STATUS
-// looks at several things at once.
+// TestStatusDuringUpgrade: a plugin is missing when STATUS begins, and is back soon after, as in an
+// upgrade. STATUS succeeds. In a chain of CNI 1.1, it also calls the STATUS of that plugin, unless
+// that is only an IPAM plugin.
 func TestStatusDuringUpgrade(t *testing.T) {
 	choices := oneOf("delegate", "IPAM")
 	each2(t, choices, []string{"1.0.0", "1.1.0"}, func(t *testing.T, which choice, inner string) {
@@ -71,16 +71,16 @@ func TestStatusDuringUpgrade(t *testing.T) {
 	})
 }
 
-// TestStatusOfDelegates: STATUS asks delegates if the chain speaks 1.1. The runtime gets the
-// delegate's words and code. Of several failures it gets the gravest: 51 before 50 before all
-// others. Slow ones together take longer than a STATUS has.
+// TestStatusOfDelegates: STATUS calls the plugins' own STATUS if the chain's cniVersion is 1.1. The
+// runtime gets the message and the code of a plugin that fails. If several fail, the runtime gets
+// the gravest error: 51 before 50, and 50 before any other.
 func TestStatusOfDelegates(t *testing.T) {
 	sandbox.Concurrent(t)
 	type test struct {
 		name  string
-		codes [3]int // of the delegates; those that have one are in the mode
+		codes [3]int // the plugins' error codes; a plugin with a code runs in mode
 		mode  string
-		code  uint // of the STATUS; 0: it passes
+		code  uint // the error code of unwind's STATUS; 0: it succeeds
 		says  string
 	}
 	tests := []test{
@@ -122,8 +122,8 @@ func TestStatusOfDelegates(t *testing.T) {
 	})
 }
 
-// TestStatusOfJournal: an unusable journal is an error if no ADD goes on without it, and otherwise
-// a warning. A journal that others are using is no problem.
+// TestStatusOfJournal: if the journal cannot be used, STATUS fails if ADDs require the journal, and
+// logs a warning otherwise. A journal that is in use by other processes is no problem.
 func TestStatusOfJournal(t *testing.T) {
 	breakages := []breakage{
 		{"a folder that anybody can write to", (*node).makeWorldWritable},
@@ -158,7 +158,7 @@ func (n *node) makeWorldWritable() (mend func()) {
 	return func() { must(n, os.Chmod(n.stateDir, 0o700)) }
 }
 
-// replaceByFile puts a file in the place of stateDir.
+// replaceByFile replaces stateDir with a file.
 func (n *node) replaceByFile() (mend func()) {
 	n.Helper()
 	must(n, os.Rename(n.stateDir, n.stateDir+".away"))
@@ -169,7 +169,7 @@ func (n *node) replaceByFile() (mend func()) {
 	}
 }
 
-// flock holds the lock of a file until it is unlocked, at the latest when the test ends.
+// flock locks a file until unlock is called, or until the test ends.
 func (n *node) flock(path string) (unlock func()) {
 	n.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -179,9 +179,9 @@ func (n *node) flock(path string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// TestStatusEndsInTime: each thing hangs that a STATUS may wait for. STATUS still ends in time, and
-// fails for the hang only if it is in a delegate's own STATUS. No delegate is left of it, nor of
-// the sweep, which has its own time.
+// TestStatusEndsInTime: something that a STATUS may wait for hangs. unwind's STATUS still ends in
+// time, and fails only if a plugin's own STATUS hangs. No plugin's process is left, neither of the
+// STATUS nor of the sweep, which has its own time limit.
 func TestStatusEndsInTime(t *testing.T) {
 	const delHangs = "a DEL of the sweep hangs"
 	things := oneOf(
@@ -256,11 +256,11 @@ func TestStatusEndsInTime(t *testing.T) {
 	})
 }
 
-// warnedUnknown is logged by a CHECK without an entry.
-const warnedUnknown = "the attachment is not in the journal"
+// warnedUnknown is logged by a CHECK of an attachment without a record.
+const warnedUnknown = "the attachment is not live in the journal"
 
-// TestCheck: CHECK asks every delegate in the order of the chain, with the configuration of its ADD
-// and the final result, even if the conflist has changed.
+// TestCheck: CHECK calls every plugin in chain order, with the configuration of its ADD and the
+// final result, even if the conflist has changed.
 func TestCheck(t *testing.T) {
 	type conflist struct {
 		name  string
@@ -289,8 +289,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckBesideOthers: a CHECK waits for nobody, and nobody for it, even after its unwind was
-// killed. It makes no lock file.
+// TestCheckBesideOthers: a CHECK waits for no other verb, and no other verb waits for a CHECK, even
+// one whose unwind was killed. CHECK creates no lock file.
 func TestCheckBesideOthers(t *testing.T) {
 	each1(t, oneOf("it lasts", "its unwind was killed"), func(t *testing.T, other choice) {
 		n := newNode(t)
@@ -327,8 +327,8 @@ func TestCheckBesideOthers(t *testing.T) {
 	})
 }
 
-// TestCheckFails: the runtime gets the error of the delegate that fails, with its code and words,
-// and the delegates after it are not asked.
+// TestCheckFails: the runtime gets the error of the plugin that fails, with its code and message.
+// unwind does not call the plugins after it.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -344,7 +344,8 @@ func TestCheckFails(t *testing.T) {
 	n.wantClean()
 }
 
-// TestCheckWithoutEntry: without an entry the delegates decide; the missing entry is a warning.
+// TestCheckWithoutEntry: if the attachment has no record, the plugins' CHECKs decide, and unwind
+// logs a warning.
 func TestCheckWithoutEntry(t *testing.T) {
 	each1(t, oneOf("they agree", "one refuses"), func(t *testing.T, decision choice) {
 		n := newNode(t)

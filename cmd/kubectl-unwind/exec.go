@@ -23,10 +23,10 @@ import (
 const (
 	mostAtOnce        = 20
 	mostAtOnceCareful = 10
-	mostOutput        = 64 << 20 // bytes from a node, which controls them
+	mostOutput        = 64 << 20 // bytes from one node, which could send any number
 )
 
-// careful are the commands of unwindctl that take unwind out of use.
+// careful lists the unwindctl commands that take unwind out of use.
 var careful = []string{"off", "uninstall"}
 
 // outcome is the output of a command on a node and, if it failed, the reason and the exit code.
@@ -35,8 +35,9 @@ type outcome struct {
 	code         int
 }
 
-// exec runs a command of unwindctl on the selected nodes, and prints the outputs in their order. It
-// asks the user before a careful command, and stops starting such a command after a failure.
+// exec runs an unwindctl command on the selected nodes, and prints the outputs in the nodes' order.
+// Before it runs a careful command on several nodes, it asks the user, unless --yes is set. After a
+// failure, it runs a careful command on no further node, unless --keep-going is set.
 func (o *options) exec(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())
@@ -52,7 +53,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 			}
 		}
 		atOnce, stops = mostAtOnceCareful, !o.keepGoing
-		args = slices.Insert(args, i+1, "--by=kubectl unwind as "+operator()) // the user's --by wins
+		args = slices.Insert(args, i+1, "--by=kubectl unwind as "+operator()) // a --by in args wins
 	}
 	failed, code := map[string][]string{}, 0
 	for i, running := range o.start(ctx, nodes, args, atOnce, stops) {
@@ -61,7 +62,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 			failed[done.reason] = append(failed[done.reason], nodes[i].name)
 			code = max(code, done.code)
 		}
-		if done.reason == "" || done.text != "" {
+		if err == nil && (done.reason == "" || done.text != "") {
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s:%s\n", nodes[i].name, indent(done.text))
 		}
 	}
@@ -93,14 +94,15 @@ func ask(ctx context.Context, stderr io.Writer, command string, nodes []node) er
 	}
 }
 
-// operator returns the user who runs this program. unwind records who switched it off.
+// operator returns USER@HOST of this program, with which unwind records who switched it off.
 func operator() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")
 }
 
-// start starts a command on all nodes, and returns a channel for the outcome on each. If stops is
-// true, it starts the command on no further node once the command has failed on one.
+// start runs a command on all nodes, on at most atOnce at a time, and returns a channel for each
+// node's outcome. If stops is true, a failure on one node prevents the command from starting on
+// further nodes.
 func (o *options) start(ctx context.Context, nodes []node, args []string, atOnce int,
 	stops bool) []chan outcome {
 	outcomes := make([]chan outcome, len(nodes))
@@ -134,7 +136,7 @@ func (o *options) start(ctx context.Context, nodes []node, args []string, atOnce
 
 const notRun = "not run"
 
-// runUnwindctl runs unwindctl in the agent's pod of a node.
+// runUnwindctl runs unwindctl in an agent's pod.
 func (o *options) runUnwindctl(ctx context.Context, pod string, args []string) outcome {
 	out := &bounded{}
 	err := o.kubectl(ctx, out, out, slices.Concat(
@@ -155,8 +157,8 @@ func (o *options) runUnwindctl(ctx context.Context, pod string, args []string) o
 	return done
 }
 
-// indent returns a text to print after a node's name: one line on the same line, more lines below
-// it. It replaces control characters.
+// indent formats a node's output to follow the node's name: a single line on the same line, several
+// lines indented below it. It replaces control characters.
 func indent(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -191,7 +193,7 @@ func summarize(ctx context.Context, failed map[string][]string, code, nodes int)
 	return term.Coded{Code: code, Text: text}
 }
 
-// bounded buffers output, up to mostOutput.
+// bounded buffers output. It returns errFull for more than mostOutput bytes.
 type bounded struct {
 	text strings.Builder
 	full bool

@@ -18,20 +18,19 @@ func withIPAM(ipam string) json.RawMessage {
 // withPorts is the configuration of a plugin with a port mapping.
 var withPorts = json.RawMessage(`{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}}`)
 
-// The clock and the grace period of these tests.
+// The current time, and the end of a pause in these tests.
 const (
-	now   = int64(1000 * time.Second)
-	grace = 10 * time.Minute
-	soon  = now + int64(5*time.Second)
+	now  = int64(1000 * time.Second)
+	soon = now + int64(5*time.Second)
 )
 
 // pass returns a pass in which every DEL may run.
 func pass() Pass { return Pass{Now: now, SameBoot: true} }
 
-// TestDue covers each case of Due, and the cases that differ from it in one fact.
+// TestDue covers each case of Due, and variants of the cases with one fact changed.
 func TestDue(t *testing.T) {
-	// port returns a pass over five steps, of which the first and the last claim an address, and the
-	// third has port mappings.
+	// port returns a function that gives a pass five steps, and then applies the changes. The first
+	// and the last step claim an address, and the third has port mappings.
 	port := func(changes ...func(*Pass)) func(*Pass) {
 		return func(p *Pass) {
 			p.Claims = []journal.Claim{{Step: 0}, {Step: 4}}
@@ -45,7 +44,8 @@ func TestDue(t *testing.T) {
 	portStep := func(change func(*journal.Step)) func(*Pass) {
 		return port(func(p *Pass) { change(&p.Steps[2]) })
 	}
-	// rule returns a pass over two steps: the first claims an address, and the second is firewall.
+	// rule returns a function that gives a pass two steps, and then changes the second. The first step
+	// claims an address, and the second is firewall.
 	rule := func(change func(*journal.Step)) func(*Pass) {
 		return func(p *Pass) {
 			p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{}, {Index: 1, Type: "firewall"}}
@@ -134,7 +134,7 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestFactsOfSteps covers the functions that classify a state or a step by one or two facts.
+// TestFactsOfSteps covers KeepsContainer, Failing and Words.
 func TestFactsOfSteps(t *testing.T) {
 	for _, tt := range []struct {
 		what      string
@@ -161,9 +161,9 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 }
 
-// TestPortFirst: bridge's DEL comes after portmap's, even if portmap's was tried more often, and
-// before a DEL that was tried still more often. So bridge's DEL runs in the same pass in which
-// portmap's succeeds.
+// TestPortFirst: bridge's DEL comes after portmap's, even if portmap's was tried more often. So
+// bridge's DEL runs in the same pass in which portmap's succeeds. A DEL that was tried more often
+// than both of them comes last.
 func TestPortFirst(t *testing.T) {
 	p := pass()
 	p.Claims = []journal.Claim{{}}
@@ -181,8 +181,7 @@ func TestPortFirst(t *testing.T) {
 	}
 }
 
-// TestReserved: an address stays reserved only while a later step, which got it in this boot, needs
-// it.
+// TestReserved: an address stays reserved only while the pending DEL of a later step needs it.
 func TestReserved(t *testing.T) {
 	p := pass()
 	p.Steps = []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}
@@ -215,7 +214,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestGets covers each case of Gets, and the cases that differ from it in one fact.
+// TestGets covers each case of Gets, and variants of the cases with one fact changed.
 func TestGets(t *testing.T) {
 	file, none := journal.Claim{Pool: "pool"}, journal.Claim{}
 	for _, tt := range []struct {

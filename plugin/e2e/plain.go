@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -28,8 +29,8 @@ func (n *Node) Cached(id string) []string {
 	return files
 }
 
-// Age makes all files of host-local and libcni older than a sweep's default grace period, 10
-// minutes.
+// Age makes all files of host-local and of libcni's cache older than 10 minutes, a sweep's default
+// grace period.
 func (n *Node) Age() {
 	n.Helper()
 	files := n.Cached("")
@@ -44,18 +45,19 @@ func (n *Node) Age() {
 	}
 }
 
-// PlainNode is a node without unwind, whose chain is bridge, firewall and faulty. Only unwindctl
-// was copied to it.
+// PlainNode is a node without unwind. Its chain is bridge, firewall and faulty. Of unwind's
+// programs, it has only a copy of unwindctl.
 type PlainNode struct {
 	*Node
 	RT   *Containerd
-	Live []string // sandboxes
+	Live []string // the sandboxes of the live pods
 }
 
-// Copied is the path of that unwindctl.
+// Copied is the path of unwindctl on a PlainNode.
 const Copied = "/usr/local/bin/unwindctl"
 
-// NewPlainNode creates a PlainNode with live pods and a pool that ends with the address last.
+// NewPlainNode creates a PlainNode with this number of live pods. last is the last address of the
+// node's pool.
 func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	n := &PlainNode{Node: NewLongUpNode(t)}
 	check(t, os.Remove(n.File(PluginDir, "unwind")))
@@ -69,11 +71,12 @@ func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	return n
 }
 
-// Ctl runs unwindctl, and fails the test if the exit code is not the given one.
+// Ctl runs unwindctl. It fails the test if the exit code is not code.
 func (n *PlainNode) Ctl(code int, args ...string) string {
 	n.Helper()
 	stdout, stderr, err := n.Try(Copied, args...)
-	if (err == nil) != (code == 0) {
+	exit := new(exec.ExitError)
+	if is := errors.As(err, &exit); err != nil && !is || is && exit.ExitCode() != code || err == nil && code != 0 {
 		n.Errorf("unwindctl %v: %v, want exit code %d\n%s%s", args, err, code, stdout, stderr)
 	}
 	return stdout
@@ -86,7 +89,7 @@ type Found struct {
 	Addresses, Pending                         []string
 }
 
-// Sweep runs a sweep, and returns its finding for each address.
+// Sweep runs a sweep, and returns the finding for each address.
 func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
 	n.Helper()
 	var object struct{ Findings []Found }
@@ -103,7 +106,7 @@ func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
 	return byAddress
 }
 
-// Results counts the findings by result, and those that are kept by verdict.
+// Results counts the findings by result. It counts kept findings by verdict instead.
 func Results(of map[string]Found) map[string]int {
 	count := map[string]int{}
 	for _, f := range of {
@@ -129,7 +132,7 @@ func (n *PlainNode) Look() Has {
 	return h
 }
 
-// Unchanged checks that nothing was added or removed since before.
+// Unchanged checks that Look returns the same as before.
 func (n *PlainNode) Unchanged(what string, before Has) {
 	n.Helper()
 	if diff := cmp.Diff(before, n.Look()); diff != "" {
@@ -144,8 +147,8 @@ func (n *PlainNode) CheckLive() {
 	}
 }
 
-// FailPods makes the runtime start pods whose ADD and DEL faulty fails, and then stop and remove
-// those that it still lists, as kubelet does.
+// FailPods tries to start pods while faulty fails their ADDs and DELs. Then it stops and removes
+// the pods that the runtime lists, as kubelet does.
 func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Helper()
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})
@@ -158,7 +161,7 @@ func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Plan(nil)
 }
 
-// RemovePods stops and removes all pods except the live ones and those in but.
+// RemovePods stops and removes all pods except n.Live and those in but.
 func (n *PlainNode) RemovePods(but []string) {
 	n.Helper()
 	for id := range n.RT.Pods() {
@@ -170,8 +173,8 @@ func (n *PlainNode) RemovePods(but []string) {
 	}
 }
 
-// ForgetPods starts pods, ends them, and makes the runtime lose its record of them, so that it
-// sends no DEL.
+// ForgetPods starts pods and kills them. Then it makes the runtime forget them, so that the runtime
+// sends no DEL, and removes their network namespaces.
 func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Helper()
 	before := n.pins()

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestSnapshot: a recorder reads the journal once, and again only after Forget or Renew. If the
+// TestSnapshot: a recorder reads the journal once, and again only after Invalidate or Renew. If the
 // journal cannot be read, the snapshot contains no attachments, but treats every address as
 // claimed.
 func TestSnapshot(t *testing.T) {
@@ -42,9 +42,9 @@ func TestSnapshot(t *testing.T) {
 	}
 	want("without a journal", false, false)
 	put("a")
-	want("before Forget", false, false)
+	want("before Invalidate", false, false)
 	r.Invalidate()
-	want("after Forget", true, false)
+	want("after Invalidate", true, false)
 	first := put("b")
 	if r.Fork().Snapshot(t.Context()).Claims("b", address) != true || r.Snapshot(t.Context()).Claims("b", address) {
 		t.Error("a fork shares the snapshot of its recorder")
