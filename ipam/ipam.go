@@ -38,7 +38,8 @@ type Reservation struct {
 func (r Reservation) Empty() bool { return r.Owner == Owner{} }
 
 // WhyEmpty is the reason why an empty reservation can be released.
-const WhyEmpty = "host-local died before it wrote an owner, so no DEL releases the address"
+const WhyEmpty = "host-local or the node died before an owner was written, so no DEL releases " +
+	"the address"
 
 // belongsTo reports whether the reservation belongs to an attachment.
 func (r Reservation) belongsTo(o Owner) bool {

@@ -353,7 +353,7 @@ func TestNotes(t *testing.T) {
 				n.gc()
 				return len(n.reserved()) == 0
 			})
-		}, []string{"released  [IP2] []: host-local died before it wrote an owner"}, nil},
+		}, []string{"released  [IP2] []: host-local or the node died before an owner was written"}, nil},
 	}
 	each1(t, notes, func(t *testing.T, note note) {
 		n := newNode(t)

@@ -286,6 +286,15 @@ func (r release) packages() {
 			!hasPrefix(files, "./usr/share/doc/unwind/licenses/std@") || files["./usr/share/man/man8/unwindctl.8.gz"] == nil {
 			r.Errorf("%s: %q", all[0], slices.Sorted(maps.Keys(files)))
 		}
+		out, err = exec.Command("dpkg-deb", "--ctrl-tarfile", all[0]).Output()
+		if must(r.T, errors.Join(err, os.WriteFile(unpacked, out, 0o600))); err != nil {
+			continue
+		}
+		for script, source := range map[string]string{"./postinst": "postinstall.sh", "./prerm": "preremove.sh"} {
+			if want, _ := os.ReadFile(filepath.Join("../../release", source)); !bytes.Equal(r.files(unpacked)[script], want) {
+				r.Errorf("%s: %s is not scripts/release/%s", all[0], script, source)
+			}
+		}
 		for _, unit := range []string{"unwind-agent.service", "unwind-sweep.service", "unwind-sweep-boot.service"} {
 			text := string(files["./usr/lib/systemd/system/"+unit])
 			if !strings.Contains(text, "\nExecStart=/usr/bin/unwindctl ") || strings.Contains(text, "/usr/local") {

@@ -117,7 +117,11 @@ type OffState struct {
 }
 
 func (o *OffState) String() string {
-	return fmt.Sprintf("unwind has been off since %s, switched off by %s", term.Time(o.Since), o.By)
+	text := "unwind has been off since " + term.Time(o.Since)
+	if o.By != somebody {
+		text += ", switched off by " + o.By
+	}
+	return text
 }
 
 // ReadOff returns the record of the off switch, or nil if unwind is not switched off. A file that

@@ -1,0 +1,14 @@
+#!/bin/sh
+# The deb and the rpm run this script before a removal (remove, 0) and before an upgrade. A removal
+# stops the units. It leaves the plugin in use, because a running pod may need it.
+case $1 in
+remove | 0) ;;
+*) exit 0 ;;
+esac
+if [ -d /run/systemd/system ]; then
+	systemctl disable --now unwind-agent.service unwind-sweep.timer unwind-sweep-boot.service || true
+fi
+if [ -e /opt/cni/bin/unwind ]; then
+	echo "unwind: pods still start with /opt/cni/bin/unwind; to remove it, run unwindctl uninstall before" \
+		"the package is removed" >&2
+fi
