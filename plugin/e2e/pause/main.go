@@ -2,8 +2,8 @@
 // until it receives SIGTERM or SIGINT.
 //
 // "pause node" is the first process of a node. It mounts /proc for the node's mount and PID
-// namespaces. On SIGUSR1, which a test sends to reboot the node, its main thread moves into a new
-// network namespace. "pause kill-all" kills all processes in its PID namespace except the first and
+// namespaces. On SIGUSR1, which a test sends to reboot the node, it moves into a new network
+// namespace. "pause kill-all" kills all processes in its PID namespace except the first and
 // itself, and returns once they have ended.
 package main
 
@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -70,9 +71,20 @@ func mountProc() error {
 	return unix.Mount("proc", "/proc", "proc", 0, "")
 }
 
+// newNetNS moves all threads of this process into a new network namespace. The old namespace would
+// exist as long as a thread is in it.
 func newNetNS() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
+	}
+	created, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer created.Close()
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_SETNS, created.Fd(), unix.CLONE_NEWNET, 0)
+	if errno != 0 {
+		return errno
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
