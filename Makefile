@@ -19,12 +19,12 @@ GORELEASER_VERSION  := v2.15.1
 CYCLONEDX_VERSION   := v1.10.0
 CRANE_VERSION       := v0.22.1
 
-# The releases of containerd that make e2e builds. SHORT=1, which continuous integration uses,
-# builds only the newest.
+# `make e2e` builds these releases of containerd. With SHORT=1, which continuous integration uses,
+# it builds only the newest.
 CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
 
-# The Debian packages that make e2e unpacks below .tools/e2e/deb, with those of their dependencies
-# that the machine lacks. It installs none of them, so no service starts.
+# `make e2e` unpacks these Debian packages below .tools/e2e/deb, with any dependencies that are not
+# on this machine. Nothing is installed, so no service starts.
 DEBS := runc containerd podman conmon
 
 # The reference plugins that the tests and the demo use, by their directory in

@@ -119,7 +119,8 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
-			// bbolt may hold its own locks, so the file stays mapped, and the mapping would keep the flock
+			// bbolt may hold its mutexes, so Close could hang; the file stays mapped, which would keep
+			// the flock
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -223,9 +224,9 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	return err
 }
 
-// blame decides whether bbolt's error means that the file is damaged. An error from the kernel does
-// not mean that, because a disk that recovers from EIO loses nothing. bbolt also reports damage if
-// the kernel cannot read a meta page, so blame reads the whole file itself.
+// blame decides whether bbolt's error means that the file is damaged. An error from the kernel,
+// such as EIO, does not mean that: it may be temporary. bbolt also reports damage if the kernel
+// cannot read a meta page, so blame reads the whole file itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch {

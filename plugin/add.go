@@ -275,7 +275,8 @@ func (a *adding) printResult() *delegate.Failure {
 	return nil
 }
 
-// rollBack undoes the ADD and returns the error for the runtime. It works without the journal.
+// rollBack undoes the ADD and returns the error for the runtime. It does so even if the journal
+// cannot be read or written.
 func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	said := netconf.Shorten(f.Said(), 500)
 	a.log.Warn("ADD failed; rolling it back", "plugin", f.Plugin, "code", f.Code, "err", said)

@@ -109,8 +109,8 @@ func (n *node) wantStdin(instance, key, value string) {
 	}
 }
 
-// wantSameInput checks that the last count DELs got the same input as the first count ADDs, in
-// reverse order. It ignores prevResult.
+// wantSameInput checks that the call log begins with this number of ADDs and ends with their DELs,
+// in reverse order and with the same input, except for prevResult.
 func (n *node) wantSameInput(count int) {
 	n.Helper()
 	all := n.callLog()

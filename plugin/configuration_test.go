@@ -258,7 +258,7 @@ func TestDELThatRunsNothing(t *testing.T) {
 			n.sweep()
 			a.giveUp()
 			edit.keys = keys{"prevResult": a.prevResult()}
-			why = "forgotten by an operator"
+			why = "dropped from the journal with unwindctl forget"
 		} else {
 			edit.env = map[string]string{"CNI_PATH": n.path[0]}
 			why = "no plugin of the chain is in CNI_PATH, and the runtime has no ADD result"

@@ -346,7 +346,7 @@ func TestNotes(t *testing.T) {
 			a.giveUp()
 			a.del()
 		}, []string{rolledBack2, "forgotten a [IP2] [faulty (code 999)]: forgotten by an operator",
-			"no-op a [] []: forgotten by an operator"}, []string{"rollbacks faulty pending 1"}},
+			"no-op a [] []: dropped from the journal with unwindctl forget"}, []string{"rollbacks faulty pending 1"}},
 		{"a reservation without an owner", func(n *node, _ *pod) {
 			n.reserve(n.ip(2))
 			eventually(n, "released", func() bool {

@@ -78,7 +78,7 @@ func (d *deleting) find(ctx context.Context) error {
 	switch {
 	case slices.ContainsFunc(d.records, d.isOf):
 	case len(d.records) == 0 && slices.ContainsFunc(d.abandoned, d.isOf):
-		d.noteIdle("forgotten by an operator", nil)
+		d.noteIdle("dropped from the journal with unwindctl forget", nil)
 	default:
 		if err := d.addUnrecorded(ctx); err != nil {
 			return err

@@ -147,8 +147,8 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	return lists, nil
 }
 
-// hasStatus reports whether the chain's CNI version has STATUS and GC. For an older version, a
-// runtime would not call these verbs without unwind either.
+// hasStatus reports whether the chain's CNI version has STATUS and GC. A runtime does not call these
+// verbs on a chain of an older version.
 func hasStatus(chain *netconf.Chain) bool {
 	has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0")
 	return err == nil && has

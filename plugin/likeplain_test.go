@@ -257,7 +257,8 @@ func someYear(seed uint64) (setup, []string) {
 	return s, steps
 }
 
-// TestLikePlainFaults runs sequences that were once worse with unwind than without.
+// TestLikePlainFaults runs sequences of steps, most of which once ended worse with unwind than
+// without.
 func TestLikePlainFaults(t *testing.T) {
 	t.Parallel()
 	bridge := setup{Outer: "1.0.0", Version: "1.0.0", Plugins: "bridge mesh"}

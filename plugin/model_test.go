@@ -84,8 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// Only a process in an earlier namespace protects the attachment. In the same namespace, the ADD
-	// may release it, because these plugins create no interface there.
+	// After an ADD in a new namespace, a process in the old one keeps the attachment live. An ADD in
+	// the old namespace may release it, because the test's plugins create no interface.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)

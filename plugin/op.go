@@ -266,8 +266,8 @@ func (o *op) checkText() error {
 	return nil
 }
 
-// maxMessage limits an error for the runtime, in bytes, because events and logs repeat the error at
-// each retry.
+// maxMessage is the maximum length of an error for the runtime, in bytes, because events and logs
+// repeat the error at each retry.
 const maxMessage = 1000
 
 // cniError returns an error for the runtime. It shortens the message and the details, so that they

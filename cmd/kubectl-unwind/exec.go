@@ -199,7 +199,7 @@ type bounded struct {
 	full bool
 }
 
-var errFull = fmt.Errorf("more than %d MiB of output", mostOutput>>20)
+var errFull = fmt.Errorf("output cut off after %d MiB", mostOutput>>20)
 
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.full = b.full || b.text.Len()+len(p) > mostOutput; b.full {

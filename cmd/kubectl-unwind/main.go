@@ -138,6 +138,6 @@ func execCommand(o *options) *cobra.Command {
 	cmd.Flags().SetInterspersed(false) // flags after the first argument are unwindctl's
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask before off and uninstall")
 	cmd.Flags().BoolVar(&o.keepGoing, "keep-going", false,
-		"run off and uninstall on all nodes, even after failures")
+		"if off or uninstall fails on a node, continue with the other nodes")
 	return cmd
 }

@@ -104,7 +104,7 @@ func printVerdict(out io.Writer, steps []trial.Step, plain bool,
 	case worst.Severity == doctor.Warning:
 		verdict += ", with a warning: " + worst.Name
 	case worst.Severity == doctor.Failure && plain && len(steps) > 2:
-		verdict = worst.Name + " failed without unwind: unwind is not the cause"
+		verdict = worst.Name + " failed, even without unwind: unwind is not the cause"
 	case worst.Severity == doctor.Failure:
 		verdict = worst.Name + " failed"
 	}

@@ -121,7 +121,7 @@ func TestCheck(t *testing.T) {
 ✓  namespace +\S+  unwind-check-[0-9a-f]{8}
 ✓  ADD +\S+  bridge → portmap → firewall → faulty
 ✓  interface +\S+  eth0 is up, 10\.78\.0\.\d+/24, fd00:78::\w+/64, route to 0\.0\.0\.0/0, route to ::/0
-✓  gateway +\S+  10\.78\.0\.1, fd00:78::1 replies to ping
+✓  gateway +\S+  reply from 10\.78\.0\.1, fd00:78::1
 ✓  record +\S+  in the journal in \S+/state
 ✓  CHECK +\S+  bridge → portmap → firewall → faulty
 ✓  DEL +\S+  bridge → portmap → firewall → faulty
@@ -188,7 +188,7 @@ func TestCheckFails(t *testing.T) {
 		{
 			name: "a plugin that hangs in ADD, plain", args: []string{"--plain"}, limited: true,
 			broken: func(n *checkedNode) { n.plan(map[string]string{"ADD": "hang"}) },
-			want:   `(?s)✗  ADD .* faulty did not end within [\dms.]+: .*✗ ADD failed without unwind: unwind is not the cause `, code: 4,
+			want:   `(?s)✗  ADD .* faulty did not end within [\dms.]+: .*✗ ADD failed, even without unwind: unwind is not the cause `, code: 4,
 		},
 		{
 			name: "a full pool", last: tooSmall,
@@ -197,7 +197,7 @@ func TestCheckFails(t *testing.T) {
 		},
 		{
 			name: "a full pool, plain", last: tooSmall, args: []string{"--plain"},
-			want: `(?s)✗  ADD .* plugin type="bridge" .*no IP addresses available.*✗ ADD failed without unwind: `, code: 4,
+			want: `(?s)✗  ADD .* plugin type="bridge" .*no IP addresses available.*✗ ADD failed, even without unwind: `, code: 4,
 		},
 		{
 			name:   "a missing plugin",

@@ -37,7 +37,7 @@ func doctorCommand() *cobra.Command {
 			options.Stderr = cmd.ErrOrStderr()
 			report, err := doctor.Examine(cmd.Context(), options)
 			if err == nil && cmd.Context().Err() != nil {
-				err = errors.New("interrupted: the state is unknown")
+				err = errors.New("interrupted before all checks were done")
 			}
 			if err == nil {
 				err = report.Print(cmd.OutOrStdout(), &o, verbose)

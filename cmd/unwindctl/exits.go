@@ -45,7 +45,7 @@ var exits = []exit{
 	{"uninstall", install.ExitKept, "something still needs the files that are kept; run unwindctl " +
 		"sweep and uninstall again later"},
 	{"", term.ExitInterrupted, "interrupted"},
-	{"doctor check", term.ExitInterrupted, "interrupted; the state is unknown"},
+	{"doctor check", term.ExitInterrupted, "interrupted, so there is no result"},
 }
 
 // The exit codes of doctor and check for their worst problem.

@@ -99,7 +99,7 @@ var lookFormats = []term.Format{term.Plain, term.Wide, term.JSON, term.Name}
 func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 	addPlaceFlags(cmd, &flags.Target)
 	cmd.Flags().StringVar(&flags.Conf, "provider-conf", "",
-		"use `FILE` as the provider's conflist (default: the first one next to unwind's)")
+		"use `FILE` as the provider's conflist (default: the directory's first that is not unwind's)")
 	cmd.Flags().StringVar(&flags.Binary, "binary", "",
 		"install the plugin `FILE` (default: unwind in the directory of this program)")
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
@@ -126,8 +126,10 @@ func addPlaceFlags(cmd *cobra.Command, flags *install.Target) {
 		"use the directories of this `RUNTIME` if the node has several runtimes")
 	_ = cmd.RegisterFlagCompletionFunc("runtime", cobra.FixedCompletions(node.RuntimeNames(),
 		cobra.ShellCompDirectiveNoFileComp))
-	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "", "use the runtime's conflists in `DIR`")
-	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "", "use the runtime's plugins in `DIR`")
+	cmd.Flags().StringVar(&flags.ConfDir, "conf-dir", "",
+		"set the runtime's conflist directory to `DIR` (default: detected)")
+	cmd.Flags().StringVar(&flags.BinDir, "cni-bin-dir", "",
+		"set the runtime's plugin directory to `DIR` (default: detected)")
 	cmd.Flags().StringVar(&flags.File, "unwind-file", "",
 		"use `NAME` for unwind's file; it must sort first (default 00-unwind.json, or "+
 			"00-unwind.conflist without a CRI runtime)")

@@ -10,7 +10,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "dead", "gone for good; the next sweep releases it"},
 	{"state", "rolling-back", "its ADD failed, and it has pending DELs"},
 	{"state", "deleting", "the runtime or a sweep has begun to release it, and it has pending DELs"},
-	{"state", "unknown", "cannot be judged, and is therefore kept"},
+	{"state", "unknown", "unwind cannot tell whether it is live, and keeps it"},
 	{"state", "other-machine", "added before the last boot, possibly on another machine whose disk " +
 		"was copied; a sweep releases its host-local addresses on this disk and runs no DEL"},
 	{"result", "released", "sweep has nothing left to release; if REASON has an error, rules and " +
@@ -25,7 +25,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"address", "leaked", "its owner is gone; unwindctl sweep releases it"},
 	{"address", "empty", "an empty reservation: host-local was killed before it wrote the owner; " +
 		"unwindctl sweep releases it"},
-	{"address", "unknown", "its owner cannot be judged"},
+	{"address", "unknown", "unwind cannot tell whether its owner is live, and keeps it"},
 	{"address", "free", "not allocated"},
 	{"event", "rolled-back", "an ADD failed and was undone as far as possible; REASON shows the " +
 		"plugin's own error"},

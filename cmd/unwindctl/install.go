@@ -14,9 +14,10 @@ func installCommand() *cobra.Command {
 		Short: "Install unwind on this node",
 		Long: "Install unwind on this node: copy its plugin to the plugin directory, and write\n" +
 			"unwind's own conflist, which sorts first and names the provider's conflist as its\n" +
-			"chain. install changes another conflist only to repair it after another program\n" +
-			"has copied or edited unwind's. It also copies unwindctl and the plugin to\n" +
-			"--install-dir.\n\n" +
+			"chain. install also copies unwindctl and the plugin to --install-dir.\n\n" +
+			"install leaves other conflists alone, with one exception: if another program has\n" +
+			"copied unwind's conflist or added plugins to it, install removes the copy, or moves\n" +
+			"the plugins to the provider's conflist.\n\n" +
 			"install finds the directories of containerd (including GKE), CRI-O (including\n" +
 			"OpenShift), k3s, RKE2, MicroK8s, k0s and Talos. For nerdctl, podman and Nomad, set\n" +
 			"--conf-dir, --cni-bin-dir, --provider-conf and --unwind-file 00-unwind.conflist.\n\n" +
@@ -121,7 +122,7 @@ func uninstallCommand() *cobra.Command {
 	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, install.DefaultUnitDir)
 	cmd.Flags().Lookup("install-dir").Usage = "remove unwindctl and the plugin from `DIR`; " +
 		"if empty, keep both"
-	cmd.Flags().Lookup("systemd").Usage = "remove the systemd units of sweeps and the agent from " +
+	cmd.Flags().Lookup("systemd").Usage = "remove the systemd units for sweeps and the agent from " +
 		"`DIR`"
 	cmd.Flags().StringVar(&flags.CacheDir, "cache-dir", "/var/lib/cni",
 		"find the runtime's libcni cache in `DIR`; "+noCache+" if the runtime has no cache")

@@ -24,7 +24,8 @@ func wrapCommand() *cobra.Command {
 		Changed: "wrapped: unwind runs the chain"})
 }
 
-// rewriteCommand returns a command that changes a file, and prints the result or replaces the file.
+// rewriteCommand makes cmd rewrite a conflist: print the result or, with --in-place, replace the
+// file.
 func rewriteCommand(cmd *cobra.Command, r install.Rewrite) *cobra.Command {
 	cmd.Args = term.OneArg
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -188,8 +188,8 @@ func DecideStray(o Stray) Judgment {
 			"time namespace of process 1 (run this on the host as root, or with --host)", "")
 	case No(o.PastGracePeriod) && o.Undated:
 		return Judgment{Verdict: Live, Reason: Reason{WithinGrace.Code,
-			"the runtime does not list its owner, but its age is unknown, because the clock was set " +
-				"after its file was written"}}
+			"the runtime does not list its owner, but the owner's age is unknown, because the clock " +
+				"was set after host-local wrote the file"}}
 	case No(o.PastGracePeriod):
 		return Judgment{Verdict: Live, Reason: Reason{WithinGrace.Code,
 			"the runtime does not list its owner, but the grace period has not expired"}}

@@ -551,7 +551,8 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// after calls After. It reports whether a DEL that succeeded is done.
+// after passes a successful DEL to After. It returns whether the step is done, so that its DEL is no
+// longer pending.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
 	_, done = After(m.journalled(s, p, r, pr.step), Outcome{}, 1)

@@ -183,7 +183,8 @@ func Words(s *journal.Step) string {
 
 var waits = map[journal.Why]string{
 	journal.ForContainer: "waiting: it could release resources of another ADD",
-	journal.ForRules:     "waiting: rules or host ports for its address may remain",
+	journal.ForRules: "waiting for a later plugin: rules or host ports may still use the pod's " +
+		"address",
 }
 
 // Failing reports whether a step's last DEL failed, and the next try waits for nothing but its

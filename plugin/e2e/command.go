@@ -95,8 +95,8 @@ func (n *Node) KillPlugins() {
 	}
 }
 
-// processes returns the PIDs, outside the node, of the node's processes that run a plugin whose
-// name matches the pattern.
+// processes returns the PIDs, as the test sees them, of the plugins that run on the node and whose
+// names match the pattern.
 func (n *Node) processes(pattern string) (pids []int) {
 	n.Helper()
 	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.first.Pid))

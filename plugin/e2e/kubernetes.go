@@ -132,7 +132,7 @@ var tunables = map[string]string{
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// keepTunables mounts a file over each of these settings. The file contains the kubelet's value, so
+// keepTunables mounts a file over each of the tunables. The file contains the kubelet's value, so
 // the kubelet does not change the setting.
 func (w *Worker) keepTunables() {
 	w.Helper()

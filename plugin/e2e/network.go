@@ -198,7 +198,7 @@ func (n *Node) held(command string) []string {
 func (n *Node) Calls() map[string]int   { return n.calls("") }
 func (n *Node) Refused() map[string]int { return n.calls("fail") }
 
-// calls counts faulty's calls in a mode by command. With "", it counts the calls in all modes.
+// calls returns, for each command, the number of faulty's calls in a mode, or in all modes for "".
 func (n *Node) calls(mode string) map[string]int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))

@@ -115,7 +115,7 @@ func (n *Node) readCached(name string) (*Cached, error) {
 	data, err := netconf.ReadFile(c.Path)
 	info, infoErr := os.Stat(c.Path) // after the read, so the time is not older than the content
 	switch err = cmp.Or(err, infoErr); {
-	// a DEL has just removed the file, or the name is too long for a file
+	// there is no such file, for example after a DEL, or its name would be too long
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENAMETOOLONG):
 		return nil, nil
 	case err != nil:

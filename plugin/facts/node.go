@@ -185,7 +185,7 @@ func (n *Node) seesAsRuntime() (bool, error) {
 	return false, err
 }
 
-// IsHost reports whether a network namespace is the one of this process.
+// IsHost reports whether a network namespace is this process's own, which is the host's.
 func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }

@@ -297,8 +297,8 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 }
 
 // EntryCapabilities returns the capabilities that unwind's entry should declare: all capabilities
-// of the delegates, and "ips" if there are any, because podman replaces an entry's capabilities
-// that lack "ips".
+// of the delegates. If it declares some, "ips" is among them, because podman overwrites the
+// capabilities of an entry without "ips".
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {

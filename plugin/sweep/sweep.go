@@ -126,8 +126,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 }
 
 // Due reports from the worker's snapshot whether a sweep would release something now. It releases
-// nothing. If nothing is due, the call counts as a sweep (see
-// noteEnd).
+// nothing. If nothing is due, the call counts as a sweep (see noteEnd).
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.counts })
 	var guarded *MassReleaseError

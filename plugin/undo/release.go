@@ -102,7 +102,8 @@ func (w *Worker) ReleaseLocked(
 	return out
 }
 
-// purge releases an ADD's host-local reservations on this disk.
+// purge releases only the host-local reservations of an ADD that may have run on another machine
+// (see decide.Foreign).
 func purge(ctx context.Context, e *journal.Record) error {
 	pools := map[string]bool{}
 	for _, step := range e.Steps {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// sweepRounds is the number of parts into which benchSweep divides the pods. The two kinds take
-// turns.
+// sweepRounds is the number of rounds into which benchSweep divides the pods. Each round times DELs
+// without unwind, then a sweep.
 const sweepRounds = 5
 
 // benchSweep times the release of pods of bridge + tuning + portmap whose namespaces no longer

@@ -67,7 +67,7 @@ func (o *Output) Set(value string) error {
 	return nil
 }
 
-// IsObject reports whether the format is JSON, so that PrintObject prints the results.
+// IsObject reports whether the format is JSON. The caller then prints its results with PrintObject.
 func (o *Output) IsObject() bool { return o.Format == JSON }
 
 // formatVersion is the version of the object that -o json prints, under the key "version". Within a

@@ -79,8 +79,8 @@ func (r *reconciler) run(ctx context.Context) {
 	var events <-chan fsnotify.Event
 	var lost <-chan error
 	if err != nil {
-		r.log.Warn("cannot watch the directories for changes; checking them every "+r.Interval.String()+
-			" instead (--interval)", "err", err)
+		r.log.Warn("cannot watch the conflist and plugin directories for changes; checking them every "+
+			r.Interval.String()+" instead (--interval)", "err", err)
 	} else {
 		events, lost = watcher.Events, watcher.Errors
 		defer watcher.Close()

@@ -32,9 +32,9 @@ type Scope struct {
 	Earlier    *Report  // use the list of this report; nil to query the runtime
 }
 
-// List returns the runtime's list of attachments, or nil if the flags select none. An error other
-// than a UsageError means that the runtime did not respond. List then returns nil, which is not an
-// empty list: an empty list means that the runtime has no attachments.
+// List returns the runtime's list of attachments, or nil if the flags ask for no list. An error
+// other than a UsageError means that List found no runtime, or that the runtime did not respond.
+// The list is then nil, and not empty: an empty list means that the runtime has no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":

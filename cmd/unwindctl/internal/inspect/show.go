@@ -153,7 +153,7 @@ func summary(a *Attachment) []string {
 	if n := len(a.Addresses); n > 0 {
 		one, many, when := "has been", "have been", "since "+since(a.Created)
 		if len(a.freed) > 0 {
-			one, many, when = "was", "were", since(a.Created)
+			one, many, when = "was", "were", "at "+since(a.Created)
 		}
 		is := many
 		if n == 1 {

@@ -242,8 +242,8 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
 	}
 	if o.Observe {
-		text += "Observing: only unwindctl sweep releases dead attachments. To change that, install " +
-			"again without --observe.\n"
+		text += "Observing: only unwindctl sweep and its timer release dead attachments. To change " +
+			"that, install again without --observe.\n"
 	} else if o.UnitDir == "" {
 		text += r.SweepAdvice(ctx) + "\n"
 	}

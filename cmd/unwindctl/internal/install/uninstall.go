@@ -133,7 +133,7 @@ func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	n := len(inspect.Filter(u.attachments, (*inspect.Attachment).Dead))
 	kept := &Change{Change: "kept", What: fmt.Sprintf("the journal in %s: %s (%d dead). The "+
 		"runtime releases the live ones; unwindctl sweep --state-dir %[1]s releases the rest, with "+
-		"--force if more than 10 seem dead",
+		"--force if the guard keeps them because too many seem dead",
 		u.StateDir, term.Attachments(len(u.attachments)), n)}
 	switch {
 	case u.OffOnly && n > 0:
@@ -285,7 +285,8 @@ func (u *uninstall) users() (string, error) {
 	return "used by " + strings.Join(why, " and "), nil
 }
 
-// isOwn reports whether unwind's conflist was at a path at the start. A dry run leaves it there.
+// isOwn reports whether unwind's conflist was at a path when uninstall began. In a dry run it is
+// still there, and must not count as a file that needs the plugin.
 func (u *uninstall) isOwn(path string) bool {
 	return slices.ContainsFunc(u.own, func(c *netconf.Conflist) bool { return c.Path == path })
 }

@@ -51,7 +51,7 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	default:
 		out, err = inline(src, keys, single)
 	}
-	// libcni's readBool accepts the same values
+	// like libcni's readBool, accept true and "true", in upper or lower case
 	inlined := strings.Trim(string(keys["loadOnlyInlinedPlugins"]), `"`)
 	if err != nil || src.Path == "" || single || strings.EqualFold(inlined, "true") {
 		return out, err

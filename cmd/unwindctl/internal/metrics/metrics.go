@@ -176,7 +176,7 @@ func (c *collection) collectCounters() {
 		record.CountDropped:    "dropped_deletes_total",
 	}
 	duplicates := func(c inspect.Counter) bool { return c.Name == record.CountDuplicates }
-	// after an error the counter is unknown, and 0 would look like a restart
+	// after an error the counter is unknown, and 0 would look like a reset
 	if c.Report.HistoryErr == nil && !slices.ContainsFunc(c.Counters, duplicates) {
 		c.add("duplicate_addresses_total", 0)
 	}

@@ -83,7 +83,7 @@ func Waiting(
 		only: only, silent: map[string]time.Time{}})
 }
 
-// errNotAsked means that a command did not query a runtime.
+// errNotAsked means that a command skipped a runtime.
 var errNotAsked = errors.New("not queried, because --cri names another runtime")
 
 // sameSocket reports whether two paths lead to the same socket.

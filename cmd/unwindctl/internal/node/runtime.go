@@ -77,8 +77,8 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the runtime didn't report its directories, so that the usual ones are
-// used.
+// Silent reports whether the usual directories are assumed, because the runtime reported none.
+// CRI-O's are read from its configuration files.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.

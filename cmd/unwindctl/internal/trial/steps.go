@@ -168,7 +168,7 @@ func (s *space) ping(ctx context.Context) (string, error) {
 	if replied == nil {
 		return "the result names no gateway", nil
 	}
-	return term.Join(replied) + " replies to ping", nil
+	return "reply from " + term.Join(replied), nil
 }
 
 // record returns the attachment's record in a journal, or nil if there is none.
@@ -251,7 +251,7 @@ func (s *space) repairAndSweep(ctx context.Context) (string, error) {
 	for i := range found {
 		result, why := inspect.Result(&found[i], false)
 		if err == nil && (result != inspect.Released || found[i].Err != nil) {
-			err = fmt.Errorf("the sweep's result is %s: %s", result, why)
+			err = fmt.Errorf("the sweep did not release the attachment completely (%s): %s", result, why)
 		}
 	}
 	if err == nil {

@@ -207,8 +207,8 @@ func (c *check) cleanUpFailed(err error) {
 	}
 }
 
-// choose finds the conflist and its chain, as the runtime does: the first file in the directory, or
-// the first one of the network.
+// choose finds the conflist and its chain, as the runtime does: the first file in the directory
+// or, if Network is set, the first file of that network.
 func (c *check) choose(context.Context) (string, error) {
 	paths, err := netconf.Conflists(c.ConfDir)
 	var networks []string
