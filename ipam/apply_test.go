@@ -16,8 +16,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // TestApplyInPart: if Apply cannot release some reservations, it releases the others, and returns
-// an error for each that it could not release. Apply skips a reservation without an error if, since
-// the scan, the reservation got another owner, got its first owner, or was removed.
+// an error for each that it could not release. If a reservation got an owner, changed its owner or
+// was removed since the scan, Apply skips it without an error.
 func TestApplyInPart(t *testing.T) {
 	sandbox.Need(t)
 	pool := newPool(t, files{

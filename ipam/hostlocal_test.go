@@ -221,8 +221,8 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseOne releases one address of an attachment. The address's file must name the
-// attachment, or must contain only the beginning of that owner, as after a power loss.
+// TestReleaseOne: Release of one address removes the address's file only if the file names the
+// attachment, or contains only the beginning of that name, as after a power loss.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,

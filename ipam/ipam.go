@@ -32,9 +32,8 @@ type Reservation struct {
 	content string // the content of its file
 }
 
-// Empty reports whether host-local died before it wrote an owner (see WhyEmpty). host-local creates
-// and writes a reservation under one lock. While Apply holds that lock, no host-local process can
-// be about to write the owner.
+// Empty reports whether the file contains no owner (see WhyEmpty). host-local creates and writes a
+// file under one lock, so while Apply holds it, no owner is about to be written.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} }
 
 // WhyEmpty is the reason why an empty reservation can be released.
@@ -48,7 +47,7 @@ func (r Reservation) belongsTo(o Owner) bool {
 
 // isOf reports whether a reservation belongs to an attachment whose record claims the address. That
 // is also true if the file contains only the beginning of the attachment's text, or nothing: a
-// power loss cut the text off. Neither host-local nor a DEL removes such a file.
+// power loss may have cut off the text. Neither host-local nor a DEL removes such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
 	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))

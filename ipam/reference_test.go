@@ -15,7 +15,7 @@ import (
 )
 
 // TestReleaseFromHostLocal releases the addresses that host-local itself allocated to one of two
-// attachments. The pool then looks as after host-local's own DEL, which finds nothing left to do.
+// attachments. host-local's own DEL then finds nothing to release, and does not change the pool.
 func TestReleaseFromHostLocal(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

@@ -43,7 +43,7 @@ const (
 	perOutline      = 9
 )
 
-// TestSteady adds and deletes 1,000 attachments (100,000 with UNWIND_TEST_LONG). Each takes four
+// TestSteady adds and deletes 1,000 attachments (100,000 in `make proof`). Each takes four
 // transactions: adding, live, deleting, deleted. 110 attachments exist at a time. After the first
 // quarter of the run, the file must not grow any more.
 func TestSteady(t *testing.T) {

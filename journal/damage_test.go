@@ -133,8 +133,8 @@ func overwrite(data []byte, at int, with []byte) []byte {
 }
 
 // helpDamage is a helper process. It opens and uses every variant of the journal that damages
-// returns for a kind (see suffer). It first prints the variant's name, so that the test knows which
-// variant killed the helper.
+// returns for a kind (see suffer). Before each variant, it prints the variant's name, so that the
+// test knows which one killed the helper.
 func helpDamage(s *Store, args []string) error {
 	var seed uint64
 	var flips int
@@ -268,9 +268,9 @@ func otherVersion(sealed bool) func(t *testing.T, s *Store) {
 	}
 }
 
-// TestDamagedFile covers files that bbolt or unwind cannot use. A View returns an error and changes
-// nothing. An Update sets a damaged file aside, unchanged, and starts a new one. A file that a
-// newer release wrote remains in place.
+// TestDamagedFile covers files that bbolt or unwind cannot use, and a few that they can. A View
+// never changes the file. An Update sets a damaged file aside, unchanged, and starts a new one. A
+// file that a newer release wrote remains in place.
 func TestDamagedFile(t *testing.T) {
 	newer := fmt.Sprint(Version + 1)
 	format := func(value string) func(t *testing.T, s *Store) {
@@ -393,7 +393,7 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage replaces the stored bytes of a record with the result of value for the record's number.
+// damage replaces the stored bytes of a record with what value returns for the record's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -427,8 +427,8 @@ func numberOf(btx *bolt.Tx, k Key) uint64 {
 	return number
 }
 
-// told returns the container IDs that a journal reports: of all records, with the damaged ones
-// marked, of the records of one pod, and of the records of two addresses.
+// told returns the container IDs that a journal reports for all records (it marks damaged ones),
+// for the records of one pod, and for the records of two addresses.
 func told(t *testing.T, s *Store) (text string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {

@@ -94,8 +94,8 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantRecords(t, s, "a", "b")
 }
 
-// TestEIO: the journal does not set its file aside after read errors of the disk, because the disk
-// may recover, with its content intact.
+// TestEIO: after read errors of the disk, the journal does not set its file aside, because the
+// errors may be temporary and the file intact.
 func TestEIO(t *testing.T) {
 	needDisk(t)
 	for name, stamp := range map[string]string{"last commit succeeded": "", "last commit unknown": "?"} {

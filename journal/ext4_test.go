@@ -154,8 +154,8 @@ func attachLoop(file string) (device *os.File, err error) {
 // flush, some reach the disk and some don't. The journal must then contain exactly the records
 // after the last successful Update or, if an Update was running, the records after that one.
 //
-// This test goes beyond TestPowerLoss, which simulates a disk above the file system: here, ext4
-// decides when it writes a page and its own metadata.
+// Here, the real ext4 decides when it writes a page and its own metadata. TestPowerLoss simulates
+// the file system, too.
 func TestPowerLossOnExt4(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it mounts hundreds of disks: make test")
@@ -199,7 +199,7 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 	unmount := mountLoop(t, path("fuse/disk"), path("mnt"))
 
 	p, q := start(t, "act", path("mnt/state")), start(t, "act", path("mnt/state"))
-	t.Cleanup(func() { // the actors keep the disk busy, so they end before it is unmounted
+	t.Cleanup(func() { // a file system that the actors use cannot be unmounted
 		p.kill()
 		q.kill()
 		unmount()

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace creates the journal, or replaces it, with a file that write writes. The caller has locked
-// the queue file. A crash leaves the old journal, if any, or the new one. It may also leave
+// replace creates or replaces the journal. The function write writes the new file. The caller has
+// locked the queue file. A crash leaves the old journal, if any, or the new one. It may also leave
 // journal.db.new, which the next call removes.
 //
 //	pwrite   journal.lock: a commit began
@@ -168,8 +168,7 @@ func syncPath(path string) error {
 	return err
 }
 
-// ErrQueued is the ErrBusy for a caller that could not get a lock because other processes kept
-// writing.
+// ErrQueued is an ErrBusy: the caller got no lock in time, because other processes kept writing.
 var ErrQueued = fmt.Errorf("%w: other processes keep writing to the journal", ErrBusy)
 
 // maxWait limits the wait for a lock of the journal. Every maxWait, a caller checks whether any
@@ -203,8 +202,8 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 	}
 }
 
-// The states of the last commit. The queue file contains one of the first two, and the boot ID. It
-// is not synced: after a reboot, the boot ID differs, and the state is not used.
+// The states of the last commit. The queue file contains one of the first two, and the boot ID. The
+// file is not synced: after a reboot, the boot ID differs, and the state is not used.
 const (
 	began     = 'b' // the commit failed, its process died, or a reader found damage
 	succeeded = 's'

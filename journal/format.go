@@ -51,7 +51,7 @@ func unseal(key, value []byte) ([]byte, error) {
 	return value[sumSize:], nil
 }
 
-// encodeKey returns the prefix of the keys of all records of an attachment, or the malformed key.
+// encodeKey returns the common prefix of the keys of an attachment's records, or the malformed key.
 func encodeKey(k Key) []byte {
 	if k.Malformed() {
 		return []byte(k.Network)
@@ -214,8 +214,8 @@ type pages struct {
 
 // checkStructure checks the file as of the newest transaction: each page is used once or is free,
 // keys and values fill the pages without gaps, keys ascend, and each key of a branch is the first
-// key of its child page (bbolt relies on that when it writes). If no meta page is valid, or another
-// version of bbolt wrote the file, checkStructure returns nil, because bbolt reports the reason.
+// key of its child page (bbolt relies on that when it writes). If no meta page is valid, or the
+// file has another bbolt version, checkStructure returns nil, because bbolt reports the reason.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok || m.version != bboltVersion {

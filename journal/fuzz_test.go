@@ -75,10 +75,10 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// FuzzRecords puts an arbitrary key and value into one of the two buckets. If bucket is 2 or 3, the
-// value gets a correct checksum. Then FuzzRecords reads everything, and writes a record. Nothing
-// may panic, the lookups must find all intact records, and writing the same attachment must repair
-// its record.
+// FuzzRecords puts an arbitrary key and value into one of the two buckets. The fuzzed number
+// selects the bucket, and whether the value gets a correct checksum. Then FuzzRecords reads
+// everything, and writes a record. Nothing may panic, the lookups must find all intact records, and
+// writing the same attachment must repair its record.
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
@@ -129,7 +129,7 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// errUndo is the error that fn returns to roll a transaction back.
+// errUndo is the error with which a test rolls a transaction back.
 var errUndo = errors.New("undo")
 
 // readAll reads all records in a transaction. For each damaged record, it expects a DamagedError.
@@ -182,7 +182,7 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside looks up the intact record by its key, pod and address. Each lookup must find the
+// findBeside looks up the record beside by its key, pod and address. Each lookup must find the
 // record, unless the fuzzed key overwrote it.
 func findBeside(t *testing.T, tx *Tx, beside *Record, bucket, key []byte) {
 	t.Helper()

@@ -19,7 +19,7 @@ import (
 // ErrBusy is returned if a lock was not released in time.
 var ErrBusy = errors.New("in use by another process")
 
-// Lock is an attachment's lock: record locks on two bytes of the attachment's lock file.
+// Lock is an attachment's lock. It locks two bytes of the attachment's lock file.
 //
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
@@ -301,7 +301,7 @@ const (
 	sweepTime = 5 * time.Minute // how long a running sweep keeps others from starting
 )
 
-// LockSweep acquires the lock of the sweep behind a STATUS, or returns ErrBusy if another such
+// LockSweep acquires the lock of the sweep that a STATUS starts, or returns ErrBusy if another such
 // sweep holds it. But if that sweep has run for sweepTime, it may hang. LockSweep then returns a
 // nil Lock without an error, so that a second sweep runs: each attachment has a lock of its own.
 // sweepTime begins again.
@@ -320,7 +320,7 @@ func (s *Store) LockSweep() (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
-	if l != nil { // for people; may fail on a full disk
+	if l != nil { // the PID is for people; writing it begins sweepTime
 		_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	}
 	return l, nil

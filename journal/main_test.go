@@ -23,8 +23,8 @@ import (
 // process. A helper and its test exchange lines over stdin and stdout.
 const helperEnv = "JOURNAL_TEST_HELPER"
 
-// helpers are the functions that start can run in another process. If one returns an error, the
-// process prints it as a line for the test.
+// helpers are the functions that can run in another process (see start). If a function returns an
+// error, the process prints the error as a line for the test.
 var helpers = map[string]func(s *Store, args []string) error{
 	"act":    helpAct,
 	"rounds": helpRounds,

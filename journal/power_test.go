@@ -134,7 +134,7 @@ type power struct {
 	steps    []powerStep
 	promised []string          // by step: the content that successful Updates have promised
 	damaged  map[string][]byte // by step name: the damaged file, which must be kept
-	unsynced map[int]string    // by step: the content with a later commit whose sync failed
+	unsynced map[int]string    // by step: the content after a later commit whose sync failed
 	seed     uint64
 	states   atomic.Int64
 	dirs     atomic.Int64
@@ -164,8 +164,8 @@ var failsAfter = map[int]int64{5: 2, 7: 1}
 //
 // In three of the four runs, a first process is killed while it creates the journal. In the other
 // run, syncs of another process fail between two steps. Lock files and the queue file are never
-// synced, so the test keeps or drops changes to them at random. A normal run tries some of the
-// disks, and a run with UNWIND_TEST_LONG tries all of them. -seed selects other random disks.
+// synced, so the test keeps or drops changes to them at random. A normal run tries some of these
+// disks, and `make proof` tries all of them. -seed selects other random disks.
 //
 // The test does not prove that a disk keeps data whose flush it acknowledged, or that a file
 // system's sync and rename behave as listed here.

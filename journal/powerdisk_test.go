@@ -171,8 +171,8 @@ type disk struct {
 	now  *image // as a program sees it
 	log  []change
 	last int // the last inode number assigned
-	// broken makes reads of files larger than a page fail. Files that are opened while it is set are
-	// read from the disk again instead of from the page cache.
+	// broken makes reads fail if the file is larger than a page. Files that are opened while it is set
+	// are read from the disk again instead of from the page cache.
 	broken atomic.Bool
 	// failing makes the n-th sync from now fail; 0 makes none fail.
 	failing atomic.Int64

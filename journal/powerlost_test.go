@@ -156,7 +156,7 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 		}
 		for k := 1; k < page/sector; k++ {
 			for _, sectors := range []uint8{1<<k - 1, whole << k} {
-				for _, others := range []int{n, u} { // with all other changes, or with the earlier ones
+				for _, others := range []int{n, u} { // with all other changes, or only with the earlier ones
 					add(func(i int) uint8 {
 						switch {
 						case i == u:

@@ -194,16 +194,15 @@ type Step struct {
 	// Tries counts the tries of its DEL. An ADD that was killed counts as one, so that the DELs of the
 	// other delegates come first.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the failed tries, except those before the end of a pause. Absent counts the
-	// latest consecutive failures at which the network's chain lacked the delegate. After the first of
-	// these, it also omits those before the end of a pause. It is 0 if the chain contained the
-	// delegate at the last failure.
+	// Failures counts the failed tries, except those before the end of a pause. Absent counts them
+	// since the network's chain last contained the delegate, but always includes the first. Absent is
+	// 0 if the chain contained the delegate at the last failure.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last try failed
 	Code     uint   `json:"code,omitempty"` // the error code, never 0, if the last try failed
 	Next     Next   `json:"next,omitzero"`
-	// Started is set if the step's DEL was started, so that its address may be free (see decide.Gets).
+	// Started is set if the step's DEL was started, so its address may be free (see decide.Gets).
 	Started bool `json:"started,omitempty"`
 }
 
@@ -244,7 +243,7 @@ type Claim struct {
 	Pool string `json:"pool,omitempty"`
 }
 
-// Pod is from CNI_ARGS. It is empty outside Kubernetes.
+// Pod is from CNI_ARGS, as Kubernetes runtimes set them. podman sets the name alone.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`

@@ -176,7 +176,7 @@ func TestRefused(t *testing.T) {
 	dangling := func(t *testing.T, path string) {
 		check(t, errors.Join(os.Remove(path), os.Symlink(path+".real", path)))
 	}
-	// instead makes the store use another directory, which do creates.
+	// instead() makes the store use another directory, which do() creates.
 	instead := func(do func(path string) error) func(t *testing.T, s *Store) {
 		return func(t *testing.T, s *Store) {
 			s.Dir += ".other"

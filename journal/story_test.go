@@ -48,7 +48,7 @@ type cast struct {
 // here returns an actor in this process, with a Store of its own.
 func (c *cast) here() *process { return perform(c.T, c.store.Dir) }
 
-// byLink returns an actor in this process that reaches the directory by a symbolic link.
+// byLink returns an actor in this process that reaches the directory through a symbolic link.
 func (c *cast) byLink() *process {
 	c.Helper()
 	link := filepath.Join(c.TempDir(), "link")
@@ -122,7 +122,7 @@ func (p *process) sleep() answer                                   { return p.as
 // goOn ends the wait of a verb that answered "in".
 func (p *process) goOn() answer { return p.ask("go", "") }
 
-// is checks an actor's answer.
+// is() compares an actor's answer with want.
 func (a answer) is(want string) {
 	a.t.Helper()
 	if got := a.text(); got != want {
@@ -135,7 +135,7 @@ func (a answer) ok() { a.t.Helper(); a.is("ok") }
 // isAnything waits for an actor's answer.
 func (a answer) isAnything() { a.t.Helper(); _ = a.text() }
 
-// fails checks that an actor's answer is an error with this end.
+// fails checks that an actor's answer is an error whose text ends with end.
 func (a answer) fails(end string) {
 	a.t.Helper()
 	if got := a.text(); !strings.HasPrefix(got, "error") || !strings.HasSuffix(got, end) {
@@ -180,8 +180,8 @@ func (p *process) waitsFor(file string) {
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
 }
 
-// noLongerAwaits waits until no DEL waits for a lock. If another test starts a program, the child
-// process holds this process's descriptors, and so the lock's third byte, until exec.
+// noLongerAwaits waits until no DEL waits for a lock. A program that another test is starting holds
+// this process's descriptors until exec, and so the lock's third byte, as a waiting DEL does.
 func (p *process) noLongerAwaits(id string) {
 	p.t.Helper()
 	for end := time.Now().Add(sandbox.Patience); p.awaited(id).text() != "false"; time.Sleep(5 * time.Millisecond) {

@@ -185,7 +185,7 @@ func (tx *Tx) Delete(e *Record) error {
 	return errors.Join(tx.drop(recordKey(e.Key, e.Number)), tx.dropAbandoned(e.Key))
 }
 
-// checkChange returns the state of the stored record, and an error if it may not change to another.
+// checkChange returns the stored state of a record, and an error if the change of state is illegal.
 func (tx *Tx) checkChange(e *Record, to State) (from State, err error) {
 	key := recordKey(e.Key, e.Number)
 	if old, _ := decodeRecord(key, tx.btx.Bucket(bucketRecords).Get(key)); old != nil {
@@ -263,8 +263,8 @@ func (tx *Tx) ByAddress(a netip.Addr) ([]*Record, error) {
 }
 
 // matching returns the matching records that are neither abandoned nor damaged. It decodes only
-// records that contain a text. An index would save 40 µs with 110 records, but a changed byte in it
-// would hide a record.
+// records that contain the text. An index would save 40 µs with 110 records, but a changed byte in
+// it would hide a record.
 func (tx *Tx) matching(text []byte, match func(*Record) bool) (records []*Record, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {

@@ -101,8 +101,8 @@ func (n *node) processes(names ...string) (pids []int) {
 
 // TestNobodyWaits: nobody waits for an ADD any more, because unwind was killed, because the runtime
 // has sent the DEL, or because the runtime is dead. Whatever the plugin does, the DEL succeeds
-// within 20 s and frees the address. Children of the plugin that run longer than the DEL leave no
-// address either.
+// within 20 s and frees the address. Even if a child of the plugin outlives the DEL, no address is
+// left.
 func TestNobodyWaits(t *testing.T) {
 	plugins := oneOf(
 		"a plugin without children",

@@ -41,19 +41,19 @@ type adding struct {
 //  2. Acquire the attachment's lock.
 //  3. Undo earlier ADDs of this attachment, and release dead attachments of its pod. Write the
 //     intent: the record in state adding, with the whole chain.
-//  4. Run each delegate. If its result differs from the previous one, write the record in state
-//     live, with the result and claims on the new addresses.
+//  4. Run each delegate. If its result differs from the previous delegate's, write the record in
+//     state live, with the result and claims on the new addresses.
 //  5. Print the result.
-//  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD. The
-//     rollback works without the journal.
+//  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD, even
+//     if the journal cannot be read or written.
 //
 // If the intent cannot be written, the ADD continues without the journal, or fails (see
 // journalFailed). After the intent is written, any write that fails makes the ADD fail. So if a
 // record is in state adding and its lock is free, unwind never printed success, and the attachment
 // is dead.
 //
-// After a crash during the ADD, every delegate of the chain gets a DEL, because the journal does
-// not record which delegates were started. libcni does the same after a failed ADD.
+// After a crash during the ADD, every delegate of the chain gets a DEL, as in libcni's DEL after a
+// failed ADD, because the journal does not record which delegates were started.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -85,7 +85,7 @@ var (
 // duration unread. Both are checked while a delegate of the ADD runs. Runtimes run one verb for a
 // container at a time, so the runtime that started the ADD is dead or has abandoned it. A DEL that
 // waits for another attachment's lock does not count, even if this ADD holds that lock to release
-// the attachment.
+// that attachment.
 func (a *adding) watched(
 	ctx context.Context, awaited, unread time.Duration,
 ) (context.Context, context.CancelCauseFunc) {
@@ -162,8 +162,8 @@ func (a *adding) runDelegate(
 }
 
 // setResult stores a result and its host links in a record. It returns a claim on each address of
-// the result that the record does not claim yet. by is the step whose delegate returned the result,
-// and ipamPlugin is that delegate's IPAM plugin.
+// the result that the record does not claim yet. The parameter by is the step that the claims name,
+// and ipamPlugin is its delegate's IPAM plugin.
 func setResult(
 	e *journal.Record, raw json.RawMessage, by journal.Step, ipamPlugin string,
 ) (claims []journal.Claim, err error) {
@@ -183,11 +183,10 @@ func setResult(
 
 // commit writes the record as live, with a delegate's result and claims. While other processes keep
 // writing to the journal, commit waits. If the result cannot be written, the ADD fails: success
-// would leave a live attachment in state adding.
+// would leave the record of a live attachment in state adding, or incomplete.
 //
-// If a live attachment claims one of the new addresses, that address is a duplicate. commit
-// searches for such claims in the transaction that writes its own. So if two ADDs get the same
-// address at the same time, the ADD that commits second detects the duplicate.
+// In the transaction that writes the claims, commit searches for other claims on the new addresses.
+// So if two ADDs get the same address at the same time, the second to commit detects the duplicate.
 func (a *adding) commit(ctx context.Context, i int, result json.RawMessage) *delegate.Failure {
 	claims, err := setResult(a.record, result, a.record.Steps[i], a.chain.Delegates[i].IPAM)
 	if err != nil {
@@ -284,7 +283,7 @@ func (a *adding) rollBack(ctx context.Context, f *delegate.Failure) error {
 	defer cancel()
 	ctx, end := a.watched(ctx, a.Env.Budgets.Stop, a.Env.Budgets.Undo)
 	defer end(nil)
-	a.Node.Journal.Invalidate() // the snapshot may be old
+	a.Node.Journal.Invalidate() // the snapshot may be outdated
 	reason := decide.FailedADD
 	a.record.Steps = a.record.Steps[:a.started]
 	reason.Text += ": " + f.Plugin + ": " + said
@@ -323,7 +322,7 @@ func addError(f *delegate.Failure, e *journal.Record, lost error) *types.Error {
 }
 
 // makeRoom releases the network's dead attachments after a failed ADD, so that the runtime's next
-// ADD finds a free address in a pool that was full.
+// ADD can find a free address in a pool that was full.
 func (a *adding) makeRoom(ctx context.Context) {
 	if a.Verb.Conf.Observes() {
 		return

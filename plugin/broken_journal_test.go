@@ -111,10 +111,10 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	must(n, errors.Join(db.Update(edit), db.Close()))
 }
 
-// TestBrokenJournal: while the journal cannot be used, an ADD works as without unwind. If it fails,
-// unwind rolls it back from memory. With onJournalFailure "fail", unwind refuses the ADD before any
-// plugin runs. A DEL always runs the plugins, and passes them the addresses. The next DEL undoes
-// what remains.
+// TestBrokenJournal: while the journal cannot be used, an ADD works as without unwind, and unwind
+// rolls a failed ADD back from memory. But with onJournalFailure "fail", unwind refuses the ADD
+// before any plugin runs. A DEL always runs the plugins, and passes them the addresses. The next
+// DEL undoes what remains.
 func TestBrokenJournal(t *testing.T) {
 	breakages := []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, strangersTurn}
 	verbs := oneOf("ADD", "failing ADD", "failing ADD and DEL", "ADD refused", "failing DEL", "DEL")
@@ -254,10 +254,10 @@ func TestResultNotWritten(t *testing.T) {
 		})
 }
 
-// TestCommitFails: a commit of an ADD returns an error, whether or not the journal contains the
-// data. If it contains the intent, the ADD continues as if the commit had succeeded, and no sweep
-// releases the attachment. If it lacks the intent, the ADD continues without the journal. If the
-// result's commit returns an error, the ADD fails.
+// TestCommitFails: a commit of an ADD returns an error, but may have written its data. If the
+// journal contains the intent, the ADD continues as if the commit had succeeded, and no sweep
+// releases the attachment. If the journal lacks the intent, the ADD continues without the journal.
+// If the result's commit returns an error, the ADD fails.
 func TestCommitFails(t *testing.T) {
 	commits := oneOf(
 		"the intent, there", "the intent, not there", "the result, there", "the result, not there")

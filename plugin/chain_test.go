@@ -30,11 +30,11 @@ var (
 	p0, p1, p2 = faulty("p0"), faulty("p1"), faulty("p2")
 	p3, p4, p5 = faulty("p3"), faulty("p4"), faulty("p5")
 	everyone   = faulty("*")
-	// pooled is p0 with a host-local pool of two addresses. The pool of single has one address.
+	// pooled is p0 with a host-local pool of two addresses, and single with a pool of one.
 	pooled, single = p0ofPool(2, 3), p0ofPool(2, 2)
 )
 
-// faulty returns the configuration of testdata/faulty. plan and calls identify it by its instance.
+// faulty returns the configuration of testdata/faulty. Tests identify it by its instance.
 func faulty(instance string) pluginConf {
 	text := func(n *node, extra string) string { return n.faulty(instance, extra) }
 	return pluginConf{instance: instance, text: text}
@@ -57,7 +57,7 @@ func object(format string, a ...any) pluginConf {
 	return pluginConf{text: func(_ *node, extra string) string { return strings.TrimSuffix(conf, "}") + extra + "}" }}
 }
 
-// masquerading returns bridge or ptp with ipMasq and addresses of families: IPv4, IPv6 or dual.
+// masquerading returns bridge or ptp with ipMasq. families is "IPv4", "IPv6" or "dual".
 func masquerading(plugin, families string) pluginConf {
 	return pluginConf{text: func(n *node, extra string) string { return n.masquerading(plugin, families, extra) }}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // check runs the CHECK of every delegate of the ADD that is still in the chain, in chain order. A
-// delegate gets the configuration of the ADD or, if that CHECK fails, its present one. As without
+// delegate gets its configuration of the ADD and, if that CHECK fails, its present one. As without
 // unwind, no delegate runs if the chain sets disableCheck, or if its CNI version is older than
 // 0.4.0. If the attachment is not live in the journal, check logs a warning and uses the current
 // chain. It does not fail for that reason, because Nomad destroys a network namespace on a failed
@@ -64,7 +64,7 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// checkWith runs CHECK of a delegate with a configuration.
+// checkWith runs a delegate's CHECK with a configuration.
 func (o *op) checkWith(
 	ctx context.Context, e *journal.Record, plugin string, config json.RawMessage,
 ) *delegate.Failure {

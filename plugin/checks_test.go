@@ -47,8 +47,7 @@ func (n *node) wantClean() {
 	}
 }
 
-// Calls of faulty plugins, in the form "DEL p0". The checks consider only the calls since the last
-// forgetCalls. wantCalls calls forgetCalls.
+// Calls of faulty plugins since the last forgetCalls, in the form "DEL p0".
 
 // wantCalls checks that there were exactly these calls in this order, and forgets them.
 func (n *node) wantCalls(calls ...string) {
@@ -57,7 +56,7 @@ func (n *node) wantCalls(calls ...string) {
 	n.forgetCalls()
 }
 
-// wantCallsInAnyOrder checks that there were exactly these calls, and does not forget them.
+// wantCallsInAnyOrder checks that there were exactly these calls, given in sorted order.
 func (n *node) wantCallsInAnyOrder(calls ...string) {
 	n.Helper()
 	got := n.calls()
@@ -369,7 +368,7 @@ func (n *node) wantLoggedTimes(count int, text string) {
 	n.wantCount(fmt.Sprintf("%q in the log", text), strings.Count(n.log(), text), count)
 }
 
-// wantWarned checks that unwind wrote a text to stderr in the last GC, STATUS or give.
+// wantWarned checks that unwind wrote a text to stderr in the last GC, STATUS or pod.give.
 func (n *node) wantWarned(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.said.stderr, text), "no %q in %s", text, n.said.stderr)
@@ -380,7 +379,7 @@ func (n *node) wantNotWarned(text string) {
 	n.want(!strings.Contains(n.said.stderr, text), "%q in %s", text, n.said.stderr)
 }
 
-// wantDetails checks the details of the error that the last GC, STATUS or give returned.
+// wantDetails checks the details of the error that the last GC, STATUS or pod.give returned.
 func (n *node) wantDetails(details string) {
 	n.Helper()
 	n.want(n.said.said.Details == details, "details %q, not %q", n.said.said.Details, details)
@@ -420,8 +419,7 @@ func asJSON(t testing.TB, v any) string {
 	return string(text)
 }
 
-// nothingLeft checks what must hold at the end of every test: no resource is left, and the journal
-// is empty.
+// nothingLeft checks that no resource of the network is left, and that the journal is empty.
 func (n *node) nothingLeft() {
 	n.Helper()
 	n.nothingOnDisk()

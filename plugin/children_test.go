@@ -268,8 +268,8 @@ func (p *pod) askOnNode(verb string, commands ...string) {
 	p.askBy(verb, `exec unshare --pid --fork --kill-child --mount-proc sh -c '`+script+`; exit $?' "$0"`)
 }
 
-// askBy runs a verb of unwind by a shell command, in which $0 is unwind, in a new mount namespace.
-// The list of a GC contains the pod.
+// askBy runs a verb of unwind through a shell command, in which $0 is unwind, in a new mount
+// namespace. A GC gets a list with the pod.
 func (p *pod) askBy(verb, command string) {
 	p.Helper()
 	p.outer = "1.1.0" // this version has all verbs
@@ -361,8 +361,8 @@ func TestFirstThreadEnds(t *testing.T) {
 	a.wantRecord(journal.Live)
 }
 
-// TestOnThread: OnThread never runs a function on the first thread, and no other goroutine runs on
-// the thread that it used.
+// TestOnThread: facts.OnThread never runs a function on the process's first thread. No goroutine
+// runs on the function's thread afterwards.
 func TestOnThread(t *testing.T) {
 	sandbox.Need(t)
 	t.Parallel()

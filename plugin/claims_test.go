@@ -23,9 +23,9 @@ type turn struct {
 	begun *underWay
 }
 
-// await waits until the verb has ended or, without goOn, until the plugin holds its call. With
-// goOn, the plugin continues. await returns after the given time at the latest, because one verb
-// may wait for the other.
+// await waits until the verb has ended or, if goOn is false, until the plugin holds its call. If
+// goOn is true, await lets the plugin continue. It returns after the given time at the latest,
+// because one verb may wait for the other.
 func (t *turn) await(most time.Duration, goOn bool) {
 	file := t.pod.heldFile(t.fault.verb, t.pod.ContainerID, t.fault.instance)
 	for end := time.Now().Add(most); !t.ended && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
@@ -85,9 +85,9 @@ func (p *pod) wantAllOfADD() {
 
 // TestLateDELAgainstClaim: A's DEL failed twice, which freed A's address, and B gets that address.
 // A's late DEL begins at each phase of B's ADD, or B's ADD at each phase of A's DEL. If one verb
-// waits for the other, the other one continues. Once both have ended, B has its rule. After B's
-// DEL, nothing of A is left. If the journal has no record of A, the late DEL runs A's whole chain,
-// otherwise only p1.
+// waits for the other, the other continues. Once both have ended, B has its rule. After B's DEL,
+// nothing of A is left. (For A and B with the same container ID, see below.) If the journal has no
+// record of A, the late DEL runs A's whole chain, otherwise only p1.
 func TestLateDELAgainstClaim(t *testing.T) {
 	type phase struct {
 		name  string
@@ -139,8 +139,8 @@ func TestLateDELAgainstClaim(t *testing.T) {
 		}
 		n.plan()
 		n.wantLoggedTimes(0, "msg=deferred attachment="+n.network+"/b/eth0")
-		// With the same container ID, A's DEL undoes B as well. A's rule may stay until the next pod with
-		// the address is deleted.
+		// With the same container ID, A's DEL undoes B as well, and A's rule may stay until the next pod
+		// with the address is deleted.
 		if same && add.name != aFirst {
 			b.del()
 			n.wantClean()
@@ -245,7 +245,7 @@ func TestRuleBeforeAddress(t *testing.T) {
 
 // TestAddressOfAnotherStore: an IPAM plugin that is not host-local frees an address, and another
 // pod gets it. A late DEL of a plugin that removes rules by address doesn't get the address, even
-// if unwind creates that DEL from the runtime's input after a sweep.
+// after a sweep, when unwind has only the runtime's input.
 func TestAddressOfAnotherStore(t *testing.T) {
 	frees := oneOf(
 		"it frees, then fails",
@@ -370,8 +370,8 @@ func (n *node) emptyHostPort(address string) {
 }
 
 // TestHostPortKeepsAddress: portmap's DEL fails, so its rule still forwards to the pod's address.
-// The address stays reserved until portmap's DEL succeeds, and the same pass then frees it, or
-// until the machine reboots.
+// The address stays reserved until the machine reboots, or until portmap's DEL succeeds; the same
+// pass then frees the address.
 func TestHostPortKeepsAddress(t *testing.T) {
 	releases := oneOf("by a DEL", "by a sweep")
 	ends := oneOf("portmap works again", "the machine was started again")

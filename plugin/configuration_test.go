@@ -160,8 +160,8 @@ func (n *node) makeHang(dir string) {
 }
 
 // bare returns the input of a DEL as multus up to 4.3 sends it to the plugin of a clusterNetwork:
-// it has only the keys of libcni's PluginConf (multus 6597fa65f). The default stateDir is below
-// varLib.
+// it has only the keys of libcni's PluginConf (multus 6597fa65f). varLib replaces /var/lib,
+// which contains the default stateDir.
 func (n *node) bare(prevResult any) given {
 	return given{varLib: n.varLib(), keys: keys{
 		"chain": nil, "stateDir": nil, "logLevel": nil, "gracePeriod": nil,

@@ -150,7 +150,7 @@ func TestLastSweep(t *testing.T) {
 			last := n.store.LastSweep()
 			n.want(time.Since(last).Abs() < 10*time.Minute, "it was at %s", last)
 		}
-		// set changes the stored time to ago before now.
+		// set makes the last sweep seem to have ended that long ago.
 		set := func(ago time.Duration) (at time.Time) {
 			n.Helper()
 			at = time.Now().Add(-ago).Truncate(time.Second)

@@ -22,8 +22,8 @@ import (
 // pointsApart returns the distance between the crash points that this run tests.
 func pointsApart() int { return sandbox.Rounds(12, 4, 1) }
 
-// everyPoint calls try with 1, 2, … until unwind is no longer killed, and checks that there are at
-// least atLeast points. A short run skips points, and begins at a different one in each test.
+// everyPoint calls try with 1, 2, … until unwind is no longer killed, and checks that it was killed
+// at enough points. A short run skips points; the length of the test's name decides which.
 func everyPoint(t *testing.T, atLeast int, try func(t *testing.T, at int) (killed bool)) {
 	t.Helper()
 	sandbox.Need(t)
@@ -138,7 +138,7 @@ func (p *pod) isLive() bool {
 	return e != nil && e.State == journal.Live
 }
 
-// anotherChain is a chain whose DELs have nothing to release.
+// anotherChain returns a conflist with a chain whose DELs have nothing to release.
 func (n *node) anotherChain() *libcni.NetworkConfigList { return n.unwind(n.faulty("another", "")) }
 
 // ends removes a pod's namespace, if it exists.
@@ -245,8 +245,8 @@ var aftermaths = []aftermath{
 	}},
 }
 
-// end runs the aftermath, which alone must undo what the killed verb left. Unless that was a
-// reboot, end then deletes the bystander. It checks that nothing is left.
+// end runs the aftermath, which must undo what the killed verb left (with a GC, after nextADD).
+// Unless the aftermath was a reboot, end deletes the bystander. Nothing may be left.
 func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.plan()
 	f.of(n, a, bystander)
@@ -262,10 +262,10 @@ func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.wantClean()
 }
 
-// TestKilledThenRecovered kills unwind at every point of every verb. Each time, a single aftermath
-// follows: make proof tries all of them at each point, other runs take turns. New points are
-// covered automatically. The test proves what SIGKILL leaves, not what a power loss leaves: see the
-// journal's tests for that.
+// TestKilledThenRecovered kills unwind at the crash points of ADD, DEL, GC and STATUS. After each
+// kill, it tries one aftermath. make proof tries all of them at each point; other runs skip points,
+// and take the aftermaths in turn. New points are covered automatically. The test shows what
+// SIGKILL leaves. The journal's tests show what a power loss leaves.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
 	type way struct {
@@ -298,8 +298,7 @@ func TestKilledThenRecovered(t *testing.T) {
 }
 
 // TestKilledTwiceAnywhere kills unwind at every point of a verb, and again at every point of the
-// verb that follows. Only make proof combines all points. Other runs test one second point for each
-// first point.
+// verb that follows. Only make proof combines all points; other runs test a sample.
 func TestKilledTwiceAnywhere(t *testing.T) {
 	t.Parallel()
 	apart := sandbox.Rounds(18, 18, 1)

@@ -25,17 +25,17 @@ type deleting struct {
 	*op
 	records   []*journal.Record // the ADDs to undo, newest first
 	abandoned []*journal.Record // ADDs that an operator has forgotten
-	netns     journal.NetNS     // the namespace that the DEL names; Path is "" if it names none
+	netns     journal.NetNS     // from CNI_NETNS or else prevResult; Path is "" if neither names one
 	// claimed contains the records to which find added claims from host-local's files. find reads
-	// these files for all records first, because the DEL of one record may release an address that
-	// another record should claim.
+	// these files for all records before any DEL runs, because the DEL of one record may release an
+	// address that another record should claim.
 	claimed map[*journal.Record]bool
 }
 
 // del runs a DEL.
 //
-//  1. Acquire the attachment's lock. If an ADD of the attachment still runs, it ends first, because
-//     the runtime that started it is dead or has abandoned it.
+//  1. Acquire the attachment's lock. If an ADD of the attachment still runs, this makes it end (see
+//     watched), because the runtime that started it is dead or has abandoned it.
 //  2. Find the records to undo. If an operator has forgotten the ADD of this DEL, there is nothing
 //     to do. If the journal does not contain that ADD, create a record from the runtime's input.
 //  3. Undo the records (see undo.Worker.Undo), and write the DELs that are still pending.
@@ -95,8 +95,8 @@ func (d *deleting) find(ctx context.Context) error {
 }
 
 // mayHaveResult reports whether the runtime's prevResult may be the result of a record's ADD. The
-// record has no result yet. If host-local's files assign only other addresses to the attachment,
-// prevResult is the result of an earlier ADD.
+// record has no result yet. If host-local's files assign the attachment only addresses that are not
+// in prevResult, prevResult is the result of another ADD.
 func (d *deleting) mayHaveResult(e *journal.Record) bool {
 	return len(e.Got.Claims) == 0 ||
 		slices.ContainsFunc(netconf.AddressesOf(d.Verb.Conf.PrevResult), e.ClaimsAddress)
@@ -121,8 +121,8 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD. It is if the DEL or the record has
-// no path, if both have the same path, or if the DEL's path leads to the record's namespace.
+// isOf reports whether the runtime's DEL is for a record's ADD: one of them names no namespace,
+// both name the same path, or the DEL's path leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Record) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
@@ -199,7 +199,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 }
 
 // takePrevResult stores the runtime's prevResult as the result of a record's ADD. It adds claims on
-// the result's addresses, for the first delegate that has an IPAM plugin.
+// the result's addresses, for the first delegate that has an IPAM plugin, or else the first of all.
 func (d *deleting) takePrevResult(e *journal.Record) {
 	if d.Verb.Conf.PrevResult == nil || len(e.Steps) == 0 {
 		return

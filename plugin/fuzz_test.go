@@ -66,7 +66,7 @@ func within(stdin []byte) (*netconf.Conf, bool) {
 	return c, ok
 }
 
-// asked is a verb that this process runs through the plugin's entry point, one at a time.
+// asked is a verb that this process runs through the plugin's entry point. Only one runs at a time.
 type asked struct {
 	env    map[string]string
 	stdin  []byte

@@ -28,7 +28,7 @@ import (
 //     list and the attachments that unwind keeps (see listKept). Skip this step if the list cannot
 //     be trusted (see sweep.MassReleaseError) or a record is damaged.
 //
-// gc returns all errors of its own network.
+// gc continues after an error, and returns the errors of its own network.
 //
 // Without a list, or with null (cnitool, ocicni), nothing says which attachments are valid. gc does
 // not pass such a GC to the delegates, because a delegate that treats an absent list as an empty
@@ -71,7 +71,7 @@ func (o *op) gc(ctx context.Context) error {
 }
 
 // sweepForGC sweeps in at most two thirds of the GC's time, and leaves the rest for the delegates.
-// It reports whether the list can be trusted.
+// believed reports whether the list can be trusted.
 func (o *op) sweepForGC(
 	ctx context.Context, chain *netconf.Chain,
 ) (errs []error, believed bool) {
@@ -105,8 +105,8 @@ func (o *op) sweepForGC(
 	return errs, believed
 }
 
-// sweepBriefly calls run with a sweep that is part of another verb. An error of the sweep does not
-// fail that verb.
+// sweepBriefly calls run with a sweep that serves an ADD or a STATUS. It logs the sweep's error,
+// which is no reason for that verb to fail.
 func (o *op) sweepBriefly(opts sweep.Options, run func(*sweep.Sweep) error) error {
 	opts.Periodic, opts.Quick = true, true
 	err := o.Safely(func() error { return run(sweep.New(o.Worker, opts)) })
@@ -147,8 +147,8 @@ func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	return lists, nil
 }
 
-// hasStatus reports whether the chain's CNI version has STATUS and GC. A runtime does not call these
-// verbs on a chain of an older version.
+// hasStatus reports whether the chain's CNI version has STATUS and GC. A runtime does not call
+// these verbs on a chain of an older version.
 func hasStatus(chain *netconf.Chain) bool {
 	has, err := version.GreaterThanOrEqualTo(chain.CNIVersion, "1.1.0")
 	return err == nil && has

@@ -40,8 +40,8 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// TestSweepJudgesAgain: an attachment is dead when a sweep makes its plan, and changes before the
-// sweep applies the plan. The sweep acts on the new state. It does not release a new ADD of the
+// TestSweepJudgesAgain: an attachment is dead when a sweep makes its plan, but it may change before
+// the sweep applies the plan. The sweep acts on the new state. It does not release a new ADD of the
 // same container, whether that ADD still runs or has ended.
 func TestSweepJudgesAgain(t *testing.T) {
 	sandbox.Concurrent(t)
@@ -195,9 +195,9 @@ func TestGCIsPassedOn(t *testing.T) {
 
 // TestGCHandsOnWhatIsKept: a plugin of the chain releases all host-local addresses whose owners are
 // not on the GC's list, as host-local 1.10 does. The runtime's list lacks a young pod and a dead
-// pod whose DEL fails. unwind adds both, so they keep their addresses. An owner that is not in the
-// journal loses its address, as without unwind. But if the key of a record is damaged, the plugin
-// gets no GC, and the address of that pod stays.
+// pod whose DEL fails. unwind adds both to the list, so they keep their addresses. An owner that is
+// not in the journal loses its address, as without unwind. But if the key of a record is damaged,
+// the plugin gets no GC, and the address of that pod stays.
 func TestGCHandsOnWhatIsKept(t *testing.T) {
 	each1(t, oneOf("by the specification's key", "by both"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -292,9 +292,9 @@ func TestGCWithFailingDELs(t *testing.T) {
 }
 
 // TestGCByList combines pods of each kind with lists of each kind. A GC never releases an
-// attachment with a process in its namespace. It always releases one with a pending DEL. It
-// releases one whose namespace is gone, unless the list contains it, and one with a pinned, empty
-// namespace only if a list lacks it. An attachment counts as listed if it is on either list.
+// attachment with a process in its namespace, and always releases one with a pending DEL. If the
+// namespace is gone, the GC releases the attachment unless a list contains it. If the namespace is
+// pinned and empty, the GC does so only if there is a list, and no list contains the attachment.
 func TestGCByList(t *testing.T) {
 	null, none := rawJSON(`null`), rawJSON(`[]`)
 	type test struct {
@@ -400,9 +400,9 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCDelegateFails: the GC of one plugin fails or hangs. The other plugins get their GC, and the
-// runtime's error contains all errors. Even if a DEL hangs as well, the GC ends, and does
-// everything else in time.
+// TestGCDelegateFails: the GCs of two plugins fail, or one of the two hangs. All plugins get their
+// GC, and the runtime's error contains all errors. Even if a DEL hangs as well, the GC ends, and
+// does everything else in time.
 func TestGCDelegateFails(t *testing.T) {
 	each1(t, oneOf("fail", "hang at a DEL too"), func(t *testing.T, how choice) {
 		n := newNode(t)
@@ -436,10 +436,10 @@ func TestGCDelegateFails(t *testing.T) {
 }
 
 // TestBrakeOnANode: the list of a GC lacks 12 of 20 live pods. The mass-release guard keeps all of
-// them, and the error says why. No plugin gets that list, because it might release the pods.
+// them, and the error says why. No plugin gets that list, because a plugin might release the pods.
 // Attachments that are dead by other evidence are released, and the guard doesn't count them. At
-// the second GC with this list, the plugins get the list and the pods that unwind keeps. A list
-// that lacks only 10 of 20 pods is believed.
+// the second GC with this list, unwind adds the pods that it keeps, and the plugins get the list. A
+// list that lacks only 10 of 20 pods is believed.
 func TestBrakeOnANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

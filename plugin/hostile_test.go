@@ -14,8 +14,8 @@ import (
 )
 
 // keeper creates a plugin, a shell script, that reads and writes no file. Its ADD creates a
-// directory, which node.taken lists, and its DEL removes that directory. The script runs the
-// commands in more first.
+// directory, which node.taken lists, and its DEL removes that directory. more contains commands
+// that the script runs first.
 func (n *node) keeper(name, more string) {
 	n.Helper()
 	n.mkdir(filepath.Join(n.faultyDir(), "taken"))

@@ -138,8 +138,8 @@ func TestSameADDAtTheSamePath(t *testing.T) {
 	})
 }
 
-// TestStaleResult: a container's second ADD is interrupted while the runtime still has the result
-// of the first ADD. The DEL of the second ADD doesn't use that result as its own. bridge names its
+// TestStaleResult: a container's second ADD fails or is killed while the runtime has the result of
+// the first ADD. The DEL of the second ADD doesn't use that result as its own. bridge names its
 // iptables chain after the container, so if both ADDs have rules, a second DEL may be necessary.
 func TestStaleResult(t *testing.T) {
 	firsts := oneOf(
@@ -221,7 +221,7 @@ func TestTwoInterfacesInOneNetwork(t *testing.T) {
 }
 
 // TestDamagedCache: after a power loss, files in libcni's cache are empty, truncated, or describe
-// another attachment. They prove nothing.
+// another attachment. No such file makes unwind keep a dead attachment.
 func TestDamagedCache(t *testing.T) {
 	files := []struct{ name, content string }{
 		{"empty", ``},
@@ -261,7 +261,7 @@ func TestDamagedCache(t *testing.T) {
 }
 
 // TestPathOfAnotherProcess: a container's path names a process that has ended, and another process
-// has the same ID. Neither the journal nor libcni's cache contains the container. Its DEL frees its
+// now has its ID. Neither the journal nor libcni's cache contains the container. Its DEL frees its
 // address, and takes nothing from the other process's container.
 func TestPathOfAnotherProcess(t *testing.T) {
 	each1(t, oneOf("the host's", "another container's"), func(t *testing.T, whose choice) {

@@ -223,8 +223,8 @@ func TestBrokenKeysAtDEL(t *testing.T) {
 	})
 }
 
-// TestStateDirAtDEL: stateDir is invalid, so a DEL doesn't find the journal, and uses the runtime's
-// input. The record in the right directory stays until a DEL with that stateDir.
+// TestStateDirAtDEL: stateDir is invalid or missing, so a DEL doesn't find the journal, and uses
+// the runtime's input. The record stays until a DEL with the right stateDir.
 func TestStateDirAtDEL(t *testing.T) {
 	type test struct {
 		name     string
@@ -311,7 +311,7 @@ func TestVERSION(t *testing.T) {
 }
 
 // TestErrorOfADD: the error of an ADD begins with the plugin's message, has the plugin's code and,
-// if there is room, its details. It names the pending DELs. start checks that it is not too long.
+// if there is room, its details. It names the pending DELs. node.start checks its length.
 func TestErrorOfADD(t *testing.T) {
 	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
 		n := newNode(t)

@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file contains everything that an ADD does before it starts its first delegate.
+// This file contains what an ADD does before it runs the ADD of its first delegate.
 
 // prepare validates the input before any delegate starts.
 func (a *adding) prepare(ctx context.Context) (err error) {
@@ -93,9 +93,9 @@ func (a *adding) open(ctx context.Context) error {
 }
 
 // putFirst writes the intent, unless the journal contains earlier ADDs of the attachment (a.prior),
-// or other attachments of its pod that may be dead (a.samePod). A new sandbox first releases what
-// the pod's old one left allocated (Azure CNS #4350). a.samePod omits live attachments of the same
-// container.
+// or other attachments of its pod that may be dead (a.samePod). The ADD of a new sandbox first
+// releases what the pod's old sandbox left allocated (Azure CNS #4350). a.samePod omits live
+// attachments of the same container.
 func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	a.prior, err = tx.Pending(a.Verb.Key)
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
@@ -157,9 +157,8 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, and divides its time among them. If too
-// little time remains, it defers the others. Otherwise a healthy delegate would get too little time
-// and be killed.
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. Once
+// too little time remains for a DEL, it defers the rest, because a slow DEL would be killed.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -182,9 +181,9 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 	}
 }
 
-// supersede undoes the earlier ADDs of this attachment. If one of their DELs fails, it stays in the
-// journal, and waits while the new ADD is running or live: it may remove resources by container ID,
-// and both ADDs have the same container ID.
+// supersede undoes the earlier ADDs of this attachment. A DEL that fails stays in the journal, and
+// waits while the new ADD is running or live: it may remove resources by container ID, and both
+// ADDs have the same container ID.
 func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -195,7 +194,7 @@ func (a *adding) supersede(ctx context.Context) error {
 			}
 		}
 		if again, _ := a.Node.Later(ctx, prior); again {
-			// the unrecorded ADD may be in use, and the DELs would release its resources
+			// prior's DELs would release resources of the ADD that followed it without a record
 			if err := a.refuseUnseen(); err != nil {
 				return err
 			}
@@ -213,9 +212,9 @@ func (a *adding) supersede(ctx context.Context) error {
 	return nil
 }
 
-// refuseLive returns an error if the attachment of an earlier ADD is still in use. It is in use if
-// both ADDs have the same namespace and the interface already exists there, or if the earlier ADD
-// has another namespace with a process in it. SPEC 1.1 §2 forbids a second ADD without a DEL.
+// refuseLive returns an error if the attachment of an earlier ADD may be in use: both ADDs have the
+// same namespace, and the interface already exists there; or the earlier ADD has another namespace,
+// and a process may be in it. SPEC 1.1 §2 forbids a second ADD without a DEL.
 func (a *adding) refuseLive(prior *journal.Record) error {
 	was := prior.Added.NetNS
 	same := was.Same(a.record.Added.NetNS) || !was.Known() && facts.SamePath(was.Path, a.args.Netns)
@@ -232,8 +231,8 @@ func (a *adding) refuseLive(prior *journal.Record) error {
 }
 
 // refuseUnseen returns an error if the interface already exists in this ADD's namespace, and
-// libcni's cache contains an ADD of the attachment in that namespace. This ADD would fail, and its
-// rollback, whose DELs find resources by container ID, would remove those of the cached ADD.
+// libcni's cache contains an ADD of the attachment in that namespace. This ADD would fail, and the
+// DELs of its rollback, which find resources by container ID, would remove those of the cached ADD.
 func (a *adding) refuseUnseen() error {
 	if a.record.Added.Occupant == "" {
 		return nil
@@ -247,6 +246,6 @@ func (a *adding) refuseUnseen() error {
 
 // addedAlready returns the error that refuses the ADD.
 func (a *adding) addedAlready(why string) error {
-	_ = a.lock.Remove() // the file would remain if the attachment has no record
+	_ = a.lock.Remove() // without a record, nothing else would remove the lock file
 	return ownError(types.ErrInternal, "%s is already attached (%s); delete it first", a.Verb.Key, why)
 }

@@ -77,8 +77,7 @@ var allowedDifferences = []struct {
 	}},
 	// LIMITS, "A plugin that was replaced, or left the chain": the plugin has left the chain, or its
 	// present configuration is unknown because the network was renamed. The runtime gets no error, and
-	// sweeps retry the DEL for about a day. A file or rule of that plugin may be left, as without
-	// unwind.
+	// sweeps retry the DEL for about a day. A file of the plugin may be left, as without unwind.
 	{"a plugin that left the chain", func(y *year, d difference) bool {
 		renamed := func(e *journal.Record) bool { return e.Network != y.u.net.name && y.waitsForLeft(e) }
 		return d.class == "pending" && y.waitsForLeft(d.record) ||
@@ -177,9 +176,8 @@ func (y *year) did(words ...string) bool {
 	})
 }
 
-// waitsForLeft reports whether every pending DEL of a record may stay pending. A DEL may if it has
-// failed, and its plugin has port mappings or no present configuration, or if it waits for such a
-// DEL.
+// waitsForLeft reports whether every pending DEL of a record may stay pending: it waits for a later
+// DEL, or it has failed, and its plugin has port mappings or no present configuration.
 func (y *year) waitsForLeft(e *journal.Record) bool {
 	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))
@@ -187,7 +185,7 @@ func (y *year) waitsForLeft(e *journal.Record) bool {
 	})
 }
 
-// steps are the actions, by their first word. An action returns true if it may have changed what
+// steps are the actions, by a step's first word. An action returns true if it may have changed what
 // live pods have, so that compareLive must follow.
 var steps map[string]func(y *year, w []string) bool
 
@@ -370,7 +368,7 @@ func (w *plainWorld) pendingTexts() (all []string) {
 	return all
 }
 
-// eachPod calls do for a pod in each world in which the runtime knows it, and compares the calls.
+// eachPod runs a function for a pod in each world that knows the pod, and compares the calls.
 // It reports whether there was such a world.
 func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) (did bool) {
 	calls := map[string][]plainCall{}

@@ -24,8 +24,8 @@ const (
 	likePlainSeedEnv = "UNWIND_LIKEPLAIN_SEED"
 	// likePlainCountEnv is the number of sequences.
 	likePlainCountEnv = "UNWIND_LIKEPLAIN_COUNT"
-	// likePlainWithoutEnv is a regular expression of steps to leave out, so that a known difference
-	// doesn't hide others.
+	// likePlainWithoutEnv is a regular expression for the steps to leave out, so that a known
+	// difference doesn't hide others.
 	likePlainWithoutEnv = "UNWIND_LIKEPLAIN_WITHOUT"
 	// likePlainSeed is the first seed of a normal run.
 	likePlainSeed = 700_001
@@ -122,8 +122,8 @@ func likePlain(t *testing.T, s setup, steps ...string) {
 //   - no verb fails in U that succeeds in P (of a DEL and its retries, the last one counts);
 //   - no live pod in U lacks an address file, a link, a rule or a connection that it has in P;
 //   - nothing is left in U that is not left in P, and no DEL is pending;
-//   - no verb in U takes more than 5 s and three times as long as in P (only in make proof, on a
-//     quiet machine).
+//   - no verb in U takes more than 5 s and, at the same time, more than three times as long as in P
+//     (only in make proof, on a quiet machine).
 //
 // allowedDifferences contains the exceptions.
 func TestLikePlain(t *testing.T) {
@@ -182,8 +182,8 @@ func TestLikePlain(t *testing.T) {
 		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
 }
 
-// reportYear runs a sequence with a difference twice more, and prints it. If short is set, it
-// prints the shortest sequence with a difference of the same class.
+// reportYear runs a sequence with a difference twice more, and prints it. If short is set, it first
+// shortens the sequence, as long as a difference of the same class remains.
 func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
 	again := 0
 	for range 2 {

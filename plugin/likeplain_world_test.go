@@ -179,7 +179,7 @@ func (w *plainWorld) boot() {
 	w.netns = fd
 }
 
-// in calls do in the machine's network namespace.
+// in runs a function in the machine's network namespace.
 func (w *plainWorld) in(do func()) {
 	w.Helper()
 	must(w, unix.Setns(w.netns, unix.CLONE_NEWNET))
@@ -187,7 +187,7 @@ func (w *plainWorld) in(do func()) {
 	do()
 }
 
-// inPod calls do in a pod's network namespace.
+// inPod runs a function in a pod's network namespace.
 func (w *plainWorld) inPod(p *plainPod, do func()) {
 	w.Helper()
 	fd, err := unix.Open(p.rt.NetNS, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -824,8 +824,8 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	return slices.Compact(have)
 }
 
-// chainOwners returns what the comments of the rules say about each iptables chain: its owner's ID
-// or its network, whichever says matches.
+// chainOwners returns the owner's ID or the network of each iptables chain, from the comments of
+// the rules. says is the pattern of the ID or of the network.
 func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {

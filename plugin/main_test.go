@@ -34,9 +34,9 @@ func TestMain(m *testing.M) {
 }
 
 // underTest builds the plugin under test once, with the race detector if the tests have it, and
-// returns its path. go test doesn't see which files this build reads, but it repeats the tests if
-// package plugin has changed, or a file that they opened. So underTest opens the two source files
-// outside that package.
+// returns its path. go test doesn't see which files this build reads: it reuses a cached result
+// unless package plugin, or a file that the tests opened, has changed. So underTest opens the two
+// source files outside that package.
 var underTest = sync.OnceValues(func() (path string, err error) {
 	const source = "../testdata/unwind"
 	for _, file := range []string{source + "/main.go", "plugintest/env/env.go"} {
@@ -95,8 +95,8 @@ func run(t testing.TB, name string, args ...string) string {
 }
 
 // init locks the main thread, so that no test uses it in another network namespace. The main thread
-// cannot end, so it would stay in that namespace. init also turns off the second for which the race
-// detector delays the exit of every program, such as the plugin under test.
+// cannot end, so it would stay in that namespace. The race detector delays the exit of programs,
+// such as the plugin under test, by a second; init turns that off.
 func init() {
 	if os.Getenv(unlockedEnv) == "" {
 		runtime.LockOSThread()

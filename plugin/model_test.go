@@ -24,7 +24,7 @@ import (
 // each operation, every live container must still have everything that its ADD allocated, and no
 // other container may have its address. The journal must contain a DEL for everything that is
 // allocated. At the end, all containers are removed, and the plugins work again. Then the runtime's
-// DELs, or two GCs, must leave nothing. Every other run uses the real firewall plugin.
+// DELs, or two GCs, must leave nothing. Every other subtest uses the real firewall plugin.
 // -rapid.checks and -rapid.steps set the numbers of runs and operations; -rapid.seed repeats a
 // failure.
 func TestModel(t *testing.T) {
@@ -84,8 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// After an ADD in a new namespace, a process in the old one keeps the attachment live. An ADD in
-	// the old namespace may release it, because the test's plugins create no interface.
+	// If the ADD is in a new namespace, a process in the old one keeps the attachment live. An ADD in
+	// the old namespace may release the attachment: the test's plugins create no interface there.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)

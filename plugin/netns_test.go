@@ -85,10 +85,9 @@ func (p *pod) awaitUnlinked() {
 }
 
 // TestNetNSOfDEL: when the DEL comes, the pod's network namespace may be at its path, elsewhere, or
-// gone. If unwind finds the namespace, the plugins get its path or, if no path leads to it, a
-// descriptor that unwind holds open. If the namespace is gone, the plugins get the path that the
-// runtime sent. In all cases, nothing of the pod remains, and other containers keep their
-// interfaces.
+// gone. If unwind finds the namespace, p0 gets its path or, if no path leads to it, a descriptor
+// that unwind holds open. If the namespace is gone, p0 gets the path that the runtime sent. In all
+// cases, nothing of the pod remains, and other containers keep their interfaces.
 func TestNetNSOfDEL(t *testing.T) {
 	places := oneOf(
 		"named by the runtime",
@@ -108,7 +107,7 @@ func TestNetNSOfDEL(t *testing.T) {
 		a.remember()
 		const held = "held" // a descriptor that unwind holds open
 		own := a.NetNS      // a path to the pod's own namespace, or ""
-		shown := a.NetNS    // the CNI_NETNS that the plugins get
+		shown := a.NetNS    // the CNI_NETNS that p0 gets
 		switch {
 		case place.is("not named"):
 			a.NetNS = ""
@@ -258,9 +257,8 @@ func TestDELNamesAnother(t *testing.T) {
 	})
 }
 
-// TestNamespaceOutOfReach: the pod's namespace is no longer at its path and has no process, but
-// still exists, because it is mounted elsewhere. Without a namespace, bridge's DEL would leave its
-// nat chain.
+// TestNamespaceOutOfReach: the pod's namespace is not at its path and has no process, but it is
+// mounted elsewhere. bridge's DEL gets a namespace, without which it would leave its nat chain.
 func TestNamespaceOutOfReach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -319,8 +317,7 @@ func (n *node) addMacvlan() *pod {
 	return n.add("a")
 }
 
-// wantLinkedAt checks that a path leads to the namespace own, and that this namespace has the
-// interface eth0.
+// wantLinkedAt checks that a path leads to the given namespace, which has the interface eth0.
 func (n *node) wantLinkedAt(path string, own journal.NetNS) {
 	n.Helper()
 	seen, err := facts.InterfaceAt(path, "")

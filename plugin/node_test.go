@@ -49,7 +49,7 @@ type node struct {
 	mayDie   bool         // unwind may be killed in a GC or a STATUS
 	budgets  []string     // NAME=TIME; env.Long sets the others
 	present  []pluginConf // the chain of the next requests
-	said     outcome      // the outcome of the last GC, STATUS or give
+	said     outcome      // the outcome of the last GC, STATUS or pod.give
 	first    *node        // this machine's first network; libcni passes its env to unwind
 	machine  *machine
 }

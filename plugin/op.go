@@ -38,8 +38,8 @@ type Plugin struct {
 	CacheDir string
 	// Unread reports whether nobody can read Stdout any more. nil means that somebody always can.
 	Unread func() bool
-	// Behind starts this program as the sweep behind a STATUS (see StartSweep). If it is nil, a STATUS
-	// starts no sweep.
+	// Behind starts this program again as the sweep behind a STATUS (see StartSweep). If Behind is
+	// nil, a STATUS starts no sweep.
 	Behind func(conf []byte) (ended <-chan error, err error)
 }
 
@@ -114,7 +114,7 @@ type op struct {
 	plugin *Plugin
 	args   *skel.CmdArgs
 	bad    error         // the configuration's error, or nil
-	lock   *journal.Lock // the lock of the verb's attachment; nil without a journal
+	lock   *journal.Lock // the lock of the verb's attachment; nil if it was not acquired
 	log    *slog.Logger  // the log, with the verb's attachment in each line
 }
 
@@ -206,8 +206,8 @@ func (o *op) overridesNetNS() bool {
 	return strings.EqualFold(override, "TRUE") || override == "1"
 }
 
-// takeLock acquires the lock of the verb's own attachment. If the journal fails, the function
-// without decides whether the verb continues without the lock.
+// takeLock acquires the lock of the verb's own attachment. If the journal fails, takeLock returns
+// the result of the parameter without: if that is nil, the verb continues without the lock.
 func (o *op) takeLock(
 	ctx context.Context, p journal.Patience, without func(error) error,
 ) (err error) {

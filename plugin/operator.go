@@ -23,8 +23,8 @@ import (
 // because a plugin was removed for good. The history records the event, and a record in state
 // abandoned makes a later DEL of the runtime succeed. Forget also drops damaged records.
 //
-// by names the operator in the history. Forget refuses an attachment that is not dead, because the
-// DEL of that attachment needs the record.
+// The parameter by is the operator's name for the history. Forget refuses an attachment that is not
+// dead, because the DEL of that attachment needs the record.
 func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, by string) error {
 	conf := netconf.DefaultConf()
 	conf.StateDir = stateDir
@@ -45,7 +45,7 @@ func (p *Plugin) Forget(ctx context.Context, stateDir string, key journal.Key, b
 		for _, e := range records {
 			event.Plugins = append(event.Plugins, undo.PendingSteps(e)...)
 		}
-		o.Node.Journal.Event(event) // Update records it if it succeeds
+		o.Node.Journal.Event(event) // recorded if Update succeeds
 		err = o.Node.Journal.Update(ctx, func(tx *journal.Tx) (err error) {
 			put := tx.Put
 			if key.Malformed() || !utf8.ValidString(key.Network+key.ContainerID+key.IfName) {

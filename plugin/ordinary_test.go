@@ -291,9 +291,9 @@ func TestIPAMReplaced(t *testing.T) {
 	n.wantClean()
 }
 
-// TestRestartedWhileOff: while unwind is off, nerdctl restarts a container, and its DEL has no
-// path. The container's last DEL goes through unwind. In a scratch namespace, bridge cannot remove
-// its iptables chain, because a rule that leaked from the first start still refers to the chain.
+// TestRestartedWhileOff: while unwind is off, nerdctl restarts a container. nerdctl's DEL has no
+// path, so a rule that refers to bridge's iptables chain leaks. At the last DEL, through unwind,
+// bridge therefore fails in a scratch namespace, so unwind runs its DEL without a namespace.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -35,7 +35,7 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 	})
 }
 
-// TestStaleOwnerIsNoRival: pod b gets an address that pod a still has according to the journal. a
+// TestStaleOwnerIsNoRival: pod b gets an address that, according to the journal, pod a still has. a
 // was deleted without unwind; its namespace exists, but its interface no longer has the address.
 // host-local's file names b as the owner, so b's DEL removes b's rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {

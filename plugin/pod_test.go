@@ -26,8 +26,8 @@ type pod struct {
 	libcni.RuntimeConf
 	added   types.Result // the result of its last ADD
 	address string       // the first address of that result
-	printed string       // the result that the last ADD with give printed
-	seen    seen         // set by remember
+	printed string       // the result that the last ADD by pod.give printed
+	seen    seen         // set by pod.remember
 }
 
 // pod creates a network namespace, and returns a pod that uses it.
@@ -161,8 +161,8 @@ func (p *pod) edit(change func(*journal.Record)) {
 	must(p, err)
 }
 
-// again returns the pod with a new network namespace and the same container ID, as nerdctl, podman
-// and Nomad add it again.
+// again returns a pod with the same container ID and a new network namespace, as when nerdctl,
+// podman or Nomad restarts a container.
 func (p *pod) again() *pod {
 	p.Helper()
 	next := &pod{node: p.node, RuntimeConf: p.RuntimeConf}
@@ -210,7 +210,7 @@ func (p *pod) end(process *os.Process) {
 	eventually(p, "the process gone", func() bool { return ended(process) })
 }
 
-// ended reports whether a process's first thread has ended, even if it is still a zombie.
+// ended reports whether a process's first thread has ended, even if that thread is still a zombie.
 func ended(p *os.Process) bool {
 	_, err := os.Readlink(netnsOf(p))
 	return err != nil

@@ -20,8 +20,8 @@ import (
 )
 
 // useVarLib makes libcni store its cache below varLib, which giveVarLib mounts at /var/lib. So
-// unwind finds the cache in its default directory. useVarLib returns a pod with which a test calls
-// giveVarLib.
+// unwind finds the cache in the cache's default directory. useVarLib returns a pod with which a
+// test calls giveVarLib.
 func (n *node) useVarLib() (runtime *pod) {
 	n.Helper()
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.varLib(), "cni"), &nodeExec{node: n})
@@ -40,7 +40,7 @@ func (p *pod) giveVarLib(verb string, changes ...keys) {
 	p.give(verb, g)
 }
 
-// gcUntilReserved runs GCs without a grace period until count addresses are reserved. One GC may
+// gcUntilReserved runs GCs without a grace period until this many addresses are reserved. A GC may
 // not be enough: while processes start and end, unwind cannot inspect every namespace.
 func (p *pod) gcUntilReserved(count int, list keys) {
 	p.Helper()
@@ -97,9 +97,9 @@ func TestStrays(t *testing.T) {
 	n.wantAddressesOf("cached", "moved")
 }
 
-// TestLostJournal: after the journal was lost, it contains none of the live pods (similar to
-// antrea#8239). A GC with a list that lacks these pods releases nothing. Once a pod is dead, a GC
-// releases its address, unless the list is empty.
+// TestLostJournal: the journal was lost, so no live pod has a record (similar to antrea#8239). A GC
+// with a list that lacks these pods releases nothing. Once a pod is dead, a GC releases its
+// address, unless the list is empty.
 func TestLostJournal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

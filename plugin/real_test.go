@@ -126,8 +126,7 @@ func (n *node) prefix(version int, host byte) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("fd00:%d:%d::%x/64", b[1], b[2], host))
 }
 
-// prefixes returns the host-th address of each family that families names: "IPv4", "IPv6" or
-// "dual".
+// prefixes returns the host-th address of each family. families is "IPv4", "IPv6" or "dual".
 func (n *node) prefixes(families string, host byte) []netip.Prefix {
 	return map[string][]netip.Prefix{
 		"IPv4": {n.prefix(4, host)}, "IPv6": {n.prefix(6, host)}, "dual": {n.prefix(4, host), n.prefix(6, host)},

@@ -225,7 +225,7 @@ func (p *pod) give(verb string, g given) {
 	must(p, p.tryGive(verb, g))
 }
 
-// prevResult returns the result that the last ADD with give printed, or nil if there is none.
+// prevResult returns the result that the last ADD by pod.give printed, or nil if there is none.
 func (p *pod) prevResult() any {
 	if p.printed == "" {
 		return nil

@@ -69,7 +69,7 @@ func (n *node) start(in *input) (out outcome) {
 		cmd = exec.CommandContext(ctx, "/bin/sh", "-c", in.first+` && exec "$0"`, binary)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
-	// in.env may override both
+	// in.env may override both variables
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=" + os.Getenv("GORACE")}
 	for name, value := range in.env {
 		cmd.Env = append(cmd.Env, name+"="+value)

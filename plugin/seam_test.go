@@ -31,7 +31,7 @@ type fakes struct {
 	*seam
 	mu    sync.Mutex
 	taken map[string]bool   // by "CONTAINER PLUGIN"
-	mode  map[string]string // by "VERB PLUGIN": "fails", "fails after it", "is cut off after it"
+	mode  map[string]string // by "VERB PLUGIN": "fails", "fails after it" (the effect), "is cut off after it"
 	calls []string          // each is "VERB PLUGIN"
 }
 
@@ -109,8 +109,8 @@ func (s *seam) records() map[string][]*journal.Record {
 	return all
 }
 
-// TestProtocolOverSeam runs random ADDs and DELs of three containers, with plugins that fail in
-// every mode. After each verb, the journal must record everything that the plugins have allocated,
+// TestProtocolOverSeam runs random ADDs and DELs of three containers, with plugins that may fail in
+// any mode. After each verb, the journal must record everything that the plugins have allocated,
 // and a container whose ADD succeeded must still have all of it. Once the plugins work again, the
 // runtime's DELs must leave nothing.
 func TestProtocolOverSeam(t *testing.T) {
@@ -151,7 +151,7 @@ func TestProtocolOverSeam(t *testing.T) {
 	})
 }
 
-// sees compares the journal with what the plugins have allocated, and with the containers in added.
+// sees compares the journal with what the plugins have allocated, and both with the map added.
 func (s *seam) sees(added map[string]bool) {
 	entries := s.records()
 	for what := range s.fakes.taken {

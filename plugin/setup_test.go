@@ -22,7 +22,7 @@ import (
 	"cni-unwind/plugin/plugintest/env"
 )
 
-// The functions below change a node or its pods without a runtime's request.
+// The functions below prepare a node and its pods for a test, or change them during the test.
 
 // keys are changes to unwind's entry. A nil value removes its key.
 type keys = map[string]any
@@ -142,7 +142,7 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 	return func() { must(n, os.Remove(flag)) }
 }
 
-// pauseLast makes the first pending DEL of each of the last count records due after a pause.
+// pauseLast sets when the first pending DEL of each of the last records (count of them) is due.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
 	all, until := n.records(), journal.BootNanos()+int64(pause)
@@ -302,7 +302,7 @@ func (p *pod) awaitLock() {
 	})
 }
 
-// hold starts a process outside the pod's network namespace that keeps it open until end is called.
+// hold keeps the pod's network namespace open, in a process outside it, until end is called.
 func (p *pod) hold() (end func()) {
 	p.Helper()
 	f, err := os.Open(p.NetNS)

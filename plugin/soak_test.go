@@ -82,7 +82,7 @@ func (p point) String() string {
 // TestSoak adds and deletes pods, 32 at a time: 100 pairs of ADD and DEL in make test, 300 in make
 // matrix, 10,000 in make proof, or the number in UNWIND_TEST_SOAK. The node's history is full, and
 // the test's process sweeps all the time. In 1 of 20 pairs, a plugin fails, is killed, or kills
-// unwind. Every other ADD and DEL must succeed, and no address may have two owners. At ten points,
+// unwind. All other ADDs and DELs must succeed, and no address may have two owners. At ten points,
 // while no pod exists, nothing may be left: no address, record, lock file, process, zombie, mount
 // or descriptor. The journal and the sweeper's memory, goroutines and descriptors may not grow.
 // TestSoak stops early if the next point would come less than a minute before go test's -timeout.
@@ -216,8 +216,8 @@ func (s *soak) sweepAll() int {
 	return len(findings)
 }
 
-// pair runs ADD and DEL of a pod. It also runs the DEL if the ADD failed, as a runtime does. After
-// a failed DEL, it sends another one at random.
+// pair runs ADD and DEL of a pod. It also runs the DEL if the ADD failed, as a runtime does. It
+// retries some of the failed DELs once, at random.
 func (s *soak) pair(r *rand.Rand, id, netns string) {
 	list, faulty := s.clean, r.IntN(20) == 0
 	if faulty {
@@ -290,8 +290,8 @@ func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
 	half := points[len(points)/2]
-	// At each point, the journal has no records. How far its last used page is depends on the number
-	// of records that existed at the same time.
+	// At each point, the journal has no records. The position of its last used page depends on how
+	// many records existed at the same time.
 	if last.used > first.used+1<<10 || last.journal > max(2*first.journal, 512<<10) {
 		s.Errorf("the journal at first, half-way and now:\n%s\n%s\n%s", first, half, last)
 	}

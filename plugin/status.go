@@ -22,8 +22,8 @@ const (
 
 // status reports whether ADDs will work: the chain can be read, its binaries exist, no delegate
 // reports a failure, and the journal works if ADDs require it. Without unwind, a runtime sends
-// STATUS only to a chain of CNI 1.1.0 or later. In an older chain, status therefore only logs a
-// missing binary, because a node that is not ready loses its running pods.
+// STATUS only to a chain of CNI 1.1.0 or later. So for an older chain, status only logs a missing
+// binary: an error would make the node not ready, and the node would lose its running pods.
 //
 // status also judges the attachments, by evidence alone, and starts a sweep if one would release
 // something. It does so because STATUS is the verb that runtimes call most often.
@@ -46,8 +46,8 @@ func (o *op) status(ctx context.Context) error {
 	}
 }
 
-// checkAndSweep checks everything that an ADD needs, and sweeps at the same time. It opens the
-// journal once, both to check that it can be written and to take a snapshot.
+// checkAndSweep checks what an ADD needs, and starts a sweep at the same time if one is due. It
+// opens the journal once, both to check that it can be written and to take a snapshot.
 func (o *op) checkAndSweep(ctx context.Context) error {
 	if o.bad != nil {
 		return ownError(errNotAvailable, "%v", o.bad)
@@ -97,7 +97,7 @@ func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
 	})
 }
 
-// health checks everything that an ADD needs.
+// health checks the binaries, the delegates' STATUS, and the journal's error that journaled sends.
 func (o *op) health(
 	ctx context.Context, chain *netconf.Chain, journaled <-chan error,
 ) error {

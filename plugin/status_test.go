@@ -78,7 +78,7 @@ func TestStatusOfDelegates(t *testing.T) {
 	sandbox.Concurrent(t)
 	type test struct {
 		name  string
-		codes [3]int // the plugins' error codes; a plugin with a code runs in mode
+		codes [3]int // the plugins' error codes; a plugin with a code gets the mode below
 		mode  string
 		code  uint // the error code of unwind's STATUS; 0: it succeeds
 		says  string
@@ -122,8 +122,8 @@ func TestStatusOfDelegates(t *testing.T) {
 	})
 }
 
-// TestStatusOfJournal: if the journal cannot be used, STATUS fails if ADDs require the journal, and
-// logs a warning otherwise. A journal that is in use by other processes is no problem.
+// TestStatusOfJournal: while the journal cannot be used, STATUS fails if ADDs require the journal;
+// otherwise, it logs a warning. A journal that is in use by other processes is no problem.
 func TestStatusOfJournal(t *testing.T) {
 	breakages := []breakage{
 		{"a folder that anybody can write to", (*node).makeWorldWritable},

@@ -27,7 +27,7 @@ import (
 //
 //	arguments       the program's path, and sweepWord
 //	stdin           the configuration of the STATUS, in sealed memory: every user can read arguments
-//	stdout, stderr  /dev/null, because an open pipe of the runtime would block the runtime
+//	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND
 //	session         its own, so that no signal to the runtime's process group ends it
@@ -48,7 +48,7 @@ func StartSweep(conf []byte) (ended <-chan error, err error) {
 		return nil, err
 	}
 	defer stdin.Close()
-	// Go's own descriptors close on exec, but not those that the runtime left open
+	// Go's own descriptors close on exec, but not those that the container runtime left open
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func (p *Plugin) sweepBehind(ctx context.Context) error {
 	o, closeLog := p.newOp(&skel.CmdArgs{Path: os.Getenv("CNI_PATH"), StdinData: stdin}, conf)
 	defer closeLog()
 	o.Node.Invoked = true // a STATUS started this process, in the runtime's namespaces
-	// ps would show the name "exe"
+	// otherwise, ps would show the name "exe"
 	_ = os.WriteFile("/proc/self/comm", []byte(netconf.Name), 0)
 	lock, err := o.Node.Journal.Store.LockSweep()
 	if errors.Is(err, journal.ErrBusy) {

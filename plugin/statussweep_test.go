@@ -105,8 +105,8 @@ func TestStatusHasNoList(t *testing.T) {
 	})
 }
 
-// TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address whose
-// file is empty, because host-local never wrote the owner. They do so even if the pool is not full.
+// TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address with an
+// empty file, in which host-local never wrote the owner. They do so even if the pool is not full.
 func TestStatusReleasesEmpty(t *testing.T) {
 	each1(t, oneOf("STATUS", "a failed ADD"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -355,7 +355,7 @@ func TestSweepBehindStatusEnds(t *testing.T) {
 
 // TestSweepBehindStatusInherits: the process that a STATUS starts has a session of its own, no
 // descriptor of the runtime, and no CNI_COMMAND. Its arguments and environment, which others may
-// read, do not contain the configuration. Its plugins do not inherit its lock.
+// read, do not contain the configuration. Its plugins do not inherit the sweep's lock.
 func TestSweepBehindStatusInherits(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

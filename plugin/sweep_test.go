@@ -158,7 +158,7 @@ func (p *pod) dels() (instances []string) {
 // message matches the message in a line of the log.
 var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
-// addOwing adds a pod, and makes p1's DEL fail. It records tries as the number of tries, and makes
+// addOwing adds a pod, and makes p1's DEL fail. It changes the recorded number of tries, and makes
 // the pending DEL due now.
 func (n *node) addOwing(name string, tries int) *pod {
 	n.Helper()
@@ -324,9 +324,9 @@ func TestAgentKeepsPauses(t *testing.T) {
 }
 
 // TestForeign: the disk is a clone or a backup of another machine's. A sweep runs no DEL of that
-// machine's pods, because the other machine may use their addresses. The sweep removes host-local's
-// files of exactly these attachments from this disk, even a file in the format of old host-local
-// releases. The runtime's own DEL still runs the plugins, as without unwind.
+// machine's pods, because that machine may still use their addresses. The sweep removes exactly
+// these pods' host-local files from this disk, even files in the format of old host-local releases.
+// The runtime's own DEL still runs the plugins, as without unwind.
 func TestForeign(t *testing.T) {
 	copied := oneOf("live, STATUS", "live, GC", "live, sweep", "DEL pending", "ADD failed", "ADD cut off")
 	each1(t, copied, func(t *testing.T, what choice) {

@@ -11,7 +11,7 @@ import (
 )
 
 // Many tests have variants: for example, the journal breaks in one of six ways, and then an ADD or
-// a DEL follows. each1 to each4 run such a test for all combinations of its choices.
+// a DEL follows. each1 to each4 run such a test for the combinations of its choices.
 //
 //	each2(t, breakages, oneOf("ADD", "DEL"), func(t *testing.T, b breakage, verb choice) {
 //		n := newNode(t)

@@ -229,9 +229,9 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end repairs the plugins, and ends all containers: with the runtime's DELs or, if forgotten,
-// without. Two GCs follow, because a DEL whose address belongs to another dead container, according
-// to host-local's file, waits for the second GC.
+// end repairs the plugins, and ends all containers: with the runtime's DELs or, if forgotten is
+// set, without. Two GCs follow: if host-local's file says that another dead container has the
+// address of a DEL, that DEL waits for the second GC.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()

@@ -23,7 +23,7 @@ import (
 const (
 	mostAtOnce        = 20
 	mostAtOnceCareful = 10
-	mostOutput        = 64 << 20 // bytes from one node, which could send any number
+	mostOutput        = 64 << 20 // bytes of one node's output, which could be endless
 )
 
 // careful lists the unwindctl commands that take unwind out of use.
@@ -36,8 +36,8 @@ type outcome struct {
 }
 
 // exec runs an unwindctl command on the selected nodes, and prints the outputs in the nodes' order.
-// Before it runs a careful command on several nodes, it asks the user, unless --yes is set. After a
-// failure, it runs a careful command on no further node, unless --keep-going is set.
+// Before a careful command on several nodes, it asks the user, unless --yes is set. If a careful
+// command fails on a node, exec starts it on no further nodes, unless --keep-going is set.
 func (o *options) exec(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())
@@ -94,7 +94,7 @@ func ask(ctx context.Context, stderr io.Writer, command string, nodes []node) er
 	}
 }
 
-// operator returns USER@HOST of this program, with which unwind records who switched it off.
+// operator returns USER@HOST, the name under which unwind records who switched it off.
 func operator() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + cmp.Or(host, "?")

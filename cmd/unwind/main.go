@@ -20,12 +20,12 @@ import (
 var version = "dev"
 
 func main() {
-	// One processor is enough: unwind mostly waits for plugins and the disk. More threads would only
-	// wake each other up, on every core, while a node starts its pods.
+	// One processor is enough: unwind mostly waits for plugins and the disk. With more, Go would wake
+	// idle threads for nothing, on cores that the node needs to start its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
-	// Until a plugin is slow, a signal kills this process. From then on, a signal only stops the
-	// verb, and unwind rolls back a stopped ADD. The handler needs a thread, which most verbs save.
+	// While no plugin is slow, a signal kills this process. Once one is, a signal stops only the verb,
+	// and unwind rolls back a stopped ADD. The handler needs a thread, so most verbs never install it.
 	handleSignals := sync.OnceFunc(func() {
 		asked := make(chan os.Signal, 1)
 		signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

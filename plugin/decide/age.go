@@ -11,7 +11,7 @@ type Grace struct {
 	// SameBoot is True if one of the owner's files was written in this boot, False if all are older,
 	// and Unclear if the clock does not show which.
 	SameBoot Truth
-	Left     time.Duration // 0 if it is over or unknown
+	Left     time.Duration // until the period is over; 0 if that is unknown
 }
 
 // Clock contains the known facts about the wall clock.
@@ -20,8 +20,8 @@ type Clock struct {
 	Kept      bool // nobody has set it in this boot
 }
 
-// DecideGrace decides whether the grace period of an owner is over, given the ages of its files by
-// the wall clock. given is --grace-period, or 0; if set, it replaces grace.
+// DecideGrace decides whether the grace period of an owner is over, from the ages of its files by
+// the wall clock. The parameter given is --grace-period, or 0; if set, it replaces grace.
 //
 // A file time in the future proves nothing. Neither does a time before the boot if somebody has set
 // the clock in this boot, as on a board without a clock of its own, or in a virtual machine that

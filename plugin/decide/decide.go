@@ -21,7 +21,7 @@ type Evidence struct {
 	HasProcess      Fact   // a process is in its network namespace
 	HostLink        Fact   // the host end of its interface exists
 	Listed          Fact   // the runtime's list contains it; unknown if no list covers it
-	PastGracePeriod Fact   // older than the grace period, so a current list would contain it
+	PastGracePeriod Fact   // it is older than the grace period, so a list should contain it
 	AddedUnseen     Fact   // an ADD that is not in the journal added it again (see facts.Node.Later)
 }
 
@@ -34,9 +34,9 @@ const (
 	Live    Verdict = "live"
 	Dead    Verdict = "dead"
 	// Foreign is the verdict on an attachment of an earlier boot that may belong to another machine,
-	// because this disk may be a clone. The kernel keeps nothing across a boot, and a DEL could
-	// release what the other machine uses of a cluster-wide IPAM plugin or a load balancer. So unwind
-	// runs no DEL, and releases only host-local's reservations on this disk.
+	// because the node's disk may be a clone. The reboot has already removed what the kernel kept,
+	// and a DEL could release what the other machine uses, such as an address of a cluster-wide pool.
+	// So unwind runs no DEL, and releases only host-local's reservations on the node's disk.
 	Foreign Verdict = "other-machine"
 )
 
@@ -44,7 +44,7 @@ const (
 type Judgment struct {
 	Verdict Verdict
 	Reason  Reason
-	Warn    bool // live, but not on the runtime's list
+	Warn    bool // live, for a reason that a sweep logs as a warning
 }
 
 // Releasable reports whether the attachment should be released.
@@ -158,14 +158,14 @@ type Stray struct {
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // see DecideGrace
 	Undated         bool // the clock does not show the owner's age
-	Cached          Fact // libcni's cache contains the owner, and its namespace may exist
+	Cached          Fact // libcni's cache contains the owner, whose namespace may exist
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
 }
 
 // DecideStray returns the verdict on a reservation whose owner is not in the journal. Such an owner
-// is a pod that started before unwind was installed or, if the journal was lost, any pod
-// (antrea#8239). The reservation is dead only if all evidence agrees.
+// is a pod that started without unwind or, if the journal was lost, any pod (antrea#8239). The
+// reservation is dead only if all evidence agrees.
 func DecideStray(o Stray) Judgment {
 	switch {
 	case unknown(o.SameNamespaces):
@@ -212,19 +212,19 @@ func DecideStray(o Stray) Judgment {
 // Owner contains the facts about the owner of an address that a record claims.
 type Owner struct {
 	InFile bool // host-local's file in the recorded pool names the attachment
-	Freed  bool // the DEL of the step that got the address may have been started
+	Freed  bool // the DEL of the step that allocated the address may have been started
 	Others bool // another record, live or being added, claims the address, or that is unknown
 }
 
-// ByAddress reports whether a step's DEL may remove rules by address alone, and so remove those of
-// the address's next owner.
+// ByAddress reports whether a step's DEL may remove rules by address alone, and so may remove those
+// of the address's next owner.
 func ByAddress(s *journal.Step) bool { return !known.ByType(s.Type).ByContainer }
 
 // Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that
 // allocated the address always gets it, and so does a plugin that removes nothing of another
 // container. Any other plugin might remove the rules of the address's next owner (cni#924). It gets
-// the address only while the address provably belongs to this ADD. Its DEL succeeds without the
-// address as well.
+// the address only while the address provably belongs to this ADD. Its DEL should succeed without
+// the address, too.
 func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 	switch {
 	case s.Index == c.Step || !ByAddress(s):

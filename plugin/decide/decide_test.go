@@ -131,8 +131,8 @@ func TestDecide(t *testing.T) {
 }
 
 // TestDecideAll covers every combination of evidence. Decide releases an attachment exactly when
-// the table "Who is dead" in README.md does. If one piece of evidence becomes unknown, a live
-// attachment never becomes dead (for the exception, see keptByMore).
+// the table "Who is dead" in README.md does. If one piece of evidence becomes unknown, Decide still
+// keeps each attachment that it kept before (with one exception: see keptByMore).
 func TestDecideAll(t *testing.T) {
 	t.Parallel()
 	answers := []Truth{Unclear, False, True}
@@ -185,8 +185,8 @@ var everyField = []func(*Evidence) *Fact{
 	func(ev *Evidence) *Fact { return &ev.AddedUnseen },
 }
 
-// proven reports whether the table "Who is dead" in README.md releases an attachment, in one
-// formula.
+// proven is the table "Who is dead" in README.md as one formula: it reports whether the table
+// releases an attachment.
 func proven(ev Evidence) bool {
 	owed := ev.State == journal.RollingBack || ev.State == journal.Deleting
 	rebooted := ev.SameBoot == False && ev.OtherHost == False
@@ -198,8 +198,8 @@ func proven(ev Evidence) bool {
 	return ev.Locked == False && ev.SameNamespaces == True && ev.AddedUnseen == False && (here || foreign)
 }
 
-// keptByMore reports whether the runtime's list contains the attachment in more, and is unknown in
-// less. The list keeps the attachment. Without the list, the attachment may be dead.
+// keptByMore reports whether the runtime's list contains the attachment in the evidence more, and
+// is unknown in the evidence less. Only without the list may the attachment be dead.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }

@@ -53,9 +53,8 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls the function to for each event of a container that the runtime does not cause: a
-// delegate that outlived its unwind process ends, the IPAM plugin's GC releases an address, or a
-// sweep begins.
+// node calls to() for each event of a container that the runtime does not cause: a delegate that
+// outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
 	if o := s.orphan[i]; o.there {
@@ -113,7 +112,7 @@ func (m *protocol) sweep(s *state, i, n int8) {
 	s.p[nSelf] = process{pc: pMark, on: i, n: n, back: none}
 }
 
-// runtime calls the function to for each action that the runtime can take on a container.
+// runtime calls to() for each action that the runtime can take on a container.
 func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 	c := s.c[i]
 	do := func(how string, change func(*state, *sandboxed)) {
@@ -228,9 +227,9 @@ func (m *protocol) plainDELs(s *state, i int8) {
 	c.phase, c.cached, c.cachedN, c.plain = over, none, 0, false
 }
 
-// unseen calls the function do for each verb that the runtime may run for A while unwind is off.
-// Such an ADD does not wait for unwind's DELs, so unseen requires that no process is running. Only
-// the result in libcni's cache shows that such an ADD ran.
+// unseen calls do() for each verb that the runtime may run for A while unwind is off. Such an ADD
+// does not wait for unwind's DELs, so unseen requires that no process is running. Only the result
+// in libcni's cache shows that such an ADD ran.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {

@@ -208,7 +208,7 @@ const (
 	noPath               // a path that never exists
 )
 
-// lostDelegate is a delegate's call. In state.orphan, its unwind process was killed.
+// lostDelegate is a call of a delegate; in state.orphan, one whose unwind process was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8
@@ -551,7 +551,7 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// after passes a successful DEL to After. It returns whether the step is done, so that its DEL is no
+// after passes a successful DEL to After. It reports whether the step is done, so its DEL is no
 // longer pending.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]

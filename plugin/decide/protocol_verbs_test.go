@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// step calls the function to for each possible next step of a process.
+// step calls to() for each possible next step of a process.
 func (m *protocol) step(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if pr.stop && pr.add && m.stops(s, p, to) {
@@ -119,7 +119,7 @@ func (m *protocol) rollBack(s *state, p int) {
 	}
 }
 
-// findADD finds the next earlier record of an ADD's key, which the ADD undoes before it starts.
+// findADD finds the next record that an ADD undoes before it starts delegates.
 func (m *protocol) findADD(s state, p int, to func(string, state)) {
 	pr, c := &s.p[p], &s.c[of(p)]
 	for at := range c.r {

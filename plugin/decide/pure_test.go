@@ -17,9 +17,10 @@ func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",
 		"cni-unwind/journal", "cni-unwind/plugin/known"}
-	// Decisions may use only these names of the packages in used, and none of the names in denied.
+	// Of these packages, decisions may use only these names.
 	used := map[string][]string{"time": {"Duration", "Nanosecond", "Millisecond", "Second", "Minute", "Hour"},
 		"fmt": {"Sprintf", "Errorf"}}
+	// Decisions must not use these names.
 	denied := map[string][]string{"journal": {"Store", "Tx", "Lock", "BootNanos", "Now"}}
 	files, err := os.ReadDir(".")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 const minute = int64(time.Minute)
 
 // TestDueTable keeps the tables in README.md in step with Due and After. Each row of the first
-// table removes the cause that makes the row before it wait. So the test also proves the order of
-// the rows.
+// table lacks the cause for which the DEL in the row before it waits. So the test also proves the
+// order of the rows.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
 	s := journal.Step{Type: "p", Tries: 1, Config: withIPAM("spiderpool")}

@@ -11,18 +11,18 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// maxPause limits the pause between two tries of a failing DEL. After more than 20 tries (often),
-// longPause limits it instead.
+// maxPause limits the pause between two tries of a failing DEL. Once the number of tries exceeds
+// the constant often, longPause limits the pause instead.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
 	often     = 20
 )
 
-// Pause returns how long a sweep waits before it retries a DEL that was tried that many times. It
-// is 0 after the first try, because the pod's next ADD may immediately follow a rollback. jitter,
-// from 0 to 1, makes the pause 50 to 100 % of its maximum, so that a node's attachments don't retry
-// simultaneously.
+// Pause returns how long a sweep waits to retry a failed DEL, given the number of tries so far. It
+// is 0 after the first, so that the pod's next ADD, which may follow a rollback at once, can retry
+// the DEL. jitter, from 0 to 1, makes the pause 50 to 100 % of its maximum, so that a node's
+// attachments don't retry simultaneously.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -65,7 +65,7 @@ func Due(s *journal.Step, p Pass) journal.Next {
 	return journal.Next{}
 }
 
-// FreesByPod reports whether a step's DEL frees the address of the whole pod.
+// FreesByPod reports whether a step's DEL frees the pod's addresses for all of its sandboxes.
 func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
 // Left returns the time until a pause is over. If that is longer than any pause, the pause was set
@@ -84,11 +84,11 @@ func Left(n journal.Next, p Pass) time.Duration {
 //   - A delegate with port mappings needs the address until its DEL succeeds. Otherwise, the next
 //     pod with the address would get the traffic.
 //   - A delegate that may remove rules by address alone needs the address until its DEL was tried
-//     twice, because a DEL gets no address that is free (see Gets). While the delegate's binary is
-//     missing, its DEL cannot be tried.
+//     twice, and while its binary is missing. The DEL gets no address that is free (see Gets).
 //
-// A DEL of an earlier boot does not count. Neither does the DEL of a plugin that has left the
-// chain: the runtime gets no error for it, and the container's next ADD may need the address.
+// The DEL of an ADD in an earlier boot needs no address. Neither does that of a delegate whose ADD
+// failed, or whose plugin has left the chain: in the latter case, the runtime gets no error, so the
+// container's next ADD may need the address.
 func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
 
 // needing returns the steps whose DELs need an address that the delegate at an index allocated (see
@@ -146,9 +146,9 @@ func KeepsContainer(state journal.State) bool {
 }
 
 // Order returns the indexes of a record's steps in the order of their DELs. The steps with the
-// fewest tries come first, so a DEL that hangs does not starve the others. Steps with equally many
-// tries run in reverse chain order. A DEL that releases an address comes after the DELs that it
-// waits for.
+// fewest tries come first, so a DEL that hangs does not starve the others. Steps with the same
+// number of tries run in reverse chain order. A DEL that releases an address comes after the DELs
+// that it waits for.
 func Order(p Pass) (order []int) {
 	after := map[int]int{} // by index
 	for _, s := range p.Steps {
@@ -167,8 +167,8 @@ func Order(p Pass) (order []int) {
 	return order
 }
 
-// Words describes the state of a step's DEL in a few words. It returns "" for a DEL that was never
-// tried.
+// Words describes the state of a step's DEL in a few words. It returns "" for a DEL that neither
+// failed nor waits.
 func Words(s *journal.Step) string {
 	switch {
 	case s.Next.Why.Blocked():
@@ -187,11 +187,11 @@ var waits = map[journal.Why]string{
 		"address",
 }
 
-// Failing reports whether a step's last DEL failed, and the next try waits for nothing but its
-// pause.
+// Failing reports whether the last try of a step's DEL failed, and the next one waits only for the
+// end of its pause.
 func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }
 
-// NetNS contains the facts about the network namespace that decide the CNI_NETNS of a DEL.
+// NetNS contains the facts that decide the CNI_NETNS of a DEL.
 type NetNS struct {
 	Found bool // the ADD's namespace exists, and a DEL may get it
 	// Interface says whether that namespace has the ADD's interface. It is needed only for a plugin
@@ -264,9 +264,9 @@ type Outcome struct {
 	Jitter float64 // from 0 to 1 (see Pause)
 }
 
-// After returns a step's state after a try of its DEL, and whether the step is done. now is
-// CLOCK_BOOTTIME in nanoseconds. A DEL that exits 0 is believed. For the table of cases, see "What
-// follows a try of a DEL" in README.md.
+// After returns a step's state after a try of its DEL, and whether the step is done. A DEL that
+// exits 0 is believed. The parameter now is CLOCK_BOOTTIME in nanoseconds. For the table of cases,
+// see "What follows a try of a DEL" in README.md.
 func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool) {
 	s.Tries++
 	s.Last, s.Code, s.Next = "", 0, journal.Next{}
@@ -295,8 +295,9 @@ func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) 
 	return s, o.NetNSGone && s.Failures >= maxFailures && (!o.MayHold || s.Absent >= maxFailures)
 }
 
-// MayHold reports whether an address may depend on a step's DEL: as the delegate's own address, or
-// as the target of a host port. held are the claims on addresses that the attachment still has.
+// MayHold reports whether an address may depend on a step's DEL, because the delegate may hold the
+// address, or because a host port may forward to it. held contains the claims on the addresses that
+// the attachment still has.
 func MayHold(s *journal.Step, held []journal.Claim) bool {
 	return s.MayAllocate || HasPorts(s) ||
 		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
@@ -307,7 +308,7 @@ type Retry int
 
 // The configurations for a retry.
 const (
-	Present       Retry = iota // the plugin's present one, which the runtime's DEL gets without unwind
+	Present       Retry = iota // the plugin's present one, which it would get without unwind
 	RecordedInNew              // the recorded one, with the chain's present cniVersion
 )
 

@@ -3,8 +3,9 @@
 // It does not use libcni's invoke.Exec, for three reasons. First, a delegate runs in its own
 // process group, so its children are killed with it at the deadline; otherwise a child could
 // continue an ADD that is being undone. Second, a delegate dies with its unwind process, and
-// inherits the attachment's lock. If unwind is killed, the next verb waits until the delegate's
-// children have ended. Third, a delegate's output is limited, so it cannot exhaust memory.
+// inherits the attachment's lock. If unwind is killed, the next verb waits for the delegate's
+// children to end (journal.Patience). Third, a delegate's output is limited, so it cannot exhaust
+// memory.
 package delegate
 
 import (
@@ -27,8 +28,8 @@ import (
 
 const (
 	// LockFD is the file descriptor through which a delegate inherits the attachment's lock. The
-	// number does not conflict with shell scripts: scripts use 3 to 9, and shells use 10 and up
-	// internally.
+	// number does not conflict with shell scripts: scripts use 3 to 9, and a shell itself uses only
+	// free numbers, from 10 up.
 	LockFD = 20
 	// maxStdout and maxStderr limit the stored output of a delegate, in bytes. unwind reads and drops
 	// the rest, so that the delegate does not block.
@@ -59,10 +60,10 @@ type Call struct {
 	Args        string // CNI_ARGS
 	Stdin       []byte
 	Lock        *os.File // inherited as LockFD; nil without a journal
-	// Watch is called every watchDelay while the delegate runs; it may end the call's context. It may
-	// be nil.
+	// Watch, if set, is called every watchDelay while the delegate runs. It may end the call's
+	// context.
 	Watch func()
-	// Env contains variables that replace unwind's own. A variable with the value "" is not set.
+	// Env contains variables that replace unwind's own. The value "" removes a variable.
 	Env map[string]string
 }
 
@@ -73,14 +74,14 @@ type Failure struct {
 	Code    uint
 	Msg     string
 	Details string
-	// Killed is set if the delegate did not end by itself: unwind killed it at the deadline, or a
-	// signal ended it. An agent that the delegate called may continue to work on the request.
+	// Killed is set if the delegate did not end by itself: unwind killed it, or another signal ended
+	// it. An agent that the delegate called may still be working on the request.
 	Killed bool
 	// Unstarted is set if the delegate never ran, so it has neither allocated nor released
 	// anything.
 	Unstarted bool
 	// Unreported is set for a DEL whose plugin has left the network's chain. Without unwind, this DEL
-	// would not have run, so the runtime gets no error.
+	// would not have run, so the runtime gets no error for it.
 	Unreported bool
 }
 
@@ -121,8 +122,8 @@ func (c *Call) environ() []string {
 	return append(inherited, own...)
 }
 
-// explain returns the Failure of a delegate that did not succeed. The message is the delegate's
-// own, or libcni's if the delegate printed none.
+// explain returns the Failure of a delegate that did not succeed. The message says why unwind
+// killed it, or is the delegate's own, or libcni's if it printed none.
 func (c *Call) explain(
 	ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte,
 ) *Failure {

@@ -133,8 +133,8 @@ func TestTextFileBusy(t *testing.T) {
 	}
 }
 
-// textFileBusy runs a script whose file stays open for writing for the duration held. It returns
-// true if the file was closed too late, so that the outcome proves nothing.
+// textFileBusy runs a script whose file stays open for writing for the given time. It returns true
+// if the file was closed too late, so that the outcome proves nothing.
 func textFileBusy(t *testing.T, command string, held time.Duration) (late bool) {
 	t.Helper()
 	d := script(t, `echo ran >ran`)

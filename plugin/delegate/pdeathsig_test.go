@@ -57,9 +57,9 @@ func TestDelegateDiesWithUnwind(t *testing.T) {
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
 }
 
-// TestHealthyDelegatesLive: the kernel kills a delegate only when unwind dies, not when another of
-// unwind's threads ends. Eight workers start 60 delegates, as a sweep does, while other goroutines
-// keep ending their threads.
+// TestHealthyDelegatesLive: the kernel kills a delegate only when unwind dies, not when a thread of
+// unwind ends. Eight workers start 60 delegates, as a sweep does, while other goroutines keep
+// ending their threads.
 func TestHealthyDelegatesLive(t *testing.T) {
 	ended := make(chan struct{})
 	var churn, workers sync.WaitGroup

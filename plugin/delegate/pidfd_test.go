@@ -20,8 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noPidfd is the environment variable with the errno with which pidfd_open fails (see
-// TestWithoutPidfd).
+// noPidfd is the environment variable for the errno that pidfd_open returns in TestWithoutPidfd.
 const noPidfd = "UNWIND_TEST_NO_PIDFD"
 
 func TestMain(m *testing.M) {

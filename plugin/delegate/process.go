@@ -32,7 +32,7 @@ const (
 
 // process is a delegate's process. The goroutine that starts it also writes its input, reads its
 // output and waits for its exit, all in one poll loop. os/exec uses a goroutine for each of these
-// tasks, and these goroutines wake each other.
+// tasks, and waking a goroutine takes time.
 type process struct {
 	fds         [4]unix.PollFd // polled together; poll ignores -1, a closed descriptor
 	config      []byte         // the part of stdin that is not written yet
@@ -170,7 +170,7 @@ func (p *process) watch(do func()) (left time.Duration) {
 	return watchDelay
 }
 
-// ready reports whether the last poll returned an event of a descriptor that is still open.
+// ready reports whether the last poll returned an event for a descriptor that is still open.
 func (p *process) ready(i int) bool { return p.fds[i].Fd >= 0 && p.fds[i].Revents != 0 }
 
 // writeConfig writes as much as fits in the pipe. After the last byte, it closes the pipe and
@@ -191,8 +191,8 @@ func (p *process) writeConfig() (all bool) {
 	return true
 }
 
-// readInto reads once from a pipe, and closes the pipe at its end. The read does not block, because
-// poll has returned an event.
+// readInto reads once from a pipe if the last poll returned an event for it, so the read does not
+// block. At the end of the output, it closes the pipe.
 func (p *process) readInto(o *output, i int) {
 	if !p.ready(i) {
 		return

@@ -128,8 +128,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestNoSpin: Run sleeps while a delegate runs, even if pipes are closed early or kept open. The
-// test is not parallel, because it measures the CPU time of the whole process.
+// TestNoSpin: Run sleeps while a delegate runs, even if the delegate's pipes are closed early or
+// kept open. The test is not parallel, because it measures the CPU time of the whole process.
 func TestNoSpin(t *testing.T) {
 	processorTime := func() time.Duration {
 		var used unix.Rusage

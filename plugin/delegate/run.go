@@ -34,7 +34,7 @@ type Processes struct {
 //  1. Find the binary.
 //  2. Lock the goroutine to its thread until Run returns. The kernel kills the process when the
 //     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind
-//     process. Without the lock, another goroutine could lock this thread, and end it by returning.
+//     process. Without the lock, another goroutine could end the thread earlier.
 //  3. Open the pipes, write the configuration, and start the process (see process.start).
 //  4. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
 //     group (see process.wait).

@@ -28,7 +28,7 @@ const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS gives the node the network of the AWS VPC CNI. The chain consists of the real
 // aws-cni and egress-cni, portmap, and the plugins in more. unwind's grace period is short, so that
-// tests don't wait for its end.
+// tests don't wait long for its end.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {

@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen creates a socket on the node, and replaces an existing one. Close of the listener leaves
-// the socket's file, because it would remove the path outside the node.
+// listen creates a socket on the node, and replaces an existing one. Closing the listener leaves
+// the socket's file, because Close would remove the file at the same path outside the node.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

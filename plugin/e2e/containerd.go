@@ -17,7 +17,7 @@ const Socket = "/run/containerd/containerd.sock"
 // it.
 const PauseImage = "e2e.local/pause:1"
 
-// Version is a release of containerd that make e2e provides.
+// Version is a release of containerd that `make e2e` provides.
 type Version struct {
 	Name string // as containerd reports it
 	dir  string // its binaries, below .tools/e2e
@@ -132,7 +132,7 @@ func (c *Containerd) ImportPause() {
 	c.Import(archive)
 }
 
-// Import imports the images of an archive into the runtime. flags are flags of ctr images import.
+// Import imports the images of an archive into the runtime. flags are flags of `ctr images import`.
 func (c *Containerd) Import(archive string, flags ...string) {
 	c.node.Helper()
 	args := append([]string{"images", "import"}, flags...)

@@ -134,7 +134,7 @@ func TestE2EReboot(t *testing.T) {
 func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
 // reboot reboots a node with running pods, and starts the pods again as kubelet does: if the
-// runtime lists a pod's old sandbox, it first stops and removes that sandbox.
+// runtime lists a pod's old sandbox, reboot first stops and removes it.
 func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})

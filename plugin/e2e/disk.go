@@ -34,7 +34,7 @@ func newDisk(t testing.TB) (dir string, lock *os.File) {
 }
 
 // clearDisks removes the disks and the cgroups of nodes whose test process was killed. It skips an
-// empty directory, because the test that has just created it may not have locked it yet.
+// empty directory, because a test may have just created it, and not locked it yet.
 func clearDisks(t testing.TB) {
 	t.Helper()
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), diskPattern+"*"))

@@ -32,14 +32,14 @@ func Path(t testing.TB, name string) string {
 	return path
 }
 
-// tool returns the path of a program that make e2e or make e2e-k8s built.
+// tool returns the path of a program that `make e2e` or `make e2e-k8s` built.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	return Path(t, filepath.Join(".tools/e2e", name))
 }
 
-// Eventually waits until holds returns true, and returns how long that took. If it takes longer
-// than within, Eventually fails the test.
+// Eventually waits until holds returns true, and returns how long that took. If that takes longer
+// than the given time, Eventually fails the test.
 func Eventually(t testing.TB, within time.Duration, what string, holds func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -52,7 +52,7 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	return time.Since(begin)
 }
 
-// Short reports whether to run shorter tests, as make e2e SHORT=1 does.
+// Short reports whether to run shorter tests, as `make e2e SHORT=1` does.
 func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }
 
 // check ends the test if err is not nil.

@@ -131,7 +131,7 @@ func (d *days) needs(w *e2e.Worker, plugin, kubeconfig string) string {
 
 // use writes the provider's conflist, as an installer does. unwind reads this file at each verb.
 // Without unwind, the runtime reads it with a delay, so use waits on that worker: until the
-// runtime's CNI configuration contains text or, if in is false, no longer contains it.
+// runtime's CNI configuration contains text or, with in=false, no longer contains it.
 func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	d.Helper()
 	w.Configure(network)
@@ -140,7 +140,7 @@ func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	}
 }
 
-// each calls do for both workers.
+// each calls do() for both workers.
 func (d *days) each(do func(w *e2e.Worker)) {
 	d.Helper()
 	for _, w := range []*e2e.Worker{d.plain, d.unwind} {
@@ -172,7 +172,7 @@ func (d *days) pass(day day) {
 }
 
 // pods starts pods on each worker, and waits until they are ready. The pods get consecutive host
-// ports from first on, or none if first is 0.
+// ports, starting with first, or none if first is 0.
 func (d *days) pods(app string, first int) {
 	d.Helper()
 	count := 3
@@ -222,8 +222,8 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing sweeps until the pods have left nothing except pending DELs of the removed plugin, and
-// returns the number of these DELs. If that takes too long, it fails the test.
+// nothing() sweeps until only pending DELs of the removed plugin are left of the pods, and returns
+// the number of these DELs. If that takes too long, it fails the test.
 func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }

@@ -128,8 +128,8 @@ func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) strin
 	i.table.Row(append(cells, since(began))...)
 }
 
-// rounds starts and stops three pods on each worker, over and over until done returns true, but no
-// fewer than least times. It returns the number of rounds.
+// rounds repeatedly starts and stops three pods on each worker: until done returns true, but at
+// least the given number of times. It returns the number of rounds.
 func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	i.Helper()
 	for over := false; !over; rounds++ {
@@ -383,7 +383,7 @@ func (i *installed) empty(w *e2e.Worker) string {
 	return w.Settled().String()
 }
 
-// rest sweeps until the journal is empty, and then uninstalls the rest of unwind.
+// rest() sweeps until the journal is empty, and then uninstalls the rest of unwind.
 func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())

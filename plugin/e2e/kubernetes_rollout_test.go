@@ -12,9 +12,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// now and next are the versions of the two untagged builds that the targets e2e-now and e2e-next
-// make. The repository's chart runs the image of now. nextChart, built like the chart of a release,
-// runs the image of next by its digest.
+// now and next are the versions of the two untagged builds from `make e2e-now` and `make e2e-next`.
+// The repository's chart runs the image of now. nextChart, built like the chart of a release, runs
+// the image of next by its digest.
 const (
 	now  = "v0.0.0-20260101000000-000000000001"
 	next = "v0.0.0-20260102000000-000000000002"
@@ -49,7 +49,7 @@ func (i *installed) roll(step, version string, helm ...string) {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// runs fails the test unless a node has the agent and the plugin of a version, and /metrics, the
+// runs() fails the test unless a node has the agent and the plugin of a version, and /metrics, the
 // plugin itself and doctor all report that version.
 func (i *installed) runs(w *e2e.Worker, version string) {
 	i.Helper()

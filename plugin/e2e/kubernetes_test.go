@@ -51,7 +51,7 @@ func since(begin time.Time) time.Duration { return time.Since(begin).Round(100 *
 const poolSize = 13
 
 // crashLoop: on a /28, kubelet retries pods whose ADD and DEL fail, while the pods of a StatefulSet
-// run. Without unwind, tries leak addresses until no pod can start.
+// run. Without unwind, the tries leak addresses until no pod can start.
 func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	const others = 5
 	crashing, lasts := 2, 2*time.Minute

@@ -173,7 +173,7 @@ func (n *Node) plan(of string, modes map[string]string) {
 	}
 }
 
-// AwaitHeld waits until this many calls of a command are waiting in faulty, in a hold mode.
+// AwaitHeld waits until the given number of calls of a command wait in faulty, in a hold mode.
 func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
 	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })

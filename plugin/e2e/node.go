@@ -236,7 +236,7 @@ func (n *Node) installPlugins() {
 	n.UpgradePlugins()
 }
 
-// UpgradePlugins installs the current reference plugins, which make tools builds.
+// UpgradePlugins installs the current reference plugins, which `make tools` builds.
 func (n *Node) UpgradePlugins() {
 	n.Helper()
 	n.usePlugins(Path(n, ".tools/cni"))

@@ -71,7 +71,7 @@ func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 	return n
 }
 
-// Ctl runs unwindctl. It fails the test if the exit code is not code.
+// Ctl runs unwindctl, and fails the test unless unwindctl exits with this code.
 func (n *PlainNode) Ctl(code int, args ...string) string {
 	n.Helper()
 	stdout, stderr, err := n.Try(Copied, args...)
@@ -161,7 +161,7 @@ func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Plan(nil)
 }
 
-// RemovePods stops and removes all pods except n.Live and those in but.
+// RemovePods stops and removes all pods except those in n.Live and the given ones.
 func (n *PlainNode) RemovePods(but []string) {
 	n.Helper()
 	for id := range n.RT.Pods() {

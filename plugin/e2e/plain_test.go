@@ -129,8 +129,8 @@ func (n *plainE2E) freeFailing() {
 	n.CheckLive()
 }
 
-// wantLeak checks that all addresses and rules of the dead pods are leaked, and that the number of
-// files in libcni's cache has grown by cached.
+// wantLeak checks that all addresses and rules of the dead pods are leaked, and that libcni's cache
+// has gained the given number of files.
 func (n *plainE2E) wantLeak(of string, before, after e2e.Has, cached int) {
 	n.Helper()
 	addresses, rules := len(after.Reserved)-len(before.Reserved), len(after.Rules)-len(before.Rules)

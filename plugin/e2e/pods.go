@@ -109,8 +109,8 @@ func (w *Worker) Pods(prefix string) (pods []KubePod) {
 }
 
 // AwaitPods waits until exactly count pods exist and all are ready, and returns how long that took.
-// It returns an error if, for the duration within, neither the number of pods nor the number of
-// ready pods changes.
+// It returns an error if neither the number of pods nor the number of ready pods changes for the
+// given time.
 func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took time.Duration, err error) {
 	w.Helper()
 	begin := time.Now()
@@ -198,8 +198,8 @@ func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	}
 }
 
-// silent pings pods, and returns those that don't answer. The ping command runs with prefix in
-// front of it, such as nsenter.
+// silent pings pods, and returns those that don't answer. prefix, such as nsenter and its
+// arguments, precedes the ping command.
 func (w *Worker) silent(pods []KubePod, prefix ...string) (silent []string) {
 	w.Helper()
 	var mu sync.Mutex

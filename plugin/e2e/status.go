@@ -20,8 +20,8 @@ func (c *CRI) Config() string {
 	return answer.GetInfo()["cniconfig"]
 }
 
-// AwaitConfig waits until the CNI configuration that the runtime uses contains text or, if in is
-// false, no longer contains it.
+// AwaitConfig waits until the CNI configuration that the runtime uses contains text or, with
+// in=false, no longer contains it.
 func (c *CRI) AwaitConfig(text string, in bool) {
 	c.node.Helper()
 	what := "the runtime's network has " + text
@@ -31,8 +31,7 @@ func (c *CRI) AwaitConfig(text string, in bool) {
 	Eventually(c.node, startTimeout, what, func() bool { return strings.Contains(c.Config(), text) == in })
 }
 
-// TimeStatus requests the runtime's status with the timeout within, and returns how long the call
-// took.
+// TimeStatus requests the runtime's status, with a timeout, and returns how long the call took.
 func (c *CRI) TimeStatus(within time.Duration) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

@@ -18,8 +18,8 @@ E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/
                  $(SANDBOX_TESTS)/.built $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
                  $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP) $(AWS_CNI_STAMP) $(CILIUM_STAMP))
 
-# hyperkube is one binary with all programs of a cluster. Its go.mod contains the version. The first
-# build takes six minutes on two cores.
+# hyperkube is one binary with all programs of a cluster. Its go.mod contains the version of
+# Kubernetes. The first build takes six minutes on two cores.
 HYPERKUBE          := plugin/e2e/hyperkube
 KUBERNETES_VERSION := $(shell sed -n 's|^require k8s.io/kubernetes ||p' $(HYPERKUBE)/go.mod)
 KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)

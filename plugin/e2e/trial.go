@@ -115,13 +115,13 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 }
 
 // TrialOutcome is the result of a situation. Held is the number of addresses that are assigned
-// right after it, and Refused is the number of next pods that fail to start. Once all pods are
+// right after it, and Refused is the number of later pods that fail to start. Once all pods are
 // deleted, End is the number of assigned addresses, and Pending is the number of attachments with
 // pending DELs.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
 // Outcome runs a situation. Then it repairs the plugin, starts the daemon if the situation stopped
-// it, sweeps, and starts and deletes the next pods.
+// it, sweeps, and starts and deletes TrialPods more pods.
 func (n *Trial) Outcome(t *testing.T, run func(*testing.T, *Trial)) (o TrialOutcome) {
 	n.Start()
 	run(t, n)

@@ -48,7 +48,7 @@ func (c Cached) CNIArgs() string {
 	return strings.Join(args, ";")
 }
 
-// Pod returns the ADD's pod. It is zero outside Kubernetes.
+// Pod returns the ADD's pod, from CNI_ARGS (see isPod).
 func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
 
 // Chain returns the chain that the runtime ran, and unwind's configuration for it. through reports
@@ -109,7 +109,7 @@ func fileName(k journal.Key) string {
 
 // readCached reads a file of libcni's cache, or returns nil if there is none. A file that does not
 // contain an ADD with that name counts as missing: libcni writes files in place, so a file may be
-// incomplete after a power loss, or while an ADD ends.
+// incomplete after a power loss, or while libcni writes it.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
@@ -130,8 +130,8 @@ func (n *Node) readCached(name string) (*Cached, error) {
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
-// CachedOf returns the file of libcni's cache for a record's ADD, or nil. The file must have the
-// same path and the same addresses as the record.
+// CachedOf returns the file of libcni's cache for a record's ADD, or nil. The file must contain the
+// network namespace's path and the addresses that the record contains.
 func (n *Node) CachedOf(e *journal.Record) (*Cached, error) {
 	c, err := n.readCached(fileName(e.Key))
 	if c == nil || err != nil || !SamePath(c.NetNS, e.Added.NetNS.Path) ||
@@ -148,9 +148,9 @@ func (c Cached) netNSThere() bool {
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
 // unwind was off or the journal could not be written. The DELs of the recorded ADD find resources
-// by container ID, so they would release those of the later ADD. The runtime's DEL undoes both. The
-// evidence is an interface (see CachedInterface) in a namespace that belongs to no record and is
-// not the host's.
+// by container ID, so they would release those of the later ADD. The runtime's DEL undoes both
+// ADDs. The evidence is an interface (see CachedInterface) in a namespace that belongs to no record
+// and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
@@ -163,8 +163,8 @@ func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 }
 
 // CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
-// none if the interface is not in the ADD's network namespace, or if it has no address of the
-// cached result.
+// none if no such interface is in the ADD's network namespace, or if the interface does not match
+// the cached result (see Interface.Is).
 func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	c, err := n.readCached(fileName(key))
 	if c == nil || err != nil {

@@ -27,8 +27,8 @@ func nodeAt(t *testing.T) *Node {
 
 // TestLater: Later detects an ADD that is not in the journal by the ADD's entry in libcni's cache.
 // The entry must name an existing namespace that belongs to no record, and that contains the
-// interface with an address of the cached result, if there is one. A file that is not a cache entry
-// of the attachment proves nothing.
+// interface. If the cached result has addresses, the interface must have one of them. A file that
+// is not a cache entry of the attachment proves nothing.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	const own = "/proc/self/ns/net"

@@ -81,8 +81,8 @@ func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	return decide.Unclear, false
 }
 
-// GraceOf returns an attachment's grace period. It is the configured one for the network whose
-// configuration this process has read, or if none is recorded, and otherwise the recorded one.
+// GraceOf returns an attachment's grace period: outside n.Network, the one that the record
+// contains, if any, and otherwise n.GracePeriod.
 func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded

@@ -123,9 +123,9 @@ func AddressesOf(e *journal.Record) ([]netip.Addr, error) {
 	return place.Seen.Addresses, err
 }
 
-// search opens a network namespace at one of the paths that look returns. If one of them leads
-// elsewhere by now, search calls look again, up to three times in all. An error means that the
-// namespace may still exist.
+// search opens a network namespace at one of the paths that look returns. If one of them cannot be
+// opened, or leads elsewhere by now, search calls look again, up to three times in all. An error
+// means that the namespace may still exist.
 func search(
 	id journal.NetNS, ifname string, look func(again bool) ([]string, error),
 ) (place Place, err error) {

@@ -142,7 +142,7 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestOccupant: Occupant identifies the interface that already has a name. It ignores lo, which
+// TestOccupant: Occupant finds the interface that already has a given name. It ignores lo, which
 // every namespace has.
 func TestOccupant(t *testing.T) {
 	t.Parallel()

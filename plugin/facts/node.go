@@ -122,8 +122,8 @@ func (n *Node) SameBoot(e *journal.Record) decide.Truth {
 	return decide.TruthIf(theirs != "" && ours != "", theirs == ours)
 }
 
-// otherHost reports whether an ADD ran on another machine: unknown if one machine is identified by
-// its DMI UUID and the other by its machine-id.
+// otherHost reports whether an ADD ran on another machine. That is unknown if one machine is
+// identified by its DMI UUID, and the other by its machine-id.
 func (n *Node) otherHost(e *journal.Record) decide.Truth {
 	ours, _, _ := strings.Cut(n.Host.Machine, ":")
 	theirs, _, _ := strings.Cut(e.Added.Host.Machine, ":")
@@ -134,8 +134,8 @@ func (n *Node) otherHost(e *journal.Record) decide.Truth {
 // namespace or process that it cannot see really gone: in a container that mounts the state
 // directory, every network namespace of the host seems to be gone. The recorded namespace numbers
 // of an earlier boot mean nothing, except the number of the initial PID namespace. So for an ADD of
-// an earlier boot, this process must be in that PID namespace and in the other namespaces of
-// process 1.
+// an earlier boot, this process's PID namespace must have the recorded number, and its other
+// namespaces must be those of process 1.
 func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	theirs := e.Added.Host
 	if n.SameBoot(e) == decide.False {
@@ -165,9 +165,9 @@ func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 const firstPIDNS = "pid:[4026531836]"
 
 // seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
-// ADD to compare with. One of two facts proves that. Either this process is in the namespaces of
-// each runtime that returned the list, even if these are a container's (kind, k3d, LXC). Or it is
-// in the initial PID namespace, which no container has, and in the other namespaces of process 1.
+// ADD to compare with. Either of two facts proves that: this process is in the namespaces of each
+// runtime that returned the list, even if these are a container's (kind, k3d, LXC), or it is in the
+// initial PID namespace, which is never a container's own, and in process 1's other namespaces.
 func (n *Node) seesAsRuntime() (bool, error) {
 	elsewhere := func(pid int) bool {
 		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != decide.True
@@ -190,8 +190,8 @@ func (n *Node) IsHost(netns journal.NetNS) bool {
 	return n.Host.NetNS != "" && linkOf(netns) == n.Host.NetNS
 }
 
-// IsAt reports whether a path leads to the network namespace of a record's ADD. Without cookies,
-// the paths must also be the same, because an inode may have been reused.
+// IsAt reports whether a network namespace is that of a record's ADD. Without cookies, the paths
+// must also be the same, because an inode may have been reused.
 func (n *Node) IsAt(e *journal.Record, at journal.NetNS) bool {
 	hasCookies := e.Added.NetNS.Cookie != 0 && at.Cookie != 0
 	return n.SameBoot(e) != decide.False && e.Added.NetNS.Same(at) &&

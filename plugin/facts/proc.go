@@ -48,8 +48,8 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 }
 
 // OpenByProcess opens a network namespace through a process in it, or returns an empty Place. An
-// error means that some process cannot be inspected. Callers set rescan for an attachment without
-// other evidence, because cached facts may lack a new process.
+// error means that the namespace may contain a process that cannot be inspected. Callers set rescan
+// for an attachment without other evidence, because cached facts may lack a new process.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
@@ -124,7 +124,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 }
 
 // addressesIn returns the addresses in a network namespace, given its link text and paths to it. If
-// no path leads there any more, the error is errElsewhere.
+// no path leads to it any more, the error is errElsewhere.
 func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	err = errElsewhere
 	for _, path := range paths {
@@ -148,7 +148,7 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 }
 
 // containerRuns reports whether a process runs in a container, by its cgroup. An error means that
-// some cgroups could not be read.
+// /proc may not show all processes.
 func (v *View) containerRuns(id string) (bool, error) {
 	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {

@@ -12,8 +12,8 @@ type Plugin struct {
 	Name   string
 	Source string // the repository that was read, with its version; comments in a row name the files
 
-	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. It is
-	// nil if that is unknown, or if the plugin, or its daemon, assigns addresses itself.
+	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. The
+	// function is nil if the ADD never does, or if that is unknown.
 	ExecutesIPAM func(ipam string, config Object) bool
 	// DefaultIPAM is the IPAM plugin of an entry without ipam.type.
 	DefaultIPAM string
@@ -28,7 +28,7 @@ type Plugin struct {
 	// release.
 	NeedsNetNS bool
 
-	// FreesByPod is set if the plugin's DEL of any sandbox of a pod releases the pod's resources.
+	// FreesByPod is set if the plugin's DEL for one sandbox of a pod releases what all of them use.
 	FreesByPod bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
@@ -41,7 +41,7 @@ type Object = map[string]json.RawMessage
 // NetNS is the CNI_NETNS of a DEL that cannot get the container's namespace.
 type NetNS string
 
-// The values of NetNS. Without one, the runtime's own DEL gets the path that the runtime sent.
+// The values of NetNS. If NetNS is "", the runtime's own DEL gets the path that the runtime sent.
 const (
 	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
 	None    NetNS = "none"    // no CNI_NETNS
@@ -123,7 +123,7 @@ var table = []Plugin{
 	},
 	// cni-plugin/internal/pkg/utils/utils.go, AddIPAM
 	{Name: "calico", Source: "projectcalico/calico 3.32.1, 0c474030", ExecutesIPAM: always},
-	{ // flannel_linux.go, getDelegateIPAM: flannel sets it for the plugin that it calls
+	{ // flannel_linux.go, getDelegateIPAM: flannel sets ipam.type for the plugin that it calls
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},

@@ -32,8 +32,8 @@ type Delegate struct {
 	object       map[string]json.RawMessage // its entry in the conflist
 }
 
-// maxDelegates limits a chain, because a journal record contains the whole chain. The longest
-// chains in use have six plugins.
+// maxDelegates limits a chain's length, because a journal record contains the whole chain. The
+// longest chains in use have six plugins.
 const maxDelegates = 500
 
 // ErrNoChain is the error for a configuration that neither contains nor names a chain.
@@ -59,8 +59,8 @@ func (c *Conf) LoadChain() (chain *Chain, err error) {
 }
 
 // ParseChain reads a conflist, or the configuration of a single plugin. For a chainFile, it adds,
-// like libcni, the plugins in the directory with the network's name, unless loadOnlyInlinedPlugins
-// is set. defaultVersion is for a conflist without cniVersion.
+// like libcni, the plugins in the neighboring directory that has the network's name, unless
+// loadOnlyInlinedPlugins is set. defaultVersion is for a conflist without cniVersion.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -179,9 +179,9 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	return Marshal(object)
 }
 
-// Steps returns every delegate of the chain as a step, with its configuration. A delegate that
-// package known does not contain may allocate addresses itself, unless an earlier delegate names an
-// IPAM plugin.
+// Steps returns every delegate of the chain as a step, with its configuration. A delegate without a
+// row in package known may allocate addresses itself, unless an earlier delegate names an IPAM
+// plugin.
 func (ch *Chain) Steps(c *Conf) []journal.Step {
 	var steps []journal.Step
 	named := false // a delegate before this one names its IPAM plugin

@@ -77,8 +77,8 @@ func ParseConflist(data []byte) (*Conflist, error) {
 	return c, err
 }
 
-// Chain returns the chain that unwind runs for a configuration, and unwind's entry. In a
-// configuration without unwind, the runtime runs the chain, and conf contains the defaults.
+// Chain returns the chain that unwind runs for a configuration, and unwind's entry. For a
+// configuration without unwind, it returns the chain that the runtime runs, and the defaults.
 func (c *Conflist) Chain() (chain *Chain, conf *Conf, err error) {
 	if conf = c.Unwind; conf != nil {
 		conf.Name = c.Name
@@ -150,7 +150,7 @@ func jsonError(err error) error {
 	return fmt.Errorf("key %q is %s, not %s", wrong.Field, is, want)
 }
 
-const readDelay = 10 * time.Second // for a chainFile: a disk under load may take seconds
+const readDelay = 10 * time.Second // limit for a chainFile; a disk under load may take seconds
 
 // readChainFile reads the chain in chainFile. After readDelay, it abandons a read that hangs, for
 // example because a file server does not respond. Such a read still occupies a thread.
@@ -219,9 +219,9 @@ func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Na
 // path of the file that contains these plugins. It uses the first suitable one of:
 //
 //  1. the entry's chainFile, unless that contains unwind itself;
-//  2. the directory's first configuration of that network, which the installer would have used
-//     without unwind;
-//  3. the copy that unwindctl keeps.
+//  2. the first configuration in path's directory that has the same network name and does not
+//     contain unwind, because the installer would have used that one without unwind;
+//  3. the copy that unwindctl keeps of the provider's configuration.
 //
 // If unwind's entry contains the chain itself, ReadProvider returns the configuration unchanged.
 func ReadProvider(path string) (list *Conflist, from string, err error) {
@@ -241,8 +241,8 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 		"nor %s has the plugins to run instead", list.Name, list.Unwind.Copy())
 }
 
-// ReplaceUnwind returns the chain's configuration, with the list's other plugins added before and
-// after the chain's own. It omits a plugin if the result already contains one of that type.
+// ReplaceUnwind returns the chain's configuration, with the plugins around unwind's entry added
+// before and after the chain's own. It omits a plugin whose type the result already contains.
 func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	var before, after []json.RawMessage
 	place, types := &before, slices.Clone(chain.Types)

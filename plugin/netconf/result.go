@@ -59,7 +59,7 @@ func (r *Result) SharesLink(other *Result) bool {
 }
 
 // SharedAddresses returns the addresses that two ADDs both got from the same node-local pool, or
-// from two node-local pools for the same bridge, because an installer has renamed the network.
+// from two node-local pools for the same bridge, as after an installer has renamed the network.
 // Otherwise, the same address in two networks is no error.
 func SharedAddresses(e, other *journal.Record) (shared []netip.Addr) {
 	own, _ := ParseResult(e.Got.Result)

@@ -7,7 +7,7 @@ import (
 )
 
 // updateEnv is the environment variable that makes Table write the table instead of comparing it.
-// make docs sets it.
+// `make docs` sets it.
 const updateEnv = "UNWIND_UPDATE"
 
 // Table compares a document's table with want. In the document, the table is between

@@ -39,8 +39,8 @@ func (r *Recorder) Event(event journal.Event, counter ...string) {
 // Count adds an event that only increments a counter.
 func (r *Recorder) Count(counter ...string) { r.Event(journal.Event{}, counter...) }
 
-// Update runs a transaction, and records the pending events if it succeeds. SIGKILL after the
-// transaction loses these events.
+// Update runs a transaction, and records the pending events if it succeeds. A SIGKILL right after
+// the transaction loses these events.
 func (r *Recorder) Update(ctx context.Context, fn func(*journal.Tx) error) error {
 	err := r.Store.Update(ctx, fn)
 	if err == nil {
@@ -74,7 +74,7 @@ func (r *Recorder) Degraded(verb string, err error) {
 	}
 }
 
-// EventOf returns an event of an attachment, filled from the current record.
+// EventOf returns an event of an attachment, filled from its record.
 func EventOf(kind journal.EventKind, e *journal.Record) journal.Event {
 	return journal.Event{Key: e.Key, Kind: kind, Pod: e.Added.Pod, Addresses: e.Addresses()}
 }
@@ -116,7 +116,7 @@ type Snapshot struct {
 	Err error
 }
 
-// TakeSnapshot makes the records of a transaction the recorder's snapshot.
+// TakeSnapshot copies the records of a transaction into a new snapshot of the recorder.
 func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 	records, err := tx.Snapshot()
 	if err == nil {
@@ -125,8 +125,8 @@ func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 	return err
 }
 
-// Renew reads the journal again. A verb calls it after it has acquired a lock, because another
-// process may have changed the records.
+// Renew reads the journal again. This is necessary after acquiring a lock, because another process
+// may have changed the records before that.
 func (r *Recorder) Renew(ctx context.Context) error {
 	err := r.Store.View(ctx, r.TakeSnapshot)
 	if err != nil {
@@ -146,8 +146,8 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 	return r.last
 }
 
-// AnyLives reports whether a record that is live or being added matches. It returns true if a
-// record is damaged.
+// AnyLives reports whether any record that is live or being added meets a condition. It returns
+// true if a record is damaged.
 func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
 	err := s.All(func(e *journal.Record, err error) error {
 		if err == nil {
@@ -194,11 +194,11 @@ func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	})
 }
 
-// Containers returns the container IDs of all attachments. damaged is set if a record cannot be
-// read: because its key may also be damaged, the record may belong to any container.
+// Containers returns the container IDs of all attachments. damaged is set if the journal or a
+// record cannot be read. Such a record may belong to any container, as its key may be damaged too.
 func (s *Snapshot) Containers() (known map[string]bool, damaged bool) {
 	known, damaged = map[string]bool{}, s.Err != nil
-	_ = s.Outlines(func(o journal.Outline, err error) error { // fn never fails
+	_ = s.Outlines(func(o journal.Outline, err error) error { // the function returns no error
 		known[o.ContainerID], damaged = true, damaged || err != nil
 		return nil
 	})

@@ -48,20 +48,20 @@ type Finding struct {
 	Older []Finding
 
 	counts bool // the mass-release guard counts it (see holdsNothing)
-	failed int  // the tries of its DELs, if all have failed (see undo.FailedTries)
+	failed int  // the fewest tries of its DELs, if all have failed (see undo.FailedTries)
 
 	owner *owner // set if the attachment is not in the journal
 }
 
-// Elsewhere reports whether this process cannot judge the attachment, because its ADD ran in other
-// namespaces.
+// Elsewhere reports whether this process cannot judge the attachment, because its ADD may have run
+// in other namespaces.
 func (f *Finding) Elsewhere() bool {
 	return f.Verdict == decide.Unknown && f.Err == nil && !f.Cached &&
 		!decide.Yes(f.Evidence.SameNamespaces)
 }
 
-// Plan returns the verdict on every attachment in the journal, and applies the mass-release guard.
-// It changes nothing.
+// Plan returns the verdict on each attachment in the journal that the sweep covers, and applies the
+// mass-release guard. It changes nothing.
 func (s *Sweep) Plan(ctx context.Context) ([]Finding, error) {
 	if err := s.w.Node.Journal.Renew(ctx); err != nil {
 		return nil, err
@@ -113,8 +113,8 @@ func sortByAge(attachments [][]*journal.Record, now int64) {
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
 // network namespace at its path, and not missing from the runtime's list. It returns the keys of
 // the others. skipLive identifies a namespace by its device and inode, so it does not detect a new
-// namespace with the path and inode of a deleted one. Only a sweep that no runtime started, such as
-// unwindctl sweep, detects it, because that sweep skips no attachment.
+// namespace with the path and inode of a deleted one. A sweep that no runtime started, such as
+// unwindctl sweep, does detect it, because it skips no attachment.
 func (s *Sweep) skipLive(
 	records *record.Snapshot,
 ) (findings []Finding, look []journal.Key) {
@@ -216,7 +216,7 @@ func (e *MassReleaseError) Error() string {
 		"run unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// tooMany reports whether the guard keeps this number of dead attachments, among a number of
+// tooMany reports whether the guard keeps the dead attachments, given their number and that of all
 // records in state live.
 func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 
@@ -235,9 +235,9 @@ func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
 	})
 }
 
-// guardMassRelease keeps the dead attachments that it counts, if they are too many. It continues to
-// keep those that an earlier sweep kept. It counts the others separately, so that it does not keep
-// attachments that die later.
+// guardMassRelease keeps the dead attachments that it counts, if there are too many. If an earlier
+// sweep kept some of them, it keeps only those, unless the others alone are too many. So it does
+// not keep attachments that die later.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live := 0
 	var dead, kept []*Finding
@@ -324,7 +324,7 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	return pools
 }
 
-// freeEmpty releases the addresses in a pool for which host-local died before it wrote an owner.
+// freeEmpty releases the addresses in a pool whose files contain no owner (see ipam.WhyEmpty).
 func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
 	plan, err := s.findEmpty(ctx, pool)
 	var released []ipam.Reservation
@@ -347,9 +347,9 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 	return findings, err
 }
 
-// findEmpty returns the reservations of a pool that have no owner. If a record in the journal
-// claims an address whose file is empty, something else emptied the file. The address then stays
-// reserved until that record is deleted.
+// findEmpty returns the reservations of a pool that have no owner. It omits an address that a
+// record in the journal claims: its file had an owner, for example before a power loss. That
+// address stays reserved until the record is deleted.
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
 	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {

@@ -70,8 +70,8 @@ func TestChainOf(t *testing.T) {
 	}
 }
 
-// TestMassReleaseGuard: the mass-release guard keeps attachments that seem dead if they are more
-// than 10, and more than 30 % of this boot's attachments in state live.
+// TestMassReleaseGuard: the mass-release guard keeps the attachments that seem dead if there are
+// more than 10 of them, and if they are more than 30 % of this boot's attachments in state live.
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
 	// The guard counts dead, live and unknown attachments. It does not count attachments that are

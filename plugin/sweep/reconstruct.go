@@ -39,9 +39,9 @@ import (
 func (s *Sweep) undoOwner(
 	ctx context.Context, w *undo.Worker, f *Finding, lock *journal.Lock,
 ) error {
-	defer func() { _ = lock.Remove() }() // the file would remain if there is no record
+	defer func() { _ = lock.Remove() }() // no record exists whose deletion would remove it
 	o := f.owner
-	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // the runtime's DEL has just run
+	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // removed, such as by a DEL
 		f.Released, f.Pending = true, nil
 		return nil
 	}
@@ -148,8 +148,8 @@ const (
 )
 
 // reconstruct returns the record that an owner's ADD would have left if it had run through unwind,
-// in this boot and in these namespaces. The source is libcni's cache, or else the conflist with the
-// owner's pool. reconstruct returns nil for an owner that gets no DELs.
+// in this boot and in this process's namespaces. The source is libcni's cache, or else the conflist
+// with the owner's pool. reconstruct returns nil for an owner that gets no DELs.
 func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	if !o.getsDELs() {
 		return nil, nil
@@ -167,8 +167,8 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	}
 	e.Steps = o.chain.Steps(&conf)
 	if o.cached == nil {
-		// Only this sweep runs the DELs, so none may wait for another DEL's second try or for an
-		// invented port mapping. No DEL waits for a step whose ADD failed (see decide.Reserved).
+		// Only this sweep runs the DELs, so none may wait for a retry of another one, or because of the
+		// invented port mapping. So each ADD counts as failed (see decide.Reserved).
 		for i := range e.Steps {
 			e.Steps[i].ADD = journal.AddFailed
 		}

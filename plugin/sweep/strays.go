@@ -45,8 +45,8 @@ func (o *owner) addresses() (all []netip.Addr) {
 // getsDELs reports whether the sweep runs DELs for an owner. They need the chain and the interface
 // name, which host-local before 0.8 did not write. An owner of an earlier boot gets no DELs: the
 // kernel keeps nothing across a boot, and the disk may be a copy of another machine's, so a DEL
-// could release what that machine's pod uses in the cluster. If the clock does not show the boot,
-// the DELs run only if no IPAM plugin except host-local can have assigned an address.
+// could release what that machine's pod uses in the cluster. If the clock does not show the owner's
+// boot, the DELs run only if no IPAM plugin except host-local can have assigned an address.
 func (o *owner) getsDELs() bool {
 	if o.chain == nil || o.IfName == "" || o.grace.SameBoot == decide.False {
 		return false
@@ -100,7 +100,7 @@ type gathering struct {
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
-	// noChain contains the files of libcni's cache whose chain cannot be used, by error. If a
+	// noChain contains the files of libcni's cache whose chain cannot be used, by error: if a
 	// chainFile is missing, all files of its network have the same error.
 	noChain map[string][]string
 	errs    []error
@@ -140,11 +140,11 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 	o.held, o.written = append(o.held, r), append(o.written, r.Made())
 }
 
-// addCached adds an attachment from libcni's cache. If addPool has already added it with addresses,
-// addCached adds the chain to it. Otherwise, addCached skips two kinds of attachment: one without
-// addresses, because it cannot be judged, and one that was added through unwind, because the
-// journal is responsible for it. (If host-local still reserved an address for the latter, the
-// journal must have been lost.)
+// addCached adds an attachment from libcni's cache. If addPool has already added it, addCached
+// completes it, for example with the chain. Otherwise, it skips an attachment without addresses,
+// because that cannot be judged, and one that was added through unwind, because the journal is
+// responsible for it. (If host-local still reserved an address for the latter, the journal must
+// have been lost.) Without Options.Cache, it adds no new attachment.
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return

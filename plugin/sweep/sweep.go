@@ -36,7 +36,7 @@ type Options struct {
 	// attachments that are not in the journal if List is empty or a record is damaged.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the pauses of DELs
-	Quick    bool // part of an ADD or a STATUS: don't repeat warnings at each
+	Quick    bool // part of an ADD or a STATUS: don't repeat warnings each time
 	// Stops is set if the end of Run's context also ends running DELs.
 	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
@@ -49,10 +49,10 @@ var ErrNotTried = errors.New("not attempted: interrupted or out of time")
 
 // Sweep is one running sweep. Its steps:
 //
-//  1. Plan: read the journal and judge every record, without acquiring locks. Keep the records in
-//     state live if too many of them seem dead (see MassReleaseError).
+//  1. Plan: read the journal and judge every record, without acquiring locks. If too many records
+//     in state live seem dead, keep them (see MassReleaseError).
 //  2. Apply: release the dead attachments, the oldest change first, some in parallel. Release each
-//     under its lock, without waiting for the lock, and judge it again by its current record.
+//     under its lock, unless another process owns that, and judge it again by its current record.
 //  3. Judge and release the attachments that are not in the journal, in the same two steps (see
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
@@ -61,7 +61,7 @@ type Sweep struct {
 	w *undo.Worker
 }
 
-// New returns a sweep that uses a copy of the worker own, with the same recorder.
+// New returns a sweep that uses a copy of a worker, with the same recorder.
 func New(own *undo.Worker, opts Options) *Sweep {
 	worker, node := *own, *own.Node
 	w := &worker

@@ -23,11 +23,11 @@
 //	plan.json
 //	        {"<instance>": {"ADD": "<mode>", "DEL": "<mode>", …}}, read at each call, so that a
 //	        test can repair a plugin between calls. "*" is for all other instances. Without a
-//	        file or a mode, the mode is "ok". "pod:<prefix>" overrides all of them for pods
+//	        file or a mode, the mode is "ok". "pod:<prefix>" has precedence for pods
 //	        (K8S_POD_NAME) whose names have this prefix. In mode "fail 5%", one call in twenty
 //	        fails, at random. In mode "fail once", the first call of an attachment fails.
 //	once/<command>.<containerID>.<ifname>.<instance>
-//	        created by the first call in such a mode
+//	        created by the first call in a mode with "once"
 //	log
 //	        a JSON line (type record) at the start of each call, and one at its end if it ends by
 //	        itself. Each line is one append. Both lines of a call have the same pid, except in

@@ -26,7 +26,7 @@ type Table struct {
 
 func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 
-// Add adds a row. It has a cell for each column.
+// Add adds a row, with one cell for each column.
 func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
 
 // gap is the number of blanks between two columns.

@@ -68,7 +68,7 @@ func Ago(t time.Time) string {
 	return Roughly(max(0, time.Since(t)))
 }
 
-// Roughly formats a duration in the largest unit of which it contains at least 2, or in seconds.
+// Roughly formats a duration in one unit: days from 2d, hours from 2h, minutes from 2m, or seconds.
 func Roughly(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration
@@ -101,7 +101,7 @@ func Attachments(n int) string { return Plural(n, "attachment", "attachments") }
 // OrDash returns a text, or "-" for an empty one.
 func OrDash(s string) string { return cmp.Or(s, "-") }
 
-// OneLine is Printable, and cuts a text that is too long for a table.
+// OneLine is like Printable, but cuts a text that is too long for a table.
 func OneLine(text string) string {
 	const most = 200
 	runes := []rune(Printable(text))
@@ -200,7 +200,7 @@ func Colour(out io.Writer, state, text string) string {
 // State returns the name of a state in its color (see Colour).
 func State(out io.Writer, state string) string { return Colour(out, state, state) }
 
-// reflow joins the lines of each paragraph, but no indented lines.
+// reflow joins the lines of each paragraph, except for indented lines.
 func reflow(text string) (joined string) {
 	isText := func(line string) bool { return strings.TrimLeft(line, " ") == line && line != "" }
 	before := ""

@@ -30,14 +30,14 @@ const (
 	NoProc = "UNWIND_TEST_NO_PROC"
 	// Cache is the path of libcni's cache.
 	Cache = "UNWIND_TEST_CACHE"
-	// UID makes the plugin run as that user instead of root.
+	// UID makes the plugin run as the user with this ID instead of root.
 	UID = "UNWIND_TEST_UID"
 )
 
 // Long contains the time budgets in tests. They are so long that no working delegate is killed,
-// even on a slow machine. A test shortens the budgets that it is about. Children and Exchange keep
-// their defaults, because most tests that use these budgets use them up: the delegate that outlived
-// its unwind process hangs, or the missing file stays missing.
+// even on a slow machine. A test shortens the budgets that it is about. Step keeps its default, and
+// so do Children and Exchange, because most tests use up these two: the delegate that outlived its
+// unwind process hangs, or the missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,
@@ -46,7 +46,7 @@ var Long = undo.Budgets{
 
 const long = 3 * time.Minute
 
-// BudgetsOf returns Long with the changes in a text in the format of Budgets.
+// BudgetsOf returns Long with the changes that text lists in the format of Budgets.
 func BudgetsOf(text string) undo.Budgets {
 	b := Long
 	for field := range strings.FieldsSeq(text) {

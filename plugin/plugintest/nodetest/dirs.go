@@ -19,7 +19,7 @@ const OwnFile = "00-unwind.conflist"
 // Secret is part of every conflist that Conflist returns. No output or log may contain it.
 const Secret = "s3cret"
 
-// FakePlugin is a script that behaves like the unwind binary for unwindctl install.
+// FakePlugin is a script that looks like the unwind binary to `unwindctl install`.
 const FakePlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;

@@ -34,7 +34,7 @@ type writer struct {
 //
 //	attachment KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts a record
 //	put FILE…      puts records, each a JSON file
-//	bury KEY…      replaces records by tombstones
+//	bury KEY…      replaces records with tombstones
 //	years N        adds N years to the wall times (of the ADD, state, last change) of all records
 //	damage KEY…    replaces the bytes of records
 //	newer          marks the journal as readable by newer releases only

@@ -2,15 +2,15 @@ package sandbox
 
 import "os"
 
-// length is the environment variable with the length of a run: empty for make test, "matrix" for
-// make matrix, and any other value for make proof.
+// length is the environment variable with the length of a run: empty for `make test`, "matrix" for
+// `make matrix`, and any other value for `make proof`.
 const length = "UNWIND_TEST_LONG"
 
-// Long reports whether tests run at full length, as in make proof.
+// Long reports whether tests run at full length, as in `make proof`.
 func Long() bool { return Rounds(0, 0, 1) == 1 }
 
-// Rounds returns its first argument in make test, its second in make matrix, and its third in make
-// proof.
+// Rounds returns its first argument in `make test`, its second in `make matrix`, and its third in
+// `make proof`.
 func Rounds(test, matrix, proof int) int {
 	switch os.Getenv(length) {
 	case "":
