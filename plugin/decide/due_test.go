@@ -151,7 +151,7 @@ func TestFactsOfSteps(t *testing.T) {
 	}
 	words := map[string]journal.Step{
 		"": {}, "code 5": {Code: 5, Last: "x"}, "x": {Last: "x"},
-		"waiting: it could release resources of another ADD":      {Next: journal.Next{Why: journal.ForContainer}},
+		"waiting: it could release resources of another ADD":                              {Next: journal.Next{Why: journal.ForContainer}},
 		"waiting for a later plugin: rules or host ports may still use the pod's address": {Next: journal.Next{Why: journal.ForRules}},
 	}
 	for want, s := range words {

@@ -63,8 +63,8 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 
 // sentPath returns the path that a delegate gets, as without unwind, if the ADD's namespace cannot
 // be found. It is the path in the runtime's DEL, if that is the DEL of this ADD. If the runtime's
-// verb undoes an earlier ADD as well, it is that ADD's own path, but only if nothing exists there.
-// Otherwise, sentPath returns "".
+// verb is for another ADD of the attachment, it is the recorded path, but only if nothing exists at
+// that path. Otherwise, sentPath returns "".
 func (u *undoing) sentPath() string {
 	switch path := u.Record.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
@@ -87,7 +87,7 @@ const (
 
 // locate finds the record's network namespace: at the path in the runtime's DEL, at its recorded
 // path, at its other mounts, and by its processes. It never returns a different namespace at one of
-// these paths. where is empty unless state is there.
+// these paths. where is empty unless state == there.
 func (u *undoing) locate(ctx context.Context) (where facts.Place, state located) {
 	e := u.Record
 	var err error
@@ -120,7 +120,7 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 // search. The host end of the interface must be gone as well, because the kernel destroys a
 // namespace only some time after its last user has ended. In addition, the ADD must have had a host
 // end, or the search must have had no error. If the ADD could not identify the namespace, there was
-// no search, and no namespace may exist at its path.
+// no search. Instead, opening the namespace at its path must fail.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")

@@ -30,7 +30,7 @@ type Outcome struct {
 
 // Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
 // returns nil if nothing remains. ctx limits the wait for that attachment's lock, because the
-// caller holds its own attachment's lock.
+// caller holds a lock as well: two callers could wait for each other.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, err := w.Node.Journal.Store.Acquire(ctx, key,
 		journal.Patience{Children: w.Env.Budgets.Children})

@@ -50,7 +50,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 		o.NotInChain = u.HasLeft(u.Record, s)
 		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
 		o.NetNSGone = u.state == gone
-		o.MayHold = decide.MayHold(s, slices.DeleteFunc(slices.Clone(u.Record.Got.Claims), u.isFree))
+		o.MayHold = decide.MayHold(s, u.held())
 	}
 	*s, done = decide.After(*s, o, p.Now)
 	u.report(&before, s, f, done)
@@ -112,8 +112,8 @@ func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Fa
 // need no separate transaction.
 const markAfter = 500 * time.Millisecond
 
-// markSlow writes the record, with the step as tried, if the step's DEL takes longer than
-// markAfter. If unwind is killed during that DEL, the next pass begins with another step.
+// markSlow writes the record, with the step marked as tried, if the step's DEL takes longer than
+// markAfter. If unwind is killed during that DEL, the next pass tries the other steps first.
 func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 	if !u.recorded() {
 		return func() {}
@@ -141,8 +141,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 }
 
 // del runs the DEL of one step. If it fails, del retries it with the configurations that
-// decide.Retries returns, such as the one that the runtime would send now. After a successful DEL,
-// Run releases host-local's addresses in the recorded pool.
+// decide.Retries returns, such as the one that the runtime would send now. Even if the DEL succeeds
+// with one of these, Run releases host-local's addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil {
@@ -199,10 +199,11 @@ func (u *undoing) delWith(
 	return f
 }
 
-// leaveScratch retries a DEL that failed with f in a scratch namespace, and returns the outcome. If
-// the DEL fails there twice with the same message, leaveScratch runs it without a namespace, as
-// without unwind, and success counts. For example, bridge with a namespace removes its iptables
-// chain, and fails while a rule that leaked earlier refers to that chain.
+// leaveScratch returns the outcome of a DEL whose try in a scratch namespace failed with f. It
+// retries the DEL there, unless the previous try failed with the same message. After two failures
+// with the same message, it runs the DEL without a namespace, as without unwind, and accepts a
+// success. For example, bridge with a namespace removes its iptables chain, and fails while a rule
+// that leaked earlier refers to that chain.
 func (u *undoing) leaveScratch(
 	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
 ) *delegate.Failure {
@@ -277,7 +278,8 @@ func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses 
 
 func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner) {
 	if c.Pool != "" {
-		o.InFile = !u.isFree(c)
+		owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
+		o.InFile = err == nil && given && owner.Is(u.Record.ContainerID, u.Record.IfName)
 		return o
 	}
 	o.Freed = u.Record.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Record.Steps,
@@ -292,16 +294,18 @@ func ownerOf(k journal.Key) ipam.Owner {
 	return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName}
 }
 
-// isFree reports whether the attachment no longer has a claimed address. If host-local assigned the
-// address, its file shows that. Otherwise, the address counts as free once the DEL of the delegate
-// that allocated it is done. Some reconstructed records do not name that delegate, and their
-// addresses do not count as free.
-func (u *undoing) isFree(c journal.Claim) bool {
-	if c.Pool == "" {
-		return c.Step >= 0 && u.Record.Freed(c)
-	}
-	owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
-	return err != nil || !given || !owner.Is(u.Record.ContainerID, u.Record.IfName)
+// held returns the claims on addresses that the attachment may still have. If host-local assigned
+// the address, its file shows that; a file that cannot be read may be the attachment's. Any other
+// address is free once the DEL of the delegate that allocated it is done. Some reconstructed
+// records do not name that delegate.
+func (u *undoing) held() []journal.Claim {
+	return slices.DeleteFunc(slices.Clone(u.Record.Got.Claims), func(c journal.Claim) bool {
+		if c.Pool == "" {
+			return c.Step >= 0 && u.Record.Freed(c)
+		}
+		there, err := ipam.HasFileOf(c.Pool, ownerOf(u.Record.Key), c.Address)
+		return !there && err == nil
+	})
 }
 
 // recorded reports whether the record is in the journal, where other processes find it.

@@ -37,7 +37,7 @@ const (
 	Sweep         Mode = iota // the attachment is dead; the runtime may still send its DEL
 	Requested                 // the runtime sent the DEL of the attachment
 	Rollback                  // the verb's own ADD failed
-	Superseding               // a new ADD of the attachment follows; it needs the lock and its file
+	Superseding               // a new ADD of the attachment follows, which needs the lock and its file
 	Reconstructed             // like Sweep, but not in the journal; the caller releases addresses
 )
 
@@ -53,10 +53,9 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 //  3. Run the DELs that are due.
 //  4. Write the DELs that are still pending, and record the event.
 //
-// If the ADD may have been on another machine (see decide.Foreign), Undo releases only the
-// host-local reservations on this disk, and drops the record with its pending DELs. If Undo returns
-// an error, or if the verb no longer writes the journal, the journal may not contain the pending
-// DELs.
+// If the ADD may have been on another machine (see decide.Foreign), Undo releases only host-local's
+// reservations on the node's disk, and drops the record with its pending DELs. If Undo returns an
+// error, or if the verb no longer writes the journal, the journal may not contain the pending DELs.
 func (w *Worker) Undo(
 	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {
@@ -187,7 +186,8 @@ type undoing struct {
 	// steps that this pass has completed.
 	byAddress []int
 	// env contains the search paths of the ADD's process. It is nil if the DELs get this process's
-	// own: at a verb of the runtime, after a reboot, or if a directory no longer exists.
+	// own: if the runtime's verb names the attachment, after a reboot, or if one of the recorded
+	// directories no longer exists.
 	env map[string]string
 	ran int // number of delegates that ran
 }
@@ -259,7 +259,7 @@ func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration
 }
 
 // releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
-// the step that claimed them is undone, or if the namespace is proven gone. A DEL may not release
+// the step that claimed them is undone, or if the namespace is proven gone. Not every DEL releases
 // its address: host-device does not call its IPAM plugin if the device is gone, and neither does a
 // plugin that fails early. releaseHeld keeps an address that another ADD of the attachment claims,
 // or that a pending DEL needs (see decide.Reserved).
@@ -269,7 +269,7 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		if c.Pool == "" || !u.Record.Freed(c) && u.state != gone {
 			continue
 		}
-		// a power loss may have cut off the file's text
+		// also true if a power loss cut off the file's text
 		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
 		if err != nil || !left || u.claimedAgain(ctx, c) || decide.Reserved(c.Step, p) {
 			continue

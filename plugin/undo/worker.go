@@ -1,6 +1,5 @@
 // Package undo runs the pending DELs of a record. It decides their order, time, namespace and
-// configuration, and whether each is done. Nothing else changes the steps of a record in the
-// journal.
+// configuration, and whether each is done.
 package undo
 
 import (
@@ -56,7 +55,7 @@ type Verb struct {
 	// Chain returns the verb's chain. It reads a chainFile once, at the first call. That read may
 	// hang, so a verb that does not need the chain must not call Chain.
 	Chain func() (*netconf.Chain, error)
-	// Watch is called while a delegate of an ADD runs (see delegate.Call). It is nil in other verbs.
+	// Watch is called while a delegate runs in an ADD (see delegate.Call). It is nil in other verbs.
 	Watch func()
 }
 
@@ -135,9 +134,8 @@ type Budgets struct {
 	Exchange time.Duration // the wait for a file or a plugin that its provider is replacing
 }
 
-// DefaultBudgets are the budgets on a real node. A slow delegate does not hang, and if it is
-// killed, it needs a second DEL. So unwind does not start a DEL with less time than Step, even in
-// an ADD.
+// DefaultBudgets are the budgets on a real node. A DEL that is merely slow should not be killed,
+// because it must then run again. So unwind starts no DEL with less time than Step, even in an ADD.
 var DefaultBudgets = Budgets{
 	Undo:     2 * time.Minute,
 	GC:       25 * time.Second,
