@@ -136,14 +136,15 @@ func CheckName(ctx context.Context, stateDir, arg string, events []journal.Event
 const completeTime = time.Second
 
 // Complete returns candidates for shell completion: arguments that name attachments, and names of
-// networks. They come from the journal and, if history is set, also from its events. It reads for
-// at most completeTime.
+// networks. They come from the journal and, if history is set, also from past events. Complete
+// reads the journal for at most completeTime.
 func Complete(ctx context.Context, stateDir string, history bool) (args, networks []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeTime)
 	defer cancel()
 	store := &journal.Store{Dir: stateDir}
 	attachments, _ := ReadJournal(ctx, store)
-	if events, _ := store.History(); history {
+	if history {
+		events, _ := store.History()
 		attachments = append(attachments, attachmentsOf(Told(events))...)
 	}
 	for _, a := range attachments {
@@ -247,8 +248,8 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainOwners writes which addresses of a pool are reserved for the container, pod or address
-// that an argument of Find names.
+// explainOwners writes which of a pool's reservations an argument names (see Find), and their
+// owners.
 func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 	for _, r := range p.Reservations {
 		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,
