@@ -44,31 +44,31 @@ DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-c
 # The command that builds the binaries, here and in a release.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
-# The programs that make build builds.
+# The programs that `make build` builds.
 COMMANDS := ./cmd/unwind ./cmd/unwindctl ./cmd/kubectl-unwind
 
-# The directory into which make man writes the man pages.
+# The directory into which `make man` writes the man pages.
 MANUAL ?= bin/man8
 
-# The number of pods that make soak adds and removes.
+# The number of pods that `make soak` adds and removes.
 PAIRS ?= 100000
 
 # The tests of the deployment files. They are a separate module, which is not in a release's
 # archives.
 CHECK := scripts/deploy/check
 
-# The packages that make mutants checks.
+# The packages that `make mutants` checks.
 MUTATED ?= plugin/decide plugin/known plugin/netconf ipam
 
-# The time for which make fuzz runs each target.
+# The time for which `make fuzz` runs each target.
 FUZZTIME ?= 10s
 
-# The names of stamp files contain the version, so that make builds a new version when it changes.
+# The names of stamp files contain the version, so that make builds again when the version changes.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The timeout only ends tests that hang. They take 10 minutes, and on a slow machine
-# ten times as long.
+# The timeout only ends tests that hang. All tests take 10 minutes, or ten times as long on a slow
+# machine.
 GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
 # The programs that tests start. The pattern ./... does not match testdata.
@@ -89,7 +89,7 @@ include plugin/e2e/tools.mk scripts/release/release.mk
 .PHONY: help build tools deps test matrix race proof soak fuzz mutants e2e e2e-tools e2e-k8s e2e-now e2e-next lint chart demo docs words man bench release release-parts image chart-archive release-check workflows vulnerabilities clean go faulty
 .NOTPARALLEL:
 
-# The targets that make help lists, by purpose.
+# The targets that `make help` lists, by purpose.
 HELP := "Start here:demo test" "Build:build tools deps clean" "Check:lint chart race matrix proof soak fuzz mutants e2e e2e-k8s" \
 	"Measure and write:bench docs words man" "Release:release image release-check"
 
@@ -191,8 +191,8 @@ man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 	UNWIND_MANUAL=$(abspath $(MANUAL)) TZ=UTC SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) CGO_ENABLED=0 GOOS= GOARCH= \
 		go test -trimpath ./cmd/unwindctl -short -run TestManual -count=1
 
-# MULTUS=PATH also times that multus binary. ARGS selects a part of the benchmarks, such as
-# ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
+# With MULTUS=PATH, this also times that multus binary. ARGS selects a part of the benchmarks, such
+# as ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
 bench: deps tools build ## time ADD and DEL, without and with unwind (root)
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)

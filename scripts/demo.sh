@@ -171,13 +171,13 @@ check() { # claim command...
 	fi
 }
 
-# wrapped prints its input in lines of 80 columns, with an indent, and breaks them between words.
+# wrapped prints its input in lines of up to 80 columns, with an indent, and breaks them between words.
 wrapped() { # indent
 	fold -s -w $((80 - ${#1})) | sed "s/^/$1/; s/ *\$//"
 }
 
 # bar prints the pool as a bar. Its reserved addresses have the given color.
-bar() { # reserved colour
+bar() { # reserved color
 	local full=${UNWIND_DEMO_BAR:-# .} free i
 	free=${full#* } full=${full% *}
 	printf %s "$2"

@@ -10,8 +10,8 @@
 #   ON_NODE   a command that runs a command on the node, if the node is a container: "docker exec -i kind-control-plane"
 #   ARCHIVE   the image of a release, unwind-VERSION-image.tar; without it, make image builds an image
 #
-# Use an idle node: other pods that start on the node meanwhile get the network of this script. When the script ends for
-# any reason, it restores the node's own network, and removes everything that it installed.
+# Use an idle node: other pods that start on the node meanwhile get the network of this script. When the script ends,
+# even by an error or Ctrl-C, it restores the node's own network, and removes what it installed, except the image.
 set -euo pipefail
 export LC_ALL=C
 
@@ -46,7 +46,7 @@ until_true() { # seconds what command...
 	done
 }
 
-# first prints the first directory on the node that contains a file that matches the pattern.
+# first prints the first of the directories on the node with a file that matches the pattern.
 first() { # pattern directory...
 	local pattern=$1
 	shift

@@ -26,14 +26,14 @@ import (
 type checkedNode struct {
 	*machine
 	pool   string
-	before []string      // the result of there before the first check
+	before []string      // what there() returned before the first check
 	took   time.Duration // the duration of an ADD
 }
 
 const checkBridge = "check0"
 
 // newCheckedNode returns a node whose chain ends with the faulty plugin, which the method plan
-// controls. The node's IPv4 pool ends at the address last.
+// controls. last is the last address of the node's IPv4 pool.
 func newCheckedNode(t *testing.T, last string) *checkedNode {
 	t.Helper()
 	n := &checkedNode{machine: newMachine(t)}
@@ -418,8 +418,8 @@ func TestCheckKilled(t *testing.T) {
 }
 
 // TestCheckKilledInVerb: if SIGKILL ends a check during a verb, the next check waits until the
-// killed check's plugin has ended. Then it removes everything that is left, even the rules of an
-// unfinished ADD.
+// killed check's plugin has ended. After that check and a sweep, nothing is left, not even rules of
+// an unfinished ADD.
 func TestCheckKilledInVerb(t *testing.T) {
 	if !apart(t) {
 		return

@@ -21,18 +21,18 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// reads lists the commands that read the journal.
+// reads contains the commands that read the journal.
 var reads = [][]string{
 	{"list", "-o", "wide"}, {"show", "podnet/c007/eth0"}, {"history", "c007"}, {"doctor"}, {"ipam", "-o", "wide"},
 	{"sweep", "--dry-run"}, {"metrics"},
 }
 
-// most is the maximum memory of a command in reads, in bytes.
+// most is the maximum memory of a command that reads the journal, in bytes.
 const most = 200 << 20
 
-// putThree writes three records as verbs do: a new record after that of the container near, and
-// twice the record before it. It runs in a process of its own, because bbolt may overflow its stack
-// in a damaged file.
+// putThree writes three times to a journal as verbs do. near is a container: putThree writes a new
+// record after the container's, and then twice the record before the container's. It runs in a
+// process of its own, because bbolt may overflow its stack in a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {
@@ -62,15 +62,15 @@ func deadEntry(id string) *journal.Record {
 	})
 }
 
-// TestFlipped flips one bit of a journal, and then has a verb write three records. After that, no
+// TestFlipped flips one bit of a journal, and then writes three records as verbs do. After that, no
 // command that reads the journal hangs, uses too much memory, or prints a wrong result without an
 // error. If a command reports that the file is damaged, the next ADD sets the file aside. Verbs
 // don't verify the file, so the three writes may succeed in a damaged file.
 //
-// The test flips bits in the first key of each leaf page, because bbolt could then read forever,
-// and in 2,000 random bytes. It flips no bit of a meta page: if the newest meta page is damaged,
-// bbolt uses the previous transaction. make test takes only a sample of the bytes. For each byte of
-// the sample, and for each random byte, it runs only list and, in turn, one of the other commands.
+// The test flips bits in 2,000 random bytes, and in the first key of each leaf page, which can make
+// bbolt read forever. It flips no bit of a meta page: if the newest meta page is damaged, bbolt
+// uses the previous transaction. `make test` takes only a sample of the bytes. For each byte of the
+// sample, and for each random byte, only list and, in turn, one of the other commands run.
 func TestFlipped(t *testing.T) {
 	n := newMachine(t)
 	n.netns("add")
@@ -98,7 +98,7 @@ func TestFlipped(t *testing.T) {
 		check(t, errors.Join(os.WriteFile(n.store.Path(), data, 0o600), os.WriteFile(lock, queue, 0o600)))
 		n.run(home.command(n, filepath.Join(n.bin, "puts"), n.state, near))
 	}
-	right := map[string]string{} // the correct output, by command and near
+	right := map[string]string{} // the correct output, by command and flip.near
 	for i, f := range flips(whole) {
 		readers := reads
 		if turn := 1 + i%(len(reads)-1); f.random || sandbox.Rounds(1, 0, 0) == 1 {

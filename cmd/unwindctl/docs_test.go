@@ -23,7 +23,7 @@ import (
 )
 
 // manualEnv is the environment variable with the directory into which TestManual writes the man
-// pages. make man sets it.
+// pages. `make man` sets it.
 const manualEnv = "UNWIND_MANUAL"
 
 // commands returns unwindctl's root command, and all of its visible commands, including the root.
@@ -171,9 +171,9 @@ var (
 	longFlag = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 )
 
-// TestDocumentedCommands: all commands and flags in the documents exist. For make, the test checks
-// the target. For kubectl unwind, it only checks that the words occur in Go code, and that the
-// words after -- are a command of unwindctl.
+// TestDocumentedCommands: all commands and flags in the documents exist. For `make`, the test
+// checks the target. For `kubectl unwind`, it only checks that the command and its flags occur in
+// Go code, and that the words after -- are a command of unwindctl.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel()
 	root, _ := commands()

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// addStateFlag adds --state-dir, and resolves the directories before the command runs.
+// addStateFlag adds --state-dir, and makes the command resolve its directories before it runs.
 func addStateFlag(cmd *cobra.Command, at *node.Directories) {
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return at.Resolve(cmd.Context()) }
 	cmd.Flags().StringVar(&at.StateDir, "state-dir", "",
@@ -23,7 +23,7 @@ func addStateFlag(cmd *cobra.Command, at *node.Directories) {
 	_ = cmd.MarkFlagDirname("state-dir")
 }
 
-// addNetworkFlag adds --network. The shell completes it with the networks in the journal.
+// addNetworkFlag adds --network. The shell completes it from the journal and past events.
 func addNetworkFlag(cmd *cobra.Command, at *node.Directories, network *string, help string) {
 	cmd.Flags().StringVar(network, "network", "", help)
 	_ = cmd.RegisterFlagCompletionFunc("network",
@@ -139,8 +139,8 @@ func streams(cmd *cobra.Command) term.Streams {
 	return term.Streams{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
 }
 
-// completeNames completes an argument that names an attachment, a pod or an address. The names come
-// from the journal and, if history is set, also from past events.
+// completeNames returns the completion of an argument that names an attachment, a pod or an
+// address. The names come from the journal and, if history is set, also from past events.
 func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -151,7 +151,7 @@ func completeNames(at *node.Directories, history bool) cobra.CompletionFunc {
 	}
 }
 
-// completeSockets completes the runtimes' default sockets that exist on this node.
+// completeSockets completes --cri with auto, none, and the runtimes' default sockets on this node.
 func completeSockets(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	sockets := slices.DeleteFunc(slices.Clone(node.CRISockets), func(path string) bool {
 		return !durable.Exists(path)

@@ -19,7 +19,7 @@ import (
 )
 
 // container is a place like a DaemonSet's container. It has the host's PID namespace, and a file
-// system with only the two programs and /proc.
+// system with only unwindctl, unwind and /proc.
 type container struct {
 	place
 	root string
@@ -94,9 +94,9 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostRun: with --host, the process of unwindctl run stays in the container, so that kubectl
-// exec can start more programs there. Its child is the agent. The agent runs on the host, passes
-// none of its descriptors on, and ends after a signal.
+// TestHostRun: with --host, the process of `unwindctl run` stays in the container, so that kubectl
+// exec can start more programs there. Its child is the agent, which runs on the host. After a
+// signal, the agent ends as soon as its running DEL has ended.
 func TestHostRun(t *testing.T) {
 	t.Parallel()
 	n := newAgentMachine(t)
@@ -186,8 +186,8 @@ func (n *machine) child(pid int) int {
 	return child
 }
 
-// descriptors checks that a process has the plugin to install open, but no mount namespace. The
-// descriptors of the plugin and of network namespaces must be close-on-exec.
+// descriptors checks that a process has a descriptor of the plugin to install, but of no mount
+// namespace. Its descriptors of the plugin and of network namespaces must be close-on-exec.
 func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -29,7 +29,7 @@ type runtimeMachine struct {
 	*machine
 	cacheDir string
 	pods     int
-	shared   string // the container whose network namespace all use; "" if each has its own
+	shared   string // the container whose network namespace all pods use; "" if each has its own
 	cni      *libcni.CNIConfig
 }
 
@@ -137,8 +137,8 @@ func (n *runtimeMachine) veths(bridge string) int {
 }
 
 // TestUninstallReleases: after uninstall, the DEL of a pod that was added through unwind releases
-// everything. containerd sends the DEL with the provider's conflist, so it works without unwind's
-// binary. CRI-O sends the DEL with the ADD's conflist, from libcni's cache.
+// everything. containerd sends the DEL with the provider's conflist, so it needs no unwind binary.
+// CRI-O sends the DEL with the ADD's conflist, from libcni's cache, so uninstall keeps the binary.
 func TestUninstallReleases(t *testing.T) {
 	t.Parallel()
 	for i, way := range []string{"containerd", "CRI-O"} {
@@ -195,8 +195,8 @@ func TestUninstallReleases(t *testing.T) {
 	}
 }
 
-// TestUninstallDuringADD: uninstall keeps the plugin while an ADD runs. libcni caches the
-// configuration, which the DEL needs, only when the ADD ends.
+// TestUninstallDuringADD: uninstall keeps the plugin while an ADD runs, although libcni's cache
+// does not contain the attachment before the ADD ends.
 func TestUninstallDuringADD(t *testing.T) {
 	t.Parallel()
 	n := newRuntimeMachine(t)
@@ -242,7 +242,7 @@ func (n *runtimeMachine) installed(id string) bool {
 }
 
 // TestInstallKilled kills an install at 16 different moments. The network works after each of them,
-// and a last install succeeds. SIGKILL is not a power loss.
+// and a last install succeeds. The test does not cover a power loss.
 func TestInstallKilled(t *testing.T) {
 	t.Parallel()
 	n := newRuntimeMachine(t)

@@ -45,8 +45,7 @@ func (n *runtimeMachine) writeConf(name string, c conf) {
 	n.Rename(n.InConf(name), string(data))
 }
 
-// appended returns a list that ends with a plugin. It changes nothing if the list already contains
-// the plugin.
+// appended appends a plugin to a list, unless the list already contains the plugin.
 func (n *runtimeMachine) appended(c conf, plugin string) conf {
 	for _, p := range c.plugins() {
 		if p.(map[string]any)["type"] == plugin {
@@ -67,8 +66,8 @@ func asList(c conf) conf {
 	return conf{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []any{map[string]any(c)}}
 }
 
-// installers lists stand-ins for programs that edit conflists when they start. They follow a
-// description of these programs.
+// installers contains stand-ins for programs that edit conflists when they start. scripts/providers
+// describes the ones that have a name.
 var installers = []struct {
 	name     string
 	provider string // the provider's file
@@ -127,8 +126,8 @@ func (n *runtimeMachine) provided() conf {
 	return conf{"cniVersion": "1.0.0", "name": network, "plugins": []any{map[string]any{"type": "faulty", "dir": n.dir}}}
 }
 
-// runs returns the plugins that run for a pod, and whether unwind runs them. If any other file
-// contains unwind, it returns an error.
+// runs returns the plugins that run for a pod, and whether unwind runs them. It returns an error if
+// unwind is in a file that is not the first, or is not the only plugin in the first.
 func (n *runtimeMachine) runs() (plugins string, unwind bool, err error) {
 	paths, err := netconf.Conflists(n.ConfDir())
 	for i, path := range paths {
@@ -178,9 +177,9 @@ func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 	return count("ADD"), list.Plugins[0].Network.Type == netconf.Name, err
 }
 
-// TestInstallers: pods start, whatever these programs do to unwind's file before or after install.
-// After the next install, off or uninstall, or once an agent has reconciled, no other file contains
-// unwind, and each plugin runs once.
+// TestInstallers: pods start, whatever an installer (except linkerd's) does to unwind's file before
+// or after install. After the next install, off or uninstall, or once an agent has reconciled, no
+// other file contains unwind, and each plugin runs once.
 func TestInstallers(t *testing.T) {
 	t.Parallel()
 	for i, inst := range installers {

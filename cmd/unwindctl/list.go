@@ -54,7 +54,7 @@ func listCommand() *cobra.Command {
 	return cmd
 }
 
-// inspectNode returns a report of the node, after warnings on stderr.
+// inspectNode returns a report of the node, and prints the report's warnings on stderr.
 func inspectNode(cmd *cobra.Command, of inspect.Scope) (*inspect.Report, error) {
 	if err := inspect.CheckNetwork(cmd.Context(), of.Directories, of.Network); err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ import (
 // secret is part of each configuration, and of CNI_ARGS. No output or log may contain it.
 const secret = nodetest.Secret
 
-// looks lists commands that change nothing.
+// looks contains commands that change nothing.
 var looks = [][]string{
 	{"list"}, {"list", "--json"}, {"list", "--network", network},
 	{"show", "stuck"}, {"show", "live", "--json"}, {"show", "10.9.0.99"}, {"show", "default/many"}, {"show", "nobody"},
@@ -33,9 +33,9 @@ var looks = [][]string{
 	{"forget", "stuck"}, {"forget", "live"},
 }
 
-// crowd fills a node with data: a live attachment, many copies of its record for another pod, an
-// attachment whose DEL fails, a pool with a reservation of an unknown owner, and a history. It
-// returns the directory of conflists.
+// crowd fills a node with data: a live attachment, a number of copies of its record for a pod named
+// "many", an attachment whose DEL fails, a pool with a reservation of an unknown owner, and a
+// history. It returns the directory of conflists.
 func (n *machine) crowd(many int) (confDir string) {
 	n.Helper()
 	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p", "password": %q, "ipam": {"type": "host-local",

@@ -184,7 +184,7 @@ func (n *machine) sweep(where place, args ...string) outcome {
 	return n.run(where.command(n, filepath.Join(n.bin, "unwindctl"), append([]string{"sweep", "--state-dir", n.state}, args...)...))
 }
 
-// verb runs a verb of the plugin as a runtime does, for a pod. The ID nerdctl or podman stands for
+// verb runs a verb of the plugin as a runtime does, for a pod. The ID "nerdctl" or "podman" is for
 // a container of that runtime.
 func (n *machine) verb(where place, command, id, netns string) outcome {
 	n.Helper()

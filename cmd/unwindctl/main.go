@@ -1,5 +1,5 @@
-// Command unwindctl is the operator's program: it shows unwind's journal and releases dead
-// attachments.
+// Command unwindctl is the operator's program: it shows unwind's journal, releases dead
+// attachments, and installs unwind.
 //
 // This package defines the command lines, with one or a few commands in each file. The packages in
 // internal do the work. Each imports only packages above it in this list:
@@ -35,8 +35,8 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/trial"
 )
 
-// init locks this goroutine to the main thread. Other processes see the main thread's namespaces as
-// this process's namespaces: see install.EnterHost.
+// init keeps all other goroutines off the main thread, whose namespaces other processes see as
+// those of this process (see install.EnterHost).
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -47,8 +47,8 @@ func main() {
 	os.Exit(term.Main(rootCommand(), inspect.HintFor))
 }
 
-// dirEnv maps flags to the environment variables that set their defaults. In an agent's container
-// they name the agent's directories.
+// dirEnv maps flags to the environment variables that set their defaults. An agent's container can
+// set them, so that commands in it use the agent's directories.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "cni-bin-dir": "UNWIND_BIN_DIR",
 	"state-dir": "UNWIND_STATE_DIR"}
 
@@ -84,7 +84,7 @@ func rootCommand() *cobra.Command {
 			if err := refuseEmpty(cmd); err != nil {
 				return err
 			}
-			if cmd.Name() != "run" { // run logs instead
+			if cmd.Name() != "run" { // run prints only its log
 				cmd.SetContext(waiting(cmd))
 			}
 			if host {
@@ -119,7 +119,7 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
-// waiting returns a command's context, which bounds its queries of the runtimes.
+// waiting returns a command's context: it limits the time of queries and, with --cri, the runtimes.
 func waiting(cmd *cobra.Command) context.Context {
 	within, only := node.LookTimeout, ""
 	if slices.Contains([]string{"sweep", "install", "on"}, cmd.Name()) {

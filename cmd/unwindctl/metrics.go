@@ -39,7 +39,7 @@ func metricsCommand() *cobra.Command {
 					Off: install.ReadOff(of.StateDir)}
 			})
 			if textfile != "" {
-				// a rename would replace a device such as /dev/stdout
+				// WriteToTextfile would replace a device such as /dev/stdout
 				if info, err := os.Stat(textfile); err == nil && !info.Mode().IsRegular() {
 					return term.Usage("--textfile %s is not a regular file", textfile)
 				}

@@ -21,7 +21,7 @@ import (
 
 // agentMetrics maps the metrics that the agent serves to their labels, in alphabetical order. Never
 // rename a metric, because users' dashboards and alerts contain its name. Counters end in _total.
-// ofAgent lists the metrics that unwindctl metrics omits on a node without a runtime.
+// ofAgent lists those that `unwindctl metrics` omits on a node without a runtime.
 var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},
@@ -66,7 +66,7 @@ func counted(t *testing.T) (n *machine, confDir string) {
 	return n, confDir
 }
 
-// TestMetrics: unwindctl metrics prints exactly the metrics in agentMetrics that are not in
+// TestMetrics: `unwindctl metrics` prints exactly the metrics in agentMetrics that are not in
 // ofAgent. Prometheus's linter accepts their names and help texts, and no label contains a pod, a
 // container or an address.
 func TestMetrics(t *testing.T) {

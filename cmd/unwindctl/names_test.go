@@ -176,7 +176,7 @@ func (r *repository) badCode(document, text string) (bad []string) {
 		}
 	}
 	for _, m := range camel.FindAllStringSubmatch(text, -1) {
-		if path.Base(document) == "README.md" && !r.words[m[1]] { // others also use providers' names
+		if path.Base(document) == "README.md" && !r.words[m[1]] { // other documents use providers' names
 			bad = append(bad, "`"+m[1]+"`")
 		}
 	}

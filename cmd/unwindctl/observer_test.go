@@ -22,7 +22,7 @@ var elsewhere = []struct {
 	flags []string // of unshare
 	enter []string // of nsenter; nil: the same as flags
 	setup string
-	pins  bool // the mounts of the network namespaces are visible there
+	pins  bool // the mounts of the network namespaces are visible in them
 }{
 	{"mount", []string{"--mount"}, nil, `umount -l "$PINS"/*`, false},
 	{"PID, with the host's /proc", []string{"--pid"}, nil, ``, true},
@@ -38,8 +38,8 @@ var elsewhere = []struct {
 		`umount -l "$PINS"/* && echo 0123456789abcdef0123456789abcdef >"$PINS.id" && mount --bind "$PINS.id" /etc/machine-id`, false},
 }
 
-// TestElsewhere: if an ADD ran in other namespaces, a sweep cannot judge its attachment, and
-// changes nothing. The same holds on the host for an ADD that ran in a container.
+// TestElsewhere: a sweep in other namespaces cannot judge attachments that were added on the host,
+// and changes nothing. The same holds for a sweep on the host if the ADDs ran in other namespaces.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	for i, c := range elsewhere {
@@ -89,8 +89,8 @@ func TestElsewhere(t *testing.T) {
 }
 
 // TestConfinedSweep: a sweep that may not inspect other processes, such as process 1, keeps all
-// live records, because such a process may use their namespaces. It also keeps records from an
-// earlier boot.
+// records in state live, because such a process may be in their network namespaces. It also keeps
+// records from an earlier boot.
 func TestConfinedSweep(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -104,8 +104,8 @@ func TestConfinedSweep(t *testing.T) {
 	n.judged(home)
 }
 
-// addKinds adds two live attachments and one attachment in each other state. The network namespace
-// of the live attachment "gone" is removed.
+// addKinds adds an attachment in each state and a second one in state live, "gone". It then removes
+// the network namespace of "gone".
 func (n *machine) addKinds(where place) {
 	n.Helper()
 	n.add(where, "there", n.pin("there"))

@@ -194,8 +194,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// list [ID…]: sets the pods that the runtime lists. With "error", listing pods fails.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
-	// clock kept|set: sets the time of /dev/null as if the wall clock had not been set since the boot,
-	// or had been.
+	// clock kept|set: sets the time of /dev/null to the boot's time, as if nobody had set the wall
+	// clock since then (kept), or to an earlier time, as if somebody had (set).
 	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
 		if args[0] == "set" {
@@ -247,8 +247,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
 }
 
-// newPlainNode returns a node whose chain begins with bridge, and whose pool is from 10.77.0.2 to
-// the address last.
+// newPlainNode returns a node whose chain begins with bridge. Its pool is from 10.77.0.2 to last.
 func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 	t.Helper()
 	n := &plainNode{machine: newMachine(t), chain: chain, ports: 20000, seen: map[string]seen{}}
@@ -310,7 +309,7 @@ func (n *plainNode) links(kind string) (names []string) {
 }
 
 // runtimeConf returns the configuration that a runtime passes for a pod with a host port. The ID
-// nerdctl or podman stands for a container of that runtime.
+// "nerdctl" or "podman" is for a container of that runtime.
 func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 	n.ports++
 	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "default"}}
@@ -343,8 +342,8 @@ func (n *plainNode) mustAdd(conf *libcni.RuntimeConf) string {
 	return result.IPs[0].Address.IP.String()
 }
 
-// leak attaches pods, and removes their network namespaces without a DEL. Their files are past the
-// grace period.
+// leak attaches pods, removes their network namespaces without a DEL, and makes their files older
+// than the grace period.
 func (n *plainNode) leak(ids ...string) {
 	n.Helper()
 	n.netns(ids...)
@@ -450,7 +449,7 @@ func manyIDs(names []string) (all []string) {
 }
 
 // TestPlainNodeWhileADDs: ADDs without unwind run while two sweeps release dead pods, with a list
-// of pods that is older than these ADDs. The pool has no other free address, so the ADDs get
+// of pods that is older than these ADDs. The live and the dead pods fill the pool, so the ADDs get
 // addresses that a sweep has just released. In the end, live pods have everything that their ADDs
 // created, and nothing of the dead pods is left.
 func TestPlainNodeWhileADDs(t *testing.T) {

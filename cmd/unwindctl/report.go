@@ -118,7 +118,7 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	return r.err
 }
 
-// writeNew writes a new file. It refuses to replace an existing file, and leaves no incomplete one.
+// writeNew creates a file, and refuses to replace one. If it fails, it leaves no incomplete file.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -144,8 +144,8 @@ func (r *reporter) failed(name string, err error) {
 	}
 }
 
-// output returns the output of another command. An exit code that reports doctor's findings is not
-// an error.
+// output returns the output of another unwindctl command. An exit code that only reports doctor's
+// findings is not an error.
 func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	root := rootCommand()

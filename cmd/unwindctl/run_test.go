@@ -189,8 +189,8 @@ func TestRunFollows(t *testing.T) {
 	}
 }
 
-// TestRunElsewhere: an agent in a container cannot judge attachments. It logs this once, and
-// changes nothing.
+// TestRunElsewhere: an agent in a container cannot judge attachments without --host. It logs this
+// once, and changes nothing.
 func TestRunElsewhere(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

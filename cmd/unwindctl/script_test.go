@@ -30,13 +30,13 @@ import (
 )
 
 // TestMain runs the tests in namespaces of their own. If this program was started under the name
-// puts, it writes records instead: see putThree.
+// "puts", it writes records instead: see putThree.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "puts" {
 		putThree(os.Args[1], os.Args[2])
 		os.Exit(0)
 	}
-	code := sandbox.Run(m) // --host enters the namespaces of the sandbox's process 1
+	code := sandbox.Run(m) // --host enters the namespaces of process 1, which is then the sandbox's
 	_ = os.RemoveAll(built)
 	os.Exit(code)
 }
@@ -48,8 +48,8 @@ const programsEnv = "UNWIND_TEST_PROGRAMS"
 var built string
 
 // underTest builds unwindctl and the plugin once, and returns their directory. Tests start these
-// programs thousands of times, and a test binary takes two or three times as long to start. The
-// default of --install-dir is empty, so install writes nothing outside of the test's directories.
+// programs thousands of times, and a test binary would take two or three times as long to start. In
+// this build, --install-dir is empty by default, so install writes only to the test's directories.
 //
 // go test doesn't know which files this build reads. So this package imports the plugin, and
 // underTest opens the other files: go test then runs the tests again if one of them has changed.
@@ -74,7 +74,7 @@ var underTest = sync.OnceValues(func() (dir string, err error) {
 	return built, os.Setenv(programsEnv, built)
 })
 
-// programs returns a directory with the programs under test, and with puts, which is this program.
+// programs returns a directory with the programs under test, and with "puts", a link to this one.
 func programs(t testing.TB) string {
 	t.Helper()
 	from, err := underTest()
@@ -142,7 +142,7 @@ func expandFiles(env *testscript.Env) error {
 	})
 }
 
-// untilItSucceeds implements eventually PROGRAM ARG…: it runs the program until its exit code is 0.
+// untilItSucceeds implements the command eventually: it runs a program until its exit code is 0.
 func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
 	for end := time.Now().Add(sandbox.Patience); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -169,7 +169,7 @@ type scripted struct {
 // verb implements a command of the scripts, in addition to testscript's own.
 type verb func(n *scripted, ts *testscript.TestScript, neg bool, args []string)
 
-// verbs maps the names of these commands to their implementations.
+// verbs contains the commands of the scripts that testscript lacks, by name.
 var verbs = map[string]verb{
 	// eventually PROGRAM ARG…: runs a program until its exit code is 0.
 	"eventually": func(_ *scripted, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
@@ -241,9 +241,9 @@ var verbs = map[string]verb{
 			n.awaitReleased(id)
 		}
 	},
-	// cri [ID…]: serves a runtime with these pods at $CRI. With the ID "error", each list of pods
-	// fails with a different error. With "hang", a list hangs. With "silent", the runtime answers no
-	// call.
+	// cri [ID…]: serves a runtime with these pods at $CRI. With the ID "error", each call that lists
+	// pods fails with a different error. With "hang", such a call hangs. With "silent", the runtime
+	// answers no call.
 	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
 	// provider [CAPABILITY…]: replaces the provider's conflist atomically.
 	"provider": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {

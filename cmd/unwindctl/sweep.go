@@ -144,7 +144,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 }
 
 // pluginMissing returns an error if the runtime loads unwind's conflist, but the plugin is missing.
-// On a node without an agent, only this check detects that.
+// On a node without an agent, no other regular check detects this.
 func pluginMissing(confDir, path string) error {
 	paths, _ := netconf.Conflists(confDir)
 	for _, first := range paths[:min(1, len(paths))] {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// comparison runs the pods of one chain, alternating between the kinds.
+// comparison runs the pods of one chain, alternating between the kinds of networks.
 type comparison struct {
 	options
 	chain   string
@@ -54,8 +54,8 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 	return c, nil
 }
 
-// run adds and deletes pods of each kind in rounds, parallel pods at the same time. The kinds
-// alternate within a round, and each round begins with another kind.
+// run adds and deletes pods of each kind in rounds. In each round, it runs a number of pods
+// (parallel) of one kind at the same time, then of the next. Each round begins with another kind.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel
@@ -144,7 +144,7 @@ func goneAll(pods []*pod) error {
 }
 
 // timed contains the duration of each operation and of all together, and the CPU time per
-// operation. That includes this process, because it is the runtime, which starts and reaps plugins.
+// operation. The latter includes this process, because a runtime also starts and reaps plugins.
 type timed struct {
 	each      []time.Duration
 	wall      time.Duration
@@ -169,7 +169,7 @@ func atOnce(pods []*pod, do func(*pod) error) (timed, error) {
 	return t, errors.Join(errs...)
 }
 
-// processorTime returns the CPU time of this process and all of its descendants.
+// processorTime returns the CPU time of this process and of its descendants that have ended.
 func processorTime() (used time.Duration) {
 	for _, whose := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -224,7 +224,7 @@ func (r *results) line(format string, args ...any) {
 	}
 }
 
-// quantile returns the smallest value that is not below the fraction q of all values.
+// quantile returns the smallest value that at least the fraction q of all values doesn't exceed.
 func quantile[T float64 | time.Duration](all []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]

@@ -14,8 +14,8 @@ const runtimeTimeout = time.Minute
 
 // benchDrain starts pods of bridge + firewall + portmap + tuning, all at the same time, and then
 // deletes all of them, alternately with and without unwind. It prints how many ADDs and DELs failed
-// or exceeded the runtime's timeout, and the time until the last one ended. Then it repeats the
-// failed DELs until none fails. To measure a busy machine, run two busy shell loops next to nice -n
+// or exceeded the runtime's timeout, and the time until the last one ended. It repeats the failed
+// DELs until none fails. To measure a busy machine, run two busy shell loops next to nice -n
 // 19 make bench ARGS="-drain 120".
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network

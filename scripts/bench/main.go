@@ -237,7 +237,7 @@ func load() string {
 	return one
 }
 
-// inTurn returns the list, rotated by turn.
+// inTurn returns the list, rotated to the left by a number of elements (turn).
 func inTurn[T any](list []T, turn int) []T {
 	first := turn % len(list)
 	return slices.Concat(list[first:], list[:first])

@@ -89,7 +89,7 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 
 func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
 
-// chain returns the first plugins of a chain and, if fails is set, the one that fails.
+// chain returns the given number of plugins and, if fails is set, one that fails.
 func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
@@ -220,7 +220,7 @@ func (n *network) leaves(nothing int) error {
 	return err
 }
 
-// request returns a runtime's STATUS and GC request for the network.
+// request returns the configuration that a runtime passes to unwind for STATUS and GC.
 func (n *network) request() ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": n.list.Name, "type": "unwind", "stateDir": n.stateDir(),

@@ -16,7 +16,7 @@ var (
 	// software matches the names of software that documents mention with versions.
 	software = `containerd|CRI-O|Kubernetes|podman|nerdctl|reference plugins|cnitool|aws-cni|cilium-cni|[Mm]ultus`
 
-	// named matches such a name and the versions that follow it: "containerd 2.4, 1.7 and 1.6",
+	// named matches a name of software and the versions that follow it: "containerd 2.4, 1.7 and 1.6",
 	// "`cilium-cni` 1.19.6", "reference plugins of containernetworking (1.9.1".
 	named = regexp.MustCompile(`\b(` + software + ")`?(?: of containernetworking)?" +
 		` \(?v?(\d+\.\d+(?:\.\d+)?(?:(?:, | and | to )v?\d+\.\d+(?:\.\d+)?)*)`)
@@ -76,8 +76,8 @@ func claims(document string) (all [][2]string) {
 	return all
 }
 
-// TestVersions: all documents name the same tested versions as the table "Versions" in
-// testdata/README.md. The table also agrees with the versions in the Makefile and in go.mod.
+// TestVersions: the table "Versions" in testdata/README.md contains every version that a document
+// claims was tested. It also agrees with the versions in the Makefile and in hyperkube's go.mod.
 func TestVersions(t *testing.T) {
 	const table = "testdata/README.md"
 	t.Chdir("../..")
@@ -146,7 +146,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestClaims: claims finds a version that was not tested in each form of a claim.
+// TestClaims: in each form of a claim, claims finds a version that was not tested.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	run := versions{}
@@ -171,8 +171,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestFirstCommands: the section "Try it" of README.md lists exactly make demo and make test, and
-// continuous integration runs both.
+// TestFirstCommands: the section "Try it" of README.md lists exactly `make demo` and `make test`,
+// and continuous integration runs both.
 func TestFirstCommands(t *testing.T) {
 	t.Parallel()
 	read := func(name string) string {

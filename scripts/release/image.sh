@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the agent's image as an OCI archive, for each ARCH from the tar file DIRECTORY/ARCH.tar.gz.
+# Writes the agent's image as an OCI archive. The layer for each ARCH is DIRECTORY/ARCH.tar.gz.
 # crane needs no daemon: a registry of its own, on the loopback interface, holds the image meanwhile.
 # scripts/deploy/Containerfile builds the same image: change both together.
 #

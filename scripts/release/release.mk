@@ -2,7 +2,7 @@
 # .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
 # targets below write the other files. The Makefile includes this file, and sets VERSION.
 
-# The tools are in .tools/bin. Like the tools of make tools, each has a stamp file whose name
+# The tools are in .tools/bin. Like those that `make tools` builds, each has a stamp file whose name
 # contains the version.
 GORELEASER := $(TOOLS)/bin/.goreleaser-$(GORELEASER_VERSION)
 CYCLONEDX  := $(TOOLS)/bin/.cyclonedx-gomod-$(CYCLONEDX_VERSION)
@@ -17,11 +17,11 @@ $(GORELEASER) $(CYCLONEDX) $(CRANE): | go
 # The architectures of nodes that a release supports.
 ARCHES := amd64 arm64
 
-# The full name of the agent's image, for which unwind:$(VERSION) is short. It ignores an
-# environment variable IMAGE, which may belong to another program.
+# The full name of the agent's image, for which unwind:$(VERSION) is short. An environment variable
+# IMAGE, which may belong to another program, does not change it.
 IMAGE = docker.io/library/unwind:$(VERSION)
 
-# The output of make image and of make chart-archive.
+# The output of `make image` and `make chart-archive`.
 IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
 CHART_ARCHIVE = dist/unwind-$(VERSION:v%=%).tgz
 
@@ -59,8 +59,8 @@ release-parts: go
 	cp LICENSE $(PARTS)/doc/copyright
 	chmod -R u=rwX,go=rX $(PARTS) # the packages take the modes from here
 
-# Packs the directory NAME into an archive that has the same bytes on every machine: tar sorts the
-# files, and takes no times, owners or modes from the file system.
+# Packs files into an archive that has the same bytes on every machine: tar sorts the files, and
+# takes no times, owners or modes from the file system, except for the execute permission.
 PACK = tar -c --format=ustar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner \
 	--mode=u=rwX,go=rX
 

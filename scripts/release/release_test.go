@@ -48,7 +48,7 @@ func TestNotes(t *testing.T) {
 // TestWorkflows checks the security of the workflows:
 //
 //   - They name each action by a commit, which cannot change.
-//   - A job has only the permission to read. A job with other permissions builds nothing.
+//   - By default, a job may only read. A job with permissions of its own builds nothing.
 //   - checkout leaves no token in .git.
 //   - They name no registry.
 func TestWorkflows(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package release contains the tests of the scripts in its directory, which make release runs, and
-// of versions and commands in the documents.
+// Package release tests the scripts in its directory, which `make release` runs, and the versions
+// and commands in the documents.
 package release
 
 import (

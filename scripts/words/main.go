@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// read returns the texts of the programs below a directory, file by file, without tests.
+// read returns the texts of the programs below a directory, file by file, without those of tests.
 func read(dir string) ([]text, error) {
 	var texts []text
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -64,7 +64,7 @@ var inDocuments = []struct{ not, but string }{
 	{`\b(ownerless|parked|unproven)\b`, "empty, waiting, unverified"},
 }
 
-// TestPhrases checks that no text of the programs and no document contains such a phrase.
+// TestPhrases checks that no text of the programs and no document contains one of the phrases.
 func TestPhrases(t *testing.T) {
 	t.Chdir("../..")
 	var texts []text

@@ -211,8 +211,8 @@ func TestChartEverything(t *testing.T) {
 	equal(t, "the PodMonitor's port", container.Ports[0].Name, *monitor.PodMetricsEndpoints[0].Port)
 }
 
-// TestChartNames: two releases never share an object's name, and kubectl unwind finds the agents of
-// both by their labels. An image whose name contains no registry is never pulled.
+// TestChartNames: two releases share no object, and kubectl unwind finds the agents of both by
+// their labels. An image in Docker Hub's library, such as "unwind", is not pulled by default.
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -250,8 +250,8 @@ func TestChartNames(t *testing.T) {
 	}
 }
 
-// TestChartAccount: if the chart creates no service account, the agent uses the one that is named,
-// or the namespace's default.
+// TestChartAccount: if the chart creates no service account, the agent uses the one that the
+// values name, or the namespace's default.
 func TestChartAccount(t *testing.T) {
 	t.Parallel()
 	for _, tt := range [][3]string{{"true", "", "unwind"}, {"true", "a", "a"}, {"false", "a", "a"}, {"false", "", "default"}} {
@@ -305,7 +305,7 @@ func TestChartObserves(t *testing.T) {
 	}
 }
 
-// TestChartValues: everything.yaml sets each value of the chart, and each value has an effect.
+// TestChartValues: everything.yaml sets each value of the chart, and nearly every value has an effect.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	defaults := readValues(t, chartDir+"/values.yaml")

@@ -28,7 +28,7 @@ type panel struct {
 	Targets []struct{ Expr, LegendFormat string }
 }
 
-// panels returns the dashboard's panels with its variables replaced: all nodes of a cluster.
+// panels returns the dashboard's panels for all nodes of a cluster, with the variables replaced.
 // cluster is "" for a Prometheus whose series have no label cluster.
 func panels(t *testing.T, cluster string) []panel {
 	t.Helper()
@@ -42,8 +42,8 @@ func panels(t *testing.T, cluster string) []panel {
 // legendLabel matches a label in a legend.
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// twoNodes contains made-up series of node-a, which has no problem, and of node-b, which has all of
-// them.
+// twoNodes contains made-up series of node-a, which has no problem, and of node-b, which has every
+// problem.
 var twoNodes = []string{
 	`unwind_build_info{instance="node-a", version="v1", goversion="go1"} 1x120`,
 	`unwind_build_info{instance="node-b", version="v1", goversion="go1"} 1x120`,

@@ -21,7 +21,7 @@ const step = time.Minute
 
 var promQL = parser.NewParser(parser.Options{})
 
-// scraped is the content of a Prometheus' store.
+// scraped contains the series that Prometheus has stored.
 type scraped []storage.Series
 
 // scrape stores series in promtool's notation, one value for each step.

@@ -205,8 +205,8 @@ func hasPrefix(files map[string][]byte, prefix string) bool {
 	return false
 }
 
-// image checks that the image has the programs and the licenses of the archive of each architecture,
-// and runs unwindctl.
+// image checks that, for each architecture, the image has the programs and the licenses of the
+// archive, and starts unwindctl.
 func (r release) image(archive string) {
 	blobs := r.files(archive)
 	type descriptor struct {
@@ -259,8 +259,8 @@ func (r release) image(archive string) {
 	equal(r.T, "architectures", architectures, []string{"amd64", "arm64"})
 }
 
-// packages checks the packages: the plugin and the licenses are those of the archive, and the units
-// run the package's unwindctl.
+// packages checks that each deb has the archive's plugin, unwindctl, licenses, the man page and the
+// scripts, and that its units run the package's unwindctl.
 func (r release) packages() {
 	for _, format := range []string{"deb", "rpm"} {
 		if all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*."+format)); len(all) != 2 {

@@ -182,7 +182,7 @@ func TestCounts(t *testing.T) {
 }
 
 // TestServeIdle: the server closes a connection that sends no request in time, so idle connections
-// cannot block a probe for longer.
+// delay a probe only until then.
 func TestServeIdle(t *testing.T) {
 	t.Parallel()
 	const idle = mostConnections + 100

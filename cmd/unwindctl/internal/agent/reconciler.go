@@ -35,7 +35,7 @@ type reconciler struct {
 	placed   bool               // unwindctl is in ProgramDir
 	gone     time.Time          // since when the provider's file has been missing
 	named    string             // the provider's file that unwind's conflist last named
-	source   fs.FileInfo        // of named; nil if a missing conflist was not removed by hand
+	source   fs.FileInfo        // of named; nil while a missing conflist is no removal by hand
 	unsure   time.Time          // since when unwind's conflist, and no other file, has been missing
 	repaired time.Time          // when another program's file was last repaired
 	repairs  int                // the number of repairs since the last Interval without one
@@ -129,7 +129,7 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 }
 
 // matters reports whether a change to a file triggers the reconciler. In the plugin directory, only
-// the file unwind matters, and in the state directory only the file off. Elsewhere, every file
+// the file unwind matters, and in the state directory only the off switch. Elsewhere, every file
 // matters except durable.Replace's temporary files for unwind's conflist. On a full disk, these
 // would trigger the reconciler forever.
 func (r *reconciler) matters(path string) bool {
@@ -152,9 +152,9 @@ func (r *reconciler) matters(path string) bool {
 //     debounce first, because rm -r of the directory removes one file after the other.
 //  3. While unwind is switched off, or cilium has renamed unwind's conflist, the reconciler removes
 //     unwind's conflist.
-//  4. If the provider's file is missing for longer than goneAfter, the reconciler uses the
-//     directory's next conflist. If there is none, it removes unwind's conflist: the runtime then
-//     reports that it has no network, whereas every ADD through unwind's conflist would fail.
+//  4. If the provider's file has been missing for goneAfter, the reconciler uses the directory's
+//     next conflist. If there is none, or --provider-conf is set, it removes unwind's conflist,
+//     through which every ADD would fail. The runtime can then report that it has no network.
 //  5. The reconciler writes the binary, even over a newer version, and then unwind's conflist. If
 //     the provider's file cannot be read, unwind's conflist stays unchanged.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
@@ -335,7 +335,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err := done.Make(ctx, r.InstallBinary); err != nil {
 		return err
 	}
-	if !r.placed && r.ProgramDir != "" { // some nodes have no writable directory for unwindctl
+	if !r.placed && r.ProgramDir != "" { // may fail: some nodes have no writable directory for it
 		placeErr := done.Make(ctx, r.InstallPrograms(r.ProgramDir))
 		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)

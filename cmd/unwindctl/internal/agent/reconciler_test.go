@@ -125,7 +125,7 @@ func agentAgain(k *reconciling, args []string) error {
 	return nil
 }
 
-// mended implements mended: it removes the problem from the runtime's configuration.
+// mended implements the command mended: it removes the problem from the runtime's configuration.
 func mended(k *reconciling, _ []string) error {
 	paths := k.paths
 	paths.Problems = nil
@@ -170,7 +170,7 @@ func wantReady(k *reconciling, args []string) error {
 	return nil
 }
 
-// newerJournal implements newer: it creates a journal that only a newer release can read.
+// newerJournal implements the command newer: it creates a journal that only newer releases read.
 func newerJournal(k *reconciling, _ []string) error {
 	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
@@ -235,8 +235,8 @@ func TestDirectoryAnewAtOnce(t *testing.T) {
 	}
 }
 
-// TestRuntimeSilent: if a runtime stops answering for a while, unwind stays installed. The agent
-// does not install unwind until the runtime has answered once.
+// TestRuntimeSilent: the agent does not install unwind until the runtime has answered once. If the
+// runtime then stops answering for a while, unwind stays installed.
 func TestRuntimeSilent(t *testing.T) {
 	k := newReconciling(t, t.TempDir())
 	check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
@@ -282,15 +282,15 @@ func installBy(k *reconciling, args []string) error {
 	return err
 }
 
-// passTime implements pass: it lets the time pass after which a missing provider's file counts as
-// removed, and the time between two repairs.
+// passTime implements the command pass: it lets the time pass after which a missing provider's file
+// counts as removed, and the time between two repairs.
 func passTime(k *reconciling, _ []string) error {
 	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.Interval)
 	return nil
 }
 
-// alwaysThere implements always: it checks that unwind's conflist exists at every moment until the
-// next always.
+// alwaysThere implements the command always: until the script calls always again, unwind's conflist
+// must exist at every moment.
 func alwaysThere(k *reconciling, _ []string) error {
 	if k.stop == nil {
 		k.stop = k.AlwaysThere()

@@ -23,8 +23,8 @@ import (
 // DefaultListen is the address on which an agent serves its metrics.
 const DefaultListen = "127.0.0.1:9469"
 
-// server serves the metrics of the last sweep and the health of the loops, both from memory,
-// because any user of the node may send requests.
+// server serves the metrics of the last sweep and the health of the loops. A request never starts a
+// sweep, because any user of the node may send requests.
 type server struct {
 	*agent
 	setup install.Setup
@@ -78,7 +78,7 @@ func (s *server) source() metrics.Source {
 	return source
 }
 
-// readyz reports whether pods of the node go through unwind, with its journal, and if not, why. A
+// readyz reports whether pods of the node go through unwind and unwind can write its journal. A
 // node on which unwind was switched off is ready, too. An agent that cannot install unwind is not
 // ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
@@ -103,7 +103,7 @@ type heartbeat struct{ last atomic.Int64 }
 func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
-// patience is the time that a loop may make no progress, in addition to Interval. The DELs of one
+// patience is how long, in addition to Interval, a loop may make no progress. The DELs of one
 // attachment may take 2 minutes, and may have to wait for other DELs.
 const patience = 10 * time.Minute
 

@@ -37,7 +37,7 @@ var (
 	fileKey    = regexp.MustCompile(`(?i)(file|path|dir|kubeconfig)$`)
 	secretText = regexp.MustCompile(`-----BEGIN [\s\S]*?(-----END [^-]*-----|$)|` + // PEM
 		`\beyJ[\w-]+\.[\w-]+\.[\w-]*|` + // a JSON web token
-		`\b\w+://[^/\s"@]+@`) // the user of a URL, with a password
+		`\b\w+://[^/\s"@]+@`) // the user and the password in a URL
 )
 
 // Add adds a text file, without the secrets that it recognizes.
@@ -49,7 +49,7 @@ func (b *Bundle) Add(name string, data []byte) {
 	b.Files = append(b.Files, File{strings.TrimPrefix(path.Clean(name), "/"), data})
 }
 
-// AddJSON adds a JSON file without the values of secret keys. It rejects a file that is not JSON.
+// AddJSON adds a JSON file without the values of keys that name secrets. It rejects invalid JSON.
 func (b *Bundle) AddJSON(name string, data []byte) error {
 	var value any
 	d := json.NewDecoder(bytes.NewReader(data))

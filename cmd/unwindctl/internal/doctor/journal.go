@@ -25,7 +25,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// journal examines the journal's file, long-pending DELs, failed ADDs and the last sweep.
+// journal examines the journal's records, their attachments, dropped DELs and the last sweep.
 func (e *examination) journal(found *inspect.Report) {
 	path := (&journal.Store{Dir: e.StateDir}).Path()
 	e.damaged(found.Damaged)
@@ -285,7 +285,7 @@ const (
 	leastNodes = 100
 )
 
-// directory examines the state directory, and reports whether it contains a readable journal.
+// directory examines the state directory, and reports whether it contains a journal.
 func (e *examination) directory(found *inspect.Report) bool {
 	info, err := os.Stat(e.StateDir)
 	if err == nil {

@@ -93,7 +93,7 @@ type Options struct {
 	install.Target
 	StateDir string    // of the journal; "" for the one in unwind's conflist
 	Version  string    // this program's version
-	Stderr   io.Writer // for the sweep's dry run
+	Stderr   io.Writer // for the dry run of a sweep
 }
 
 type examination struct {

@@ -27,7 +27,7 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike is Replace with the mode and owner of the replaced file (fchown before fchmod).
+// ReplaceLike is Replace, but copies the mode and the owner from like (fchown before fchmod).
 func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 	return replace(path, content, func(f *os.File) error {
 		var err error
@@ -99,7 +99,7 @@ func RemoveTemporary(path string) (removed []string) {
 	return removed
 }
 
-// Rename renames a file within its directory, durably. It replaces an existing file with that name.
+// Rename renames a file within its directory, durably. It replaces a file with the new name.
 //
 //	rename, open(DIR), fsync, close
 func Rename(path, to string) error {
@@ -141,7 +141,7 @@ func NotDirectory(path string) string {
 }
 
 // CannotCreate returns why this process cannot create a file in a directory, or nil if it can. If
-// the directory is missing, the process would create it first.
+// the directory is missing, CannotCreate checks the nearest parent directory that exists.
 func CannotCreate(dir string) error {
 	for !Exists(dir) && dir != filepath.Dir(dir) {
 		dir = filepath.Dir(dir)

@@ -1,4 +1,4 @@
-// Package inspect reads and describes the journal and the host-local pools. It is read-only.
+// Package inspect describes the journal and the host-local pools. Only Sweep can change them.
 package inspect
 
 import (
@@ -49,25 +49,25 @@ type Step struct {
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
 	Last   string `json:"lastError,omitempty"` // the error of the last try
 	Code   uint   `json:"code,omitempty"`      // the error's code
-	// WaitsFor says what the DEL waits for (journal.Why). It is absent if the next pass runs the DEL.
+	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if that is nothing.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 
 	of journal.Step
 }
 
-// PendingDEL reports whether unwind runs the attachment's DELs without a request from the runtime.
+// PendingDEL reports whether the attachment has pending DELs, according to the journal's state.
 func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Dead reports whether a sweep releases the attachment: it has pending DELs, or is dead by verdict.
+// Dead reports whether a sweep should release the attachment, due to its pending DELs or verdict.
 func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }
 
-// Status returns the state of an attachment for tables and metrics. Usually, this is the journal's
-// state. A verdict replaces it if it is unknown, foreign or recent, or if it is dead while the
-// journal's state is adding or live.
+// Status returns the state of an attachment for tables and metrics. It is the verdict if that is
+// unknown, foreign or recent, or dead while the journal's state is adding or live. Otherwise, it is
+// the journal's state.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -105,7 +105,7 @@ func Sort(attachments []Attachment) {
 	slices.SortStableFunc(attachments, func(a, b Attachment) int { return order(&a) - order(&b) })
 }
 
-// HasStep reports whether the DEL of any step waits for one of the given reasons.
+// HasStep reports whether any step's WaitsFor is one of the given reasons.
 func (a *Attachment) HasStep(reasons ...journal.Why) bool {
 	return slices.ContainsFunc(a.Steps,
 		func(s Step) bool { return slices.Contains(reasons, s.WaitsFor) })
@@ -206,8 +206,8 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending returns the plugins with pending DELs of a dead attachment, each with its tries and the
-// reason why its DEL is pending.
+// pending lists a dead attachment's plugins with a pending DEL, each with how often the DEL was
+// tried and how it failed, or what it waits for.
 func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() || a.Verdict == decide.Dead {

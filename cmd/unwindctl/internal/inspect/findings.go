@@ -25,7 +25,7 @@ type finding struct {
 	Pod         *journal.Pod   `json:"pod,omitempty"`
 	State       journal.State  `json:"state,omitempty"`
 	Verdict     decide.Verdict `json:"verdict"`
-	Result      string         `json:"result"` // as in the table
+	Result      string         `json:"result"` // one of Results
 	Why         string         `json:"why"`
 	Pending     []string       `json:"pending,omitempty"` // the plugins with a pending DEL
 	Error       string         `json:"error,omitempty"`
@@ -68,8 +68,8 @@ func (r *Report) PrintNoFindings(out io.Writer) error {
 	return err
 }
 
-// The results of a sweep, in the order in which PrintFindings counts them. The column REASON
-// explains them.
+// The results of a sweep, in the order in which PrintFindings prints their counts. The column
+// REASON explains them.
 const (
 	Released        = "released"
 	WouldBeReleased = "would be released"
@@ -79,8 +79,8 @@ const (
 
 var Results = []string{Released, WouldBeReleased, Pending, Kept}
 
-// PrintFindings prints a table of the findings, and their counts (see Counted). It leaves out live
-// attachments, unless all is set, the runtime does not list them, or their lock is held.
+// PrintFindings prints a table of the findings, and their counts (see Counted). Unless all is set,
+// it leaves out live attachments for which neither Warn nor Busy is set.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -138,7 +138,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	return term.Print(out, fmt.Sprintf("%s: %s.\n", total, strings.Join(words, ", ")))
 }
 
-// guarded reports whether a finding is dead, but kept by the mass-release guard.
+// guarded reports whether the mass-release guard keeps an attachment that seems dead.
 func guarded(f *sweep.Finding) bool {
 	var guard *sweep.MassReleaseError
 	return errors.As(f.Err, &guard)
@@ -184,7 +184,7 @@ func Counted(f *sweep.Finding, dryRun bool) string {
 	return result
 }
 
-// whyOf returns the reason for a verdict and, if it is known, the time left of the grace period.
+// whyOf returns the reason for a verdict and, for a Recent one, the rest of the grace period.
 func whyOf(f *sweep.Finding) string {
 	if !f.Recent() || f.Left <= 0 {
 		return f.Reason.Text

@@ -15,7 +15,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/node"
 )
 
-// PrintPools prints the pools. In the format Wide, it prints every allocated address instead.
+// PrintPools prints the pools or, in the formats Wide and Name, each allocated address.
 func (r *Report) PrintPools(out io.Writer, o *term.Output) error {
 	all, of := r.Pools, r.Scope
 	if o.Format == term.Line {
@@ -100,7 +100,7 @@ func printReservations(out io.Writer, pools []*Pool, o *term.Output) error {
 	return t.Print(out, o)
 }
 
-// explain writes which addresses are not live, and how to free them.
+// explain writes which addresses are not live, why, and what to do about them.
 func (p *Pool) explain(out io.Writer, text *strings.Builder) {
 	groups := map[reservation][]netip.Addr{}
 	for _, r := range p.Reservations {
@@ -126,8 +126,8 @@ func (p *Pool) explain(out io.Writer, text *strings.Builder) {
 	}
 }
 
-// next returns the commands to run next: to judge the owners of addresses, to free leaked addresses
-// and to prevent leaks. It returns "" if there are no pools.
+// next returns advice on what to run next: to free leaked addresses, to judge the owners of
+// addresses, and to prevent leaks. It returns "" if there are no pools.
 func (r *Report) next() string {
 	if len(r.Pools) == 0 {
 		return ""
@@ -174,7 +174,7 @@ func (r *Report) next() string {
 	return text.String()
 }
 
-// noList returns the reason why there is no list from the runtime, to end a sentence.
+// noList returns the end of a sentence: the reason why there is no list from the runtime.
 func (r *Report) noList() string {
 	switch {
 	case r.NoRuntime:
@@ -186,10 +186,10 @@ func (r *Report) noList() string {
 	return ". With --cri none, it is not queried."
 }
 
-// barStates are the states of addresses, in the order of a bar.
+// barStates are the states of allocated addresses, in their order in a bar.
 var barStates = []string{"live", "recent", "leaked", "empty", "unknown"}
 
-// percent returns how full a set is, or -1 if its size is unknown or has no limit.
+// percent returns how full a set is, or -1 if its size is unknown or Unbounded.
 func (s *Set) percent() int64 {
 	if s.Size == nil || *s.Size <= 0 {
 		return -1
@@ -200,8 +200,8 @@ func (s *Set) percent() int64 {
 // maxBar is the width of a bar, in columns. A set with fewer addresses has a shorter bar.
 const maxBar = 50
 
-// bar returns a line that shows how full a set is, or "" if its size is unknown or has no limit.
-// The line fits a terminal.
+// bar returns a line that shows how full a set is, or "" if its size is unknown or Unbounded. The
+// line fits the terminal.
 func (s *Set) bar(out io.Writer) string {
 	if s.percent() < 0 {
 		return ""
@@ -224,8 +224,8 @@ func (s *Set) bar(out io.Writer) string {
 	return fmt.Sprintf("  %s  %d %%\n", &text, s.percent())
 }
 
-// cellsOf divides a bar among the counts and, last, the rest of size. Each part that is not 0 gets
-// at least one cell, while cells are left.
+// cellsOf divides the cells of a bar among the counts and, last, the rest of size. A part that is
+// not 0 gets at least one cell, unless no cell is left.
 func cellsOf(counts []int, size int64, width int) (cells []int) {
 	width = int(min(int64(width), size))
 	used := int64(0)

@@ -18,7 +18,7 @@ import (
 )
 
 // TestCells: a bar has a cell for each address or, in a large pool, for several addresses. Even a
-// state with few addresses gets a cell.
+// state with few addresses gets a cell, if the bar is wide enough.
 func TestCells(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -89,7 +89,7 @@ func TestFull(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, ipam string
-		seed       files // files that exist before
+		seed       files // files that exist before the first ADD
 		addresses  int   // the number of addresses that host-local assigns
 	}{
 		{"subnet", `"subnet": "10.1.0.0/29"`, nil, 5},
@@ -199,8 +199,8 @@ func TestNotFull(t *testing.T) {
 	}
 }
 
-// TestFullOfNode: a pool can be full even if its ranges are in another file of the node. If that
-// file is missing, the pool is not full, and NoRanges names the cause.
+// TestFullOfNode: a pool can be full even if its ranges are not in the conflist, but in a file such
+// as flannel's. If that file is missing, the pool is not full, and NoRanges names the cause.
 func TestFullOfNode(t *testing.T) {
 	t.Parallel()
 	h := newHostLocal(t, `"subnet": "10.1.0.0/30"`)

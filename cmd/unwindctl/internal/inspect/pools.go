@@ -23,8 +23,8 @@ type Pool struct {
 	Plain   bool   `json:"plain"` // a runtime runs the chain itself, without unwind
 	Full    bool   `json:"full"`  // a range set has no free address, so every ADD fails
 	Counts
-	// Unreserved has the addresses of live attachments whose files are gone, for example because
-	// somebody emptied Dir. host-local counts them as free.
+	// Unreserved contains addresses of live attachments that host-local counts as free, because their
+	// files are gone (somebody may have emptied Dir).
 	Unreserved []netip.Addr `json:"unreserved,omitempty"`
 
 	Sets         []*Set        `json:"sets"`

@@ -26,7 +26,7 @@ import (
 )
 
 // Report is the state of a node at one moment: its attachments, its reserved addresses, and a
-// sweep's verdict on each. All commands print parts of it, so they don't contradict each other.
+// sweep's verdict on each. Commands print parts of it, so they don't contradict each other.
 type Report struct {
 	Scope
 	Attachments []Attachment    // in the journal, sorted by their keys
@@ -45,7 +45,7 @@ type Report struct {
 	Unwritable error // why unwind's plugin cannot write the journal
 	JournalErr error // why the journal cannot be read; Findings is then nil
 	HistoryErr error
-	SweepErr   error // of conflists, pools and libcni's cache that cannot be swept
+	SweepErr   error // why a sweep leaves out conflists, pools or libcni's cache
 	PoolErr    error // of pools that cannot be read completely
 
 	pods map[string]journal.Pod // by container ID, from the findings and libcni's cache
@@ -82,7 +82,7 @@ func Sweep(ctx context.Context, p *plugin.Plugin, stdin io.Reader, of Scope, opt
 		opts.Pools = found
 	}
 	findings, err := p.Sweep(ctx, of.StateDir, opts)
-	if errors.As(err, &r.Guard) { // each finding reports it
+	if errors.As(err, &r.Guard) { // the findings report it
 		err = nil
 	}
 	r.take(findings)
@@ -120,7 +120,7 @@ func (r *Report) take(findings []sweep.Finding) {
 			r.Attachments = append(r.Attachments, judged(record, of))
 		}
 	}
-	if r.List == nil { // with a list, the findings name these pods
+	if r.List == nil { // with a list, the findings name the pods
 		cached, _ := new(facts.Node).Cache()
 		for _, c := range cached {
 			r.pods[c.ContainerID] = c.Pod()
@@ -128,8 +128,8 @@ func (r *Report) take(findings []sweep.Finding) {
 	}
 }
 
-// Duplicates describes the addresses that two live attachments have on their interfaces, although
-// both got them from one pool or on one bridge (see netconf.SharedAddresses).
+// Duplicates describes each address that two live attachments have on their interfaces, if both got
+// it from one pool, or from pools of one bridge (see netconf.SharedAddresses).
 func (r *Report) Duplicates() (all []string) {
 	owners := map[netip.Addr][]*Attachment{}
 	for i := range r.Attachments {
@@ -167,8 +167,8 @@ func (r *Report) Warn(stderr io.Writer) {
 	}
 }
 
-// Plugin returns the plugin with which a command sweeps, judges and forgets attachments. It does
-// not log: the command prints the findings.
+// Plugin returns unwind's plugin for commands that judge, sweep or forget attachments. It does not
+// log, because the command prints the findings.
 func Plugin(stderr io.Writer) *plugin.Plugin {
 	return &plugin.Plugin{Log: slog.New(slog.DiscardHandler), Env: undo.Env{
 		Stderr: stderr, Budgets: undo.DefaultBudgets, Runner: &delegate.Processes{},

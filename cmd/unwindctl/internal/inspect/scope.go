@@ -32,9 +32,9 @@ type Scope struct {
 	Earlier    *Report  // use the list of this report; nil to query the runtime
 }
 
-// List returns the runtime's list of attachments, or nil if the flags ask for no list. An error
-// other than a UsageError means that List found no runtime, or that the runtime did not respond.
-// The list is then nil, and not empty: an empty list means that the runtime has no attachments.
+// List returns the list of attachments from the runtime or from Valid, or nil if the flags ask for
+// no list. An error other than a UsageError means that no runtime was found, or that it returned no
+// list. The list is then nil, not empty: an empty list means that the runtime has no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":
@@ -51,7 +51,7 @@ func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	return nil, nil
 }
 
-// ListFlags returns the flags that select the same network and list, with a leading blank.
+// ListFlags returns the flags that select the scope's network and list, with a leading blank.
 func (s Scope) ListFlags() (flags string) {
 	if s.Network != "" {
 		flags = " --network " + s.Network
@@ -92,8 +92,8 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	return facts.NewList(s.Network, valid), nil
 }
 
-// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. To
-// another user, it reports no lack of permission, because root may have it.
+// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. Run
+// by another user, it ignores a lack of permission, because root may have the permission.
 func Unwritable(stateDir string) error {
 	const access = "let root, and nobody else, write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {

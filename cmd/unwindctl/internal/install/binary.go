@@ -33,11 +33,11 @@ func (s Setup) binary() (string, error) {
 	return filepath.Join(filepath.Dir(self), netconf.Name), err
 }
 
-// verifyTimeout bounds the time that a plugin may take for VERSION.
+// verifyTimeout limits how long a program may take to report its version.
 const verifyTimeout = 10 * time.Second
 
-// VerifyBinary runs the plugin to install. It returns an error if the file is for another
-// architecture, or is another program. install calls VerifyBinary before it changes anything.
+// VerifyBinary runs the plugin that is to be installed. It returns an error if the file is for
+// another architecture, or is another program. It is called before an install changes anything.
 func (s Setup) VerifyBinary(ctx context.Context) error {
 	path, err := s.binary()
 	if err != nil {
@@ -145,8 +145,8 @@ func (s Setup) PluginMissing() bool {
 }
 
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
-// plugin is not affected. The step refuses a plugin that cannot read the journal. To check that, it
-// reads the journal with this program, which is of the same build as the plugin.
+// plugin is not affected. If a newer release has written the journal, so that the plugin cannot
+// read it, the step returns an error.
 func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	from, err := s.binary()
 	if err != nil {
@@ -175,9 +175,8 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	return changes, err
 }
 
-// sameContent reports whether a file has the same content as the file at a path. It reads them in
-// pieces to save memory in the agent, which calls it every minute. It returns false if a file
-// cannot be read.
+// sameContent reports whether a and the file at path have the same content. It reads both in pieces
+// to save memory in the agent. It returns false if either cannot be read.
 func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 )
 
 // content returns the text of unwind's conflist. It keeps keys that somebody has added to unwind's
-// entry or, in a list, at the top level. The network's name, the capabilities, disableCheck and
-// disableGC come from the provider's file.
+// entry or, in a list, at the top level. The network's name and the capabilities, and a list's
+// disableCheck and disableGC, come from the provider's file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	list, entry, err := split(old)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 
 // split returns the keys of the list in unwind's conflist, and those of unwind's entry. Without a
 // file, it returns an empty list and an entry with only a type. For a single plugin's
-// configuration, the list contains only the version, which libcni copies to it.
+// configuration, the list contains only the version.
 func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
 		return map[string]json.RawMessage{}, map[string]json.RawMessage{
@@ -236,7 +236,7 @@ func madeFromOurs(c *netconf.Conflist) bool {
 }
 
 // keepCopy keeps a copy of the provider's file. unwind reads the copy if an installer replaces the
-// provider's file with one made from unwind's conflist. A crash leaves the previous copy.
+// provider's file with one made from unwind's conflist.
 func (s Setup) keepCopy(source *netconf.Conflist) error {
 	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
 	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {

@@ -28,7 +28,7 @@ type Options struct {
 	Output     term.Output
 
 	// Only for off and uninstall.
-	OffOnly      bool   // remove only unwind's conflist
+	OffOnly      bool   // off: only take unwind's conflist out of use
 	CacheDir     string // libcni's
 	By           string // who switches unwind off
 	StateDirFlag bool   // StateDir comes from --state-dir, not from an agent's environment
@@ -106,8 +106,8 @@ func (s Setup) checkJournal() error {
 	return nil
 }
 
-// install carries out a plan. It copies unwindctl only once unwind is in use. If that fails,
-// install prints a warning; with --systemd, it returns an error, because the units need unwindctl.
+// install carries out a plan. It copies unwindctl only once unwind is in use. If the copy fails, it
+// prints a warning or, with --systemd, returns an error, because the units need unwindctl.
 func (o Options) install(
 	ctx context.Context, to term.Streams, r node.Runtime, s Setup, p *Plan, done *Changes,
 ) error {
@@ -142,7 +142,7 @@ func (o Options) install(
 }
 
 // checkVersion returns an error if unwind's conflist has an old cniVersion because the runtime's
-// version is unknown. It accepts a list (.conflist), which offers both CNI versions.
+// version is unknown. It accepts a list (.conflist), which offers CNI 1.0.0 and 1.1.0.
 func (s Setup) checkVersion(r node.Runtime, p *Plan) error {
 	written, _ := netconf.ParseConflist(p.content)
 	if filepath.Ext(p.path) != ".json" || r.Socket == "" || s.CNIVersion != "" || written == nil ||
@@ -159,7 +159,7 @@ const onWithin = 15 * time.Second
 
 // SwitchOnNode switches unwind on. If an agent runs, SwitchOnNode waits until the agent has
 // installed unwind. Otherwise, it installs unwind itself, with the configuration of the conflist
-// that is in use or that off has kept.
+// that is in use or that unwindctl off has kept.
 func SwitchOnNode(ctx context.Context, to term.Streams, o Options) error {
 	r, err := o.FindInstalled(ctx, "/", time.Minute)
 	if err != nil {

@@ -80,8 +80,8 @@ func (p *Plan) Repairs() (texts []string) {
 	return texts
 }
 
-// readOwn reads unwind's conflist: in use, kept by off or renamed by cilium. It returns nil if
-// there is none, and an error if unwindctl did not write the file.
+// readOwn reads unwind's conflist: in use, kept by unwindctl off or renamed by cilium. It returns
+// nil if there is none or if it is Broken, and an error if unwindctl did not write the file.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	err := fs.ErrNotExist
@@ -114,8 +114,8 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	return c, nil
 }
 
-// ours reports whether unwindctl wrote a file: its first plugin is unwind, whose chain is another
-// file. Other programs may have added plugins after unwind.
+// ours reports whether unwindctl wrote a file: its first plugin is unwind, which names another file
+// as its chain. Other programs may have added plugins after unwind.
 func ours(c *netconf.Conflist) bool {
 	return c != nil && len(c.Types) > 0 && c.Types[0] == netconf.Name && c.Unwind != nil &&
 		c.Unwind.ChainFile != "" && !namesItself(c)
@@ -198,9 +198,9 @@ func (s Setup) Without(r node.Runtime) string {
 	return s.firstOther()
 }
 
-// Provider returns the provider's file that unwind's conflist names. It returns "" if, without
-// unwind, the runtime would use another file in the same directory. A named file in another
-// directory was chosen on purpose.
+// Provider returns the provider's file that unwind's conflist names. It returns "" if that file
+// exists in ConfDir, but the runtime would use another one without unwind. A file in another
+// directory is returned in any case, because it was chosen on purpose.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)
@@ -232,7 +232,7 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 		"use the file that the runtime would use", "%w", err)
 }
 
-// readSource reads the provider's conflist, and the chain in it as unwind would.
+// readSource reads the provider's conflist, and parses its chain as unwind would.
 func (s Setup) readSource(p *Plan) error {
 	path := s.Source
 	if path == "" {

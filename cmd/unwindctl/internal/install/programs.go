@@ -99,8 +99,8 @@ func installUnits(unitDir, programDir string) Step {
 	}
 }
 
-// removeUnits returns the changes that remove the systemd units, unless they are needed. It also
-// stops units in DefaultUnitDir.
+// removeUnits returns the changes that remove the systemd units, unless they are needed. Units in
+// DefaultUnitDir are stopped first.
 func removeUnits(ctx context.Context, unitDir, needed string) (changes []*Change, err error) {
 	files, err := units.ReadDir(unitSource)
 	args := []string{"disable", "--now"}

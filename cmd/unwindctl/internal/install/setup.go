@@ -1,8 +1,8 @@
 // Package install puts unwind into a runtime's network configuration, and removes it.
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
-// writes the binary first and the conflist last, each atomically, so the node works if the install
-// is interrupted at any point. Inline and Restore change a single file: they move a chain into
+// writes the binary before the conflist, each atomically, so the node works if the install is
+// interrupted at any point. Inline and Restore change a single file: they move a chain into
 // unwind's entry, and back.
 package install
 
@@ -39,8 +39,8 @@ var forms = []string{".json", ".conflist"}
 
 // OwnFile returns the name of unwind's conflist: --unwind-file, or else the name of the existing
 // file, or else the default for the runtime. The existing file is the directory's first one, one
-// that off has kept, or one that cilium has renamed. So unwind's conflist keeps its form even if a
-// later command finds another runtime, or none.
+// that unwindctl off has kept, or one that cilium has renamed. So unwind's conflist keeps its
+// extension even if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -77,8 +77,8 @@ type Setup struct {
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
-// paths returns the paths where unwind's conflist may be: in use, kept by off so that on can
-// restore it, and, if cilium has renamed the file, its new path.
+// paths returns the paths where unwind's conflist may be: that of the file in use, that of the file
+// that unwindctl off keeps and, if cilium has renamed the file, its new path.
 func (s Setup) paths() []string {
 	paths := []string{s.Path(), s.Path() + node.OffSuffix}
 	if renamed := s.renamed(); renamed != "" {
@@ -87,9 +87,9 @@ func (s Setup) paths() []string {
 	return paths
 }
 
-// own returns unwind's conflist in either form: first the files in use, then those that off has
-// kept. The form depends on the runtime and on --unwind-file, and uninstall may run without that
-// flag.
+// own returns unwind's conflists with either extension: first those in use, then those that
+// unwindctl off has kept. The extension depends on the runtime and on --unwind-file, and uninstall
+// may run without that flag.
 func (s Setup) own() (found []*netconf.Conflist) {
 	for _, suffix := range []string{"", node.OffSuffix} {
 		for _, form := range forms {
@@ -106,9 +106,9 @@ func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(pat
 
 func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
-// names reports whether a configuration contains unwind, or the name of unwind's conflist. Multus's
-// configuration contains its delegates ("delegates") or the path of a conflist ("clusterNetwork").
-// If one of these runs unwind, Multus would call unwind from within unwind.
+// names reports whether a configuration contains unwind or, if own is not "", the name of that
+// conflist. Multus's configuration contains its delegates ("delegates") or the path of a conflist
+// ("clusterNetwork"). If one of these runs unwind, a Multus in unwind's chain would call unwind.
 func names(data []byte, own string) bool {
 	var value any
 	if json.Unmarshal(data, &value) != nil {
@@ -132,7 +132,7 @@ func names(data []byte, own string) bool {
 	return in(value)
 }
 
-// Entry returns the entry of unwind in the first of paths that has one, or an empty entry.
+// Entry returns unwind's entry in the first file of paths that has one, or an empty entry.
 func (s Setup) Entry() netconf.Conf {
 	for _, path := range s.paths() {
 		if c, _ := netconf.ReadConflist(path); c != nil && c.Unwind != nil {
@@ -167,11 +167,11 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 	return p.choose(func() ([]node.Runtime, error) { return node.Find(ctx, root) })
 }
 
-// askWithin bounds the time for which off and uninstall wait for a runtime that does not respond.
+// askWithin limits how long unwindctl off and uninstall wait for a runtime that does not respond.
 const askWithin = 500 * time.Millisecond
 
-// FindInstalled is Find for on, off and uninstall. It queries the runtimes, for at most within,
-// only if it doesn't find unwind, which may be switched off, in their usual directories.
+// FindInstalled is Find for the commands on, off and uninstall. It queries the runtimes (timeout:
+// within) only if no flags set the directories and the usual ones don't contain unwind.
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {
@@ -202,7 +202,7 @@ func (p Target) choose(runtimes func() ([]node.Runtime, error)) (node.Runtime, e
 	found, err := runtimes()
 	at := slices.IndexFunc(found, func(r node.Runtime) bool { return r.ConfDir == confDir })
 	switch {
-	case p.given() && at >= 0: // the runtime of that directory, with only Check's problems
+	case p.given() && at >= 0: // the runtime of that directory, with only the problem that Check finds
 		r = found[at]
 		r.Problems = nil
 		r.Check()

@@ -67,13 +67,13 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns why unwind must not be used on this node, whatever the provider's file, or nil.
-// While there is an obstacle, unwind's conflist must not exist. If stateDir is "", the directory in
-// unwind's conflist applies. There are two obstacles:
+// Obstacle returns what forbids the use of unwind on this node, or nil. It does not consider the
+// provider's file. While there is an obstacle, unwind's conflist must not exist. If stateDir is "",
+// the directory in unwind's conflist applies. There are two obstacles:
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has renamed unwind's conflist, as it renames all others unless cni.exclusive is false.
-//     cilium would immediately rename a new one, so unwindctl writes it only after unwindctl on.
+//     cilium would immediately rename a new one, too, so the agent does not write one.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "run unwindctl on", "%s", off)
@@ -176,8 +176,8 @@ var ErrAgentBusy = errors.New("busy")
 // This process holds the lock until it calls Release or exits.
 type AgentLock struct{ file *os.File }
 
-// TakeAgentLock takes the lock if it is free, and otherwise returns ErrAgentBusy immediately. It
-// creates the file as journal.OpenIn does; the file stays after Release.
+// TakeAgentLock takes the lock. If another agent holds it, TakeAgentLock returns ErrAgentBusy
+// immediately. It creates the file if necessary; the file stays after Release.
 func TakeAgentLock(stateDir string) (*AgentLock, error) {
 	f, err := (*os.File)(nil), fs.ErrNotExist
 	// a sweep that ends may remove the state directory if it is still empty

@@ -34,7 +34,7 @@ type Change struct {
 
 	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
-	again   bool                // it was made before
+	again   bool                // an earlier command made this change
 	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
 }
 
@@ -83,7 +83,7 @@ func (c *Changes) apply(one *Change) error {
 	return nil
 }
 
-// Find returns What of each change of a kind, such as "written".
+// Find returns the texts (What) of all changes of a kind, such as "written".
 func (c *Changes) Find(change string) (what []string) {
 	for _, one := range c.List {
 		if one.Change == change {
@@ -151,7 +151,7 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 //  1. Copy the provider's file. If that fails, set p.CopyErr, and continue without a copy.
 //  2. Repair other programs' files.
 //  3. Write unwind's conflist.
-//  4. Remove the file that off has kept. After a crash before this step, the next off replaces it.
+//  4. Remove the file that unwindctl off has kept. After a crash, the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
@@ -187,8 +187,8 @@ func (s Setup) WriteConflist(p *Plan) Step {
 	}
 }
 
-// checkState returns the state directory. It refuses to switch from a journal with attachments to
-// another one, because nothing would release them.
+// checkState returns the state directory. It refuses to replace another one whose journal contains
+// attachments, because nothing would then release these.
 func (s Setup) checkState(ctx context.Context) (string, error) {
 	old := s.Entry()
 	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
@@ -212,9 +212,9 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 
 func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
-// takeOut is the step that takes unwind's conflist out of use, even if other programs have changed
-// it. It renames the file, so that the next install finds its configuration. If the rename fails,
-// it removes the file, which needs no disk space.
+// takeOut is the step that takes unwind's conflist out of use, even if other programs have added
+// plugins to it. It renames the file, so that the next install finds its configuration. If the
+// rename fails, it removes the file, which needs no disk space.
 func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	_, missing := os.Lstat(s.Path())
 	at, _ := netconf.ReadConflist(s.Path())
@@ -259,8 +259,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	return changes, nil
 }
 
-// takeBack is the step that renames a conflist of unwind that cilium has renamed, because cilium in
-// chaining mode also copies files with its own suffix.
+// takeBack is the step that gives unwind's conflist OffSuffix if cilium has renamed it, because
+// cilium in chaining mode also copies files with its own suffix (renamedBy).
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {

@@ -21,15 +21,15 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// The exit codes after unwind was taken out of use, if the off switch could not be written, or if
-// files were kept because something still needs them.
+// The exit codes if unwind was taken out of use, but the off switch could not be written, or files
+// were kept because something still needs them.
 const (
 	ExitUnrecorded = 5
 	ExitKept       = 6
 )
 
-// Uninstall switches unwind off. Without OffOnly, it also removes the binary once nothing names it.
-// It waits for the runtimes for at most askWithin.
+// Uninstall switches unwind off. Without OffOnly, it also removes the installed files that nothing
+// needs. It waits for the runtimes for at most askWithin.
 //
 //  1. Take unwind out of other programs' files. If that fails, continue.
 //  2. Rename unwind's conflist: from then on, pods start without unwind. If the disk has no room
@@ -85,7 +85,7 @@ type uninstall struct {
 	Options
 	Setup       Setup
 	runtime     node.Runtime
-	own         []*netconf.Conflist  // unwind's at the start: in use, kept by off or renamed
+	own         []*netconf.Conflist  // unwind's conflists when uninstall began, in use or not
 	attachments []inspect.Attachment // in the journal, once unwind's conflist is out of use
 	unread      error                // why the journal cannot be read
 	needed      string               // why files must stay, "" if nothing needs them
@@ -121,7 +121,7 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 }
 
 // journal is the step that reports a journal with attachments. uninstall then keeps the programs
-// that can release them. For off, a journal that cannot be read is an error.
+// that can release them. For unwindctl off, a journal that cannot be read is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
 		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
@@ -154,7 +154,7 @@ func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 // next is the step that reports what the runtime loads now.
 func (u *uninstall) next(context.Context) ([]*Change, error) {
 	network := u.runtime.DefaultNetwork
-	if u.runtime.Socket == "" && u.own != nil { // such a runtime selects a network by name
+	if u.runtime.Socket == "" && u.own != nil { // a runtime without CRI selects a network by name
 		network = u.own[0].Name
 	}
 	paths, err := netconf.Conflists(u.Setup.ConfDir)
@@ -299,8 +299,8 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
-// removeFiles is the step that removes the programs, and unwind's conflist where off has kept it or
-// another program has renamed it. It keeps them while something needs them.
+// removeFiles is the step that removes the programs, and unwind's conflist where unwindctl off has
+// kept it or another program has renamed it. It keeps them while something needs them.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
 	if u.ProgramDir != "" {
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)

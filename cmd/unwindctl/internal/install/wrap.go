@@ -227,8 +227,8 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case chain[0] != '{':
 		return nil, errors.New(`key "chain" must be an object`)
 	}
-	// wrap writes the chain last. If somebody has added the same text after it, the result is the
-	// same.
+	// Search from the end, because wrap writes the chain last. If somebody has added the same text
+	// after it, the result is the same.
 	const space = " \t\r\n"
 	start := bytes.LastIndex(src.Data, chain)
 	end := len(src.Data) - len(bytes.TrimLeft(src.Data[start+len(chain):], space))
@@ -239,7 +239,7 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	return bytes.TrimSuffix(restored, []byte(after)), nil
 }
 
-// Rewrite applies a change to a configuration, and prints the result or replaces the file.
+// Rewrite changes a configuration. It prints the result or, with InPlace, writes it to the file.
 type Rewrite struct {
 	// Change returns nil if there is nothing to change. The list's Path is "" for the standard input.
 	// bad is the problem with unwind's own entry, or nil.
@@ -297,8 +297,8 @@ func (r Rewrite) rewrite(path, shown string, data []byte) error {
 }
 
 // followLinks returns the path of a file after following symbolic links. Like the plugin, it
-// doesn't follow links in a directory that others can write to: they could choose which file is
-// replaced.
+// doesn't follow links in a directory that other users can write to: they could choose which file
+// is replaced.
 func followLinks(path string) (string, error) {
 	for range 40 { // the kernel's limit, path_resolution(7)
 		target, err := os.Readlink(path)

@@ -46,7 +46,7 @@ func single(x []byte) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	//lint:ignore SA1019 runtimes still read such files, by this
+	//lint:ignore SA1019 runtimes still read such files with this function
 	return libcni.ConfListFromConf(conf)
 }
 
@@ -91,7 +91,7 @@ func readWrapped(t testing.TB, out []byte, list *libcni.NetworkConfigList, err e
 	return w
 }
 
-// wrapPath wraps a file as the command does.
+// wrapPath wraps a file as unwindctl wrap does.
 func wrapPath(path string) ([]byte, error) {
 	list, err := netconf.ReadConflist(path)
 	if list == nil {
@@ -141,7 +141,7 @@ func TestWrapDirectory(t *testing.T) {
 	}
 }
 
-// wrapText wraps a text as the command wraps its stdin.
+// wrapText wraps a text as unwindctl wrap wraps its stdin.
 func wrapText(x string) ([]byte, error) {
 	list, err := netconf.ParseConflist([]byte(x))
 	if list == nil {

@@ -18,8 +18,8 @@ import (
 type Source struct {
 	Version string          // this program's version
 	Report  *inspect.Report // nil before the first one
-	// Counters are the report's, or this process's own, which never decrease. A report counts the
-	// events in the history, which drops old ones.
+	// Counters are the report's or, in the agent, its own, which never decrease. A report counts only
+	// the events that are still in the history.
 	Counters inspect.Counters
 	Off      *install.OffState // nil while unwind is on
 	Status   install.Reason    // "" if this program does not keep unwind installed

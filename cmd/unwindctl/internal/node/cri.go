@@ -29,16 +29,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The time limits of a query. A read-only command waits for LookTimeout. sweep, install and on wait
-// for ActTimeout, because the runtime may be overloaded: without its list, a sweep releases less,
-// and without its directories, an install fails.
+// The time limits of a query: LookTimeout for a read-only command, and ActTimeout for the commands
+// sweep, install and on. These wait longer for a busy runtime, because without its list, a sweep
+// releases less, and without its directories, an install fails.
 const (
 	LookTimeout = 2 * time.Second
 	ActTimeout  = 10 * time.Second
 )
 
-// criTimeout bounds queries outside a command (see Waiting), and Status, which runs the network's
-// STATUS. Tests set it higher.
+// criTimeout limits queries whose context is not from Waiting. A Status query, which may run the
+// network's STATUS, always gets at least this time. Tests set it higher.
 var criTimeout = ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
@@ -73,8 +73,8 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command. It limits the wait for each response to within and, if
-// only is not "", the queries to the runtime at that socket. While the command waits, it names the
+// Waiting returns a context for one command, in which each query has a timeout (within). If only is
+// not "", the command queries only the runtime at that socket. During a long wait, it names the
 // runtime on stderr. After a timeout, it does not query the same runtime again immediately.
 func Waiting(
 	ctx context.Context, stderr io.Writer, within time.Duration, only string,
@@ -134,8 +134,8 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-// call queries a runtime. In a context from Waiting, it waits at most for that context's limit, or
-// for least if that is longer.
+// call queries a runtime. In a context from Waiting, the timeout is that context's, but not shorter
+// than the parameter least.
 func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {

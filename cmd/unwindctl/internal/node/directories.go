@@ -22,8 +22,8 @@ type Directories struct{ ConfDir, StateDir string }
 // Resolve sets the directories that are "": the runtime's conflist directory (the one with unwind,
 // if there are several) and the state directory in unwind's conflist. Resolve queries the runtimes
 // only if unwind is in none of their usual directories, because the query makes containerd 2
-// run STATUS, which sweeps. In a container without a runtime, a conflist or a journal, Resolve
-// returns an error, because the container does not show the state of the node.
+// run STATUS, which sweeps. If both directories are "" in a container without a runtime, a conflist
+// or a journal, Resolve returns an error: the container does not show the state of the node.
 func (w *Directories) Resolve(ctx context.Context) error {
 	given := *w != Directories{}
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
@@ -118,7 +118,7 @@ func OnHost() bool {
 const firstPIDNS = "pid:[4026531836]"
 
 // inContainer reports whether this process is in a PID namespace other than the machine's first
-// one, or in other namespaces than process 1 (see OnHost).
+// one, or in namespaces other than those of process 1 (see OnHost).
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
 	return own != firstPIDNS || !OnHost()
@@ -146,7 +146,7 @@ const OffSuffix = ".off"
 const OffName = "off"
 
 // Installed returns the conflists that run unwind, in a directory and in the usual ones of all
-// runtimes. In each directory, those that off has kept come last.
+// runtimes. In each directory, those that unwindctl off has kept come last.
 func Installed(dir string) (found []*netconf.Conflist, err error) {
 	runtimes, _ := Read("/")
 	dirs := append(confDirs(runtimes), dir)

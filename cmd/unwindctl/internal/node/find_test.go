@@ -284,7 +284,7 @@ func TestAsksTogether(t *testing.T) {
 }
 
 // TestUntold: if a runtime does not report its directories, the problem names the cause and a
-// remedy. The remedy is to start the runtime only if it is not running.
+// remedy. It suggests starting the runtime only if the runtime is not running.
 func TestUntold(t *testing.T) {
 	t.Parallel()
 	deaf, _ := nodetest.Listen(t)

@@ -34,7 +34,7 @@ const (
 // include the root below which it was found.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
-	Config   string   // the socket or file that these values come from; "" for defaults
+	Config   string   // the socket or file that names the directories; "" for defaults
 	ConfDir  string   // the directory of conflists
 	BinDirs  []string // the plugin directories; unwind is installed into the first
 	Socket   string   // CRI socket; "" if no runtime was found
@@ -97,8 +97,8 @@ func (r Runtime) CNIVersion(ctx context.Context) string {
 
 var versionNumber = regexp.MustCompile(`\bv?(\d+)\.(\d+)\.\d`)
 
-// version returns the first two numbers of the runtime's version, or 0, 0 if it is unknown. If the
-// runtime does not respond, version runs its program with --version.
+// version returns the first two numbers of the runtime's version, or 0, 0 if it is unknown. If
+// containerd or CRI-O does not respond, version runs its program with --version.
 func (r Runtime) version(ctx context.Context) (major, minor int) {
 	major, minor = runtimeVersion(ctx, r.Socket)
 	program := strings.ReplaceAll(r.Name, "-", "")
@@ -115,7 +115,7 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 	return major, minor
 }
 
-// SweepAdvice says whether the runtime triggers sweeps by itself, and else what to do. containerd
+// SweepAdvice says whether the runtime triggers sweeps itself, and if not, what to do. containerd
 // 2.0 and later calls STATUS each time that a kubelet requests its status (go-cni cni.go Status).
 // CRI-O calls GC when it starts. CRI-O 1.36 and later, if cni_status_grace_period is set, also
 // calls STATUS while it is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call
@@ -177,8 +177,8 @@ func readTOML(root, path string, into any) error {
 
 // Find returns the runtimes with a configuration, state directory or socket on this machine below
 // root, which is "/" outside tests. Their directories are those that they report over CRI, or else
-// those of their distribution, with a problem. CRI-O's directories are those in its configuration;
-// if that cannot be read, Find also returns an error.
+// those of their distribution; Problems then says so. CRI-O's directories are those in its
+// configuration; if that cannot be read, Find also returns an error.
 func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }

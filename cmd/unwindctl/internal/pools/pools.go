@@ -24,11 +24,11 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Read returns the pools of the networks in conflist directories (/etc/cni/net.d), with or
-// without unwind. If several files use the same pool, the file with unwind wins. Read leaves
-// out the pools of a network that unwind runs with another state directory, because their owners
-// are in another journal. networks contains the networks that unwind runs with stateDir. The error
-// names the files and chains that cannot be read; Read still returns what the others contain.
+// Read returns the pools of the networks in conflist directories such as /etc/cni/net.d, with or
+// without unwind. If several files use the same pool, the file with unwind wins. Read leaves out
+// the pools of a network that unwind runs with another state directory, because their owners are in
+// another journal. networks contains the networks that unwind runs with stateDir. The error names
+// the files and chains that cannot be read; Read still returns what the others contain.
 func Read(
 	stateDir string, confDirs ...string,
 ) (pools []sweep.Pool, networks []sweep.Network, err error) {
@@ -117,8 +117,8 @@ func Taken(pool string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// Ranges returns the range sets in a plugin's configuration, as host-local itself reads them, or
-// nil if there are none, as with the capability ipRanges. The configuration must come from OfNode.
+// Ranges returns the range sets in a configuration from OfNode, as host-local itself reads them, or
+// nil if there are none. With the capability ipRanges, for example, the runtime passes them.
 func Ranges(config json.RawMessage) (sets []Set, err error) {
 	var given allocator.Net
 	err = json.Unmarshal(config, &given)
@@ -167,7 +167,7 @@ func OfNode(config json.RawMessage) (json.RawMessage, error) {
 	return config, nil
 }
 
-// ofFlannel returns the configuration that flannel passes to host-local with a subnet file.
+// ofFlannel returns the configuration that flannel creates from its subnet file for host-local.
 func ofFlannel(path string) (json.RawMessage, error) {
 	data, err := netconf.ReadFile(path)
 	if err != nil {
@@ -198,8 +198,8 @@ func ofFlannel(path string) (json.RawMessage, error) {
 // fails if one set has none left.
 type Set allocator.RangeSet
 
-// Has reports whether host-local can assign an address from the set: one in a range, except for its
-// gateway.
+// Has reports whether the set contains an address that host-local can assign: it is in a range, and
+// not that range's gateway.
 func (s Set) Has(a netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r allocator.Range) bool {
 		return r.Contains(a.AsSlice()) && !r.Gateway.Equal(a.AsSlice())

@@ -60,7 +60,7 @@ type check struct {
 	ctx     context.Context
 	lock    *os.File
 	runtime node.Runtime
-	file    *netconf.Conflist // the one that the runtime uses
+	file    *netconf.Conflist // the conflist that the runtime uses
 	conf    *netconf.Conf     // unwind's entry; the defaults in a file without unwind
 	chain   *netconf.Chain
 
@@ -138,7 +138,7 @@ func (c *check) run() {
 }
 
 // step runs a step, unless the check was interrupted, and reports its outcome. It returns false if
-// the next steps make no sense. An interrupt does not kill a running plugin, because unwind would
+// the check must not go on. An interrupt does not kill a running plugin, because unwind would
 // later send another DEL to a killed one.
 func (c *check) step(name string, do func(context.Context) (string, error)) bool {
 	if c.ctx.Err() != nil {
@@ -165,7 +165,7 @@ func (c *check) step(name string, do func(context.Context) (string, error)) bool
 	return s.Severity < doctor.Failure
 }
 
-// remedy returns the worst problem that doctor finds, or how to find the cause of a step's error.
+// remedy returns a hint for a step's error: what doctor reports, or how to find the cause.
 func (c *check) remedy(text string) string {
 	report, err := doctor.Examine(c.ctx, doctor.Options{Target: c.Target, Version: c.Version,
 		Stderr: io.Discard})
@@ -182,8 +182,8 @@ func (c *check) remedy(text string) string {
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }
 
-// in runs steps with a new attachment through the list that read returns, and removes the
-// attachment. It returns false if any step of the check has failed.
+// in gets a list from read, calls take to run steps with a new attachment of that list, and removes
+// the attachment. It returns false if any step of the check has failed.
 func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
 	s := c.space(fmt.Sprintf("%s%08x", prefix, rand.Uint32()))
 	if c.step("namespace", func(context.Context) (_ string, err error) {

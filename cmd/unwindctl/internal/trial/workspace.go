@@ -38,9 +38,9 @@ const WorkDir = "/var/lib/cni/unwind-check"
 const (
 	prefix  = "unwind-check-"
 	ifName  = "eth0"
-	netnses = "/run/netns" // where package netns mounts them
+	netnses = "/run/netns" // where package netns mounts network namespaces
 	listOf  = "list.json"  // the attachment's list, until its DEL has succeeded
-	failing = "failing"    // while this file is there, the failing plugin's DEL fails
+	failing = "failing"    // while this file exists, the failing plugin's DEL fails
 )
 
 // PluginName is the name under which this program acts as a plugin that fails.
@@ -206,9 +206,9 @@ func (c *check) recover() (int, error) {
 // ADD.
 const stopWithin = 15 * time.Second
 
-// keepResult caches the result that a plugin's ADD gets from the plugin before it. libcni caches
-// only the last plugin's result. So without keepResult and without unwind, the DELs after a failed
-// ADD would leave rules.
+// keepResult caches the result that a plugin's ADD gets from the plugin before it. libcni itself
+// caches only the last plugin's result. After a failed ADD without unwind, the DELs would then get
+// no result, and leave rules.
 func (s *space) keepResult(config []byte) error {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
@@ -227,8 +227,8 @@ func (s *space) keepResult(config []byte) error {
 	return err
 }
 
-// runner runs plugins. Unlike libcni, it ends a plugin with SIGTERM first. Then it kills the plugin
-// and its children.
+// runner runs plugins. After a timeout, unlike libcni, it sends the plugin SIGTERM first. Then it
+// kills the plugin and its children.
 type runner struct {
 	invoke.DefaultExec
 	space *space

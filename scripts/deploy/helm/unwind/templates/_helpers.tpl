@@ -29,7 +29,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
-{{/* No registry has an image whose name contains no registry, so such an image is never pulled. */}}
+{{/* No registry serves an image whose name has neither a registry nor an owner, so it is never pulled. */}}
 {{- define "unwind.pullPolicy" -}}
 {{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
 {{- end }}
