@@ -38,7 +38,8 @@ func (o *op) check(ctx context.Context) error {
 		if err != nil {
 			return badConfig(err)
 		}
-		o.log.Warn("the attachment is not live in the journal; running CHECK with the current chain")
+		o.log.Warn("the journal has no live record of the attachment; running CHECK with the " +
+			"current chain")
 		e = o.newRecord(journal.Live, chain)
 	}
 	if has, err := version.GreaterThanOrEqualTo(e.Added.CNIVersion, "0.4.0"); err != nil || !has {

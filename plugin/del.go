@@ -139,8 +139,8 @@ func (d *deleting) addUnrecorded(ctx context.Context) error {
 	switch {
 	case e != nil:
 		if len(d.records) > 0 {
-			d.log.Warn("the attachment was added again by an ADD that the journal did not record; " +
-				"undoing both ADDs")
+			d.log.Warn("a later ADD, which is not in the journal, added the attachment again; undoing " +
+				"both ADDs")
 		}
 		d.records = slices.Insert(d.records, 0, e)
 	case len(d.records) > 0:
@@ -272,8 +272,8 @@ func (d *deleting) report(failures []*delegate.Failure, durable bool) error {
 	names, code := []string{}, uint(0)
 	for _, f := range failures {
 		if f.Unreported {
-			d.log.Warn("a DEL did not succeed, but the runtime gets no error, because the plugin "+
-				"has left the chain", "plugin", f.Plugin, "code", f.Code)
+			d.log.Warn("a DEL failed; the runtime gets no error, because the plugin has "+
+				"left the chain", "plugin", f.Plugin, "code", f.Code)
 			continue
 		}
 		said := fmt.Sprintf("%s (code %d)", f.Plugin, f.Code)

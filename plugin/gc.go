@@ -88,7 +88,7 @@ func (o *op) sweepForGC(
 	case !believed || err != nil && guarded == nil:
 		errs = append(errs, err)
 	case err != nil:
-		o.log.Warn("attachments are kept", "why", err)
+		o.log.Warn("keeping attachments that seem dead", "why", err)
 	}
 	for _, f := range findings {
 		var failure *delegate.Failure

@@ -138,10 +138,10 @@ func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error)
 		})
 		switch {
 		case unread != nil && !errors.Is(unread, journal.ErrDamaged):
-			return ownError(types.ErrTryAgainLater, "%v; it is unknown whether the journal contains "+
-				"the ADD: %v; retry later", err, unread)
+			return ownError(types.ErrTryAgainLater, "%v; cannot tell whether the journal contains the "+
+				"ADD: %v; retry later", err, unread)
 		case stored != nil && stored.Number == a.record.Number:
-			a.log.Warn("the journal reported an error, but it contains the ADD", "err", err)
+			a.log.Warn("the journal returned an error, but it contains the ADD; continuing", "err", err)
 			return nil
 		}
 	}

@@ -120,7 +120,7 @@ func TestTakenAndFailed(t *testing.T) {
 }
 
 // staysPending is logged if the runtime's DEL succeeds although a plugin's DEL has failed.
-const staysPending = "but the runtime gets no error, because the plugin has left the chain"
+const staysPending = "a DEL failed; the runtime gets no error, because the plugin has left the chain"
 
 // TestMistakeThatCannotBeProven: a plugin fails its ADD after it has allocated something, and then
 // fails its DEL, which stays pending. While the plugin's configuration in the chain is the same,

@@ -503,7 +503,7 @@ func TestStatusOfOldChain(t *testing.T) {
 	n.versions("1.1.0", "1.0.0")
 	n.chain(p0, named("gone"))
 	n.status()
-	n.wantWarned(`plugins are missing; new pods fail" missing=gone`)
+	n.wantWarned(`plugins are missing, so new pods cannot start" missing=gone`)
 	n.versions("1.1.0", "1.1.0")
 	n.wantCode(n.tryStatus(), 50)
 	n.wantClean()

@@ -111,7 +111,8 @@ func (o *op) health(
 		failures = o.passOn(ctx, chain, "STATUS", nil)
 	}
 	if len(missing) > 0 && !hasStatus(chain) {
-		o.log.Warn("plugins are missing; new pods fail", "missing", strings.Join(missing, ", "), "path",
+		o.log.Warn("plugins are missing, so new "+
+			"pods cannot start", "missing", strings.Join(missing, ", "), "path",
 			o.args.Path)
 	}
 	journalErr := <-journaled

@@ -257,7 +257,7 @@ func TestStatusEndsInTime(t *testing.T) {
 }
 
 // warnedUnknown is logged by a CHECK of an attachment without a record.
-const warnedUnknown = "the attachment is not live in the journal"
+const warnedUnknown = "the journal has no live record of the attachment"
 
 // TestCheck: CHECK calls every plugin in chain order, with the configuration of its ADD and the
 // final result, even if the conflist has changed.

@@ -467,7 +467,7 @@ func TestForgetRefuses(t *testing.T) {
 	tests := []test{
 		{"live", true, false, false, false, "is live, not dead (its network namespace exists)"},
 		{"dead, seen from elsewhere", false, false, false, true,
-			"is unknown, not dead (cannot judge it from these namespaces"},
+			"is unknown, not dead (cannot tell from these namespaces whether it is live"},
 		{"dead, locked", false, false, true, false, "its lock is held"},
 		{"dead, damaged and locked", false, true, true, false, "its lock is held"},
 	}

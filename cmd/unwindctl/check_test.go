@@ -260,7 +260,7 @@ func TestCheckFails(t *testing.T) {
 				n.script("unwind", `in=$(cat); case $CNI_COMMAND$in in ADD*unwind-check-fail*) echo '{"p": {"DEL": "fail"}}' >`+n.dir+
 					`/plan.json; esac; echo "$in" | `+filepath.Join(n.bin, "unwind"))
 			},
-			want: `(?s)✓  failing ADD .*✗  rolled back .*more than the failing plugin's DEL is pending: faulty: faulty: p DEL refused; ` +
+			want: `(?s)✓  failing ADD .*✗  rolled back .*besides the failing plugin's DEL, others are pending: faulty: faulty: p DEL refused; ` +
 				`unwind-check-fail: .*→ fix the plugins`, code: 4,
 			repaired: func(n *checkedNode) {
 				n.plan(nil)

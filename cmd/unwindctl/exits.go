@@ -27,8 +27,9 @@ var exits = []exit{
 	{"doctor", term.ExitError, "doctor failed; with --fail-on also: a problem of that severity or " +
 		"worse"},
 	{"check", term.ExitError, "check could not run"},
-	{"sweep", term.ExitError, "a DEL failed or was not attempted, a state is unknown, sweep kept " +
-		"attachments because too many seem dead, or unwind's plugin is missing and no pod can start"},
+	{"sweep", term.ExitError, "a DEL failed or was not attempted, an attachment's state is " +
+		"unknown, sweep kept attachments because too many seem dead, or no pod can start because " +
+		"unwind's plugin is missing"},
 	{"", term.ExitUsage, "usage error; nothing was done"},
 	{"unwindctl", exitWarning, "doctor, check: the worst problem is a warning (with --fail-on: 0 " +
 		"or 1)"},
@@ -41,9 +42,9 @@ var exits = []exit{
 		"agent that starts will install it again"},
 	{"off uninstall", install.ExitUnrecorded, "pods start without unwind, but the file \"off\" " +
 		"cannot be written: the next agent that starts will install unwind again"},
-	{"unwindctl", install.ExitKept, "uninstall: something still needs the files that are kept"},
-	{"uninstall", install.ExitKept, "something still needs the files that are kept; run unwindctl " +
-		"sweep and uninstall again later"},
+	{"unwindctl", install.ExitKept, "uninstall: kept some files, because they are still needed"},
+	{"uninstall", install.ExitKept, "kept some files, because they are still needed; later, run " +
+		"unwindctl sweep and unwindctl uninstall again"},
 	{"", term.ExitInterrupted, "interrupted"},
 	{"doctor check", term.ExitInterrupted, "interrupted, so there is no result"},
 }

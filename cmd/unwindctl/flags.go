@@ -105,7 +105,7 @@ func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"keep the journal in `DIR` (default "+netconf.DefaultStateDir+")")
 	cmd.Flags().BoolVar(&flags.Observe, "observe", false,
-		"keep the journal and undo failed ADDs, but do not sweep on STATUS or GC")
+		"record attachments and undo failed ADDs, but do not sweep on STATUS or GC")
 }
 
 // programDir is the default directory of unwindctl on a node. The linker can set another.

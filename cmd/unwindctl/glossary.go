@@ -13,7 +13,7 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"state", "unknown", "unwind cannot tell whether it is live, and keeps it"},
 	{"state", "other-machine", "added before the last boot, possibly on another machine whose disk " +
 		"was copied; a sweep releases its host-local addresses on this disk and runs no DEL"},
-	{"result", "released", "sweep has nothing left to release; if REASON has an error, rules and " +
+	{"result", "released", "released as far as possible; if REASON contains an error, rules and " +
 		"devices may remain, and nothing retries the DEL"},
 	{"result", "would be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead, but not released yet; the next sweep tries again"},
@@ -33,7 +33,8 @@ var glossary = []struct{ kind, word, meaning string }{
 	{"event", "released", "a host-local address was released; no attachment in the journal " +
 		"owned it"},
 	{"event", "waiting", "a DEL was postponed, because rules or host ports may still use the address"},
-	{"event", "superseded", "the same container ID was added again before its DEL"},
+	{"event", "superseded", "an ADD of the same container ID came before the DEL of the " +
+		"earlier ADD"},
 	{"event", "forgotten", "unwindctl forget dropped an attachment with pending DELs"},
 	{"event", "dropped", "a DEL failed 300 times over about a day, and unwind dropped it; what its " +
 		"plugin created may remain"},

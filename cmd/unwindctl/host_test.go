@@ -229,8 +229,8 @@ func TestInContainer(t *testing.T) {
 	c := n.newContainer("--mount", "--net")
 	for _, args := range []string{"list", "sweep", "sweep --dry-run --cri auto", "ipam", "ipam --json", "history"} {
 		out := n.run(c.command(n, strings.Fields(args)...))
-		if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: this is a container without a conflist in "+
-			"/etc/cni/net.d or a journal in /var/lib/cni/unwind: it does not show the state of the node\nhint: run this on the node") {
+		if out.code != 1 || out.stdout != "" || !strings.Contains(out.stderr, "error: this container has neither a conflist in "+
+			"/etc/cni/net.d nor a journal in /var/lib/cni/unwind, so it does not show the state of the node\nhint: run this on the node") {
 			t.Errorf("%s: %+v", args, out)
 		}
 	}

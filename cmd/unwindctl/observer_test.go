@@ -156,12 +156,12 @@ func (n *machine) leftAlone(where place) {
 		out := n.sweep(where, args...)
 		results := out.results()
 		for _, id := range ids {
-			const why = "cannot judge it from these namespaces"
+			const why = "cannot tell from these namespaces whether it is live"
 			if r := results[id]; r[0] != "kept" || !strings.HasPrefix(r[1], why) {
 				n.Errorf("sweep %v of %s: %q, want kept, %s", args, id, r, why)
 			}
 		}
-		want := fmt.Sprintf("error: kept %d attachments whose state is unknown\n", len(ids))
+		want := fmt.Sprintf("error: kept %d attachments in state unknown\n", len(ids))
 		if out.code != 1 || out.stderr != want {
 			n.Errorf("sweep %v: exit code %d, %q, want 1, %q", args, out.code, out.stderr, want)
 		}

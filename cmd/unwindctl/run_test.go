@@ -202,9 +202,9 @@ func TestRunElsewhere(t *testing.T) {
 	flags := []string{"--mount"}
 	there := n.newPlace(flags, flags, "umount -l "+filepath.Join(n.dir, "netns")+"/*")
 	r := n.agent(there, "--no-install")
-	eventually(t, "nothing can be told", func() bool { return r.says("cannot judge any attachment from its namespaces") > 0 })
+	eventually(t, "nothing can be told", func() bool { return r.says("cannot tell from its namespaces whether attachments are live") > 0 })
 	time.Sleep(2500 * time.Millisecond)
-	if r.says("cannot judge any attachment from its namespaces") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
+	if r.says("cannot tell from its namespaces whether attachments are live") != 1 || !bytes.Equal(n.file(), before) || n.calls("DEL") > 0 {
 		t.Error("it is not said once, or something was done")
 	}
 	if n.Installed() != "" {

@@ -79,11 +79,12 @@ func Decide(ev Evidence) Judgment {
 	v := decideRecorded(ev)
 	switch {
 	case v.Releasable() && Yes(ev.AddedUnseen):
-		v = live("it was added again by an ADD that the journal did not record; the runtime's DEL " +
-			"undoes both")
+		v = live("a later ADD, which is not in the journal, added it again; the runtime's DEL will " +
+			"undo both ADDs")
 		v.Warn = true
 	case v.Releasable() && unknown(ev.AddedUnseen):
-		return Undecided("cannot tell whether an ADD without a journal record added it again",
+		return Undecided("cannot tell whether a later ADD, which is not in the journal, added it "+
+			"again",
 			why(ev.AddedUnseen))
 	}
 	return v
@@ -97,8 +98,8 @@ func decideRecorded(ev Evidence) Judgment {
 	case unknown(ev.Locked):
 		return Undecided("its lock cannot be inspected", "")
 	case !Yes(ev.SameNamespaces):
-		return Undecided("cannot judge it from these namespaces; run this on the host, or "+
-			"with --host", "")
+		return Undecided("cannot tell from these namespaces whether it is live; run this on the "+
+			"host, or with --host", "")
 	case No(ev.SameBoot) && !No(ev.OtherHost):
 		return Judgment{Verdict: Foreign, Reason: OtherMachine}
 	case ev.State == journal.RollingBack:

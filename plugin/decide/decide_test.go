@@ -123,7 +123,7 @@ func TestDecide(t *testing.T) {
 				t.Errorf("%+v, want %s and a reason", v, c.want)
 			}
 			unlisted := c.ev.Listed == False && c.ev.HasProcess == True && v.Verdict == Live && c.ev.Locked == False
-			if warn := unlisted || strings.HasPrefix(v.Reason.Text, "it was added again"); v.Warn != warn {
+			if warn := unlisted || strings.HasPrefix(v.Reason.Text, "a later ADD"); v.Warn != warn {
 				t.Errorf("warns: %t", v.Warn)
 			}
 		})

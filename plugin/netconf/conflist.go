@@ -237,8 +237,8 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 			return list.ReplaceUnwind(chain), from, nil
 		}
 	}
-	return nil, "", fmt.Errorf("the file contains unwind, and neither another file of network %q "+
-		"nor %s has the plugins to run instead", list.Name, list.Unwind.Copy())
+	return nil, "", fmt.Errorf("the file contains unwind instead of the provider's plugins, and "+
+		"neither another file of network %q nor %s contains them", list.Name, list.Unwind.Copy())
 }
 
 // ReplaceUnwind returns the chain's configuration, with the plugins around unwind's entry added

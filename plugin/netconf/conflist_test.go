@@ -44,7 +44,7 @@ func TestChainFileRenamed(t *testing.T) {
 		{"made from unwind's file: the copy in stateDir", map[string]string{"10-podnet.conflist": made, "state/provider-podnet.conflist": one("podnet", "a"),
 			"20-other.conflist": one("other", "b")}, "a of provider-podnet.conflist"},
 		{"made from unwind's file: no other file", map[string]string{"10-podnet.conflist": made}, `chainFile DIR/10-podnet.conflist: the file contains ` +
-			`unwind, and neither another file of network "podnet" nor DIR/state/provider-podnet.conflist has the plugins to run instead`},
+			`unwind instead of the provider's plugins, and neither another file of network "podnet" nor DIR/state/provider-podnet.conflist contains them`},
 		{"no file", nil, none},
 		{"only files of other networks", map[string]string{"00-unwind.json": ours, "20-other.conflist": one("other", "a"),
 			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +

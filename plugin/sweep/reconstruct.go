@@ -96,8 +96,8 @@ func (s *Sweep) undoRecord(
 	cached := f.owner.cached
 	switch {
 	case why != nil && cached != nil:
-		return fmt.Errorf("%w; fix this and sweep again, or remove %s to forget the "+
-			"attachment; its host-local addresses are released", why, cached.Path)
+		return fmt.Errorf("%w; its host-local addresses are released. Fix this and sweep again, or "+
+			"remove %s to forget the attachment", why, cached.Path)
 	case why != nil: // no file is left from which another sweep could reconstruct the record
 		f.Released = true
 		return fmt.Errorf("%w; its host-local addresses are released, but rules and devices may remain",

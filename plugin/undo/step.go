@@ -68,7 +68,7 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
 		if u.Mode == Reconstructed {
-			msg = "DEL failed; addresses may be released anyway"
+			msg = "DEL failed; the container's addresses may be released anyway"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
 	}
@@ -244,7 +244,8 @@ func (u *undoing) prevResult(
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
-	u.Log.Debug("the DEL gets no address that may have a new owner", "plugin", s.Type, "addresses",
+	u.Log.Debug("running the DEL without the addresses that may have "+
+		"a new owner", "plugin", s.Type, "addresses",
 		withheld)
 	return netconf.WithoutAddresses(result, withheld)
 }

@@ -179,8 +179,8 @@ func (r *reconciler) alone() bool {
 	const waiting = "waiting to install"
 	if !errors.Is(err, install.ErrAgentBusy) {
 		r.log.warnOnce("another agent", waiting, nil)
-		r.log.warnOnce("lock", "cannot take the agent's lock; a second agent on this node would not "+
-			"wait for this one", err)
+		r.log.warnOnce("lock", "cannot take the agent's lock, so a second agent on this node would "+
+			"not wait for this one", err)
 		return true
 	}
 	r.source = nil // if the other agent removes unwind's conflist, nobody has removed it by hand

@@ -103,7 +103,8 @@ func (r *reconciler) run(ctx context.Context) {
 				soon = true
 			}
 		case err := <-lost:
-			r.log.warnOnce("lost", "missed changes in a directory; checking it now", err)
+			r.log.warnOnce("lost", "may have missed changes in the watched directories; checking all "+
+				"of them now", err)
 			look.Reset(debounce)
 			soon = true
 		case <-look.C:
@@ -124,7 +125,7 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 	}
 	r.alone() // creates the state directory
 	_ = w.Add(r.journalDir(r.Setup))
-	r.log.warnOnce("watch", "cannot watch a directory for changes; checking it every "+
+	r.log.warnOnce("watch", "cannot watch all directories for changes; checking them every "+
 		r.Interval.String()+" instead (--interval)", err)
 }
 
@@ -242,7 +243,8 @@ func (r *reconciler) status() status {
 	case found == nil:
 		return status{Reason: install.Starting}
 	case found.Reason == install.On && r.PluginMissing():
-		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "the agent is restoring it")}
+		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "the agent is copying "+
+			"unwind's plugin again")}
 	}
 	return *found
 }
@@ -301,7 +303,8 @@ func (r *reconciler) refind(ctx context.Context) {
 		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
 			paths.ConfDir, paths.BinDirs[0])
 	}
-	r.log.warnOnce("find", "using the runtime's directories found at startup", err)
+	r.log.warnOnce("find", "cannot switch to the runtime's directories; still using those that "+
+		"were found at startup", err)
 	if err == nil {
 		r.paths = paths
 		r.CNIVersion = paths.CNIVersion(ctx)

@@ -114,8 +114,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 	s.would = would
 	nothing := ""
 	if elsewhere > 0 && elsewhere == len(findings) {
-		nothing = "this agent cannot judge any attachment from its namespaces; run it on the host, or " +
-			"as unwindctl --host run"
+		nothing = "this agent cannot tell from its namespaces whether attachments are live; run the " +
+			"agent on the host, or as unwindctl --host run"
 	}
 	if s.log.changed("unknown", nothing) && nothing != "" {
 		s.log.Warn(nothing, "attachments", elsewhere)

@@ -164,8 +164,8 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	if g := found.Guard; g != nil {
 		e.add("attachments", Warning,
-			"list them with unwindctl sweep --dry-run --force; if they really are dead, run unwindctl "+
-				"sweep --force",
+			"list these attachments with unwindctl sweep --dry-run --force; if they really are dead, "+
+				"run unwindctl sweep --force",
 			"sweeps keep %d of the %d attachments of this boot, because implausibly many seem dead",
 			g.Dead, g.Live)
 	}
@@ -189,8 +189,9 @@ func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 		}
 	}
 	for _, plugin := range slices.Sorted(maps.Keys(pods)) {
-		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending: the runtime "+
-			"gets no error from such a DEL, and unwind drops it if it fails for about a day",
+		e.add("attachments", OK, "", "plugin %s has left the chain with %s pending. You need not "+
+			"act: pods terminate without an error, and unwind drops each of these DELs once it has "+
+			"failed for about a day",
 			plugin, term.Plural(pods[plugin], "DEL", "DELs"))
 	}
 	return all
@@ -223,11 +224,13 @@ func (e *examination) verdicts(found *inspect.Report) {
 	}
 	if elsewhere > 0 {
 		e.add("attachments", Warning, "run doctor on the host, or as unwindctl --host doctor",
-			"cannot judge %d of %s from these namespaces", elsewhere, term.Attachments(all))
+			"cannot tell from these namespaces whether %d of %s are "+
+				"live", elsewhere, term.Attachments(all))
 	}
 	if len(unknown) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String()+" shows the evidence",
-			"the state of %d of %s is unknown; first reason: %s", len(unknown), term.Attachments(all),
+			"unwind cannot tell whether %d of %s are live; first "+
+				"reason: %s", len(unknown), term.Attachments(all),
 			unknown[0].Reason)
 	}
 	if elsewhere+len(unknown) == 0 {
@@ -268,7 +271,8 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 		severity, remedy, full = Warning, showOwners, ": nearly full"
 	case leaks && guarded:
 		severity = Warning
-		remedy = "list them with unwindctl sweep --dry-run --force; see attachments above"
+		remedy = "list the leaked addresses with unwindctl sweep --dry-run --force; see the problem " +
+			"of \"attachments\""
 	case leaks:
 		severity, remedy = Warning, "unwindctl sweep releases leaked and empty addresses"
 	}
@@ -354,7 +358,8 @@ func (e *examination) disk() (unwritable bool) {
 			free>>20)
 		return true
 	case st.Files > 0 && st.Ffree < leastNodes:
-		e.add("journal", Failure, "remove files from it", "the disk of %s has only %d inodes left",
+		e.add("journal", Failure, "delete files that you don't need "+
+			"from that disk", "the disk of %s has only %d inodes left",
 			e.StateDir, st.Ffree)
 		return true
 	case st.Type == unix.TMPFS_MAGIC:

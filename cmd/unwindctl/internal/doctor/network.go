@@ -107,7 +107,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 		case c == nil, c.Unwind == nil && (i > 0 || obstacle != nil):
 		case c.Unwind == nil:
 			e.add("network", Warning,
-				"run unwindctl install, if necessary with an --unwind-file that sorts before that file",
+				"run unwindctl install; if that file still sorts first, set an --unwind-file that sorts "+
+					"before it",
 				"%s sorts first and does not run unwind, so unwind is not in use", path)
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
@@ -218,13 +219,13 @@ func (e *examination) entry(
 			e.add("configuration", Warning,
 				fmt.Sprintf("set a newer cniVersion in the source of %[1]s's conflist: see "+
 					"scripts/providers/%[1]s.md", p.Type),
-				"%s's conflist has cniVersion %s, so its results contain no interfaces", p.Type,
+				"%s's conflist has cniVersion %s, in which results contain no interfaces", p.Type,
 				term.OrDash(chain.CNIVersion))
 		}
 	}
 	verbs := ""
 	if offered == "1.1.0" && chain.CNIVersion != offered {
-		verbs = ", so unwind does not pass STATUS and GC on to them"
+		verbs = ", so unwind does not pass STATUS and GC on to the plugins"
 	}
 	e.add("configuration", OK, "", "%s: network %s, cniVersion %s; plugins %s, cniVersion %s%s",
 		c.Path, c.Name, offered, strings.Join(types, " → "), term.OrDash(chain.CNIVersion), verbs)

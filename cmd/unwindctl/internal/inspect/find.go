@@ -226,7 +226,7 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 		p.explainOwners(&text, arg)
 	}
 	if _, err := netip.ParseAddr(arg); err == nil && text.Len() == 0 {
-		none = errors.Join(fmt.Errorf("%w; the address is not reserved in a known host-local pool", none),
+		none = errors.Join(fmt.Errorf("%w; no known host-local pool reserves the address", none),
 			r.PoolErr, r.SweepErr)
 	}
 	events := slices.DeleteFunc(slices.Clone(r.Events),

@@ -154,7 +154,8 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 	case !f.Releasable():
 		return Kept, why
 	case guarded(f):
-		return Kept, why + "; implausibly many others seem dead too (see --force)"
+		return Kept, why + "; implausibly many others seem dead too; if they really are dead, use " +
+			"--force"
 	case f.Released:
 		result = Released
 	case dryRun && !f.Deferred:
@@ -215,7 +216,7 @@ func Remaining(findings []sweep.Finding) error {
 	}{
 		{failed, "%s could not be released completely"},
 		{untried, "did not try to release %s; run unwindctl sweep again"},
-		{unknown, "kept %s whose state is unknown"},
+		{unknown, "kept %s in state unknown"},
 	} {
 		if left.n > 0 {
 			errs = append(errs, fmt.Errorf(left.text, term.Attachments(left.n)))

@@ -178,12 +178,13 @@ func (r *Report) next() string {
 func (r *Report) noList() string {
 	switch {
 	case r.NoRuntime:
-		return ", but no runtime was found. Set its socket with --cri. If it has no socket, list its " +
-			"containers with unwindctl sweep --valid-attachments."
+		return ", but unwindctl found no runtime. Set the runtime's socket with --cri. If the " +
+			"runtime has no socket, list its containers in a file for unwindctl sweep " +
+			"--valid-attachments."
 	case r.ListErr != nil:
-		return ", and it returned no list."
+		return ", but it returned no list."
 	}
-	return ". With --cri none, it is not queried."
+	return ". Because of --cri none, unwindctl did not query it."
 }
 
 // barStates are the states of allocated addresses, in their order in a bar.

@@ -114,8 +114,8 @@ func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 	for _, a := range taken {
 		if _, _, err := ipam.OwnerOf(of.Dir, a); err != nil && !whole[a] {
 			p.add(reservation{Address: a, State: "unknown",
-				Why: "its file is not a valid host-local file; while that file exists, host-local never " +
-					"assigns the address",
+				Why: "the address's file is not a valid host-local file; as long as that file exists, " +
+					"host-local cannot assign the address",
 				Remedy: "If nothing needs that file, remove it from " + of.Dir})
 		}
 	}
@@ -201,8 +201,8 @@ func (s *Set) NearlyFull() bool { return s.Free != nil && 10**s.Free < *s.Size }
 
 // Lost describes the Unreserved addresses, and what to do about them.
 func (p *Pool) Lost() (text, remedy string) {
-	return fmt.Sprintf("%d live without a reservation (%s): host-local's files are gone, so it can "+
-			"assign the addresses again", len(p.Unreserved), few(p.Unreserved)),
+	return fmt.Sprintf("%d live without a reservation (%s): their host-local files are gone, so "+
+			"host-local can assign these addresses to other pods", len(p.Unreserved), few(p.Unreserved)),
 		"Delete these pods one by one: their replacements get reserved addresses"
 }
 

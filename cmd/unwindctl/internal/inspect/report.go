@@ -241,8 +241,9 @@ func HintFor(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return "run this as root"
 	case errors.Is(err, journal.ErrDamaged):
-		return "the next ADD or DEL through unwind renames the file and starts a new journal. Running " +
-			"pods are not affected, but pending DELs are lost. If unwind is off, rename the file yourself"
+		return "wait for the next ADD or DEL through unwind, which renames the file and starts a " +
+			"new journal; if unwind is off, rename the file yourself. Running pods are not affected, " +
+			"but pending DELs are lost"
 	case errors.Is(err, journal.ErrBusy):
 		return "another process is using the journal; try again"
 	case errors.As(err, &damaged) && damaged.Key.Malformed():

@@ -95,7 +95,7 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 // Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. Run
 // by another user, it ignores a lack of permission, because root may have the permission.
 func Unwritable(stateDir string) error {
-	const access = "let root, and nobody else, write there"
+	const access = "let only root write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return term.WithHint(access, "%w", err)
 	}

@@ -132,7 +132,7 @@ func factsOf(f *sweep.Finding) []Fact {
 	}
 	return []Fact{
 		fact("its lock is held", ev.Locked),
-		fact("this process is in the namespaces of its ADD", ev.SameNamespaces),
+		fact("unwindctl runs in the namespaces of its ADD", ev.SameNamespaces),
 		fact("it was added since the last boot", ev.SameBoot),
 		fact("it was added on another machine", ev.OtherHost),
 		fact("its network namespace is at its path or mounted elsewhere", ev.NetNS),
@@ -140,7 +140,7 @@ func factsOf(f *sweep.Finding) []Fact {
 		fact("the host end of its interface exists", ev.HostLink),
 		fact("the runtime lists it", ev.Listed),
 		fact("it is older than the grace period", ev.PastGracePeriod),
-		fact("it was added again without a journal record", ev.AddedUnseen),
+		fact("a later ADD, which is not in the journal, added it again", ev.AddedUnseen),
 	}
 }
 
@@ -177,13 +177,15 @@ func summary(a *Attachment) []string {
 			"Run unwindctl show in the runtime's namespaces: on the host, or with --host in a container "+
 				"with hostPID.")
 	case f.Verdict == decide.Unknown:
-		return append(lines, fmt.Sprintf("It is kept because its state is unknown: %s.", a.Why))
+		return append(lines, fmt.Sprintf("It is kept because unwind cannot tell whether it "+
+			"is live: %s.", a.Why))
 	case !f.Releasable():
 		return append(lines, fmt.Sprintf("It is kept because it is live: %s.", a.Why),
 			"The runtime's DEL releases it. Without that DEL, a sweep releases it once its network "+
 				"namespace, every process in it and the host end of its interface are gone.")
 	case errors.As(f.Err, &guard):
-		return append(lines, fmt.Sprintf("It seems dead (%s), as do too many others: %s", a.Why, guard))
+		return append(lines, fmt.Sprintf("It seems dead (%s), but so do too many "+
+			"others: %s", a.Why, guard))
 	case f.Verdict == decide.Foreign:
 		return append(lines, fmt.Sprintf("It may be from another machine: %s. unwind runs no DEL for "+
 			"it, because a DEL could harm that machine's pods.", a.Why),

@@ -213,8 +213,8 @@ func (s Setup) awaitAgent(pid string) Step {
 		return []*Change{{Change: "written", What: what, apply: func(*Change) error {
 			for end := time.Now().Add(onWithin); !durable.Exists(s.Path()); time.Sleep(onWithin / 100) {
 				if time.Now().After(end) || ctx.Err() != nil {
-					return term.WithHint("run unwindctl doctor", "the agent (process %s) has not installed "+
-						"unwind yet, after a wait of up to %s", pid, onWithin)
+					return term.WithHint("run unwindctl doctor", "the agent (process %s) did not install "+
+						"unwind within %s", pid, onWithin)
 				}
 			}
 			return nil
@@ -242,8 +242,8 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
 	}
 	if o.Observe {
-		text += "Observing: only unwindctl sweep and its timer release dead attachments. To change " +
-			"that, install again without --observe.\n"
+		text += "Because of --observe, STATUS and GC release nothing; only unwindctl sweep and its " +
+			"timer release dead attachments. To change that, install again without --observe.\n"
 	} else if o.UnitDir == "" {
 		text += r.SweepAdvice(ctx) + "\n"
 	}

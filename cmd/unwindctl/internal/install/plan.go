@@ -107,7 +107,7 @@ func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 		return nil, nil
 	case !ours(c):
 		return nil, term.WithHint("rename it, or choose another name with --unwind-file",
-			"%s is not from unwindctl, which leaves it unchanged", path)
+			"%s was not written by unwindctl, so unwindctl does not change it", path)
 	case err != nil:
 		return nil, term.WithHint(hint, "%s: %w", path, err)
 	}
@@ -228,8 +228,8 @@ func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	if len(lacking) > 0 {
 		err = fmt.Errorf("pods start without %s: %w", strings.Join(lacking, ", "), err)
 	}
-	return term.WithHint("run unwindctl install, or the agent, without --provider-conf, to "+
-		"use the file that the runtime would use", "%w", err)
+	return term.WithHint("to use the file that the runtime would use, run unwindctl install (or "+
+		"the agent) without --provider-conf", "%w", err)
 }
 
 // readSource reads the provider's conflist, and parses its chain as unwind would.
@@ -285,7 +285,8 @@ func (p *Plan) checkProviders() error {
 				"including unwind's, unless it is installed with cni.exclusive=false")
 		case strings.HasPrefix(d.Type, "multus") && filepath.Ext(p.path) != ".json":
 			return term.WithHint("use --unwind-file "+besideMultus+", a name that Multus ignores",
-				"Multus may use %s as the cluster network. It would then call itself, and no pod could start",
+				"Multus may use %s as the cluster network. Multus would then call itself, and no pod "+
+					"could start",
 				filepath.Base(p.path))
 		}
 	}

@@ -155,7 +155,8 @@ func removeProgram(ctx context.Context, path, needed string) *Change {
 		isOurs = err == nil && strings.HasPrefix(string(said), name+" ")
 	}
 	if !isOurs {
-		return &Change{Change: "unchanged", What: fmt.Sprintf("%s (not recognized as %s)", path, name)}
+		return &Change{Change: "unchanged", What: fmt.Sprintf("%s (does not identify "+
+			"itself as %s)", path, name)}
 	}
 	return remove(path, "")
 }

@@ -204,7 +204,8 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 	if len(attachments) > 0 {
 		return "", term.WithHint("keep that state directory, or change it once unwindctl list "+
 			"--state-dir "+is+" shows no attachments",
-			"the journal in %s contains %s, which nothing would release if the state directory changed",
+			"the journal in %s contains %s, which no sweep would find if you changed the state "+
+				"directory",
 			is, term.Attachments(len(attachments)))
 	}
 	return dir, nil
@@ -225,7 +226,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 		if at != nil && at.Unwind != nil {
 			hint = takeOutHint(at)
 		}
-		return nil, term.WithHint(hint, "%s is not from unwindctl, which leaves it unchanged", s.Path())
+		return nil, term.WithHint(hint, "%s was not written by unwindctl, so unwindctl does "+
+			"not change it", s.Path())
 	}
 	stuck := func(err error) error {
 		return term.WithHint("unwind is still in use; run this again once "+s.ConfDir+" is writable",

@@ -74,8 +74,8 @@ func Uninstall(ctx context.Context, out io.Writer, o Options) error {
 	done.Record(o.StateDir, kind, o.By, err)
 	if err == nil && done.Find("kept") != nil {
 		err = term.WithHint("once nothing needs them, run unwindctl sweep and unwindctl uninstall again",
-			"%w", term.Coded{Code: ExitKept, Text: "unwind is not completely removed from this node yet: " +
-				"the files that are kept are still needed"})
+			"%w", term.Coded{Code: ExitKept, Text: "unwind is not completely removed from this node " +
+				"yet, because the files marked \"kept\" are still needed"})
 	}
 	return errors.Join(err, done.print(out, &o.Output))
 }
@@ -240,8 +240,8 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 		return nil, nil
 	}
 	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin, which is not in "+
-		"%s: %s does not report its plugin directory, so set --cni-bin-dir to it", u.Setup.BinDir,
+	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin: it is not in %s, and %s "+
+		"does not report its plugin directory; set --cni-bin-dir to that directory", u.Setup.BinDir,
 		u.runtime.Name)}}, nil
 }
 

@@ -52,8 +52,8 @@ var CRISockets = []string{
 }
 
 // WithoutRuntime is the message of a sweep on a node on which no runtime listens.
-const WithoutRuntime = "found no CRI runtime, so attachments are judged without a list of pods; " +
-	"if the node has a runtime, set its socket with --cri"
+const WithoutRuntime = "found no CRI runtime, so sweeps have no list of pods; if the node has " +
+	"a runtime, set its socket with --cri"
 
 // ErrNoRuntime means that no runtime listens. A caller that needs no runtime can ignore it.
 var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
@@ -206,7 +206,7 @@ func PodSandboxes(ctx context.Context, socket string) (*facts.List, error) {
 			hint = "run this as root"
 		}
 		return nil, term.WithHint(hint,
-			"the runtime at %s returned no list of pods (attachments are judged by other evidence): %w",
+			"the runtime at %s returned no list of pods, so only other evidence counts: %w",
 			socket, err)
 	}
 	list := facts.NewList("", nil)
@@ -326,8 +326,8 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
-			r.Problems = append(r.Problems, fmt.Sprintf("the CNI directories may differ from the usual "+
-				"ones, because %s at %s did not report them: %s, or set --conf-dir and --cni-bin-dir", r.Name,
+			r.Problems = append(r.Problems, fmt.Sprintf("the runtime's CNI directories are unknown, "+
+				"because %s at %s did not report them: %s, or set --conf-dir and --cni-bin-dir", r.Name,
 				r.Socket, whyUntold(err)))
 		}
 		return true

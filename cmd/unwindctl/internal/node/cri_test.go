@@ -127,7 +127,7 @@ func TestFindPodSandboxes(t *testing.T) {
 		{"one that fails", []string{one, fails(codes.Internal), two}, nil, "no"},
 		{"one that is overloaded", []string{one, fails(codes.DeadlineExceeded)}, nil, "no"},
 		{"one that answers too much", []string{one, nodetest.ServeSandboxes(t, big)}, nil, "larger than max"},
-		{"one that is no runtime", []string{one, web}, nil, "returned no list of pods (attachments are judged by other evidence): the connection was closed; "},
+		{"one that is no runtime", []string{one, web}, nil, "returned no list of pods, so only other evidence counts: the connection was closed; "},
 		{"one that is down", []string{one, refusing}, nil, "connection refused"},
 		{"one that says nothing", []string{one, deaf}, nil, "no answer within 2s"},
 	} {

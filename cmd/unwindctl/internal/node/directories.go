@@ -33,8 +33,8 @@ func (w *Directories) Resolve(ctx context.Context) error {
 		return nil
 	}
 	return term.WithHint("run this on the node, or as unwindctl --host in a pod with hostPID: true "+
-		"and privileged: true", "this is a container without a conflist in %s or a journal in %s: it "+
-		"does not show the state of the node", w.ConfDir, w.StateDir)
+		"and privileged: true", "this container has neither a conflist in %s nor a journal in %s, "+
+		"so it does not show the state of the node", w.ConfDir, w.StateDir)
 }
 
 func (w *Directories) resolve(ctx context.Context, root string) (err error) {

@@ -18,7 +18,7 @@ import (
 )
 
 // untold is the beginning of the problem that a containerd did not report its directories.
-const untold = "the CNI directories may differ from the usual ones, because containerd at /run/containerd/containerd.sock did not report them: "
+const untold = "the runtime's CNI directories are unknown, because containerd at /run/containerd/containerd.sock did not report them: "
 
 // TestFindRuntimes covers the configuration files of known runtimes, as their vendors ship them. No
 // containerd answers.

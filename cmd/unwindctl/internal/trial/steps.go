@@ -160,8 +160,8 @@ func (s *space) ping(ctx context.Context) (string, error) {
 			err = fmt.Errorf("no reply within %s", pingWithin)
 		}
 		if err != nil {
-			return "", warning{term.WithHint("check the host's firewall; a gateway outside the host may be "+
-				"set up not to reply", "ping of %s: %w", gateway, err)}
+			return "", warning{term.WithHint("check the host's firewall; if the gateway is outside "+
+				"this host, it may be configured not to reply", "ping of %s: %w", gateway, err)}
 		}
 		replied = append(replied, gateway.String())
 	}
@@ -234,7 +234,7 @@ func (s *space) isRolledBack(ctx context.Context) (string, error) {
 		return "", err
 	case len(a.Steps) > 1:
 		return "", term.WithHint("fix the plugins whose DEL fails",
-			"more than the failing plugin's DEL is pending: %s", pending(a))
+			"besides the failing plugin's DEL, others are pending: %s", pending(a))
 	case s.deletesLink && s.hasInterface():
 		return "", fmt.Errorf("%s still exists", ifName)
 	}
