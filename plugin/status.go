@@ -111,9 +111,8 @@ func (o *op) health(
 		failures = o.passOn(ctx, chain, "STATUS", nil)
 	}
 	if len(missing) > 0 && !hasStatus(chain) {
-		o.log.Warn("plugins are missing, so new "+
-			"pods cannot start", "missing", strings.Join(missing, ", "), "path",
-			o.args.Path)
+		o.log.Warn("plugins are missing, so new pods cannot start", "missing",
+			strings.Join(missing, ", "), "path", o.args.Path)
 	}
 	journalErr := <-journaled
 	if errors.Is(journalErr, journal.ErrBusy) {

@@ -244,9 +244,8 @@ func (u *undoing) prevResult(
 	if err != nil || len(withheld) == 0 {
 		return result, err
 	}
-	u.Log.Debug("running the DEL without the addresses that may have "+
-		"a new owner", "plugin", s.Type, "addresses",
-		withheld)
+	u.Log.Debug("running the DEL without the addresses that may have a new owner", "plugin", s.Type,
+		"addresses", withheld)
 	return netconf.WithoutAddresses(result, withheld)
 }
 

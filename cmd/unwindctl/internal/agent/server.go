@@ -114,8 +114,8 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
 	}
 	for what, h := range loops {
 		if since := h.since(); since > s.Interval+patience {
-			text := fmt.Sprintf("the agent's loop that %s is stuck: no "+
-				"progress for %s", what, term.Roughly(since))
+			text := fmt.Sprintf("the agent's loop that %s is stuck: no progress for %s",
+				what, term.Roughly(since))
 			http.Error(w, text, http.StatusServiceUnavailable)
 			return
 		}

@@ -224,14 +224,13 @@ func (e *examination) verdicts(found *inspect.Report) {
 	}
 	if elsewhere > 0 {
 		e.add("attachments", Warning, "run doctor on the host, or as unwindctl --host doctor",
-			"cannot tell from these namespaces whether %d of %s are "+
-				"live", elsewhere, term.Attachments(all))
+			"cannot tell from these namespaces whether %d of %s are live", elsewhere,
+			term.Attachments(all))
 	}
 	if len(unknown) > 0 {
 		e.add("attachments", Warning, "unwindctl show "+unknown[0].Key.String()+" shows the evidence",
-			"unwind cannot tell whether %d of %s are live; first "+
-				"reason: %s", len(unknown), term.Attachments(all),
-			unknown[0].Reason)
+			"unwind cannot tell whether %d of %s are live; first reason: %s", len(unknown),
+			term.Attachments(all), unknown[0].Reason)
 	}
 	if elsewhere+len(unknown) == 0 {
 		e.add("attachments", OK, "", "%s (%d dead)", term.Attachments(all), dead)
@@ -358,8 +357,8 @@ func (e *examination) disk() (unwritable bool) {
 			free>>20)
 		return true
 	case st.Files > 0 && st.Ffree < leastNodes:
-		e.add("journal", Failure, "delete files that you don't need "+
-			"from that disk", "the disk of %s has only %d inodes left",
+		e.add("journal", Failure, "delete files that you don't need from that disk",
+			"the disk of %s has only %d inodes left",
 			e.StateDir, st.Ffree)
 		return true
 	case st.Type == unix.TMPFS_MAGIC:
