@@ -24,8 +24,8 @@ var ErrBusy = errors.New("in use by another process")
 //	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
 //	owned   by a descriptor that no child inherits, so it stays locked while this process lives
 //
-// Both are locks of an open file (F_OFD_SETLK), so they also exclude other workers of the same
-// process. A third byte is locked, shared, while a DEL waits for the lock (see Awaited). The
+// Both are open file description locks (F_OFD_SETLK), so they also exclude other goroutines of the
+// same process. A third byte is locked, shared, while a DEL waits for the lock (see Awaited). The
 // methods of a nil Lock do nothing.
 type Lock struct {
 	path string

@@ -24,9 +24,8 @@ func sized(id string, bytes int) *Record {
 	return e
 }
 
-// TestRoom: whatever the size and number of records, no commit extends the pages in use by more
-// than makeRoom allocated for it. The records of one run have about the same size, as in one
-// network.
+// TestRoom: whatever the size and number of records, no commit adds more pages than makeRoom
+// allocated for it. In each subtest, all records have about the same size, as in a real network.
 func TestRoom(t *testing.T) {
 	sandbox.SkipRaced(t)
 	const verbs = 300

@@ -241,8 +241,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestFailingCaller: Update and View return an error of fn unchanged, and turn a panic of fn into
-// an error. Nothing is written, nothing stays locked, and the file stays in place.
+// TestFailingCaller: Update and View return fn's error unchanged, and turn a panic in fn into an
+// error. Nothing is written, nothing stays locked, and the file stays in place.
 func TestFailingCaller(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))

@@ -174,7 +174,7 @@ func eitherIs(want string, one, other *process) (first, second *process) {
 	return first, second
 }
 
-// waitsFor waits until the actor waits for the flock of a file of the journal.
+// waitsFor waits until the actor is blocked on the flock of a journal file.
 func (p *process) waitsFor(file string) {
 	p.t.Helper()
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)

@@ -427,8 +427,8 @@ func (n *node) keepWriting() (stop func()) {
 	}
 }
 
-// TestDiskFull: a disk that is or becomes full keeps no pod from starting, and deleted pods leave
-// nothing behind. The intent of an ADD allocates the space for its result.
+// TestDiskFull: even if the disk is full or fills up, pods start, and deleted pods leave nothing
+// behind. The first commit of an ADD, its intent, also allocates the space for its result.
 func TestDiskFull(t *testing.T) {
 	whens := oneOf("from the start", "in an ADD", "between intent and result", "from a DEL on")
 	each1(t, whens, func(t *testing.T, when choice) {

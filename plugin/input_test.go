@@ -36,7 +36,7 @@ func TestRefused(t *testing.T) {
 	chain := func(plugins string) keys { return keys{"chain": json.RawMessage(`{"plugins": [` + plugins + `]}`)} }
 	table := []refused{
 		{"no chain", "ADD STATUS", keys{"chain": nil}, 7,
-			`unwind: neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
+			`unwind: neither "chain" nor "chainFile" is set; list the plugins in "chain": {"plugins": [...]}`},
 		{"unwind in unwind", "ADD STATUS", chain(`{"type": "unwind"}`), 7,
 			`unwind: key "chain": plugins[0]: key "type": unwind cannot run inside itself; list the plugins of its chain here`},
 		{"chainFile gone", "ADD STATUS", keys{"chain": nil, "chainFile": "/none"}, 7,

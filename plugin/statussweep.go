@@ -26,7 +26,8 @@ import (
 // the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS, in sealed memory: every user can read arguments
+//	stdin           the configuration of the STATUS, since every user can read arguments; it is in
+//	                sealed memory, by which sweepBehind recognizes it
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND

@@ -46,7 +46,7 @@ until_true() { # seconds what command...
 	done
 }
 
-# first prints the first of the directories on the node with a file that matches the pattern.
+# first prints the first of the given directories on the node that contains a file matching the pattern.
 first() { # pattern directory...
 	local pattern=$1
 	shift

@@ -85,7 +85,7 @@ func rootCommand() *cobra.Command {
 	o.flags.StringSliceVar(&o.nodes, "nodes", nil,
 		"only these `NODES`, comma-separated; may be repeated")
 	o.flags.DurationVar(&o.timeout, "timeout", time.Minute,
-		"wait at most this `DURATION` for each node, and for each list of pods or nodes")
+		"wait at most this `DURATION` for each node, and for each request that lists pods or nodes")
 	sweep := lineCommand(o, "sweep", "Release the dead attachments of each node, and print the counts")
 	sweep.Flags().Bool("dry-run", false, "count what would be released, and release nothing")
 	root.AddCommand(execCommand(o), sweep,

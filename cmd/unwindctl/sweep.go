@@ -72,8 +72,8 @@ func sweepCommand() *cobra.Command {
 		"also release attachments that are kept because too many seem dead, the list is empty or a "+
 			"record is damaged")
 	cmd.Flags().DurationVar(&flags.opts.GracePeriod, "grace-period", 0,
-		"with a list, use the grace period `DURATION` (at least 1m) instead of each network's own, and "+
-			"apply it to addresses of unknown age, too")
+		"with a list of attachments (--cri, --valid-attachments), use the grace period `DURATION` (at "+
+			"least 1m) instead of each network's own, and treat addresses of unknown age as older")
 	cmd.Flags().StringVar(&flags.Valid, "valid-attachments", "",
 		"read the list of valid attachments of the --network from `FILE` (- for stdin): "+
 			"[{\"containerID\": \"…\", \"ifname\": \"…\"}, …], with full container IDs")

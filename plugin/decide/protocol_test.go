@@ -422,7 +422,7 @@ func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
 
-// pass returns the facts about a record that the product's decisions get.
+// pass returns what the product's decisions may know about a record.
 func (m *protocol) pass(s *state, p int, r *record) Pass {
 	pr := &s.p[p]
 	newer := &s.c[pr.on].r[0]

@@ -11,12 +11,12 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// maxPause limits the pause between two tries of a failing DEL. Once the number of tries exceeds
-// the constant often, longPause limits the pause instead.
+// maxPause limits the pause between two tries of a failing DEL. After manyTries, longPause limits
+// it instead.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
-	often     = 20
+	manyTries = 20
 )
 
 // Pause returns how long a sweep waits to retry a failed DEL, given the number of tries so far. It
@@ -31,7 +31,7 @@ func Pause(tries int, jitter float64) time.Duration {
 	switch {
 	case tries < 6:
 		d = time.Second << (tries - 1)
-	case tries > often:
+	case tries > manyTries:
 		d = longPause
 	}
 	return d/2 + time.Duration(float64(d/2)*jitter)

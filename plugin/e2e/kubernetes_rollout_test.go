@@ -124,10 +124,14 @@ func (i *installed) agents() map[string]agentPod {
 func (i *installed) replaced(before map[string]agentPod) (after map[string]agentPod) {
 	i.Helper()
 	after = i.agents()
+	replaced := 0
 	for node, agent := range after {
-		if len(after) != len(i.workers) || agent.name == before[node].name {
-			i.Fatalf("the agents are %v, and were %v", after, before)
+		if agent.name != before[node].name {
+			replaced++
 		}
+	}
+	if replaced != len(i.workers) || replaced != len(after) {
+		i.Fatalf("the agents are %v, and were %v", after, before)
 	}
 	return after
 }

@@ -64,9 +64,9 @@ $(HELM_STAMP): | go
 	GOBIN=$(@D) CGO_ENABLED=0 go install -buildvcs=false -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 	touch $@
 
-# These targets make two untagged builds for the test of an upgrade. e2e-now makes the image that
-# daemonset.yaml and the repository's chart name. e2e-next makes a newer image and, as for a
-# release, a chart that names it.
+# These targets build two unreleased versions for the test of an upgrade. e2e-now builds the image
+# that is named in daemonset.yaml and in the repository's chart. e2e-next builds a newer image and,
+# as in a release, a chart that names it.
 e2e-now: go
 	$(MAKE) image VERSION=v0.0.0-20260101000000-000000000001 IMAGE=docker.io/library/unwind:dev IMAGE_ARCHIVE=$(E2E)/image-now.tar
 e2e-next: go

@@ -56,8 +56,8 @@ type fact struct {
 	looked bool
 }
 
-// Ask returns the fact. why is the text of the first error, shortened so that it fits into a
-// reason.
+// Ask returns the fact. why is the first line of look's error, shortened so that it fits into a
+// reason, or "".
 func (f *fact) Ask() (v decide.Truth, why string) {
 	if !f.looked {
 		is, err := f.look()
@@ -70,7 +70,8 @@ func (f *fact) Ask() (v decide.Truth, why string) {
 	return f.value, f.why
 }
 
-// Known returns a fact without inspecting the node. looked is false if it is not determined yet.
+// Known returns a fact without inspecting the node. looked is false if the fact has not been
+// determined yet.
 func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	switch f := f.(type) {
 	case *fact:

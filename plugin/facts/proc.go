@@ -61,7 +61,7 @@ func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Plac
 	return place, err
 }
 
-// ProcessIn reports whether a process is in a network namespace (see OpenByProcess).
+// ProcessIn reports whether any process is in a network namespace (see OpenByProcess).
 func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	place, err := v.OpenByProcess(id, "", rescan)
 	place.Close()

@@ -38,7 +38,7 @@ const maxDelegates = 500
 
 // ErrNoChain is the error for a configuration that neither contains nor names a chain.
 var ErrNoChain = errors.New(`neither "chain" nor "chainFile" is set; ` +
-	`put the plugins to run into "chain": {"plugins": [...]}`)
+	`list the plugins in "chain": {"plugins": [...]}`)
 
 func (c *Conf) LoadChain() (chain *Chain, err error) {
 	switch {
@@ -80,7 +80,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	}
 	switch n := len(list.Plugins); {
 	case n == 0:
-		return nil, errors.New(`key "plugins" is empty; put the plugins to run there`)
+		return nil, errors.New(`key "plugins" is missing or empty; list the plugins in it`)
 	case n > maxDelegates:
 		return nil, fmt.Errorf(`key "plugins" has %d plugins, but a chain may have at most %d`, n,
 			maxDelegates)

@@ -59,10 +59,10 @@ func TestLoadChain(t *testing.T) {
 func TestLoadChainErrors(t *testing.T) {
 	for _, tt := range []struct{ name, keys, want string }{
 		{"both", `"chain": {"plugins": [{"type": "a"}]}, "chainFile": "/s3cret"`, `"chain" and "chainFile" are both set; keep one`},
-		{"neither", ``, `neither "chain" nor "chainFile" is set; put the plugins to run into "chain": {"plugins": [...]}`},
+		{"neither", ``, `neither "chain" nor "chainFile" is set; list the plugins in "chain": {"plugins": [...]}`},
 
 		{"a string", `"chain": "{\"password\": \"s3cret\"}"`, `key "chain": a string, not an object`},
-		{"empty", `"chain": {}`, `key "chain": key "plugins" is empty; put the plugins to run there`},
+		{"empty", `"chain": {}`, `key "chain": key "plugins" is missing or empty; list the plugins in it`},
 		{"plugins is an object", `"chain": {"plugins": {"a": "s3cret"}}`, `key "chain": key "plugins" is an object, not a list`},
 		{"an invalid flag", `"chain": {"disableCheck": "yes", "plugins": []}`,
 			`key "chain": key "disableCheck" is "yes", not true or false`},

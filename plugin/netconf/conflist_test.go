@@ -50,7 +50,7 @@ func TestChainFileRenamed(t *testing.T) {
 			"30-third.conflist": one("third", "a")}, gone + `run unwindctl install to switch from network "podnet" to "other" ` +
 			`(DIR/20-other.conflist), or unwindctl off to bypass unwind`},
 		{"a file without plugins", map[string]string{"20.conflist": `{"name": "podnet", "plugins": []}`},
-			none + `; DIR/20.conflist: key "plugins" is empty; put the plugins to run there`},
+			none + `; DIR/20.conflist: key "plugins" is missing or empty; list the plugins in it`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -147,9 +147,9 @@ const (
 	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
 )
 
-// reconstruct returns the record that an owner's ADD would have left if it had run through unwind,
-// in this boot and in this process's namespaces. The source is libcni's cache, or else the conflist
-// with the owner's pool. reconstruct returns nil for an owner that gets no DELs.
+// reconstruct builds a record for an owner's DELs, as if the ADD had run through unwind, in this
+// boot and in this process's namespaces. The source is libcni's cache, or else the conflist that
+// defines the owner's pool. reconstruct returns nil for an owner that gets no DELs.
 func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	if !o.getsDELs() {
 		return nil, nil

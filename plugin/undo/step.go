@@ -225,9 +225,9 @@ func (u *undoing) leaveScratch(
 	return f
 }
 
-// prevResult returns the prevResult for a DEL with a configuration. It is the final result of the
-// ADD, or the last known one, in the configuration's CNI version and without the addresses that the
-// step does not get. Like libcni, prevResult returns nil before version 0.4.0.
+// prevResult returns the prevResult for a step's DEL: the ADD's final or last known result, in the
+// CNI version of the DEL's config, without the addresses that are withheld from the step. Like
+// libcni, it returns nil before version 0.4.0.
 func (u *undoing) prevResult(
 	ctx context.Context, s *journal.Step, config json.RawMessage,
 ) (json.RawMessage, error) {

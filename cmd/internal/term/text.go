@@ -68,7 +68,8 @@ func Ago(t time.Time) string {
 	return Roughly(max(0, time.Since(t)))
 }
 
-// Roughly formats a duration in one unit: days from 2d, hours from 2h, minutes from 2m, or seconds.
+// Roughly formats a duration in one unit: days from 2d up, hours from 2h, minutes from 2m, or
+// seconds.
 func Roughly(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration

@@ -60,7 +60,7 @@ func inspectAgain(log string) {
 	}
 }
 
-// Only returns a value of -test.run that selects only this test or subtest.
+// Only returns a value for -test.run that selects only this test or subtest.
 func Only(t *testing.T) string {
 	parts := strings.Split(t.Name(), "/")
 	for i, part := range parts {

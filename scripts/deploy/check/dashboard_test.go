@@ -42,7 +42,7 @@ func panels(t *testing.T, cluster string) []panel {
 // legendLabel matches a label in a legend.
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// twoNodes contains made-up series of node-a, which has no problem, and of node-b, which has every
+// twoNodes contains made-up series for node-a, which has no problem, and for node-b, which has every
 // problem.
 var twoNodes = []string{
 	`unwind_build_info{instance="node-a", version="v1", goversion="go1"} 1x120`,

@@ -259,8 +259,9 @@ func (r release) image(archive string) {
 	equal(r.T, "architectures", architectures, []string{"amd64", "arm64"})
 }
 
-// packages checks that each deb has the archive's plugin, unwindctl, licenses, the man page and the
-// scripts, and that its units run the package's unwindctl.
+// packages checks that there is a deb and an rpm for each architecture. Each deb must contain the
+// archive's plugin, unwindctl, licenses, a man page, the scripts of scripts/release, and units that
+// run the package's unwindctl.
 func (r release) packages() {
 	for _, format := range []string{"deb", "rpm"} {
 		if all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*."+format)); len(all) != 2 {

@@ -74,15 +74,15 @@ func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 	if err != nil || ctx.Err() != nil {
 		return
 	}
-	s.log.warnOnce("metrics", "cannot collect all metrics",
+	s.log.warnOnce("metrics", "cannot collect some metrics",
 		errors.Join(r.Err(), r.HistoryErr, r.SweepErr, r.PoolErr))
 	s.log.warnOnce("journal", "cannot write the journal, so ADDs and DELs are not recorded",
 		r.Unwritable)
 	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
 }
 
-// count returns the counters of all events that the history contained when this process started,
-// and of all later ones. It adds them up, because the history drops its oldest events.
+// count returns the counters of all events since its first call for the state directory, and of
+// those that the history contained then. It adds them up, because the history drops old events.
 func (s *sweeper) count(stateDir string) inspect.Counters {
 	if s.history.Store == nil || s.history.Store.Dir != stateDir {
 		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}

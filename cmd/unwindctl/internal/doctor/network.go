@@ -282,8 +282,8 @@ func (e *examination) plugins(ctx context.Context, r node.Runtime, chain *netcon
 		ask(p.Type, version)
 		_, err := netconf.FindPlugin(p.IPAM, e.binPath)
 		if p.IPAM != "" && !p.ExecutesIPAM() && err != nil {
-			e.add("plugins", OK, "", "%s must implement ipam.type %s itself, because there is no such "+
-				"plugin in %s", p.Type, p.IPAM, dirs)
+			e.add("plugins", OK, "", "%s has ipam.type %s, but %s contains no such plugin: presumably, "+
+				"it assigns addresses itself", p.Type, p.IPAM, dirs)
 			continue
 		}
 		ask(p.IPAM, version)

@@ -49,7 +49,7 @@ type Step struct {
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
 	Last   string `json:"lastError,omitempty"` // the error of the last try
 	Code   uint   `json:"code,omitempty"`      // the error's code
-	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if that is nothing.
+	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the DEL does not wait.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
 
 	of journal.Step

@@ -274,7 +274,7 @@ func (s Setup) readSource(p *Plan) error {
 	return p.checkProviders()
 }
 
-// checkProviders warns of cilium, which renames other conflists (cilium 1.19.6, 1.20.2
+// checkProviders warns about cilium, which renames other conflists (cilium 1.19.6, 1.20.2
 // daemon/cmd/cni/config.go). It returns an error if Multus could use unwind's conflist as the
 // cluster network, and so call itself forever (see besideMultus).
 func (p *Plan) checkProviders() error {

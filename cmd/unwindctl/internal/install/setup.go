@@ -62,9 +62,9 @@ func (p Target) OwnFile(r node.Runtime) string {
 	return ownList
 }
 
-// Setup describes an install of unwind: the binary, and unwind's conflist, which sorts first and
-// names the provider's file as its chain. unwindctl changes other files only after another program
-// has copied or changed unwind's conflist (see repairs).
+// Setup describes an installation of unwind: the binary, and unwind's conflist, which sorts first
+// and names the provider's file as its chain. unwindctl changes other conflists only after another
+// program has copied or changed unwind's conflist (see repairs).
 type Setup struct {
 	ConfDir, BinDir string // of the runtime
 	Source          string // the provider's conflist, "" = the first in ConfDir except unwind's

@@ -187,8 +187,8 @@ func (s Setup) WriteConflist(p *Plan) Step {
 	}
 }
 
-// checkState returns the state directory. It refuses to replace another one whose journal contains
-// attachments, because nothing would then release these.
+// checkState returns the state directory. It refuses to switch from another one while the journal
+// there contains attachments or cannot be read, because no sweep would find those attachments.
 func (s Setup) checkState(ctx context.Context) (string, error) {
 	old := s.Entry()
 	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)

@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestPlaces: the directories come from the flags or, without flags, from the runtime. If a flag
-// names a plugin directory, the runtime's other plugin directories follow it.
+// TestPlaces: a directory that no flag names comes from the runtime. A plugin directory that a flag
+// names is searched before the runtime's own ones, if a runtime uses the conflist directory.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and

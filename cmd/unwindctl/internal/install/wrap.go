@@ -345,8 +345,8 @@ func fits(path string, text []byte) error {
 		Name string `json:"name"`
 	}
 	if json.Unmarshal(text, &named) == nil && named.Name == "" {
-		return errors.New(`the output has no "name", and a runtime ignores such a file; ` +
-			`set the network's name in "chain"`)
+		return errors.New(`the conflist would have no "name", so no runtime could use it; ` +
+			`add the network's name to "chain" as "name"`)
 	}
 	ext, is, want := filepath.Ext(path), "a list of plugins", ".conflist"
 	if isSingle(text) {

@@ -121,7 +121,7 @@ func TestWrapDirectory(t *testing.T) {
 	for _, tt := range []struct{ name, x, want string }{
 		{"plain", `"plugins": [{"type": "a"}]`, "would also run the plugins in "},
 		{"asked for", `"loadOnlyInlinedPlugins": false, "plugins": [{"type": "a"}]`, "would also run the plugins in "},
-		{"no plugins of its own", `"disableCheck": true`, `key "plugins" is empty`},
+		{"no plugins of its own", `"disableCheck": true`, `key "plugins" is missing or empty`},
 		{"not asked for", `"loadOnlyInlinedPlugins": true, "plugins": [{"type": "a"}]`, ""},
 		{"not asked for, as a string", `"loadOnlyInlinedPlugins": "TRUE", "plugins": [{"type": "a"}]`, ""},
 		{"beside unwind", `"plugins": [{"type": "unwind", "chain": {"plugins": [{"type": "a"}]}}]`, "would also run the plugins in "},
@@ -131,7 +131,7 @@ func TestWrapDirectory(t *testing.T) {
 		path := filepath.Join(dir, "10-net.conflist")
 		check(t, errors.Join(os.WriteFile(path, []byte(`{"cniVersion": "1.0.0", "name": "net", `+tt.x+`}`), 0o600), os.Mkdir(filepath.Join(dir, "net"), 0o700),
 			os.WriteFile(filepath.Join(dir, "net", "x.json"), nil, 0o600)))
-		if _, err := wrapPath(path); err != nil && tt.want != `key "plugins" is empty` {
+		if _, err := wrapPath(path); err != nil && tt.want != `key "plugins" is missing or empty` {
 			t.Errorf("%s: an empty directory: %v", tt.name, err)
 		}
 		check(t, os.WriteFile(filepath.Join(dir, "net", "10.conf"), []byte(`{"type": "c"}`), 0o600))
@@ -176,8 +176,8 @@ func TestWrapRefuses(t *testing.T) {
 		{"no version", `{"name": "net", ` + a + `}`, `key "cniVersion" is missing; set it to a CNI version`},
 		{"an empty version", `{"cniVersion": "", "cniVersions": [], "name": "net", ` + a + `}`, `key "cniVersion" is missing; set it to a CNI version`},
 		{"an unknown version", `{"cniVersion": "0.5.0", "name": "net", ` + a + `}`, `cniVersion "0.5.0" is not supported`},
-		{"no plugins", `{"cniVersion": "1.0.0", "name": "net"}`, `key "plugins" is empty; put the plugins to run there`},
-		{"none in the list", `{"cniVersion": "1.0.0", "name": "net", "plugins": []}`, `key "plugins" is empty; put the plugins to run there`},
+		{"no plugins", `{"cniVersion": "1.0.0", "name": "net"}`, `key "plugins" is missing or empty; list the plugins in it`},
+		{"none in the list", `{"cniVersion": "1.0.0", "name": "net", "plugins": []}`, `key "plugins" is missing or empty; list the plugins in it`},
 		{"no list", `{"cniVersion": "1.0.0", "name": "net", "plugins": {}}`, `key "plugins" is an object, not a list`},
 		{"no type", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {}]}`, `plugins[1]: key "type" is missing`},
 		{"a type that is a path", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "../a"}]}`, `"../a" is not a valid plugin name`},
@@ -187,7 +187,7 @@ func TestWrapRefuses(t *testing.T) {
 		{"unwind and another", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {}}, {"type": "a"}]}`, `key "plugins" is `},
 		{"wrapped, a wrong key", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "stateDir": "x", "chain": {` + a + `}}]}`, `key "stateDir": "x" is not an absolute path`},
 		{"wrapped, an unknown key", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "statedir": "/x", "chain": {` + a + `}}]}`, `unknown key "statedir"`},
-		{"wrapped, a wrong chain", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {"plugins": []}}]}`, `key "plugins" is empty`},
+		{"wrapped, a wrong chain", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind", "chain": {"plugins": []}}]}`, `key "plugins" is missing or empty`},
 		{"wrapped, no chain", `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "unwind"}]}`, `neither "chain" nor "chainFile" is set`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

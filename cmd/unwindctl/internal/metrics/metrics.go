@@ -52,7 +52,7 @@ var helps = map[string][]string{
 		"network", "plugin"},
 	"waiting_deletes": {"Pending DELs that cannot run yet. The label \"for\" names the reason: " +
 		"container (the DEL could release resources of another ADD of the container or its pod) " +
-		"or rules (a later plugin's rules or host ports may still use its address). " +
+		"or rules (a later plugin's rules or host ports may still use the pod's address). " +
 		"unwind_pending_deletes does not count these DELs.",
 		"network", "plugin", "for"},
 	"oldest_pending_delete_timestamp_seconds": {"Time when the oldest DEL in " +

@@ -124,7 +124,7 @@ func inContainer() bool {
 	return own != firstPIDNS || !OnHost()
 }
 
-// BinPath returns the plugin directories of all runtimes, in CNI_PATH's format.
+// BinPath returns the plugin directories of all runtimes, and DefaultBinDir, in CNI_PATH's format.
 func BinPath(ctx context.Context) string {
 	var dirs []string
 	found, _ := Find(ctx, "/")

@@ -20,8 +20,8 @@ import (
 // untold is the beginning of the problem that a containerd did not report its directories.
 const untold = "the runtime's CNI directories are unknown, because containerd at /run/containerd/containerd.sock did not report them: "
 
-// TestFindRuntimes covers the configuration files of known runtimes, as their vendors ship them. No
-// containerd answers.
+// TestFindRuntimes: Find recognizes the known runtimes by their files and sockets. No containerd is
+// running, so none reports its directories.
 func TestFindRuntimes(t *testing.T) {
 	t.Parallel()
 	standard := func(change func(*Runtime)) []Runtime {

@@ -44,7 +44,7 @@ type Step struct {
 	Millis   int64           `json:"milliseconds"`
 }
 
-// Worst returns the step with the highest severity, the first of several.
+// Worst returns the first step with the highest severity, or the zero Step if all are OK.
 func Worst(steps []Step) (worst Step) {
 	for _, s := range steps {
 		if s.Severity > worst.Severity {
