@@ -249,12 +249,12 @@ func (s *Store) at(point string) {
 // chunk is the unit, in bytes, by which the file grows.
 const chunk = 64 << 10
 
-// makeRoom allocates disk space after the pages in use, because bbolt only sets the file's size,
-// which allocates nothing. So this commit cannot fail because the disk is full. For an ADD's first
-// commit, its intent, makeRoom also allocates for the ADD's later commits. A failed commit would
-// make a copy necessary (see trust), which needs space as well. makeRoom does nothing on a file
-// system that cannot allocate in advance. On one that copies a page on each write (btrfs, ZFS), a
-// commit can still run out of space.
+// makeRoom allocates disk space after the pages in use, so that a full disk does not make this
+// commit fail: bbolt only sets the file's size, which allocates nothing. For an ADD's first commit,
+// its intent, makeRoom also allocates for the ADD's later commits, because after a failed commit
+// the journal must be copied (see trust), which needs even more space. makeRoom does nothing on a
+// file system that cannot allocate in advance. On one that copies a page on each write (btrfs,
+// ZFS), a commit can still run out of space.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {

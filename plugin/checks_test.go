@@ -47,7 +47,8 @@ func (n *node) wantClean() {
 	}
 }
 
-// Calls of faulty plugins since the last forgetCalls, in the form "DEL p0".
+// The checks below compare the calls of faulty plugins since the last forgetCalls. A call has the
+// form "DEL p0".
 
 // wantCalls checks that there were exactly these calls in this order, and forgets them.
 func (n *node) wantCalls(calls ...string) {

@@ -28,9 +28,9 @@ func withSameAddresses(n *node) (a *pod) {
 	return a
 }
 
-// TestSameADDAgain: a container is restarted under the same ID, and the journal contains only its
-// first ADD. No sweep takes anything of the second ADD, and the DEL of the second ADD leaves
-// nothing.
+// TestSameADDAgain: a container is restarted under the same ID, and the journal does not contain
+// its second ADD. No sweep releases a resource of the second ADD, and the DEL of the second ADD
+// leaves nothing behind.
 func TestSameADDAgain(t *testing.T) {
 	restarts := oneOf(
 		"past unwind",

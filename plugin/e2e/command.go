@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen creates a socket on the node, and replaces an existing one. Closing the listener leaves
-// the socket's file, because Close would remove the file at the same path outside the node.
+// listen creates a socket on the node, and replaces an existing one. The socket's file stays when
+// the listener is closed: Close runs outside the node, and would remove the file at that path there.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

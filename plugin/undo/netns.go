@@ -116,11 +116,10 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	return where, hidden
 }
 
-// provenGone reports whether a namespace that was not found is gone. err is the error of the
-// search. The host end of the interface must be gone as well, because the kernel destroys a
-// namespace only some time after its last user has ended. In addition, the ADD must have had a host
-// end, or the search must have had no error. If the ADD could not identify the namespace, there was
-// no search. Instead, opening the namespace at its path must fail.
+// provenGone reports whether a namespace that was not found is gone. The host end of the interface
+// must be gone as well, because the kernel destroys a namespace only some time after its last user
+// has ended. If the record names no host end, err, the error of the search, must be nil. If the ADD
+// could not identify the namespace, nothing was searched; then the path must not lead to one.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")

@@ -347,7 +347,7 @@ func (c *call) run() ([]byte, error) {
 	}
 }
 
-// held waits until the call's file under held is removed.
+// held creates the call's file in the directory held, and waits until a test removes it.
 func (c *call) held() error {
 	held := filepath.Join(c.conf.Dir, "held", c.Command+"."+c.ContainerID+"."+c.Instance)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(held), 0o755), os.WriteFile(held, nil, 0o644)); err != nil {
@@ -519,8 +519,8 @@ func (c *call) killParent() error {
 	return syscall.Kill(c.parent, syscall.SIGKILL)
 }
 
-// handOver starts the child that takes effect later, and kills the parent. The child stays in this
-// process group, and inherits all descriptors from 3 on.
+// handOver starts a child that finishes this call later, and kills unwind, the parent of this
+// process. The child stays in this process group, and inherits the descriptors from 3 on.
 func (c *call) handOver() error {
 	child := child(roleOrphan)
 	stdin, err := child.StdinPipe()

@@ -254,8 +254,8 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// removed reports whether somebody has removed unwind's conflist and no other file, and the
-// reconciler has not recorded that yet.
+// removed reports whether somebody has removed unwind's conflist, but left the provider's file
+// unchanged. It returns false once the reconciler has recorded the removal.
 func (r *reconciler) removed() bool {
 	return r.source != nil && missing(r.Path()) && !r.changed() &&
 		r.Obstacle(r.journalDir(r.Setup)) == nil

@@ -149,7 +149,8 @@ func reconcileOnce(k *reconciling, args []string) error {
 	return nil
 }
 
-// wantInUse implements inuse REASON: it checks the state in unwind_status.
+// wantInUse implements inuse REASON: it checks the reason in the status, which is the state in the
+// metric unwind_status.
 func wantInUse(k *reconciling, args []string) error {
 	return same(string(k.status().Reason), args[0])
 }

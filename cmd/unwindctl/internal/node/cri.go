@@ -297,16 +297,16 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 	return all, nil
 }
 
-// ask replaces the directories with those in the runtime's response to CRI's Status(verbose), for
-// all containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and "config" is the
-// CRI plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
+// ask replaces the directories with those in the runtime's response to CRI's Status(verbose). This
+// works for all containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and
+// "config" is the CRI plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
 // internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API.
 // CRI-O's response does not contain them (cri-o server/runtime_status.go createRuntimeInfo), so its
 // directories come from its configuration.
 //
-// containerd 2 runs the network's STATUS before it responds, as for each status request from a
-// kubelet. So ask first queries the version: a runtime that hangs does not respond to that either.
-// ask returns false for a containerd without CRI, such as Docker's, which runs no pods.
+// containerd 2 runs the network's STATUS before it responds, so Status may be slow, and has a long
+// timeout. So ask queries the version first, and skips Status if the runtime doesn't respond. ask
+// returns false for a containerd without CRI, such as Docker's, which runs no pods.
 func (r *Runtime) ask(ctx context.Context, root string) bool {
 	socket := filepath.Join(root, socketPath(r.Socket))
 	var answer *cri.StatusResponse
