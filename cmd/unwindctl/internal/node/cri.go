@@ -299,10 +299,10 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 
 // ask replaces the directories with those in the runtime's response to CRI's Status(verbose). This
 // works for all containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and
-// "config" is the CRI plugin's, with imports and defaults (containerd 1.6.20 pkg/cri/server/status.go, 2.3
-// internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig). These keys are not an API.
-// CRI-O's response does not contain them (cri-o server/runtime_status.go createRuntimeInfo), so its
-// directories come from its configuration.
+// "config" is the CRI plugin's, with imports and defaults (containerd 1.6.20
+// pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig).
+// These keys are not an API. CRI-O's response does not contain them (cri-o server/runtime_status.go
+// createRuntimeInfo), so its directories come from its configuration.
 //
 // containerd 2 runs the network's STATUS before it responds, so Status may be slow, and has a long
 // timeout. So ask queries the version first, and skips Status if the runtime doesn't respond. ask
