@@ -72,7 +72,7 @@ func addOffFlags(cmd *cobra.Command, flags *install.Options) {
 	cmd.Flags().StringVar(&flags.StateDir, "state-dir", "",
 		"use the journal in `DIR` (default: the one that unwind's conflist names)")
 	cmd.Flags().StringVar(&flags.By, "by", install.User(),
-		"record that `WHO` switched unwind off")
+		"record `WHO` as the user who ran this command")
 	cmd.Flags().Lookup("by").DefValue = ""
 	addDryRun(cmd, &flags.DryRun)
 	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)

@@ -60,7 +60,7 @@ func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool,
 	}
 	list.Name = cmp.Or(list.Name, c.Network)
 	if chain, conf, err = list.Chain(); err == nil && conf.Name != c.Network {
-		err = fmt.Errorf("libcni's cache entry for network %q contains the chain of network %q",
+		err = fmt.Errorf("the file is for network %q, but contains the chain of network %q",
 			c.Network, conf.Name)
 	}
 	if err == nil {

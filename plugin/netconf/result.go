@@ -136,7 +136,8 @@ func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, e
 	defer func() {
 		if r := recover(); r != nil {
 			converted = nil
-			err = fmt.Errorf("cannot convert the result to CNI version %q: %v", to, r)
+			err = fmt.Errorf("cannot convert the result to CNI version %q, perhaps because a plugin put "+
+				"null into a list: %v", to, r)
 		}
 	}()
 	if len(raw) == 0 {

@@ -84,7 +84,8 @@ func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) 
 		g.errs = append(g.errs, cacheErr)
 		for _, why := range slices.Sorted(maps.Keys(g.noChain)) {
 			files := g.noChain[why]
-			g.errs = append(g.errs, fmt.Errorf("%s (%d such files): %s", files[0], len(files), why))
+			g.errs = append(g.errs, fmt.Errorf("skipped %d of the files in libcni's cache, such as %s: %s",
+				len(files), files[0], why))
 		}
 	}
 	for _, o := range g.all {

@@ -68,7 +68,7 @@ func (u *undoing) report(before, after *journal.Step, f *delegate.Failure, done 
 	case f != nil && (before.Code != after.Code || before.Next.Why.Blocked()):
 		msg := "DEL failed and is pending"
 		if u.Mode == Reconstructed {
-			msg = "DEL failed; the container's addresses may be released anyway"
+			msg = "DEL failed; this sweep may still release the container's addresses"
 		}
 		u.Log.Warn(msg, "plugin", after.Type, "code", f.Code, "err", after.Last)
 	}

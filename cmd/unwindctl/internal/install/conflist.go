@@ -181,10 +181,10 @@ func (s Setup) repairs() (all []*Change, err error) {
 		}
 		if readErr != nil {
 			if path == source {
-				readErr = fmt.Errorf("cannot move %s there from %s: %w", strings.Join(own.Types[1:], ", "),
-					own.Path, readErr)
+				readErr = fmt.Errorf("cannot move %s from %s to this file: %w",
+					strings.Join(own.Types[1:], ", "), own.Path, readErr)
 			}
-			err = errors.Join(err, term.WithHint("replace that file with the provider's conflist", "%s: %w",
+			err = errors.Join(err, term.WithHint("replace "+path+" with the provider's conflist", "%s: %w",
 				path, readErr))
 			continue
 		}

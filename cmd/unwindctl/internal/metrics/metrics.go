@@ -65,13 +65,13 @@ var helps = map[string][]string{
 	"duplicate_addresses_total": {"Addresses assigned while another attachment was using them."},
 	"dropped_deletes_total": {"Pending DELs that unwind dropped, because they failed for about a day.",
 		"plugin"},
-	"degraded_operations_total": {"ADDs and DELs that continued without the journal, as far as known.",
-		"verb", "reason"},
+	"degraded_operations_total": {"ADDs and DELs that continued without the journal. The count may " +
+		"be too low, because a full or read-only disk keeps unwind from counting.", "verb", "reason"},
 	"ipam_addresses": {"Addresses in host-local's pools by range set; an ADD takes one address from " +
 		"each set. Addresses outside the known ranges have set=none. state=free is absent " +
 		"for these, and for a set of 2^53 addresses or more.", "network", "pool", "set", "family",
 		"state"},
-	"status": {"Whether pods of this node go through unwind: 1 for the current state, else 0.",
+	"status": {"The state of unwind on this node: 1 for the current state, 0 for all others.",
 		"state"},
 	"plugin_info": {"Always 1; the label is the version of the installed plugin.", "version"},
 	"off_timestamp_seconds": {"Time when unwind was switched off; the label \"by\" names who did " +
