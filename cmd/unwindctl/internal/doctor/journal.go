@@ -142,7 +142,7 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	some := func(all []string) string { return strings.Join(all[:min(3, len(all))], ", ") }
 	if len(adding) > 0 {
-		e.add("pods", Warning, "a plugin of the chain hangs; ps axf shows it",
+		e.add("pods", Warning, "a plugin of the chain probably hangs; ps axf shows it",
 			"%s run for more than 2m: %s", term.Plural(len(adding), "ADD has", "ADDs have"), some(adding))
 	}
 	if len(long) > 0 {

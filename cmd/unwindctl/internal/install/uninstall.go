@@ -169,8 +169,8 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 			return nil, term.WithHint("correct that file", "the runtime loads %s next, but cannot use it: "+
 				"%w", path, readErr)
 		case names(c.Data, ""):
-			return nil, term.WithHint(takeOutHint(c), "unwind is still in use: the runtime now loads %s, "+
-				"which also runs unwind", path)
+			return nil, term.WithHint(takeOutHint(c), "unwind stays in use: the next file that the "+
+				"runtime loads, %s, also runs unwind", path)
 		default:
 			return []*Change{{Change: "next", What: fmt.Sprintf("the runtime loads %s (%s)", path,
 				strings.Join(c.Types, " → "))}}, nil
