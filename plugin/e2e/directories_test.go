@@ -35,7 +35,7 @@ func TestE2EDirectories(t *testing.T) {
 		n.Write("/etc/containerd/config.toml", "imports = [\"/etc/containerd/own/*.toml\"]\n"+string(config))
 		n.Write("/etc/containerd/own/moved.toml", v.MovedCNI("/etc/cni/moved", "/opt/cni/moved"))
 		if _, stderr, err := n.Try(e2e.Path(t, "bin/unwindctl"), "install", "--dry-run"); err == nil ||
-			!strings.Contains(stderr, "the runtime's CNI directories are unknown, because containerd at "+e2e.Socket+" did not report them") {
+			!strings.Contains(stderr, "cannot confirm the runtime's CNI directories, because containerd at "+e2e.Socket+" did not report them") {
 			t.Errorf("while containerd is down: %v, %s", err, stderr)
 		}
 		rt.Start()

@@ -75,8 +75,8 @@ func NewPlainNode(t *testing.T, v Version, last string, live int) *PlainNode {
 func (n *PlainNode) Ctl(code int, args ...string) string {
 	n.Helper()
 	stdout, stderr, err := n.Try(Copied, args...)
-	exit := new(exec.ExitError)
-	if is := errors.As(err, &exit); err != nil && !is || is && exit.ExitCode() != code || err == nil && code != 0 {
+	var ended *exec.ExitError
+	if errors.As(err, &ended); (err != nil || code != 0) && (ended == nil || ended.ExitCode() != code) {
 		n.Errorf("unwindctl %v: %v, want exit code %d\n%s%s", args, err, code, stdout, stderr)
 	}
 	return stdout

@@ -8,9 +8,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestHeld: a DEL that fails for a day is dropped only if the attachment surely has no address any
-// more. A file of host-local that cannot be read, or whose text a power loss cut off, may be the
-// attachment's.
+// TestHeld: while its plugin is in the chain, a DEL that fails for a day is dropped only if the
+// attachment surely has no address any more. A file of host-local that cannot be read, or whose text
+// a power loss cut off, may be the attachment's.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	pool := t.TempDir()

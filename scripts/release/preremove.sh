@@ -9,6 +9,6 @@ if [ -d /run/systemd/system ]; then
 	systemctl disable --now unwind-agent.service unwind-sweep.timer unwind-sweep-boot.service || true
 fi
 if [ -e /opt/cni/bin/unwind ]; then
-	echo "unwind: pods still start with /opt/cni/bin/unwind; to remove it, run unwindctl uninstall before" \
-		"the package is removed" >&2
+	echo "unwind: /opt/cni/bin/unwind stays, because pods may still need it; to remove it, install the package" \
+		"again, and run unwindctl uninstall" >&2
 fi

@@ -242,8 +242,9 @@ func (o Options) advice(ctx context.Context, r node.Runtime) (text string) {
 			"daemon-reload && systemctl enable --now unwind-agent.service unwind-sweep-boot.service\n"
 	}
 	if o.Observe {
-		text += "Because of --observe, STATUS and GC release nothing; only unwindctl sweep and its " +
-			"timer release dead attachments. To change that, install again without --observe.\n"
+		text += "Because of --observe, STATUS and GC release nothing. Dead attachments stay until " +
+			"unwindctl sweep, its timer or an agent releases them. To change that, install again " +
+			"without --observe.\n"
 	} else if o.UnitDir == "" {
 		text += r.SweepAdvice(ctx) + "\n"
 	}

@@ -326,7 +326,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	_ = json.Unmarshal([]byte(answer.GetInfo()["cniconfig"]), &cni)
 	if cni.PluginConfDir == "" || len(cni.PluginDirs) == 0 {
 		if r.Name != crio {
-			r.Problems = append(r.Problems, fmt.Sprintf("the runtime's CNI directories are unknown, "+
+			r.Problems = append(r.Problems, fmt.Sprintf("cannot confirm the runtime's CNI directories, "+
 				"because %s at %s did not report them: %s, or set --conf-dir and --cni-bin-dir", r.Name,
 				r.Socket, whyUntold(err)))
 		}

@@ -18,7 +18,7 @@ import (
 )
 
 // untold is the beginning of the problem that a containerd did not report its directories.
-const untold = "the runtime's CNI directories are unknown, because containerd at /run/containerd/containerd.sock did not report them: "
+const untold = "cannot confirm the runtime's CNI directories, because containerd at /run/containerd/containerd.sock did not report them: "
 
 // TestFindRuntimes: Find recognizes the known runtimes by their files and sockets. No containerd is
 // running, so none reports its directories.
