@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// sweeper runs the agent's sweeps. It logs a state only when it changes.
+// sweeper runs the agent's sweeps. It logs a state only when the state changes.
 type sweeper struct {
 	*agent
 	sockets []string // see inspect.Scope
@@ -81,8 +81,8 @@ func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
 }
 
-// count returns the counters of all events since its first call for the state directory, and of
-// those that the history contained then. It adds them up, because the history drops old events.
+// count counts the events that the history contains at the first call for a state directory, and
+// all later events. It keeps the counters between calls, because the history drops old events.
 func (s *sweeper) count(stateDir string) inspect.Counters {
 	if s.history.Store == nil || s.history.Store.Dir != stateDir {
 		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
@@ -92,8 +92,8 @@ func (s *sweeper) count(stateDir string) inspect.Counters {
 	return slices.Clone(s.counters)
 }
 
-// report logs each released attachment. With --observe, it logs each attachment that it would
-// release, unless the previous sweep logged it. It then logs the counts.
+// report logs each released attachment. With --observe, it logs each attachment that the sweep
+// would release, unless the previous sweep would have released it, too. Then it logs the counts.
 func (s *sweeper) report(findings []sweep.Finding) {
 	would, counts, elsewhere := map[string]bool{}, map[string]int{}, 0
 	for i := range findings {
@@ -123,8 +123,8 @@ func (s *sweeper) report(findings []sweep.Finding) {
 	s.reportCounts(counts)
 }
 
-// reportCounts logs the number of attachments with each result, and of those whose state is
-// unknown. It does not log if only the number of live attachments has changed.
+// reportCounts logs how many attachments have each result, and how many are in state unknown. It
+// logs nothing if only the number of live attachments has changed.
 func (s *sweeper) reportCounts(counts map[string]int) {
 	var words []any
 	for _, word := range append(inspect.Results, "unknown") {
@@ -137,7 +137,7 @@ func (s *sweeper) reportCounts(counts map[string]int) {
 		if s.Observe {
 			done = "observed"
 		}
-		s.log.Info(done, append(words, "live", counts["live"]+counts["recent"])...)
+		s.log.Info(done, append(words, "live", counts["live"]+counts["recent"]+counts["busy"])...)
 	}
 }
 
@@ -152,7 +152,7 @@ func newDedupLogger(log *slog.Logger) *dedupLogger {
 	return &dedupLogger{Logger: log, states: map[string]string{}}
 }
 
-// changed reports whether a thing's state differs from its previous one. "" is the normal state.
+// changed stores a thing's state, and reports whether it has changed. "" is the normal state.
 func (d *dedupLogger) changed(thing, state string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -163,7 +163,7 @@ func (d *dedupLogger) changed(thing, state string) bool {
 
 var digits = regexp.MustCompile(`\d+`)
 
-// warnOnce logs an error about a thing when it first occurs, and "recovered" when it is over.
+// warnOnce logs an error about a thing when the error begins, and "recovered" when the error ends.
 // Errors that differ only in numbers, such as a port or a time, count as the same.
 func (d *dedupLogger) warnOnce(thing, msg string, err error) {
 	switch {

@@ -120,7 +120,7 @@ func (e *examination) attachments(found *inspect.Report) {
 	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
-		if a.State == journal.Adding && a.Verdict == decide.Live && age > addingLong {
+		if a.Adding() && age > addingLong {
 			adding = append(adding, key)
 		}
 		if !a.PendingDEL() || age <= pendingLong {
@@ -177,9 +177,9 @@ func (e *examination) attachments(found *inspect.Report) {
 	e.verdicts(found)
 }
 
-// removed reports the pending DELs of plugins that have left the chain, and returns them, as
-// "ATTACHMENT PLUGIN". Nobody needs to act on them: the runtime gets no error, and unwind drops
-// them after about a day.
+// removed reports the pending DELs of plugins that have left the chain, and returns them as
+// "ATTACHMENT PLUGIN". Nobody needs to act: the runtime gets no error, and unwind drops these DELs
+// after about a day.
 func (e *examination) removed(findings []sweep.Finding) map[string]bool {
 	all, pods := map[string]bool{}, map[string]int{}
 	for _, f := range findings {
@@ -281,8 +281,8 @@ func (e *examination) set(pool string, s *inspect.Set, guarded bool) {
 
 const showOwners = "unwindctl ipam -o wide shows each address's owner"
 
-// doctor reports an error if the journal's disk has fewer free bytes or inodes than these. A
-// journal takes a few MiB.
+// doctor reports an error if the journal's disk has fewer than leastFree free bytes, or fewer than
+// leastNodes free inodes. A journal takes a few MiB.
 const (
 	leastFree  = 64 << 20
 	leastNodes = 100
@@ -340,7 +340,7 @@ func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
 	}
 }
 
-// disk reports whether the state directory's disk is full or read-only, and warns if it is a tmpfs.
+// disk reports whether the state directory's disk is nearly full or read-only. It warns of a tmpfs.
 func (e *examination) disk() (unwritable bool) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.StateDir, &st); err != nil {

@@ -60,14 +60,18 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Dead reports whether a sweep should release the attachment, due to its pending DELs or verdict.
+// Dead reports whether a sweep should release the attachment, by its pending DELs or its verdict.
 func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }
 
-// Status returns the state of an attachment for tables and metrics. It is the verdict if that is
-// unknown, foreign or recent, or dead while the journal's state is adding or live. Otherwise, it is
-// the journal's state.
+// Adding reports whether the attachment's ADD may be running: the attachment's lock is held, and
+// the journal's state is adding or, once a plugin has returned a result, live.
+func (a *Attachment) Adding() bool { return a.Status() == string(journal.Adding) }
+
+// Status returns the state of an attachment for tables and metrics: the verdict if it is unknown,
+// foreign or recent, or if it is dead and the journal's state is adding or live; adding if the ADD
+// may be running (see Adding); or else the journal's state.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -81,6 +85,8 @@ func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
 		return "recent"
+	case v == decide.Locked && decide.KeepsContainer(state):
+		return string(journal.Adding)
 	case state == "", v.Verdict == decide.Unknown, v.Verdict == decide.Foreign,
 		v.Verdict == decide.Dead && decide.KeepsContainer(state):
 		return string(v.Verdict)
@@ -206,8 +212,8 @@ func names(attachments []Attachment) (names []string) {
 	return names
 }
 
-// pending lists a dead attachment's plugins with a pending DEL, each with how often the DEL was
-// tried and how it failed, or what it waits for.
+// pending lists the plugins of a dead attachment whose DELs are pending. For each plugin, it says
+// what the DEL waits for, or how often the DEL was tried and how it failed.
 func pending(a Attachment) string {
 	texts := []string{}
 	if a.PendingDEL() || a.Verdict == decide.Dead {

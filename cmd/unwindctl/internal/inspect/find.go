@@ -19,7 +19,7 @@ import (
 )
 
 // Find returns the attachments that an argument names: NETWORK/CONTAINER/IFNAME, a container ID, a
-// pod (NAMESPACE/NAME or its name), or an address. A unique prefix of a container ID is enough.
+// pod (NAMESPACE/NAME or NAME), or an address. A unique prefix of a container ID is enough.
 func Find(attachments []Attachment, arg string) ([]Attachment, error) {
 	if address, err := netip.ParseAddr(arg); err == nil {
 		return Filter(attachments, func(a *Attachment) bool {

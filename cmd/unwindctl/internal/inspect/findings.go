@@ -80,7 +80,7 @@ const (
 var Results = []string{Released, WouldBeReleased, Pending, Kept}
 
 // PrintFindings prints a table of the findings, and their counts (see Counted). Unless all is set,
-// it leaves out live attachments for which neither Warn nor Busy is set.
+// it leaves out live attachments, except recent ones and those for which Warn or Busy is set.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -119,7 +119,7 @@ func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 		}
 	}
 	var words []string
-	for _, word := range append(Results, "unknown", "recent", "live") {
+	for _, word := range append(Results, "unknown", "recent", "busy", "live") {
 		if count[word] > 0 {
 			words = append(words, fmt.Sprintf("%d %s", count[word], word))
 		}
@@ -163,7 +163,7 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 	default:
 		result = Pending
 	}
-	// unwind runs no DELs for another machine's attachment (decide.Foreign)
+	// not for decide.Foreign, because unwind runs no DELs for another machine's attachment
 	if f.Verdict == decide.Dead && len(f.Pending) > 0 && !f.Released {
 		why += "; pending DEL: " + strings.Join(f.Pending, ", ")
 	}
@@ -174,11 +174,14 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 }
 
 // Counted returns the word under which a finding is counted: its result or, if it is not dead, its
-// state.
+// state or "busy".
 func Counted(f *sweep.Finding, dryRun bool) string {
-	if f.Recent() {
+	switch {
+	case f.Recent():
 		return "recent"
-	} else if !f.Releasable() {
+	case f.Busy:
+		return "busy"
+	case !f.Releasable():
 		return string(f.Verdict)
 	}
 	result, _ := Result(f, dryRun)
@@ -193,8 +196,8 @@ func whyOf(f *sweep.Finding) string {
 	return fmt.Sprintf("%s (%s left)", f.Reason.Text, term.Roughly(f.Left))
 }
 
-// Remaining returns an error if a sweep left attachments that it should have released, or could not
-// judge.
+// Remaining returns an error if attachments remain that a sweep should have released, or that it
+// could not judge.
 func Remaining(findings []sweep.Finding) error {
 	failed, untried, unknown := 0, 0, 0
 	var errs []error

@@ -225,8 +225,8 @@ func (s *Set) bar(out io.Writer) string {
 	return fmt.Sprintf("  %s  %d %%\n", &text, s.percent())
 }
 
-// cellsOf divides the cells of a bar among the counts and, last, the rest of size. A part that is
-// not 0 gets at least one cell, unless no cell is left.
+// cellsOf divides the cells of a bar among the counts and, last, the free addresses. Each part that
+// is not 0 gets at least one cell, until no cell is left.
 func cellsOf(counts []int, size int64, width int) (cells []int) {
 	width = int(min(int64(width), size))
 	used := int64(0)

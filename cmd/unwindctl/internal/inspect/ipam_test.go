@@ -60,7 +60,6 @@ var check = nodetest.Check
 
 type files = ipamtest.Files
 
-// pool is a host-local pool.
 type pool struct{ *ipamtest.Plugin }
 
 // newHostLocal returns a pool that host-local has not created yet.
@@ -74,7 +73,7 @@ func (h *pool) read(config string) (*Pool, error) {
 	return readPool(sweep.Pool{Network: "podnet", Dir: h.Pool(), Config: json.RawMessage(config)}, &Report{})
 }
 
-// wantFull checks whether the pool is full.
+// wantFull checks that the pool is reported as full if want is true, and otherwise as not full.
 func (h *pool) wantFull(when string, want bool) {
 	h.Helper()
 	if p, err := h.read(h.Config); err != nil || p.Full != want {
@@ -151,7 +150,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// untilFull requests addresses until host-local has none left, which must be after this many.
+// untilFull requests addresses until host-local has none left. It must assign the given number.
 func (h *pool) untilFull(addresses int) {
 	h.Helper()
 	for i := range addresses + 1 {

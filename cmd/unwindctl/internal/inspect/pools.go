@@ -32,7 +32,7 @@ type Pool struct {
 	Reservations []reservation `json:"reservations"`
 }
 
-// Counts are the numbers of addresses that are not free, by state. Used is the sum of the others.
+// Counts are the numbers of addresses that are not free, by state. Used is the sum of the states.
 type Counts struct {
 	Used    int `json:"used"`
 	Live    int `json:"live"`
@@ -71,7 +71,7 @@ type reservation struct {
 	Remedy      string       `json:"remedy,omitempty"`
 }
 
-// readPools reads pools. The error names those that cannot be read completely.
+// readPools reads pools. The error names the pools that cannot be read completely.
 func (r *Report) readPools(found []sweep.Pool) (err error) {
 	for _, one := range found {
 		p, readErr := readPool(one, r)
@@ -83,8 +83,8 @@ func (r *Report) readPools(found []sweep.Pool) (err error) {
 	return err
 }
 
-// readPool reads a pool. A pool that it returns with an error lacks the chain's ranges or some of
-// its addresses.
+// readPool reads a pool. If it returns both a pool and an error, the pool lacks the chain's ranges
+// or some of the addresses.
 func readPool(of sweep.Pool, n *Report) (*Pool, error) {
 	p := &Pool{Network: of.Network, Dir: of.Dir, Plain: of.Plain, Sets: []*Set{},
 		Reservations: []reservation{}}

@@ -26,15 +26,15 @@ type Scope struct {
 	node.Directories
 	Network    string   // "" for all
 	CRI, Valid string   // the source of the list of attachments: see List
-	Force      bool     // accept an empty list from Valid, and see sweep.Options
+	Force      bool     // accept an empty list from Valid; also sets sweep.Options.Force
 	Ours       bool     // only the pools of chains that unwind runs
 	Sockets    []string // the sockets that --cri auto tries besides the known ones
 	Earlier    *Report  // use the list of this report; nil to query the runtime
 }
 
 // List returns the list of attachments from the runtime or from Valid, or nil if the flags ask for
-// no list. An error other than a UsageError means that no runtime was found, or that it returned no
-// list. The list is then nil, not empty: an empty list means that the runtime has no attachments.
+// no list. An error other than a UsageError means that no runtime was found, or that one returned
+// no list. The list is then nil, because an empty list means that the runtime has no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":
@@ -92,8 +92,8 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	return facts.NewList(s.Network, valid), nil
 }
 
-// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. Run
-// by another user, it ignores a lack of permission, because root may have the permission.
+// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. If
+// this process does not run as root, Unwritable ignores a lack of permission, which root may have.
 func Unwritable(stateDir string) error {
 	const access = "let only root write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -25,8 +25,8 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names. It returns an error, after printing, even if
-// only other records or the history cannot be read.
+// Show prints the attachments that an argument names. If other records or the history cannot be
+// read, it prints them all the same, and then returns an error.
 func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	found, err := Find(r.Attachments, arg)
 	if err != nil {
