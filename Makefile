@@ -1,5 +1,5 @@
-# Continuous integration runs the same targets as developers. `make` without arguments lists them
-# (see HELP).
+# Continuous integration runs the same targets as developers. `make` without arguments lists the
+# targets (see HELP).
 
 PLUGINS_VERSION     := v1.10.0
 PLUGINS_BEFORE      := v1.9.1
@@ -27,8 +27,8 @@ CONTAINERD_VERSIONS := v2.4.2 $(if $(SHORT),,v2.0.14 v1.7.35)
 # on this machine. Nothing is installed, so no service starts.
 DEBS := runc containerd podman conmon
 
-# The reference plugins that the tests and the demo use, by their directory in
-# containernetworking/plugins.
+# The reference plugins that the tests and the demo use, as directories below plugins/ in the
+# repository containernetworking/plugins.
 PLUGINS := main/bridge main/host-device main/loopback main/macvlan main/ptp \
            ipam/host-local ipam/static \
            meta/bandwidth meta/firewall meta/portmap meta/sbr meta/tuning
@@ -41,7 +41,7 @@ GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 # certificates, and -race needs a C compiler.
 DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc strace:strace pkill:procps
 
-# The command that builds the binaries, here and in a release.
+# Builds the binaries for bin/ and for the agent's image. .goreleaser.yaml has the same flags.
 GO_BUILD = CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$(VERSION)"
 
 # The programs that `make build` builds.
@@ -53,8 +53,7 @@ MANUAL ?= bin/man8
 # The number of pods that `make soak` adds and removes.
 PAIRS ?= 100000
 
-# The tests of the deployment files. They are a separate module, which is not in a release's
-# archives.
+# The tests of the deployment files: a separate module, which is not in a release's archives.
 CHECK := scripts/deploy/check
 
 # The packages that `make mutants` checks.
@@ -63,7 +62,8 @@ MUTATED ?= plugin/decide plugin/known plugin/netconf ipam
 # The time for which `make fuzz` runs each target.
 FUZZTIME ?= 10s
 
-# The names of stamp files contain the version, so that make builds again when the version changes.
+# The name of each stamp file contains a version, so that make rebuilds a tool when its version
+# changes.
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
@@ -77,9 +77,9 @@ TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 # The plugins run iptables, which is in these directories. Not every user has them in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-# The linters cache findings by a package's content, together with the paths of the clone in which
-# they ran. With a shared cache, they would report a finding of another clone under its path, where
-# no comment of this clone can silence it. So each clone has a cache of its own.
+# Each clone of the repository has its own linter caches. The linters cache a finding under the
+# package's content, but with the path of the clone. From a shared cache, they would report a path
+# in another clone, where a comment in this clone cannot silence the finding.
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
@@ -119,8 +119,8 @@ faulty: go
 deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
-# go test prints the packages' results in order. ./plugin takes longest, so it runs in a process of
-# its own, and does not delay the results of the others.
+# go test prints the packages' results in order. The tests of ./plugin take longest, so a separate
+# go test runs them. Otherwise they would delay the results of other packages.
 test: deps tools build ## run all tests on real plugins and namespaces (10 minutes, root)
 	@echo "The tests of ./plugin take longest. They run in parallel with the others, and their result comes last."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
@@ -131,8 +131,8 @@ test: deps tools build ## run all tests on real plugins and namespaces (10 minut
 matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
-# Of the tests that need namespaces, this runs only those with several goroutines in one process
-# (see sandbox.Concurrent). In the others, the race detector can find nothing.
+# Of the tests that need namespaces, this target runs only those with several goroutines in one
+# process (see sandbox.Concurrent). In the other tests, the race detector can find nothing.
 race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
@@ -158,8 +158,8 @@ lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, s
 	go mod tidy -diff
 	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
-# If the vulnerability database cannot be read, for example without a network, this prints a warning
-# and succeeds. GOVULNDB names another database, such as a local copy.
+# If it cannot read the vulnerability database, for example without a network, this target prints a
+# warning and succeeds. GOVULNDB names another database, such as a local copy.
 GOVULNDB ?= https://vuln.go.dev
 vulnerabilities: go
 	@out=$$(go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) -db $(GOVULNDB) ./... 2>&1) && failed= || failed=1; echo "$$out"; \
@@ -170,9 +170,9 @@ vulnerabilities: go
 workflows: go
 	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck= -pyflakes=
 
-# The tests are a separate module, because unwind itself doesn't need Prometheus, Helm and the types
-# of Kubernetes. They read files outside of their module, whose changes go test doesn't notice:
-# -count=1 disables the cache.
+# The tests are a separate module, because unwind itself doesn't need Prometheus, Helm and the
+# Kubernetes API types. They read files outside their module. go test doesn't notice changes to
+# these files, so -count=1 disables its cache.
 chart: go workflows ## test the alerts, the dashboard and the Helm chart
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...
 
@@ -191,8 +191,8 @@ man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 	UNWIND_MANUAL=$(abspath $(MANUAL)) TZ=UTC SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) CGO_ENABLED=0 GOOS= GOARCH= \
 		go test -trimpath ./cmd/unwindctl -short -run TestManual -count=1
 
-# With MULTUS=PATH, this also times that multus binary. ARGS selects a part of the benchmarks, such
-# as ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
+# With MULTUS=PATH, this also times the multus binary at that path. ARGS selects benchmarks, for
+# example ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
 bench: deps tools build ## time ADD and DEL, without and with unwind (root)
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)

@@ -23,8 +23,8 @@ import (
 // host-local creates and writes the file under the lock of the pool. If host-local dies before it
 // writes, the file stays empty.
 
-// Pool returns the pool of a network, given the IPAM plugin and the configuration of a delegate, or
-// "" if the plugin is not host-local. network must be a valid network name.
+// Pool returns host-local's pool of a network, given a delegate's IPAM plugin and configuration. It
+// returns "" for other plugins and invalid configurations. network must be a valid network name.
 func Pool(plugin string, config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
@@ -159,7 +159,7 @@ func Apply(
 	return released, err
 }
 
-// lock acquires host-local's lock of a pool, which host-local needs to assign or release an
+// lock acquires host-local's lock of a pool, without which host-local assigns and releases no
 // address. A missing pool needs no lock, because it has no addresses. If ctx ends first, lock
 // returns an error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {

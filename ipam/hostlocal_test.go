@@ -27,7 +27,6 @@ var (
 	address2   = netip.MustParseAddr("10.1.0.2")
 )
 
-// newPool creates a pool with the given files.
 func newPool(t *testing.T, files files) string {
 	t.Helper()
 	pool := filepath.Join(t.TempDir(), "podnet")
@@ -62,7 +61,6 @@ func filesOf(t *testing.T, pool string) files {
 	return found
 }
 
-// wantFiles compares the files of a pool with want.
 func wantFiles(t *testing.T, pool, when string, want files) {
 	t.Helper()
 	if diff := cmp.Diff(want, filesOf(t, pool)); diff != "" {
@@ -192,8 +190,8 @@ func releaseBeside(ctx context.Context, pool string) <-chan error {
 }
 
 // TestReleaseIsBounded: while another process holds the pool's lock, Release waits until its
-// context ends, and releases no address. Its thread remains in flock(2) until it gets the lock, and
-// then releases the lock immediately.
+// context ends, and releases no address. The thread of Release remains in flock(2) until it gets
+// the lock, and then releases the lock immediately.
 func TestReleaseIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})
@@ -222,7 +220,7 @@ func TestReleaseIsBounded(t *testing.T) {
 }
 
 // TestReleaseOne: Release of one address removes the address's file only if the file names the
-// attachment, or contains only the beginning of that name, as after a power loss.
+// attachment, or contains only the beginning of the attachment's name, as after a power loss.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,

@@ -33,7 +33,7 @@ type Reservation struct {
 }
 
 // Empty reports whether the file contains no owner (see WhyEmpty). host-local creates and writes a
-// file under one lock, so while Apply holds it, no owner is about to be written.
+// file under one lock, so a file that is empty while Apply holds that lock stays empty.
 func (r Reservation) Empty() bool { return r.Owner == Owner{} }
 
 // WhyEmpty is the reason why an empty reservation can be released.
@@ -45,16 +45,16 @@ func (r Reservation) belongsTo(o Owner) bool {
 	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
-// isOf reports whether a reservation belongs to an attachment whose record claims the address. That
-// is also true if the file contains only the beginning of the attachment's text, or nothing: a
-// power loss may have cut off the text. Neither host-local nor a DEL removes such a file.
+// isOf is like belongsTo, for an attachment whose record claims the address. It is also true if the
+// file contains only the beginning of the attachment's text, or nothing, because a power loss may
+// have cut off the text. Neither host-local nor a DEL removes such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
 	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))
 }
 
-// HasFileOf reports whether the file of an address belongs to an attachment whose record claims the
-// address, even if a power loss cut its text off.
+// HasFileOf reports whether the file of an address belongs to an attachment (see isOf). The
+// attachment's record must claim the address.
 func HasFileOf(pool string, owner Owner, address netip.Addr) (bool, error) {
 	r, there, err := readReservation(pool, address)
 	return there && r.isOf(owner), err
@@ -78,10 +78,10 @@ func HeldBy(pool, containerID, ifname string) (addresses []netip.Addr, err error
 	return addresses, err
 }
 
-// Release releases an attachment's addresses in a pool: the given ones, which the attachment's
-// record claims, or all addresses if none is given. It acquires host-local's own lock, and keeps an
-// address that no longer belongs to the attachment. If the pool does not exist, Release does
-// nothing and does not create it. ctx limits the wait for the lock.
+// Release releases the given addresses of an attachment in a pool, or all of its addresses if none
+// is given. The attachment's record must claim the given addresses. Release acquires host-local's
+// own lock, and keeps an address that no longer belongs to the attachment. If the pool does not
+// exist, Release does nothing and does not create it. ctx limits the wait for the lock.
 func Release(
 	ctx context.Context, pool string, owner Owner, addresses ...netip.Addr,
 ) (released []Reservation, err error) {

@@ -30,7 +30,7 @@ var (
 	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
-// populated is the number of records in the journal that populate creates, without the tombstone.
+// populated is the number of records that populate leaves, not counting the abandoned one.
 const populated = 40
 
 // big returns the i-th of a series of records that take more than half a kilobyte each.

@@ -29,8 +29,8 @@ func TestDiskFull(t *testing.T) {
 	fill := func(size int) error { return os.WriteFile(ballast, make([]byte, size), 0o600) }
 	s := &Store{Dir: filepath.Join(disk, "state")}
 	var want []string
-	// tried puts a record, and reports whether the record fits. If so, the journal must contain the
-	// record afterwards.
+	// tried tries to put a record, and reports whether the record fits. If it does, the journal must
+	// contain the record afterwards.
 	tried := func(e *Record) bool {
 		t.Helper()
 		err := s.Update(t.Context(), func(tx *Tx) error { return tx.Put(e) })
@@ -126,7 +126,7 @@ func TestEIO(t *testing.T) {
 	}
 }
 
-// TestBlame: the journal never treats an errno from the kernel as damage of the file.
+// TestBlame: the journal never treats an errno from the kernel as damage to the file.
 func TestBlame(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.EACCES, syscall.EMFILE, syscall.ELOOP} {
 		for _, err := range []error{errno, &os.PathError{Op: "open", Path: "p", Err: errno}, fmt.Errorf("mmap: %w", errno)} {

@@ -74,13 +74,12 @@ func (d *blockDevice) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errn
 
 func (d *blockDevice) Flush(context.Context, fs.FileHandle) syscall.Errno { return 0 }
 
-// refusing makes the device fail writes of the blocks for which refuse is true; nil fails none. It
-// returns the number of requests so far.
-func (d *blockDevice) refusing(refuse func(block []byte) bool) int {
+// refusing makes the device fail writes of the blocks for which refuse is true. If refuse is nil,
+// no write fails.
+func (d *blockDevice) refusing(refuse func(block []byte) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refuse = refuse
-	return len(d.log)
 }
 
 // content returns a copy of the disk's content, and the list of the requests so far.
@@ -151,11 +150,11 @@ func attachLoop(file string) (device *os.File, err error) {
 // runs more transactions.
 //
 // The test simulates a power loss after each later write to the disk: of the writes since the last
-// flush, some reach the disk and some don't. The journal must then contain exactly the records
-// after the last successful Update or, if an Update was running, the records after that one.
+// flush, some reach the disk and some don't. The journal must then contain exactly the records as
+// of the last successful Update, or as of a later Update that failed or was still running.
 //
-// Here, the real ext4 decides when it writes a page and its own metadata. TestPowerLoss simulates
-// the file system, too.
+// Here, the kernel's ext4 decides when it writes a page and its own metadata, whereas TestPowerLoss
+// also simulates the file system.
 func TestPowerLossOnExt4(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it mounts hundreds of disks: make test")

@@ -70,8 +70,8 @@ func (s *Store) syncFolders() error {
 const Version = 3
 
 // format says which releases can read the file: writer is the Version of the release that created
-// it, and oldestReader the lowest Version that a reader needs. A release that changes the format
-// raises writer, and only the next one raises oldestReader, so users can go back by one release.
+// it, and oldestReader the lowest Version that can read it. A release that changes the format
+// raises only writer, and the next one raises oldestReader, so users can go back by one release.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
@@ -325,6 +325,6 @@ func OpenIn(stateDir, name string) (*os.File, error) {
 	return openFile(filepath.Join(stateDir, name), os.O_RDWR|os.O_CREATE)
 }
 
-// CheckDir returns an error if a directory cannot be a state directory, because makeDir would
-// reject it. For a missing directory, the error is fs.ErrNotExist.
+// CheckDir returns an error if makeDir would reject an existing directory as the state directory.
+// For a missing directory, the error is fs.ErrNotExist.
 func CheckDir(stateDir string) error { return checkDir(stateDir) }

@@ -13,9 +13,9 @@ import (
 )
 
 // TestFlippedKey flips a bit in the first key of a leaf page. Then a trusting store writes eight
-// records near that key. With such a key, bbolt may reference the page twice and reuse it later, so
-// that pages form a loop. No reader may read forever, whether or not it verifies the file: it must
-// end with an error or after the last record.
+// records. Because of the wrong key, bbolt may reference the page twice and reuse it later, so that
+// pages form a loop. No reader may read forever, whether or not it verifies the file: it must end
+// with an error or after the last record.
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := sandbox.Rounds(100, 400, 20_000)

@@ -32,8 +32,8 @@ var (
 
 const sumSize = 4 // bytes
 
-// sum uses CRC-32 (IEEE), because the standard library makes its table in the least time, and each
-// verb is a new process.
+// sum returns the CRC-32 (IEEE) of a key and data. Each verb is a new process, and of the standard
+// library's checksums, this one needs the least time to initialize.
 func sum(key, data []byte) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(key), crc32.IEEETable, data)
 }
@@ -43,7 +43,7 @@ func Seal(key, data []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, sum(key, data)), data...)
 }
 
-// unseal returns the data in a value, or an error if Seal got another key or other data.
+// unseal returns the data in a value, or an error if the checksum is not that of the key and data.
 func unseal(key, value []byte) ([]byte, error) {
 	if len(value) < sumSize || binary.BigEndian.Uint32(value) != sum(key, value[sumSize:]) {
 		return nil, errors.New("wrong checksum")
@@ -51,7 +51,7 @@ func unseal(key, value []byte) ([]byte, error) {
 	return value[sumSize:], nil
 }
 
-// encodeKey returns the common prefix of the keys of an attachment's records, or the malformed key.
+// encodeKey returns the prefix of the keys of an attachment's records, or the malformed key itself.
 func encodeKey(k Key) []byte {
 	if k.Malformed() {
 		return []byte(k.Network)
@@ -107,7 +107,7 @@ func encodeRecord(e *Record) (key, value []byte, err error) {
 	return key, Seal(key, slices.Concat(outline, []byte("\n"), data)), errors.Join(err, entryErr)
 }
 
-// decodeLine decodes a line of a value: the first into an Outline, or the second into a Record.
+// decodeLine decodes a line of a value: line 0 into an Outline, or line 1 into a Record.
 func decodeLine(key, value []byte, line int, to any) (k Key, number uint64, err error) {
 	if k, number, err = decodeKey(key); err != nil {
 		return k, number, err
@@ -164,8 +164,7 @@ func verify(path string) (data []byte, err error) {
 //	freelist  count × (page 8); if the count is 65535, the real count comes first, in 8 bytes
 //
 // An offset is relative to its own element. bbolt writes keys and values without gaps. The value of
-// a bucket is its root page 8, sequence 8. If the root is 0, a leaf page follows in the value
-// itself.
+// a bucket is: root page 8, sequence 8. If the root is 0, a leaf page follows in the value itself.
 const (
 	pageSize     = 4096 // on every machine
 	pageHeader   = 16
@@ -214,8 +213,9 @@ type pages struct {
 
 // checkStructure checks the file as of the newest transaction: each page is used once or is free,
 // keys and values fill the pages without gaps, keys ascend, and each key of a branch is the first
-// key of its child page (bbolt relies on that when it writes). If no meta page is valid, or the
-// file has another bbolt version, checkStructure returns nil, because bbolt reports the reason.
+// key of its child page (bbolt relies on this when it writes). If no meta page is valid, or the
+// file has another bbolt version, checkStructure returns nil, because bbolt itself rejects the
+// file.
 func checkStructure(data []byte) error {
 	m, ok := newestMeta(data)
 	if !ok || m.version != bboltVersion {
@@ -306,7 +306,7 @@ func (p *pages) check(page, first []byte, last *[]byte) error {
 	return nil
 }
 
-// elementAt returns an element of a page whose key must begin at start.
+// elementAt returns an element of a page. ok is false if its key does not begin at start.
 func elementAt(page []byte, i, start int) (element, key, value []byte, ok bool) {
 	element = page[pageHeader+16*i:]
 	at, keySize, valueSize := u32(element), u32(element[4:]), uint32(0)

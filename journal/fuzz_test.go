@@ -77,8 +77,8 @@ func FuzzDecodeRecord(f *testing.F) {
 
 // FuzzRecords puts an arbitrary key and value into one of the two buckets. The fuzzed number
 // selects the bucket, and whether the value gets a correct checksum. Then FuzzRecords reads
-// everything, and writes a record. Nothing may panic, the lookups must find all intact records, and
-// writing the same attachment must repair its record.
+// everything, and writes a record of the key's attachment. Nothing may panic, the lookups must find
+// all intact records, and the write must replace a damaged record.
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")
@@ -154,8 +154,8 @@ func readAll(t *testing.T, tx *Tx, k Key) {
 	_ = tx.Check()
 }
 
-// rewrite adds an attachment, deletes it, and puts its tombstone. All three must work, whatever
-// bytes the journal contains for the attachment.
+// rewrite adds an attachment, deletes it, and puts an abandoned record of it. All three must work,
+// whatever bytes the journal contains for the attachment.
 func rewrite(t *testing.T, tx *Tx, k Key) {
 	t.Helper()
 	e := adding("a", "10.0.0.3")

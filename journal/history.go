@@ -20,10 +20,10 @@ type EventKind string
 
 const (
 	RolledBack EventKind = "rolled-back" // an ADD failed and was undone as far as possible
-	Swept      EventKind = "swept"       // released outside a DEL of the runtime
+	Swept      EventKind = "swept"       // an attachment was released without a DEL from the runtime
 	Released   EventKind = "released"    // an address whose owner is not in the journal was released
 	Waiting    EventKind = "waiting"     // a DEL waits for a later plugin's DEL (see decide.Due)
-	Superseded EventKind = "superseded"  // another ADD of the same container ID came before the DEL
+	Superseded EventKind = "superseded"  // a second ADD of a container ID came before the first DEL
 	Forgotten  EventKind = "forgotten"   // an operator dropped the pending DELs
 	Dropped    EventKind = "dropped"     // a DEL failed too often, and was dropped (see decide.After)
 	NoOp       EventKind = "no-op"       // the runtime's DEL succeeded and ran no delegate
@@ -114,8 +114,8 @@ func (t *Tail) Next() (events []Event, err error) {
 	return events, nil
 }
 
-// readHistory returns the content of both history files. It reads the newer one first. If a writer
-// renames that file meanwhile, the older one begins with its content.
+// readHistory returns the content of both history files. It reads the newer file first. If a writer
+// then renames that file, the older file begins with the content that was already read.
 func (s *Store) readHistory() ([]byte, error) {
 	path := filepath.Join(s.Dir, historyName)
 	newer, err := readFile(path)

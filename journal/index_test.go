@@ -15,7 +15,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// id names a record.
 type id struct {
 	Key
 	number uint64
@@ -162,7 +161,6 @@ func (m *model) do(tx *Tx, o operation) error {
 	return nil
 }
 
-// compare compares a journal with its model.
 func (m model) compare(tx *Tx) error {
 	pending, wantPending := map[id]Record{}, map[id]Record{}
 	outlines, wantOutlines := map[id]Outline{}, map[id]Outline{}

@@ -19,14 +19,14 @@ import (
 // ErrBusy is returned if a lock was not released in time.
 var ErrBusy = errors.New("in use by another process")
 
-// Lock is an attachment's lock. It locks two bytes of the attachment's lock file.
+// Lock is an attachment's lock. It locks two bytes of the attachment's lock file, until Release or:
 //
-//	held    by a descriptor that delegates inherit, so it stays locked while one of them lives
-//	owned   by a descriptor that no child inherits, so it stays locked while this process lives
+//	held    until this process, its delegates and their children, which inherit the lock, have ended
+//	owned   until this process has ended; no child inherits this lock
 //
 // Both are open file description locks (F_OFD_SETLK), so they also exclude other goroutines of the
-// same process. A third byte is locked, shared, while a DEL waits for the lock (see Awaited). The
-// methods of a nil Lock do nothing.
+// same process. While a DEL waits for the lock, it holds a shared lock on a third byte (see
+// Awaited). The methods of a nil Lock do nothing.
 type Lock struct {
 	path string
 	held *os.File
@@ -45,15 +45,15 @@ const lockPoll = 10 * time.Millisecond
 // Patience says how Acquire waits for a lock.
 type Patience struct {
 	Children  time.Duration // the wait for processes that inherited the lock from a dead owner
-	SkipOwned bool          // while a living process owns the lock, return ErrBusy
+	SkipOwned bool          // if a living process owns the lock, return ErrBusy at once
 	EndADD    bool          // if an ADD owns the lock, make that ADD end (see Lock.Awaited)
 }
 
 // Acquire waits for the lock of an attachment, and acquires it. While a living process owns the
-// lock, Acquire waits as long as ctx allows, and then returns ErrBusy. If the owner has died, and a
-// child of its delegates still holds the lock, Acquire waits for Patience.Children, or for half of
-// ctx's remaining time if that is shorter, and then takes the lock over. This second wait begins
-// when Acquire detects that the lock has no owner.
+// lock, Acquire waits as long as ctx allows, and then returns ErrBusy. If the owner has died, but a
+// process that inherited the lock still holds it, Acquire takes the lock over after a second wait:
+// for Patience.Children, or for half of ctx's remaining time if that is shorter. The second wait
+// begins when Acquire detects that the owner has died.
 func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err error) {
 	var limit time.Time // zero while the lock has an owner
 	var waiting *os.File
@@ -100,10 +100,10 @@ func (s *Store) TryAcquire(k Key) (*Lock, error) {
 	return l, lockError(k, err)
 }
 
-// TakeOver takes over an attachment's lock from processes that inherited it from a dead owner, or
-// returns ErrBusy if an owner lives. It locks the owned byte first, so that no other process takes
-// the lock over at the same time. If the held byte stays locked, TakeOver replaces the lock file
-// with a new one that it has locked. A crash may leave the new file next to the old one, until
+// TakeOver takes over an attachment's lock from processes that inherited it from a dead owner. If
+// the owner lives, TakeOver returns ErrBusy. It locks the owned byte first, so that no other
+// process takes the lock over at the same time. If the held byte is still locked, TakeOver locks a
+// new file, and renames it over the lock file. A crash before the rename leaves the new file until
 // RemoveFreeLocks removes it.
 func (s *Store) TakeOver(k Key) (*Lock, error) {
 	l, err := take(s.LockPath(k), ownedByte)
@@ -186,8 +186,8 @@ func lockError(k Key, err error) error {
 	return fmt.Errorf("journal: lock of %s: %w", k, err)
 }
 
-// LockPath returns the path of an attachment's lock file. A container ID may be longer than a file
-// name, so the name is a hash. If two attachments had the same hash, they would only wait for each
+// LockPath returns the path of an attachment's lock file. Its name is a hash, because a container
+// ID may be too long for a file name. Attachments with the same hash would only wait for each
 // other.
 func (s *Store) LockPath(k Key) string {
 	h := fnv.New128a()
@@ -195,8 +195,8 @@ func (s *Store) LockPath(k Key) string {
 	return filepath.Join(s.Dir, locksName, hex.EncodeToString(h.Sum(nil)))
 }
 
-// LockState is the state of an attachment's lock. It is held but not owned while a child of a dead
-// unwind's delegate still runs.
+// LockState is the state of an attachment's lock. A lock is held but not owned if the unwind
+// process that owned it is dead, and a process that inherited it still runs.
 type LockState struct{ Held, Owned bool }
 
 func (s *Store) LookAtLock(k Key) (state LockState, err error) {
@@ -277,7 +277,7 @@ func (l *Lock) close() {
 }
 
 // RemoveFreeLocks removes the files of all free locks. The next process that needs such a lock
-// creates its file again.
+// recreates its file.
 func (s *Store) RemoveFreeLocks() error {
 	dir := filepath.Join(s.Dir, locksName)
 	files, err := os.ReadDir(dir)
@@ -298,13 +298,13 @@ func (s *Store) RemoveFreeLocks() error {
 
 const (
 	sweepName = "sweep.lock"
-	sweepTime = 5 * time.Minute // how long a running sweep keeps others from starting
+	sweepTime = 5 * time.Minute // how long a running sweep keeps other sweeps from starting
 )
 
-// LockSweep acquires the lock of the sweep that a STATUS starts, or returns ErrBusy if another such
-// sweep holds it. But if that sweep has run for sweepTime, it may hang. LockSweep then returns a
-// nil Lock without an error, so that a second sweep runs: each attachment has a lock of its own.
-// sweepTime begins again.
+// LockSweep acquires the lock of the sweep that a STATUS starts. If another such sweep holds the
+// lock, LockSweep returns ErrBusy. But if the other sweep began at least sweepTime ago, it may
+// hang, so LockSweep returns a nil Lock without an error, and the caller's sweep also runs. That is
+// safe, because each attachment has its own lock. LockSweep then restarts sweepTime.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err
@@ -320,7 +320,7 @@ func (s *Store) LockSweep() (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %s: %w", path, err)
 	}
-	if l != nil { // the PID is for people; writing it begins sweepTime
+	if l != nil { // the PID is for people; writing it restarts sweepTime
 		_, _ = l.own.WriteAt(fmt.Appendf(nil, "%-10d\n", os.Getpid()), 0)
 	}
 	return l, nil

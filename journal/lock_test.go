@@ -14,7 +14,6 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestLock covers the lock of an attachment.
 func TestLock(t *testing.T) {
 	tellStories(t, []story{
 		{"it excludes others", func(c *cast) {
@@ -243,9 +242,10 @@ func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 }
 
 // helpRounds is a helper process. In each round, it increments a counter in the journal without the
-// attachment's lock. Then it takes the lock, and creates and removes a directory. It cannot create
-// the directory if another process holds the lock, too. args says whether helpRounds removes the
-// lock's file in every round ("remove"), in no round ("keep"), or in every other round ("both").
+// attachment's lock. Then it takes the lock, and creates and removes a directory. Creating the
+// directory fails if another process holds the lock at the same time. args says whether helpRounds
+// removes the lock's file in every round ("remove"), in no round ("keep"), or in every other round
+// ("both").
 func helpRounds(s *Store, args []string) error {
 	inside, k := filepath.Join(filepath.Dir(s.Dir), "inside"), keyOf("a")
 	ctx := context.Background()

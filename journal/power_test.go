@@ -29,14 +29,14 @@ type mark struct {
 type powerStep struct {
 	name string
 	do   func(s *Store) error
-	// damages is set if the step damages the file and syncs it. Then the earlier records are lost, but
+	// damages is set if the step damages the file and syncs it. The earlier records are then lost, but
 	// the damaged file must be kept.
 	damages bool
 }
 
 // powerSteps returns the steps of a journal's life: ADDs, each with an intent, claims and a result;
-// DELs; a tombstone; the lock of an attachment; more records than the file has room for, then
-// fewer. Two steps damage the file, so that the step after each of them starts a new file.
+// DELs; an abandoned record; the lock of an attachment; more records than the file has room for,
+// then fewer. Two steps damage the file, so that the step after each of them starts a new file.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
 	tx := func(name string, fn func(*Tx) error) {
@@ -148,19 +148,19 @@ var failsAfter = map[int]int64{5: 2, 7: 1}
 // TestPowerLoss simulates a power loss at every sync and after every step of a journal's life, and
 // checks each state of the disk that the loss may leave. A real process runs the steps on a file
 // system that records the kernel's requests, so the test has all writes of bbolt and unwind, in
-// order. A disk keeps everything that was synced. Of the changes since then, it keeps some:
+// order. A disk keeps everything that was synced. Of the later changes, it keeps some:
 //
 //   - Any subset of the pages written since the last sync of their file. The test tries all subsets
-//     of up to eight pages; of more, the first n, one alone, all but one, and random subsets.
+//     of up to eight pages; of more pages, the first n, one alone, all but one, and random subsets.
 //   - Part of a page, in sectors of 512 bytes: the first n, the last n, or random ones.
 //   - A file's size or its content, independently of each other.
 //   - A created, renamed or removed name, which is certain only once its directory is synced. The
 //     sync of a file covers neither its name nor the parent of its directory.
 //
 // For each disk, the test opens the journal, reads it, writes to it and reads it again. The journal
-// must contain exactly the data after the last successful Update or, if an Update was running, the
-// data after that one. It must pass bbolt's check and unwind's check. The journal sets aside only a
-// file that a step damaged, and that file is never lost.
+// must contain exactly the data as of the last successful Update, or as of a later Update that
+// failed or was running. It must pass bbolt's check and unwind's check. The journal sets aside only
+// a file that a step damaged, and that file is never lost.
 //
 // In three of the four runs, a first process is killed while it creates the journal. In the other
 // run, syncs of another process fail between two steps. Lock files and the queue file are never
@@ -377,7 +377,7 @@ func (p *power) use(s *Store) error {
 	})
 }
 
-// checkByBolt runs bbolt's own check. The product doesn't run it: verify takes its place.
+// checkByBolt runs bbolt's own check, for which the product uses verify instead.
 func checkByBolt(tx *Tx) error {
 	var errs []error
 	for err := range tx.btx.Check() {
@@ -392,8 +392,8 @@ func (p *power) mayBeDamaged(at mark) bool {
 	return at.step >= 0 && (p.steps[at.step].damages || !at.done && at.step > 0 && p.steps[at.step-1].damages)
 }
 
-// mayHold reports whether text may be the content of the journal after a power loss. The content
-// must be from after the last finished step, or from after the step that was running.
+// mayHold reports whether text may be the content of the journal after a power loss: the content as
+// of the last finished step, of the step that was running, or of a commit whose sync failed.
 func (p *power) mayHold(at mark, text string) bool {
 	switch {
 	case at.step < 0:

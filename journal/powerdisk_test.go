@@ -128,8 +128,8 @@ func (i *image) walk(path string, n int, fn func(path string, folder bool, data 
 	return err
 }
 
-// journals returns, by name, the contents of the journal's file and of the files next to it whose
-// names begin with the journal's, such as those that were set aside.
+// journals returns, by name, the contents of all files whose names begin with that of the journal
+// file, such as a file that was set aside.
 func (i *image) journals() map[string][]byte {
 	all := map[string][]byte{}
 	_ = i.walk("", rootFolder, func(path string, folder bool, data []byte) error {
@@ -151,7 +151,7 @@ func (i *image) write(dir string) error {
 	})
 }
 
-// sum returns a hash of all files on the disk that have a path.
+// sum returns a hash of all files that a path on the disk leads to.
 func (i *image) sum(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -164,8 +164,8 @@ func (i *image) sum(seed maphash.Seed) uint64 {
 }
 
 // disk is a FUSE file system in memory that records all changes in order. It implements only the
-// operations that a journal needs. The running program always sees all of its changes; only the
-// images that the test builds from the log lose some.
+// operations that a journal needs. The running program always sees every change; only the images
+// that the test builds from the log lack some changes.
 type disk struct {
 	mu   sync.Mutex
 	now  *image // as a program sees it

@@ -22,8 +22,8 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// Malformed reports whether the key is that of a record whose key in the file is damaged and names
-// no attachment. Network is then the key in the file.
+// Malformed reports whether the key names no attachment, because the key of its record in the file
+// is damaged. Network is then the key in the file.
 func (k Key) Malformed() bool { return k.ContainerID == "" && k.IfName == "" }
 
 // String returns network/containerID/ifname. No part may contain a slash (SPEC 1.1 §2
@@ -66,16 +66,16 @@ const (
 	Gone State = ""
 	// an ADD is running; if the attachment's lock is free, the ADD ended without printing a result
 	Adding State = "adding"
-	// the ADD's result is recorded; the ADD has succeeded, unless it still holds the lock
+	// a delegate's result is recorded; the ADD has succeeded, unless it still runs or was killed
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
 	Deleting    State = "deleting"     // the runtime or a sweep deletes it; it has pending DELs
-	Abandoned   State = "abandoned"    // an operator forgot it; the runtime's own DEL will succeed
+	Abandoned   State = "abandoned"    // dropped by unwindctl forget; the runtime's DEL will succeed
 )
 
 // edges lists every legal change of state. Gone changes to Deleting at a DEL without a record, to
 // Live or RollingBack if the journal lost the record of a running ADD, and to Abandoned if an
-// operator forgets a damaged one.
+// operator forgets an attachment whose record is damaged.
 var edges = map[State][]State{
 	Gone:        {Adding, Live, RollingBack, Deleting, Abandoned},
 	Adding:      {Adding, Live, RollingBack, Deleting, Abandoned, Gone},
@@ -189,24 +189,24 @@ type Step struct {
 	Config json.RawMessage `json:"config"`
 	ADD    Outcome         `json:"add,omitempty"`
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
-	// not host-local, or the delegate is unknown, and may have an IPAM plugin of its own.
+	// not host-local, or unwind does not know the delegate (see netconf.Chain.Steps).
 	MayAllocate bool `json:"mayAllocate,omitempty"`
-	// Tries counts the tries of its DEL. An ADD that was killed counts as one, so that the DELs of the
-	// other delegates come first.
+	// Tries counts the attempts of the delegate's DEL. A killed ADD also counts as an attempt, so that
+	// the DELs of the other delegates come first.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the failed tries, except those before the end of a pause. Absent counts them
-	// since the network's chain last contained the delegate, but always includes the first. Absent is
-	// 0 if the chain contained the delegate at the last failure.
+	// Failures counts the failed attempts, except those before the end of a pause. Absent counts them
+	// from the first one at which the network's chain lacked the delegate, including that one in any
+	// case. It is 0 if the chain contained the delegate at the last failure.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
-	Last     string `json:"last,omitempty"` // the error, if the last try failed
-	Code     uint   `json:"code,omitempty"` // the error code, never 0, if the last try failed
+	Last     string `json:"last,omitempty"` // the error, if the last attempt failed
+	Code     uint   `json:"code,omitempty"` // the error code, never 0, if the last attempt failed
 	Next     Next   `json:"next,omitzero"`
-	// Started is set if the step's DEL was started, so its address may be free (see decide.Gets).
+	// Started is set once the step's DEL was started: its address may be free (see decide.Gets).
 	Started bool `json:"started,omitempty"`
 }
 
-// Next says what the next try of a step's DEL waits for. The zero value is RunNow.
+// Next says what the next attempt of a step's DEL waits for. The zero value waits for nothing.
 type Next struct {
 	Why Why   `json:"why,omitempty"`
 	At  int64 `json:"at,omitempty"` // when the wait is over, if it has an end (CLOCK_BOOTTIME, ns)
@@ -216,20 +216,20 @@ type Next struct {
 type Why string
 
 const (
-	RunNow       Why = ""          // nothing: the next pass runs it
-	ForBackoff   Why = "backoff"   // the pause after a failed try
+	RunNow       Why = ""          // nothing: the DEL can run now
+	ForBackoff   Why = "backoff"   // the pause after a failed attempt
 	ForContainer Why = "container" // it could release what another ADD of the container or pod uses
 	ForRules     Why = "rules"     // a later plugin's rules or host ports may still use its address
 )
 
-// Blocked reports whether a DEL waits for something other than its turn or the end of a pause.
+// Blocked reports whether a DEL waits for something other than the end of a pause.
 func (w Why) Blocked() bool { return w != RunNow && w != ForBackoff }
 
 type Outcome string
 
 const (
-	AddPassed  Outcome = ""        // it succeeded, or has not run yet
-	AddUnknown Outcome = "unknown" // it may not have succeeded: unwind or the delegate was killed
+	AddPassed  Outcome = ""        // the ADD succeeded, or has not run yet
+	AddUnknown Outcome = "unknown" // unwind or the delegate was killed, so the ADD may have failed
 	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
 )
 
@@ -238,12 +238,12 @@ const (
 type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // the Index of that delegate's step
-	// Pool is the store of the node-local IPAM plugin that assigned the address, or "" if none did.
-	// Two attachments with the same address are an error only if they share a pool.
+	// Pool is the directory in which host-local keeps the address, or "" for any other IPAM plugin.
+	// For when two attachments must not have the same address, see netconf.SharedAddresses.
 	Pool string `json:"pool,omitempty"`
 }
 
-// Pod is from CNI_ARGS, as Kubernetes runtimes set them. podman sets the name alone.
+// Pod is from CNI_ARGS, as Kubernetes runtimes set them. podman sets only the name.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
@@ -251,8 +251,8 @@ type Pod struct {
 }
 
 // NetNS identifies a network namespace. Path is where the runtime mounted it. All numbers are zero
-// if the ADD could not open the namespace. The kernel may reuse an inode, but no cookie within a
-// boot.
+// if the ADD could not open the namespace. Within a boot, the kernel may reuse an inode, but no
+// cookie.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`

@@ -189,8 +189,8 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
-// TestEdges: CheckEdge allows exactly the changes in legal, so none from or to a state that only a
-// newer release knows. TestJournalIsAMap covers transactions that try an illegal change.
+// TestEdges: CheckEdge allows exactly the changes in legal. So it rejects a state that only a newer
+// release knows. TestJournalIsAMap covers transactions that try an illegal change.
 func TestEdges(t *testing.T) {
 	s, unknown := newStore(t), State("unheard-of")
 	for _, from := range append(states, unknown) {

@@ -121,7 +121,7 @@ func inodeOf(t *testing.T, path string) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// TestSparse: the file has been extended without disk blocks, as bbolt does. The next intent
+// TestSparse: the file has been extended without disk blocks, as bbolt extends it. The next intent
 // allocates the blocks.
 func TestSparse(t *testing.T) {
 	s := newStore(t)

@@ -20,11 +20,11 @@ import (
 // Store is a node's journal: a directory with the journal file, the queue file and a lock file for
 // each attachment. Only Dir must be set. A Store keeps no file open. The steps of a transaction:
 //
-//  1. Acquire the flock of the queue file. Readers acquire it as well, because otherwise they could
-//     starve a writer.
+//  1. Open the queue file and acquire its flock. Readers do this too, so that they cannot starve a
+//     writer.
 //  2. A writer creates the journal file if it is missing (see replace). Open the file and acquire
 //     its flock, which readers share. Verify the file; a writer may have to replace it with a copy
-//     (see trust). If another file is at one of the two paths by now, begin again.
+//     (see trust). In both steps, if the path has a new file by now, begin the step again.
 //  3. A reader unlocks the queue file. A writer keeps it locked, so that no reader starts.
 //  4. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
@@ -37,7 +37,7 @@ import (
 type Store struct {
 	Dir    string
 	Logger *slog.Logger // nil: no log
-	// Trusting is set by the plugin, which runs for every pod (see trust).
+	// Trusting saves most verifications (see trust). The plugin, which runs for every pod, sets it.
 	Trusting bool
 	Point    func(name string) // called after a change on disk, where a test can kill this process
 
@@ -119,8 +119,8 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
-			// bbolt may hold its mutexes, so Close could hang; the file stays mapped, which would keep
-			// the flock
+			// db.Close could hang, because bbolt may hold its mutexes. Without a Close, the file stays
+			// mapped, which would keep the flock, so unlock the file.
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -179,8 +179,8 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 }
 
 // trust verifies the journal file, unless the store is trusting and the last commit succeeded. If
-// that commit failed, a writer replaces the file with a copy, because the kernel may treat pages as
-// written although they are not on disk.
+// the last commit was in this boot and may have failed, a writer replaces the file with a copy:
+// after a failed sync, the kernel treats pages as written that are not on disk.
 func (s *Store) trust(queue *os.File, write bool) error {
 	last := s.lastCommit(queue)
 	if last == succeeded && s.Trusting {
@@ -224,9 +224,9 @@ func (s *Store) inTx(tx *Tx, file, queue *os.File, fn func(*Tx) error) error {
 	return err
 }
 
-// blame decides whether bbolt's error means that the file is damaged. An error from the kernel,
-// such as EIO, does not mean that: it may be temporary. bbolt also reports damage if the kernel
-// cannot read a meta page, so blame reads the whole file itself.
+// blame decides whether bbolt's error means that the file is damaged. A kernel error, such as EIO,
+// may be temporary, and does not count as damage. bbolt also reports damage if the kernel cannot
+// read a meta page, so blame reads the whole file itself.
 func (s *Store) blame(err error) error {
 	var errno syscall.Errno
 	switch {
@@ -249,12 +249,12 @@ func (s *Store) at(point string) {
 // chunk is the unit, in bytes, by which the file grows.
 const chunk = 64 << 10
 
-// makeRoom allocates disk space after the pages in use, so that a full disk does not make this
-// commit fail: bbolt only sets the file's size, which allocates nothing. For an ADD's first commit,
-// its intent, makeRoom also allocates for the ADD's later commits, because after a failed commit
-// the journal must be copied (see trust), which needs even more space. makeRoom does nothing on a
-// file system that cannot allocate in advance. On one that copies a page on each write (btrfs,
-// ZFS), a commit can still run out of space.
+// makeRoom allocates disk space after the pages in use, so that the disk cannot run full during the
+// commit. bbolt only sets the file's size, which allocates nothing. For an ADD's intent, makeRoom
+// also allocates space for the ADD's later commits, because after a failed commit, the journal must
+// be copied (see trust), which needs even more space. makeRoom does nothing on a file system that
+// cannot allocate in advance. On a copy-on-write file system (btrfs, ZFS), a commit can still run
+// out of space.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
@@ -265,7 +265,7 @@ func (tx *Tx) makeRoom(file *os.File) error {
 		size *= 3
 	}
 	end := tx.btx.Size() + size
-	// a sparse file has fewer blocks, of 512 bytes, than its size
+	// a sparse file has fewer blocks, of 512 bytes each, than its size needs
 	if info.Size >= end && info.Blocks >= end/512 {
 		return nil
 	}
@@ -280,12 +280,12 @@ func (tx *Tx) makeRoom(file *os.File) error {
 	return nil
 }
 
-// pages returns the maximum number of pages that a commit of this size writes. bbolt writes each
-// changed page, and the pages above it, to another place. A leaf of large records contains at most
-// five, because bbolt splits it at the fifth, and the records of one network have about the same
-// size. 12 pages are for the rest: two leaves that are split or merged, the branches, the list of
-// buckets, and the page that bbolt leaves free at the end. The freelist takes 8 bytes for each free
-// page.
+// pages returns the maximum number of pages that the commit writes. bbolt writes each changed page,
+// and the pages above it, to free pages. A changed record costs up to five times its size, because
+// bbolt splits a leaf of large records at the fifth, and all records of a network have about the
+// same size. 12 pages are for the rest: two leaves that are split or merged, the branches, the list
+// of buckets, and the page that bbolt leaves free at the end. The freelist takes 8 bytes for each
+// free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

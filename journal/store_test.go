@@ -42,7 +42,7 @@ func listing(t testing.TB, dir string) map[string]string {
 	return files
 }
 
-// untouched returns a function that checks that nothing below a directory has changed since.
+// untouched returns a function that checks that nothing below dir has changed since untouched ran.
 func untouched(t testing.TB, dir string) func() {
 	t.Helper()
 	before := listing(t, dir)

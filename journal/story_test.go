@@ -21,9 +21,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// story is a test of several actors that use one journal. An actor runs a verb, such as acquire,
-// and answers with the verb's result. An actor that waits for a lock answers later (see reply and
-// waitsFor).
+// story is a test in which several actors (processes or goroutines) use one journal. An actor runs
+// a verb, such as acquire, and answers with the verb's result. An actor that waits for a lock
+// answers later (see reply and waitsFor).
 type story struct {
 	name string
 	tell func(c *cast)
@@ -62,7 +62,7 @@ func (c *cast) elsewhere() *process {
 	return start(c.T, "act", c.store.Dir)
 }
 
-// answer is an actor's answer to a verb. The methods of answer wait for it.
+// answer is the result of a verb that an actor runs. The methods of answer wait for that result.
 type answer struct {
 	*process
 	verb string
@@ -79,7 +79,7 @@ func (p *process) ask(verb, id string, limit ...time.Duration) answer {
 	return answer{p, strings.Join(words, " ")}
 }
 
-// reply is the answer of an actor that waited.
+// reply returns the answer of an actor that was waiting.
 func (p *process) reply() answer { return answer{p, "its last verb"} }
 
 func (p *process) stop()   { p.t.Helper(); p.signal(syscall.SIGSTOP) }
@@ -119,10 +119,9 @@ func (p *process) setAside() answer                                { return p.as
 func (p *process) openWithBbolt() answer                           { return p.ask("stranger", "") }
 func (p *process) sleep() answer                                   { return p.ask("sleep", "") }
 
-// goOn ends the wait of a verb that answered "in".
+// goOn makes a verb continue that answered "in", and then waits in the journal.
 func (p *process) goOn() answer { return p.ask("go", "") }
 
-// is() compares an actor's answer with want.
 func (a answer) is(want string) {
 	a.t.Helper()
 	if got := a.text(); got != want {
@@ -132,7 +131,7 @@ func (a answer) is(want string) {
 
 func (a answer) ok() { a.t.Helper(); a.is("ok") }
 
-// isAnything waits for an actor's answer.
+// isAnything waits for an actor's answer, and ignores it.
 func (a answer) isAnything() { a.t.Helper(); _ = a.text() }
 
 // fails checks that an actor's answer is an error whose text ends with end.
@@ -180,8 +179,8 @@ func (p *process) waitsFor(file string) {
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
 }
 
-// noLongerAwaits waits until no DEL waits for a lock. A program that another test is starting holds
-// this process's descriptors until exec, and so the lock's third byte, as a waiting DEL does.
+// noLongerAwaits polls until no DEL waits for a lock. One look is not enough: between fork and
+// exec, a process that another test starts shares the lock on the third byte, like a waiting DEL.
 func (p *process) noLongerAwaits(id string) {
 	p.t.Helper()
 	for end := time.Now().Add(sandbox.Patience); p.awaited(id).text() != "false"; time.Sleep(5 * time.Millisecond) {
@@ -216,7 +215,7 @@ func perform(t *testing.T, dir string) *process {
 }
 
 // shortWait replaces maxWait in stories. It is so long that even on a slow, loaded machine, a verb
-// that need not wait takes less time.
+// that does not wait takes less time.
 const shortWait = 15 * time.Second
 
 // helpAct is a helper process that runs an actor.
@@ -235,8 +234,8 @@ type actor struct {
 	locks map[string]*Lock
 }
 
-// do runs one verb and returns its result. words are the verb, an attachment and, for verbs that
-// wait, the longest time to wait.
+// do runs one verb and returns its result. words are the verb, an attachment's container ID and,
+// for verbs that wait, the longest time to wait.
 func (a *actor) do(words []string) string {
 	verb, id, limit := words[0], "", sandbox.Patience
 	if len(words) > 1 && words[1] != "-" {

@@ -106,7 +106,7 @@ func TestBegan(t *testing.T) {
 }
 
 // TestFullDiskAfterReboot: after a reboot the page cache is empty, so an Update needs no copy of
-// the file, whatever the last commit's outcome. It therefore works on a full disk.
+// the file, whatever the last commit's outcome. The Update therefore works on a full disk.
 func TestFullDiskAfterReboot(t *testing.T) {
 	disk := smallDisk(t)
 	s := &Store{Dir: filepath.Join(disk, "state")}

@@ -11,18 +11,19 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Tx is one transaction on the journal. It ends when the function that received it returns.
+// Tx is a transaction on the journal, which ends when the function that received it returns, or a
+// copy of the records (see Snapshot).
 type Tx struct {
 	btx    *bolt.Tx // nil: a snapshot, or no journal exists yet
 	size   int      // the bytes that it writes or deletes; 0: there is nothing to commit
-	begins bool     // it writes an intent; two more transactions of its size follow
+	begins bool     // it writes an intent (see Put)
 
 	copied  [][2][]byte        // a snapshot's keys and values, in key order
-	decoded map[string]*Record // its records that were decoded, by key
+	decoded map[string]*Record // a snapshot's decoded records, by key
 }
 
-// Snapshot returns a copy of the records, for one goroutine, which can be read after the
-// transaction. The caller must not change the records that the copy returns.
+// Snapshot returns a copy of the records that remains readable after the transaction. Only one
+// goroutine may use the copy, and nobody may change the records that it returns.
 func (tx *Tx) Snapshot() (*Tx, error) {
 	const chunk = 256 << 10 // bytes in one allocation; an allocation for each record takes longer
 	s, room := &Tx{decoded: map[string]*Record{}}, []byte{}
@@ -68,7 +69,7 @@ func (tx *Tx) scan(prefix []byte, fn func(key, value []byte) error) error {
 	return nil
 }
 
-// Get returns the record of an attachment's newest ADD, or nil. It skips abandoned ones.
+// Get returns the record of an attachment's newest ADD, or nil. It ignores abandoned records.
 func (tx *Tx) Get(k Key) (*Record, error) {
 	all, err := tx.Pending(k)
 	if len(all) == 0 || err != nil {
@@ -95,7 +96,7 @@ func (tx *Tx) Check() error {
 	return err
 }
 
-// records returns the records whose keys begin with a prefix or, if exact is set, are that prefix.
+// records returns the records whose keys begin with a prefix or, if exact is set, equal the prefix.
 func (tx *Tx) records(prefix []byte, exact bool) (all []*Record, err error) {
 	var errs []error
 	err = tx.scan(prefix, func(key, value []byte) error {
@@ -113,7 +114,7 @@ func (tx *Tx) records(prefix []byte, exact bool) (all []*Record, err error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// decode decodes a record. A snapshot decodes each record once.
+// decode decodes a record. A snapshot returns the same *Record each time.
 func (tx *Tx) decode(key, value []byte) (*Record, error) {
 	if e := tx.decoded[string(key)]; e != nil {
 		return e, nil
@@ -125,12 +126,12 @@ func (tx *Tx) decode(key, value []byte) (*Record, error) {
 	return e, err
 }
 
-// Put writes a record. It rejects an illegal change of state. Put assigns a number to the record of
-// a new ADD, and then deletes the attachment's abandoned and damaged records.
+// Put writes a record. It rejects an illegal change of state. For a new ADD, whose record has no
+// number, Put deletes the attachment's abandoned and damaged records, and assigns a number.
 //
-// A record in state Adding is an intent. Its transaction fails before it writes anything, unless
-// the file has room for two more transactions of its size: for the result, and for the pending DELs
-// of a failed ADD.
+// A record in state Adding is the intent of an ADD, which is written before any delegate runs. Its
+// transaction fails, and writes nothing, if the disk lacks space for two more transactions of the
+// same size: for the ADD's result, and for the pending DELs if the ADD fails.
 func (tx *Tx) Put(e *Record) error {
 	from, err := tx.checkChange(e, e.State)
 	if err != nil {
@@ -141,7 +142,7 @@ func (tx *Tx) Put(e *Record) error {
 		if err = tx.dropAbandoned(e.Key); err == nil {
 			e.Number, err = b.NextSequence()
 		}
-	case e.Number > b.Sequence(): // the record is from a journal that was set aside
+	case e.Number > b.Sequence(): // the record is from a file that is gone or was set aside
 		err = b.SetSequence(e.Number)
 	}
 	if err != nil {
@@ -155,8 +156,8 @@ func (tx *Tx) Put(e *Record) error {
 	return tx.write(e)
 }
 
-// Amend writes a record that the transaction has read. Unlike Put, it does not change the record's
-// time, so that the attachment does not become younger.
+// Amend writes a record that the caller read in this transaction. Unlike Put, it does not change
+// Updated, from which the attachment's age is measured.
 func (tx *Tx) Amend(e *Record) error {
 	if _, err := tx.checkChange(e, e.State); err != nil {
 		return err
@@ -223,7 +224,7 @@ func (tx *Tx) drop(keys ...[]byte) error {
 	return nil
 }
 
-// IgnoreDamaged returns an error, unless it is only about damaged records.
+// IgnoreDamaged returns nil for an error that is only about damaged records, or else the error.
 func IgnoreDamaged(err error) error {
 	var damaged *DamagedError
 	if errors.As(err, &damaged) && !errors.Is(err, ErrDamaged) {
@@ -232,21 +233,20 @@ func IgnoreDamaged(err error) error {
 	return err
 }
 
-// ByPod returns the records of a pod, by namespace and name, in all networks. It omits abandoned
-// and damaged records.
+// ByPod returns a pod's records, of all networks and UIDs, except abandoned and damaged ones.
 func (tx *Tx) ByPod(p Pod) ([]*Record, error) {
 	if p.Name == "" {
 		return nil, nil
 	}
-	name, _ := json.Marshal(p.Name) // as in the record
+	name, _ := json.Marshal(p.Name) // as an encoded record contains it
 	return tx.matching(name, func(e *Record) bool {
 		return e.Added.Pod.Name == p.Name && e.Added.Pod.Namespace == p.Namespace
 	})
 }
 
-// ByNetNS returns the records whose ADD was in a network namespace of this boot. Like ByPod, it
-// omits abandoned and damaged records. Within a boot, records of the same namespace have the same
-// inode.
+// ByNetNS returns the records whose ADD was in a network namespace, which all have its inode. Like
+// ByPod, it omits abandoned and damaged records. The caller must ignore records of earlier boots,
+// in which another namespace may have had the same inode.
 func (tx *Tx) ByNetNS(n NetNS) ([]*Record, error) {
 	if !n.Known() {
 		return nil, nil
@@ -263,8 +263,8 @@ func (tx *Tx) ByAddress(a netip.Addr) ([]*Record, error) {
 }
 
 // matching returns the matching records that are neither abandoned nor damaged. It decodes only
-// records that contain the text. An index would save 40 µs with 110 records, but a changed byte in
-// it would hide a record.
+// records that contain the text. An index in the file would save 40 µs with 110 records, but a
+// single changed byte in the index would hide a record.
 func (tx *Tx) matching(text []byte, match func(*Record) bool) (records []*Record, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {
@@ -284,7 +284,7 @@ func (tx *Tx) All(fn func(*Record, error) error) error {
 	return tx.eachPending(func(k, v []byte) error { return fn(tx.decode(k, v)) })
 }
 
-// Outlines calls fn for the outline of every record, as All does, at a fraction of the cost.
+// Outlines is like All, but decodes only the outline of each record, at a fraction of the cost.
 func (tx *Tx) Outlines(fn func(Outline, error) error) error {
 	return tx.eachPending(func(k, v []byte) error { return fn(decodeOutline(k, v)) })
 }

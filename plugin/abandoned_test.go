@@ -99,10 +99,9 @@ func (n *node) processes(names ...string) (pids []int) {
 	return pids
 }
 
-// TestNobodyWaits: nobody waits for an ADD any more, because unwind was killed, because the runtime
-// has sent the DEL, or because the runtime is dead. Whatever the plugin does, the DEL succeeds
-// within 20 s and frees the address. Even if a child of the plugin outlives the DEL, no address is
-// left.
+// TestNobodyWaits: an ADD runs, but nobody waits for it any more: unwind was killed, the runtime
+// has sent the DEL, or the runtime is dead. Whatever the plugin does, the DEL succeeds within 20 s
+// and frees the address. The address stays free even if a child of the plugin outlives the DEL.
 func TestNobodyWaits(t *testing.T) {
 	plugins := oneOf(
 		"a plugin without children",
@@ -161,8 +160,8 @@ func TestNobodyWaits(t *testing.T) {
 	})
 }
 
-// TestHungADD: an ADD, or the DEL of its rollback, hangs while the process that started unwind
-// lives, as with multus. The runtime's DEL ends the ADD and succeeds within 20 s.
+// TestHungADD: a plugin hangs in an ADD, in its rollback, or in both, while the process that
+// started unwind lives, as with multus. The runtime's DEL ends the ADD and succeeds within 20 s.
 func TestHungADD(t *testing.T) {
 	choices := oneOf("in ADD", "in the DEL of its rollback", "in both")
 	each1(t, choices, func(t *testing.T, hangs choice) {
@@ -191,7 +190,7 @@ func TestHungADD(t *testing.T) {
 	})
 }
 
-// TestSweepKillsNobody: a sweep runs 60 DELs in parallel workers, and kills none of them.
+// TestSweepKillsNobody: a sweep runs 60 DELs in parallel workers, and kills no plugin.
 func TestSweepKillsNobody(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

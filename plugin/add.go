@@ -25,7 +25,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// adding is one ADD.
+// adding is one run of ADD.
 type adding struct {
 	*op
 	chain   *netconf.Chain
@@ -52,8 +52,8 @@ type adding struct {
 // record is in state adding and its lock is free, unwind never printed success, and the attachment
 // is dead.
 //
-// After a crash during the ADD, every delegate of the chain gets a DEL, as in libcni's DEL after a
-// failed ADD, because the journal does not record which delegates were started.
+// The journal does not record which delegates were started. So after a crash during the ADD, every
+// delegate of the chain gets a DEL, as after a failed ADD without unwind.
 func (o *op) add(ctx context.Context) error {
 	a := &adding{op: o}
 	if err := a.prepare(ctx); err != nil {
@@ -80,12 +80,12 @@ var (
 	errUnread  = errors.New("the runtime has closed the pipe for the result")
 )
 
-// watched returns a context that ends once nobody waits for the ADD any more: a DEL has waited for
-// the attachment's lock for the duration awaited, or nobody has been able to read stdout for the
-// duration unread. Both are checked while a delegate of the ADD runs. Runtimes run one verb for a
-// container at a time, so the runtime that started the ADD is dead or has abandoned it. A DEL that
-// waits for another attachment's lock does not count, even if this ADD holds that lock to release
-// that attachment.
+// watched returns a context that ends once nobody waits for the ADD any more. This is the case once
+// a DEL has waited for the attachment's lock for the duration awaited: a runtime runs one verb for
+// a container at a time, so the ADD's runtime is dead or has abandoned the ADD. It is also the case
+// once nobody has been able to read stdout for the duration unread. Both are checked only while a
+// delegate runs. A DEL that waits for another attachment's lock does not count, even if this ADD
+// holds that lock.
 func (a *adding) watched(
 	ctx context.Context, awaited, unread time.Duration,
 ) (context.Context, context.CancelCauseFunc) {
@@ -163,7 +163,7 @@ func (a *adding) runDelegate(
 
 // setResult stores a result and its host links in a record. It returns a claim on each address of
 // the result that the record does not claim yet. The parameter by is the step that the claims name,
-// and ipamPlugin is its delegate's IPAM plugin.
+// and ipamPlugin is the IPAM plugin of that step's delegate.
 func setResult(
 	e *journal.Record, raw json.RawMessage, by journal.Step, ipamPlugin string,
 ) (claims []journal.Claim, err error) {
@@ -182,8 +182,8 @@ func setResult(
 }
 
 // commit writes the record as live, with a delegate's result and claims. While other processes keep
-// writing to the journal, commit waits. If the result cannot be written, the ADD fails: success
-// would leave the record of a live attachment in state adding, or incomplete.
+// writing to the journal, commit waits. If the result cannot be written, the ADD fails: after a
+// success, the record of a live attachment would lack the result, or would stay in state adding.
 //
 // In the transaction that writes the claims, commit searches for other claims on the new addresses.
 // So if two ADDs get the same address at the same time, the second to commit detects the duplicate.

@@ -103,7 +103,7 @@ func (n *node) mount(source, target, fstype string, flags uintptr, data string) 
 	n.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
 }
 
-// editJournal changes the journal file without the code of package journal.
+// editJournal changes the journal file directly, not through package journal.
 func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	n.Helper()
 	db, err := bolt.Open(n.store.Path(), 0o600, &bolt.Options{Timeout: time.Second})
@@ -111,10 +111,10 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 	must(n, errors.Join(db.Update(edit), db.Close()))
 }
 
-// TestBrokenJournal: while the journal cannot be used, an ADD works as without unwind, and unwind
-// rolls a failed ADD back from memory. But with onJournalFailure "fail", unwind refuses the ADD
-// before any plugin runs. A DEL always runs the plugins, and passes them the addresses. The next
-// DEL undoes what remains.
+// TestBrokenJournal: while the journal cannot be used, an ADD runs the chain, and unwind rolls a
+// failed ADD back from memory. But with onJournalFailure "fail", unwind refuses the ADD before any
+// plugin runs. A DEL always runs the plugins, with all addresses that are not freed yet. Once the
+// journal works again, the next DEL undoes what remains.
 func TestBrokenJournal(t *testing.T) {
 	breakages := []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, strangersTurn}
 	verbs := oneOf("ADD", "failing ADD", "failing ADD and DEL", "ADD refused", "failing DEL", "DEL")
@@ -303,10 +303,10 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestPrintedCounts: the journal breaks in an ADD, after the intent. Then unwind is killed in the
-// ADD of the next sandbox, or in a STATUS, at one of its system calls on the lock file of the first
-// attachment. A STATUS follows. If the first ADD printed success, the attachment keeps all its
-// resources. Otherwise, nothing is left.
+// TestPrintedCounts: the journal breaks in an ADD, after the intent. In a later verb (the ADD of
+// the pod's next sandbox, or a STATUS), unwind is killed at a system call on the first attachment's
+// lock file. A STATUS follows. If the first ADD printed success, the attachment keeps all its
+// resources. If the first ADD failed, nothing of it is left.
 func TestPrintedCounts(t *testing.T) {
 	t.Parallel()
 	for _, next := range oneOf("a sandbox", "a sweep") {
@@ -487,8 +487,8 @@ func TestDiskFull(t *testing.T) {
 }
 
 // TestJournalRemoved: while a plugin runs in an ADD, the journal is removed, or another process
-// replaces it because it is damaged. If the ADD has a result to write after that, the new journal
-// contains its record. Otherwise, the DEL uses the runtime's input.
+// replaces it because it is damaged. If the ADD still has a result to write, it writes its record
+// to the new journal. If not, there is no record, and the DEL uses the runtime's input.
 func TestJournalRemoved(t *testing.T) {
 	whens := oneOf("at the first", "at the last")
 	hows := oneOf("removed", "set aside")
@@ -526,9 +526,9 @@ func TestJournalRemoved(t *testing.T) {
 		})
 }
 
-// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD. The ADD
-// fails, and so does a DEL of its rollback. The error reports this pending DEL, and the new journal
-// contains it.
+// TestJournalLostInFailingADD: the journal is emptied, removed or damaged during an ADD. Then p2's
+// ADD fails, and so does p0's DEL in the rollback. unwind's error reports the pending DEL, and the
+// new journal contains it.
 func TestJournalLostInFailingADD(t *testing.T) {
 	losses := oneOf("emptied", "removed", "removed with its directory", "damaged")
 	each2(t, losses, oneOf("DEL", "sweep"), func(t *testing.T, loss, next choice) {
@@ -564,10 +564,10 @@ func TestJournalLostInFailingADD(t *testing.T) {
 	})
 }
 
-// TestJournalFailsOverPending: an ADD cannot write its intent, and the journal contains an earlier
-// ADD of the container ID. The ADD continues, and the earlier record stays. The DEL undoes both
-// ADDs. In the case "meanwhile", the journal breaks while the ADD releases another sandbox of the
-// pod.
+// TestJournalFailsOverPending: an earlier ADD of the container ID has a pending DEL, and a new ADD
+// cannot write its intent. The new ADD continues, and the earlier record stays. The DEL undoes both
+// ADDs. In the case "meanwhile", the journal breaks while the new ADD releases another sandbox of
+// the pod.
 func TestJournalFailsOverPending(t *testing.T) {
 	each1(t, oneOf("before", "meanwhile"), func(t *testing.T, when choice) {
 		n := newNode(t)

@@ -9,7 +9,7 @@ import (
 type pluginConf struct {
 	instance string // of a faulty plugin
 	text     func(n *node, extra string) string
-	extra    string // more keys, each after a comma
+	extra    string // more keys, each preceded by a comma
 }
 
 var (
@@ -30,11 +30,11 @@ var (
 	p0, p1, p2 = faulty("p0"), faulty("p1"), faulty("p2")
 	p3, p4, p5 = faulty("p3"), faulty("p4"), faulty("p5")
 	everyone   = faulty("*")
-	// pooled is p0 with a host-local pool of two addresses, and single with a pool of one.
+	// pooled is p0 with a host-local pool of two addresses. single is p0 with a pool of one.
 	pooled, single = p0ofPool(2, 3), p0ofPool(2, 2)
 )
 
-// faulty returns the configuration of testdata/faulty. Tests identify it by its instance.
+// faulty returns the configuration of a faulty plugin. Tests identify the plugin by its instance.
 func faulty(instance string) pluginConf {
 	text := func(n *node, extra string) string { return n.faulty(instance, extra) }
 	return pluginConf{instance: instance, text: text}
@@ -62,8 +62,8 @@ func masquerading(plugin, families string) pluginConf {
 	return pluginConf{text: func(n *node, extra string) string { return n.masquerading(plugin, families, extra) }}
 }
 
-// addressed returns a chain of four faulty plugins. Each adds an address to the result, and has the
-// given keys.
+// addressed returns a chain of four faulty plugins. Each plugin adds an address to the result, and
+// has the given keys in its configuration.
 func addressed(keys ...string) (chain []pluginConf) {
 	for i := range 4 {
 		conf := faulty(fmt.Sprint("p", i)).address(fmt.Sprintf("198.51.100.%d/32", i))
@@ -95,7 +95,7 @@ func (c pluginConf) address(prefix string) pluginConf { return c.with(`"address"
 // rules makes a faulty plugin create a rule for each address in its prevResult.
 func (c pluginConf) rules() pluginConf { return c.with(`"rules": true`) }
 
-// failing makes a faulty plugin fail a verb, whatever the plan says.
+// failing makes a faulty plugin return an error for a verb, whatever the plan says.
 func (c pluginConf) failing(verb string) pluginConf { return c.mode(verb, "fail") }
 
 // mode sets a faulty plugin's mode for a verb, whatever the plan says.
@@ -103,8 +103,8 @@ func (c pluginConf) mode(verb, mode string) pluginConf {
 	return c.with(`"modes": {%q: %q}`, verb, mode)
 }
 
-// fault is the mode of a faulty plugin for a verb: testdata/faulty lists the modes. With "once"
-// after the mode, it applies only to the first call of each attachment.
+// fault is the mode of a faulty plugin for a verb: testdata/faulty lists the modes. A mode that is
+// followed by "once" applies only to the first call of each attachment.
 type fault struct{ instance, verb, mode string }
 
 func (c pluginConf) on(verb, mode string) fault { return fault{c.instance, verb, mode} }

@@ -13,12 +13,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// check runs the CHECK of every delegate of the ADD that is still in the chain, in chain order. A
-// delegate gets its configuration of the ADD and, if that CHECK fails, its present one. As without
-// unwind, no delegate runs if the chain sets disableCheck, or if its CNI version is older than
-// 0.4.0. If the attachment is not live in the journal, check logs a warning and uses the current
-// chain. It does not fail for that reason, because Nomad destroys a network namespace on a failed
-// CHECK.
+// check runs the CHECK of each recorded delegate that is still in the chain, in chain order. A
+// delegate gets its configuration from the ADD. If its CHECK fails, check repeats the CHECK with
+// the present configuration. As without unwind, no delegate runs if the chain sets disableCheck, or
+// if the ADD's CNI version is older than 0.4.0. If the attachment is not live in the journal, check
+// logs a warning and uses the current chain. It does not fail for that reason, because Nomad
+// destroys the network namespace after a failed CHECK.
 //
 // check does not acquire the attachment's lock. Delegates change nothing in CHECK, so other verbs
 // need not wait for it.
@@ -65,7 +65,6 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// checkWith runs a delegate's CHECK with a configuration.
 func (o *op) checkWith(
 	ctx context.Context, e *journal.Record, plugin string, config json.RawMessage,
 ) *delegate.Failure {

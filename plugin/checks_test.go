@@ -39,7 +39,7 @@ func (n *node) wantEqual(what string, got, want []string) {
 	n.want(slices.Equal(got, want), "%s: %q, not %q", what, got, want)
 }
 
-// wantClean checks that nothing is left in any network of the node.
+// wantClean checks that nothing is left in any network of the machine.
 func (n *node) wantClean() {
 	n.Helper()
 	for _, one := range n.machine.networks {
@@ -71,7 +71,7 @@ func (n *node) wantTimes(times int, call string) {
 	n.wantCount(call, len(slices.DeleteFunc(n.calls(), others)), times)
 }
 
-// wantBegan checks the first starts and ends of calls, in the form "start ADD p0", "end ADD p0".
+// wantBegan checks the first entries of the call log, such as "start ADD p0" and "end ADD p0".
 func (n *node) wantBegan(phases ...string) {
 	n.Helper()
 	var got []string
@@ -81,7 +81,7 @@ func (n *node) wantBegan(phases ...string) {
 	n.wantEqual("phases", got[:min(len(got), len(phases))], phases)
 }
 
-// wantEnded waits until the process of the first such call has ended.
+// wantEnded waits until the process of the first call of this form has ended.
 func (n *node) wantEnded(call string) {
 	n.Helper()
 	pid := n.callLog()[slices.Index(n.calls(), call)].PID
@@ -100,7 +100,7 @@ func (n *node) wantPrevious(addresses ...string) {
 	}
 }
 
-// wantStdin checks that the stdin of each call of a plugin had this value under a key.
+// wantStdin checks that each call of an instance got this value for a key on stdin.
 func (n *node) wantStdin(instance, key, value string) {
 	n.Helper()
 	for _, l := range n.callLog() {

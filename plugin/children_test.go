@@ -131,8 +131,8 @@ func TestDelDuringAdd(t *testing.T) {
 	})
 }
 
-// TestDaemonOutlivesUnwind: unwind is killed after a plugin has started a daemon. The plugin that
-// runs at that time ends, but the daemon does not. The daemon doesn't block the attachment.
+// TestDaemonOutlivesUnwind: a plugin starts a daemon, and unwind is killed while the next plugin
+// runs. That plugin ends, but the daemon does not. The next verb succeeds all the same.
 func TestDaemonOutlivesUnwind(t *testing.T) {
 	status := recovery{"STATUS", func(p *pod) {
 		p.dropNetNS()
@@ -154,8 +154,8 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	})
 }
 
-// leftBy returns the child processes in a role, daemon or orphan, of the faulty plugins with this
-// CNI_PATH.
+// leftBy returns the child processes that faulty plugins with this CNI_PATH started in a role:
+// daemon or orphan.
 func leftBy(t testing.TB, path, role string) []int {
 	t.Helper()
 	var pids []int
@@ -252,8 +252,8 @@ const (
 	less     = `setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace `
 )
 
-// Shell commands that askOnNode runs on the pod's node. enter starts a process in the pod's
-// namespace, and waits until that process has entered the namespace.
+// Shell commands for askOnNode. enter starts a process in the pod's namespace, and waits until that
+// process has entered the namespace.
 const (
 	enter = `nsenter --net="$POD" sleep 60 & while
 	[ "$(stat -L -c %i /proc/$!/net/dev)" = "$(stat -L -c %i /proc/1/net/dev)" ]; do :; done; `
@@ -269,7 +269,7 @@ func (p *pod) askOnNode(verb string, commands ...string) {
 }
 
 // askBy runs a verb of unwind through a shell command, in which $0 is unwind, in a new mount
-// namespace. A GC gets a list with the pod.
+// namespace. The list of a GC contains only this pod.
 func (p *pod) askBy(verb, command string) {
 	p.Helper()
 	p.outer = "1.1.0" // this version has all verbs
@@ -297,7 +297,7 @@ func (p *pod) enterHeadless() {
 }
 
 // TestConfinedNode runs a STATUS in new PID and mount namespaces, in which the pod's namespace is
-// no longer mounted. unwind releases the pod only if it can inspect all processes.
+// no longer mounted. unwind releases the pod only if unwind can inspect all processes.
 func TestConfinedNode(t *testing.T) {
 	type test struct {
 		name     string

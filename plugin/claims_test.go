@@ -24,7 +24,7 @@ type turn struct {
 }
 
 // await waits until the verb has ended or, if goOn is false, until the plugin holds its call. If
-// goOn is true, await lets the plugin continue. It returns after the given time at the latest,
+// goOn is true, await lets the plugin continue. await returns after the given time at the latest,
 // because one verb may wait for the other.
 func (t *turn) await(most time.Duration, goOn bool) {
 	file := t.pod.heldFile(t.fault.verb, t.pod.ContainerID, t.fault.instance)
@@ -41,8 +41,8 @@ func (t *turn) await(most time.Duration, goOn bool) {
 	}
 }
 
-// race runs a verb of the first pod until a plugin holds the call that its fault names, and then a
-// verb of the second pod in the same way. Then the first verb continues, and after it the second.
+// race starts the first pod's verb, and waits until a plugin holds the call of ofFirst. It then
+// does the same for the second pod. Finally, it lets the first verb continue, then the second.
 func (n *node) race(first *pod, ofFirst fault, second *pod, ofSecond fault) {
 	n.Helper()
 	one, other := &turn{fault: ofFirst, pod: first}, &turn{fault: ofSecond, pod: second}
@@ -83,11 +83,11 @@ func (p *pod) wantAllOfADD() {
 	p.want(slices.Contains(rules, a+".p1"), "rules: %q, not of %s", rules, a)
 }
 
-// TestLateDELAgainstClaim: A's DEL failed twice, which freed A's address, and B gets that address.
-// A's late DEL begins at each phase of B's ADD, or B's ADD at each phase of A's DEL. If one verb
-// waits for the other, the other continues. Once both have ended, B has its rule. After B's DEL,
-// nothing of A is left. (For A and B with the same container ID, see below.) If the journal has no
-// record of A, the late DEL runs A's whole chain, otherwise only p1.
+// TestLateDELAgainstClaim: A's DEL failed twice, so unwind freed A's address, and B gets that
+// address. A's late DEL begins at each phase of B's ADD, or B's ADD at each phase of A's DEL. Both
+// verbs end, even if one waits for the other. After that, B has its rule. After B's DEL, nothing of
+// A is left. The late DEL runs only p1 or, if the journal has no record of A, A's whole chain. For
+// A and B with the same container ID, see the comment below.
 func TestLateDELAgainstClaim(t *testing.T) {
 	type phase struct {
 		name  string
@@ -163,7 +163,7 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	})
 }
 
-// awaitTries waits until the pod's record says that the DEL of its last step was tried this often.
+// awaitTries waits until the pod's record says that its last step's DEL was tried count times.
 func (p *pod) awaitTries(count int) {
 	p.Helper()
 	eventually(p, "on record as tried", func() bool {
@@ -189,8 +189,8 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
-// TestRuleBeforeAddress: p1 finds its rule by the address, and its DEL fails. unwind frees the
-// address only after the second try, so that no other pod gets the address and its rule earlier.
+// TestRuleBeforeAddress: p1's DEL, which finds the rule by the address, fails. unwind frees the
+// address only after the second try. Until then, no other pod gets the address with its rule.
 func TestRuleBeforeAddress(t *testing.T) {
 	ends := oneOf(
 		"it works again",
@@ -243,9 +243,9 @@ func TestRuleBeforeAddress(t *testing.T) {
 	})
 }
 
-// TestAddressOfAnotherStore: an IPAM plugin that is not host-local frees an address, and another
-// pod gets it. A late DEL of a plugin that removes rules by address doesn't get the address, even
-// after a sweep, when unwind has only the runtime's input.
+// TestAddressOfAnotherStore: an IPAM plugin other than host-local frees a pod's address, and
+// another pod gets it. In the first pod's late DEL, a plugin that removes rules by address doesn't
+// get the address. This holds even after a sweep, when unwind has only the runtime's input.
 func TestAddressOfAnotherStore(t *testing.T) {
 	frees := oneOf(
 		"it frees, then fails",
@@ -313,8 +313,8 @@ func TestCacheReadOnly(t *testing.T) {
 	n.wantClean()
 }
 
-// TestHangingDELFreesAddress: p1's DEL hangs, and each time the runtime kills unwind. The third DEL
-// frees the address. While p1 still hangs, the address stays free, and another pod can get it.
+// TestHangingDELFreesAddress: p1 hangs at each DEL until the runtime kills unwind. The runtime's
+// third DEL frees the address, so another pod can get the address while p1 still hangs.
 func TestHangingDELFreesAddress(t *testing.T) {
 	ends := oneOf("p1 works again", "another pod gets the address")
 	each1(t, ends, func(t *testing.T, end choice) {
@@ -370,8 +370,8 @@ func (n *node) emptyHostPort(address string) {
 }
 
 // TestHostPortKeepsAddress: portmap's DEL fails, so its rule still forwards to the pod's address.
-// The address stays reserved until the machine reboots, or until portmap's DEL succeeds; the same
-// pass then frees the address.
+// The address stays reserved until the machine reboots or portmap's DEL succeeds. The sweep in
+// which that DEL succeeds also frees the address.
 func TestHostPortKeepsAddress(t *testing.T) {
 	releases := oneOf("by a DEL", "by a sweep")
 	ends := oneOf("portmap works again", "the machine was started again")
@@ -463,9 +463,9 @@ func TestRulesOfOthers(t *testing.T) {
 	})
 }
 
-// TestHostPortBeforeBoot: a record with a host port is from an earlier boot, and the plugin's
-// binary is missing. A sweep frees the address. The plugin's DEL stays pending until the binary is
-// back.
+// TestHostPortBeforeBoot: a record with a host port is from an earlier boot, and the binary of the
+// plugin that forwards the port is missing. A sweep frees the address. The plugin's DEL stays
+// pending until the binary is back.
 func TestHostPortBeforeBoot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

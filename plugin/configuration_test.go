@@ -172,8 +172,8 @@ func (n *node) bare(prevResult any) given {
 // varLib is the directory that replaces /var/lib.
 func (n *node) varLib() string { return filepath.Join(n.dir, "varlib") }
 
-// TestStrippedDEL: a DEL without chain and stateDir undoes the records in the default stateDir,
-// both of an ADD that succeeded and of one that failed.
+// TestStrippedDEL: a DEL without chain and stateDir undoes the record in the default stateDir,
+// whether the ADD succeeded or failed.
 func TestStrippedDEL(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -224,9 +224,9 @@ func TestStrippedDELOfNothing(t *testing.T) {
 	})
 }
 
-// TestNoChainIsStillAnError: a DEL without a chain, of an attachment that is not in the journal,
+// TestNoChainIsStillAnError: a DEL has no chain, and its attachment is not in the journal. The DEL
 // fails if another key is invalid or the journal cannot be read, because a retry may succeed. An
-// ADD without a chain fails.
+// ADD without a chain always fails.
 func TestNoChainIsStillAnError(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -275,9 +275,9 @@ func TestDELThatRunsNothing(t *testing.T) {
 	})
 }
 
-// TestSweepHasTheADDsPATH: the PATH of a sweep contains no iptables, or only ip6tables, with which
-// portmap's DEL would succeed without effect. The DELs of portmap and firewall remove the rules all
-// the same, because they get the PATH of the ADD.
+// TestSweepHasTheADDsPATH: the PATH of a sweep contains no iptables, or only ip6tables. With such a
+// PATH, portmap's DEL would succeed without effect. But the DELs of portmap and firewall get the
+// PATH of the ADD, so they remove the rules.
 func TestSweepHasTheADDsPATH(t *testing.T) {
 	sandbox.Concurrent(t)
 	each1(t, []string{"none", "six"}, func(t *testing.T, of string) {
@@ -300,9 +300,9 @@ func TestSweepHasTheADDsPATH(t *testing.T) {
 	})
 }
 
-// TestSearchPaths: a sweep's DEL gets the search paths of the ADD, if the ADD was in this boot and
-// all directories that existed then still exist. Otherwise, it gets the sweep's own. The runtime's
-// DEL gets the runtime's search paths.
+// TestSearchPaths: a sweep's DEL gets the ADD's search paths (such as PATH) if both hold: the ADD
+// ran in this boot, and none of the directories in these paths has been removed since. If not, the
+// DEL gets the sweep's own search paths. The runtime's DEL gets the runtime's search paths.
 func TestSearchPaths(t *testing.T) {
 	dels := oneOf("a sweep", "the runtime", "a directory is gone", "another boot")
 	each1(t, dels, func(t *testing.T, del choice) {

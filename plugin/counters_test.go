@@ -195,9 +195,9 @@ func TestLastSweep(t *testing.T) {
 	})
 }
 
-// TestNotesOfTheKilled kills unwind at each point of a failing ADD, or of a STATUS that finds a
-// dead attachment. A sweep does the rest. A release without the runtime's DEL is recorded and
-// counted once, or not at all if unwind is killed between the release and its recording.
+// TestNotesOfTheKilled kills unwind at each crash point of a failing ADD, or of a STATUS that finds
+// a dead attachment. A sweep then releases what is left. The release is recorded and counted once,
+// or not at all if unwind is killed between the release and its recording.
 func TestNotesOfTheKilled(t *testing.T) {
 	t.Parallel()
 	for _, verb := range oneOf("failing ADD", "STATUS") {
@@ -235,7 +235,7 @@ func TestNotesOfTheKilled(t *testing.T) {
 	}
 }
 
-// TestNotes: each unusual event appears once in the history and in the counters.
+// TestNotes: each unusual event appears once in the history and in its counter, if it has one.
 func TestNotes(t *testing.T) {
 	const (
 		rolledBack2 = "rolled-back a [IP2] [faulty]: " + failedADD
@@ -332,7 +332,7 @@ func TestNotes(t *testing.T) {
 		{"another ADD of the container ID", func(n *node, a *pod) {
 			a.add()
 			n.plan(p1.DEL("fail"))
-			n.wantError(a.tryDel()) // b's ADD is the second try, so it frees the address
+			n.wantError(a.tryDel()) // b's ADD retries this DEL, and then frees the address
 			a.dropNetNS()
 			b := a.again()
 			b.add()

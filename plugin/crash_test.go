@@ -86,7 +86,7 @@ func wasKilled(err error) bool {
 }
 
 // recovery is what a runtime may do after unwind was killed. An attachment that was live at that
-// time stays live until its DEL, or until its namespace is gone and the pod's next sandbox is
+// time stays live until its DEL or, once its namespace is gone, until the pod's next sandbox is
 // added. The DELs contain a different chain, so they undo only what the journal contains.
 type recovery struct {
 	name string
@@ -149,8 +149,8 @@ func (p *pod) ends() {
 	}
 }
 
-// death is a verb in which unwind is killed. prepare creates what the verb needs, with the test's
-// chain.
+// death is a verb in which unwind is killed. prepare uses the test's chain to create what the verb
+// needs. try runs the verb.
 type death struct {
 	name    string
 	prepare func(n *node) (a *pod)
@@ -202,7 +202,7 @@ func (d death) begin(n *node, chain ...pluginConf) (a, bystander *pod, verb func
 	return a, bystander, func() error { return d.try(n, a, bystander) }
 }
 
-// aftermath is the one event that follows after unwind was killed.
+// aftermath is what happens after unwind was killed.
 type aftermath struct {
 	name string
 	of   func(n *node, a, bystander *pod)
@@ -245,8 +245,8 @@ var aftermaths = []aftermath{
 	}},
 }
 
-// end runs the aftermath, which must undo what the killed verb left (with a GC, after nextADD).
-// Unless the aftermath was a reboot, end deletes the bystander. Nothing may be left.
+// end runs the aftermath and, after nextADD, a GC. They must undo what the killed verb left. Except
+// after a reboot, end deletes the bystander, which must be live. Nothing may be left.
 func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.plan()
 	f.of(n, a, bystander)
@@ -262,10 +262,10 @@ func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.wantClean()
 }
 
-// TestKilledThenRecovered kills unwind at the crash points of ADD, DEL, GC and STATUS. After each
-// kill, it tries one aftermath. make proof tries all of them at each point; other runs skip points,
-// and take the aftermaths in turn. New points are covered automatically. The test shows what
-// SIGKILL leaves. The journal's tests show what a power loss leaves.
+// TestKilledThenRecovered kills unwind at the crash points of ADD, DEL, GC and STATUS. One
+// aftermath follows each kill. make proof tests all aftermaths at each point; other runs skip
+// points, and use the aftermaths in turn. New crash points are covered automatically. The test
+// shows what SIGKILL leaves. The journal's tests show what a power loss leaves.
 func TestKilledThenRecovered(t *testing.T) {
 	t.Parallel()
 	type way struct {

@@ -20,12 +20,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// deleting is one DEL.
+// deleting is one run of DEL.
 type deleting struct {
 	*op
 	records   []*journal.Record // the ADDs to undo, newest first
-	abandoned []*journal.Record // ADDs that an operator has forgotten
-	netns     journal.NetNS     // from CNI_NETNS or else prevResult; Path is "" if neither names one
+	abandoned []*journal.Record // ADDs that an operator dropped with unwindctl forget
+	netns     journal.NetNS     // from CNI_NETNS, else from prevResult; Path is "" if both lack a path
 	// claimed contains the records to which find added claims from host-local's files. find reads
 	// these files for all records before any DEL runs, because the DEL of one record may release an
 	// address that another record should claim.
@@ -34,10 +34,10 @@ type deleting struct {
 
 // del runs a DEL.
 //
-//  1. Acquire the attachment's lock. If an ADD of the attachment still runs, this makes it end (see
-//     watched), because the runtime that started it is dead or has abandoned it.
-//  2. Find the records to undo. If an operator has forgotten the ADD of this DEL, there is nothing
-//     to do. If the journal does not contain that ADD, create a record from the runtime's input.
+//  1. Acquire the attachment's lock. If an ADD of the attachment still runs, end that ADD (see
+//     watched): the runtime that started the ADD is dead or has abandoned it.
+//  2. Find the records to undo, or create one from the runtime's input if none is for this DEL's
+//     ADD. If an operator dropped that ADD, and no other is recorded, there is nothing to do.
 //  3. Undo the records (see undo.Worker.Undo), and write the DELs that are still pending.
 //
 // A failing journal does not stop a pod's DEL. Neither does an invalid configuration, unless the
@@ -68,8 +68,8 @@ func (o *op) del(ctx context.Context) error {
 	return d.report(failures, durable)
 }
 
-// find sets d.records to the records to undo: the journal's records, and a new one if none of them
-// records this DEL's ADD. If there is nothing to undo, d.records is empty.
+// find sets d.records to the records to undo: the attachment's records in the journal, and a new
+// record if none of these is for this DEL's ADD. If there is nothing to undo, d.records is empty.
 func (d *deleting) find(ctx context.Context) error {
 	d.readJournal(ctx)
 	sandbox := netconf.SandboxOf(d.Verb.Conf.PrevResult, d.Verb.Key.IfName)
@@ -95,8 +95,8 @@ func (d *deleting) find(ctx context.Context) error {
 }
 
 // mayHaveResult reports whether the runtime's prevResult may be the result of a record's ADD. The
-// record has no result yet. If host-local's files assign the attachment only addresses that are not
-// in prevResult, prevResult is the result of another ADD.
+// record must have no result yet, so its claims come only from host-local's files. If prevResult
+// contains none of the claimed addresses, it is the result of a different ADD.
 func (d *deleting) mayHaveResult(e *journal.Record) bool {
 	return len(e.Got.Claims) == 0 ||
 		slices.ContainsFunc(netconf.AddressesOf(d.Verb.Conf.PrevResult), e.ClaimsAddress)
@@ -121,19 +121,19 @@ func (d *deleting) readJournal(ctx context.Context) {
 	}
 }
 
-// isOf reports whether the runtime's DEL is for a record's ADD: one of them names no namespace,
-// both name the same path, or the DEL's path leads to the record's namespace.
+// isOf reports whether the runtime's DEL is for a record's ADD: the DEL or the record has no path,
+// both have the same path, or the DEL's path leads to the record's namespace.
 func (d *deleting) isOf(e *journal.Record) bool {
 	recorded := e.Added.NetNS.Path
 	return d.netns.Path == "" || recorded == "" || facts.SamePath(recorded, d.netns.Path) ||
 		d.Node.IsAt(e, d.netns)
 }
 
-// addUnrecorded adds a record for the ADD of this DEL, which the journal does not contain. That ADD
+// addUnrecorded adds a record for this DEL's ADD if the journal does not contain that ADD. The ADD
 // ran before unwind was installed, while unwind was off, or while the journal could not be written.
 // If no delegate can have allocated anything, the DEL succeeds without a record. If the chain
-// cannot be read and the attachment has no other record, the DEL fails, unless the runtime has no
-// ADD result or a retry could not help.
+// cannot be read, and the attachment has no other record, the DEL fails. It succeeds nevertheless
+// if the runtime has no ADD result, or if a retry could not help.
 func (d *deleting) addUnrecorded(ctx context.Context) error {
 	e, err := d.reconstruct(ctx)
 	switch {
@@ -184,7 +184,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 			binary, err := netconf.FindPlugin(s.Type, e.Added.Path)
 			return err != nil || unix.Access(binary, unix.X_OK) != nil
 		}
-		// A delegate that cannot be started allocated nothing, unless host-local's files prove it ran.
+		// Missing plugins have allocated nothing, unless host-local's files prove that the chain ran.
 		if slices.ContainsFunc(e.Steps, missing) && !d.ClaimHeld(e) {
 			e.Steps = slices.DeleteFunc(e.Steps, missing)
 		}
@@ -199,7 +199,7 @@ func (d *deleting) reconstruct(ctx context.Context) (*journal.Record, error) {
 }
 
 // takePrevResult stores the runtime's prevResult as the result of a record's ADD. It adds claims on
-// the result's addresses, for the first delegate that has an IPAM plugin, or else the first of all.
+// the result's addresses, for the first delegate with an IPAM plugin, or else for the first one.
 func (d *deleting) takePrevResult(e *journal.Record) {
 	if d.Verb.Conf.PrevResult == nil || len(e.Steps) == 0 {
 		return

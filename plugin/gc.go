@@ -21,9 +21,9 @@ import (
 
 // gc releases the attachments that no longer exist (SPEC 1.1 §2 GC):
 //
-//  1. Sweep its own network, by the runtime's list of valid attachments and by evidence. Sweep all
-//     other networks by evidence alone, because a renamed network never gets a GC again. In other
-//     networks, a failure is only logged.
+//  1. Sweep the GC's own network, by the runtime's list of valid attachments and by evidence on the
+//     node (see decide.Evidence). Sweep all other networks by evidence alone: the old name of a
+//     renamed network never gets a GC again. In those networks, a failure is only logged.
 //  2. Run the GC of all delegates, if the chain's CNI version has that verb, with the runtime's
 //     list and the attachments that unwind keeps (see listKept). Skip this step if the list cannot
 //     be trusted (see sweep.MassReleaseError) or a record is damaged.
@@ -116,10 +116,10 @@ func (o *op) sweepBriefly(opts sweep.Options, run func(*sweep.Sweep) error) erro
 	return err
 }
 
-// listKept returns the runtime's list, under each of its keys, after adding all attachments of the
-// network that are in the journal. A delegate may release whatever is not on the list (host-local
-// since 1.10). The runtime's list may lack a pod that is starting, and it lacks a dead pod whose
-// DELs are pending.
+// listKept returns the runtime's list of valid attachments, extended by all attachments of the
+// network that are in the journal. The map has the keys under which the runtime sent the list. A
+// delegate may release whatever is not on the list (host-local since 1.10). The runtime's list may
+// lack a pod that is starting, and it lacks a dead pod whose DELs are pending.
 func (o *op) listKept(ctx context.Context) (map[string]json.RawMessage, error) {
 	var kept []json.RawMessage
 	err := o.Node.Journal.Store.View(ctx, func(tx *journal.Tx) error {

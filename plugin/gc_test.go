@@ -40,9 +40,9 @@ func listOf(pods ...*pod) json.RawMessage {
 	return netconf.Marshal(list)
 }
 
-// TestSweepJudgesAgain: an attachment is dead when a sweep makes its plan, but it may change before
-// the sweep applies the plan. The sweep acts on the new state. It does not release a new ADD of the
-// same container, whether that ADD still runs or has ended.
+// TestSweepJudgesAgain: an attachment is dead when a sweep makes its plan, but the attachment may
+// change before the sweep applies the plan. The sweep acts on the new state. It does not release a
+// new ADD of the same container, whether that ADD still runs or has ended.
 func TestSweepJudgesAgain(t *testing.T) {
 	sandbox.Concurrent(t)
 	changes := oneOf(
@@ -134,9 +134,9 @@ func TestDisableGC(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCIsPassedOn: if there is a list, and the chain's CNI version has GC, the plugins get the
-// list as the runtime sent it. They get no container ID, even if unwind's own environment contains
-// one.
+// TestGCIsPassedOn: if a GC has a list, and the chain's CNI version supports GC, the plugins get
+// the list as the runtime sent it. They get no container ID, even if unwind's own environment
+// contains one.
 func TestGCIsPassedOn(t *testing.T) {
 	list := rawJSON(`[{"ifname":"eth0","containerID":"\u0061","more":12345678901234567890.10},` +
 		`{"containerID":"b","ifname":"eth0"}]`)
@@ -294,7 +294,7 @@ func TestGCWithFailingDELs(t *testing.T) {
 // TestGCByList combines pods of each kind with lists of each kind. A GC never releases an
 // attachment with a process in its namespace, and always releases one with a pending DEL. If the
 // namespace is gone, the GC releases the attachment unless a list contains it. If the namespace is
-// pinned and empty, the GC does so only if there is a list, and no list contains the attachment.
+// empty, the same holds, but only in a GC with a list.
 func TestGCByList(t *testing.T) {
 	null, none := rawJSON(`null`), rawJSON(`[]`)
 	type test struct {
@@ -372,9 +372,9 @@ func TestListJudgesItsNetwork(t *testing.T) {
 	})
 }
 
-// TestGCInAnotherTimeNamespace: a GC runs in another time namespace. By its clock, an attachment,
-// and an address without a record, seem to be old. unwind cannot tell their age there, so it keeps
-// both.
+// TestGCInAnotherTimeNamespace: a GC runs in a different time namespace from the ADD. By the clock
+// of the GC, an attachment and an address without a record seem old. But unwind cannot tell their
+// age in that namespace, so it keeps both.
 func TestGCInAnotherTimeNamespace(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -400,9 +400,9 @@ func TestGCInAnotherTimeNamespace(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGCDelegateFails: the GCs of two plugins fail, or one of the two hangs. All plugins get their
-// GC, and the runtime's error contains all errors. Even if a DEL hangs as well, the GC ends, and
-// does everything else in time.
+// TestGCDelegateFails: the GCs of two plugins fail, or one fails while the other and a DEL hang.
+// unwind still runs all other DELs and sends GC to all plugins, in time. The runtime gets an error
+// that contains all errors.
 func TestGCDelegateFails(t *testing.T) {
 	each1(t, oneOf("fail", "hang at a DEL too"), func(t *testing.T, how choice) {
 		n := newNode(t)
@@ -438,8 +438,8 @@ func TestGCDelegateFails(t *testing.T) {
 // TestBrakeOnANode: the list of a GC lacks 12 of 20 live pods. The mass-release guard keeps all of
 // them, and the error says why. No plugin gets that list, because a plugin might release the pods.
 // Attachments that are dead by other evidence are released, and the guard doesn't count them. At
-// the second GC with this list, unwind adds the pods that it keeps, and the plugins get the list. A
-// list that lacks only 10 of 20 pods is believed.
+// the second GC with this list, unwind adds the kept pods to the list, and passes it to the
+// plugins. unwind believes a list that lacks only 10 of 20 pods.
 func TestBrakeOnANode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -468,8 +468,8 @@ func TestBrakeOnANode(t *testing.T) {
 }
 
 // TestGCOfRealPlugins: pods of each kind have addresses, rules and host ports of real plugins. A GC
-// releases some pods and leaves nothing of them, and their late DELs take nothing from the others.
-// The pods that it keeps have everything that they had, and reach their gateway.
+// releases some of the pods completely. Their late DELs take nothing from the kept pods, which
+// still have all their resources and reach their gateway.
 func TestGCOfRealPlugins(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

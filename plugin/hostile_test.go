@@ -27,9 +27,9 @@ DEL) rmdir `+folder+` 2>/dev/null || : ;;
 esac`)
 }
 
-// TestLongNames: a container ID or a network's name is too long for a file name, or for a key of
-// the journal. In the latter case, an ADD continues without the journal and logs a warning, or
-// fails before any plugin runs. The DEL releases everything.
+// TestLongNames: a container ID or a network's name is too long for a file name, or even for a key
+// of the journal. In the latter case, onJournalFailure decides whether an ADD continues without the
+// journal and logs a warning, or fails before any plugin runs. The DEL releases everything.
 func TestLongNames(t *testing.T) {
 	type test struct {
 		name    string
@@ -119,8 +119,7 @@ func TestBigConfiguration(t *testing.T) {
 }
 
 // TestNotTextAtDEL: the environment of a DEL is not valid UTF-8, so the journal cannot store it.
-// unwind would refuse such an ADD, but the DEL of an earlier attachment continues without the
-// journal.
+// unwind refuses an ADD with such an environment, but the DEL continues without the journal.
 func TestNotTextAtDEL(t *testing.T) {
 	type test struct{ name, value string }
 	tests := []test{{"CNI_IFNAME", "eth\xff"}, {"CNI_ARGS", "X=\xff"}}
@@ -148,7 +147,7 @@ func TestNotTextAtDEL(t *testing.T) {
 
 // TestPlantedLinks: a link or a pipe, which only root can have created, is in the place of stateDir
 // or of something in it. No verb creates or changes the link's target, or waits for the pipe. ADD
-// and DEL work as without a journal.
+// and DEL succeed all the same.
 func TestPlantedLinks(t *testing.T) {
 	targets := oneOf("a file", "nothing", "a folder", "a pipe")
 	places := oneOf("stateDir", "the journal", "a new journal", "the queue", "the locks", "a lock", "the log")
@@ -248,7 +247,7 @@ func TestStateDirOfOthers(t *testing.T) {
 
 // TestHostileDelegate: the second of two plugins misbehaves. The rollback releases what a failed
 // ADD allocated, even if a process has left the plugin's process group. If unwind has to kill the
-// plugin, its DEL stays pending, and the runtime's DEL retries it.
+// plugin, in ADD and in the rollback, the plugin's DEL stays pending until the runtime's DEL.
 func TestHostileDelegate(t *testing.T) {
 	const (
 		result = `echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"`

@@ -10,9 +10,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// unwind identifies an ADD by its network namespace. In most tests of this file, an ADD that is not
-// in the journal has everything else in common with one that is: the container ID, the address, the
-// MAC address. Both have rules that are keyed by container ID (bridge, portmap) and by address
+// unwind identifies an ADD by its network namespace. In most tests of this file, an ADD that the
+// journal lacks has everything else in common with a recorded ADD: the container ID, the address,
+// the MAC address. Both have rules that are keyed by container ID (bridge, portmap) and by address
 // (firewall).
 
 // withSameAddresses sets a chain that always gives the pod the same IP and MAC addresses, and
@@ -92,8 +92,8 @@ func TestSameADDAgain(t *testing.T) {
 }
 
 // TestAddedAgainAfterAnInterruptedADD: the journal contains an ADD that was interrupted. The
-// container was then added again at the same path without unwind. The DEL comes after the second
-// namespace is gone, with the result of the second ADD, and leaves nothing.
+// container was then added again at the same path without unwind. The DEL has the result of the
+// second ADD, and comes when the second namespace is gone. It leaves nothing of either ADD.
 func TestAddedAgainAfterAnInterruptedADD(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -188,9 +188,9 @@ func TestStaleResult(t *testing.T) {
 	})
 }
 
-// TestTwoInterfacesInOneNetwork: bridge names its iptables chain after the container, so its DEL of
-// one interface fails while the container has the other interface. As without unwind, the second
-// DEL succeeds.
+// TestTwoInterfacesInOneNetwork: bridge names its iptables chain after the container, so bridge's
+// DEL of one interface may fail while the container has another interface. As without unwind, the
+// retry succeeds.
 func TestTwoInterfacesInOneNetwork(t *testing.T) {
 	ends := oneOf("by the runtime", "by a sweep", "with the namespace gone")
 	each1(t, ends, func(t *testing.T, end choice) {
@@ -260,9 +260,9 @@ func TestDamagedCache(t *testing.T) {
 	})
 }
 
-// TestPathOfAnotherProcess: a container's path names a process that has ended, and another process
-// now has its ID. Neither the journal nor libcni's cache contains the container. Its DEL frees its
-// address, and takes nothing from the other process's container.
+// TestPathOfAnotherProcess: a container's namespace path contains the ID of a process that has
+// ended, and another process now has that ID. Neither the journal nor libcni's cache contains the
+// container. The DEL frees the address, and takes nothing from the other process's container.
 func TestPathOfAnotherProcess(t *testing.T) {
 	each1(t, oneOf("the host's", "another container's"), func(t *testing.T, whose choice) {
 		n := newNode(t)
@@ -325,9 +325,9 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 	})
 }
 
-// TestOldGenerationMovesOn: if unwind cannot completely undo an earlier ADD of the container ID
-// yet, the DEL of the next ADD does so, after its own DELs, and with the path of the earlier
-// namespace. If both ADDs got the same address, undoing the earlier ADD does not free it.
+// TestOldGenerationMovesOn: unwind cannot yet completely undo an earlier ADD of the container ID.
+// The DEL after a later ADD first undoes the later ADD, then the earlier ADD, with the path of the
+// earlier namespace. If both ADDs got the same address, undoing the earlier ADD does not free it.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -585,8 +585,7 @@ func TestLateDELAtAnothersPath(t *testing.T) {
 }
 
 // TestUnknownDELAtAnothersPath: as in TestLateDELAtAnothersPath, but the journal contains only the
-// other container. If it did not contain that one either, the plugins would get the path, as
-// without unwind.
+// other container. If it contained neither, the plugins would get the path, as without unwind.
 func TestUnknownDELAtAnothersPath(t *testing.T) {
 	lates := oneOf("a second DEL, with the result", "never added through unwind")
 	each1(t, lates, func(t *testing.T, late choice) {
@@ -612,8 +611,8 @@ func TestUnknownDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUndonePastTheJournal: an attachment is swept and added again without unwind, or deleted
-// without unwind and added again with unwind. The DEL of the second ADD leaves nothing.
+// TestUndonePastTheJournal: a swept attachment is added again without unwind, or an attachment is
+// deleted without unwind, then added with unwind. The DEL of the second ADD leaves nothing.
 func TestUndonePastTheJournal(t *testing.T) {
 	undone := oneOf(
 		"swept, in another namespace",

@@ -310,8 +310,8 @@ func TestVERSION(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD: the error of an ADD begins with the plugin's message, has the plugin's code and,
-// if there is room, its details. It names the pending DELs. node.start checks its length.
+// TestErrorOfADD: the error of an ADD begins with the plugin's message. It has the plugin's code
+// and, if there is room, details, and names the pending DELs. node.start checks its length.
 func TestErrorOfADD(t *testing.T) {
 	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
 		n := newNode(t)

@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// This file contains what an ADD does before it runs the ADD of its first delegate.
+// This file contains the part of an ADD that runs before the first delegate.
 
 // prepare validates the input before any delegate starts.
 func (a *adding) prepare(ctx context.Context) (err error) {
@@ -93,9 +93,9 @@ func (a *adding) open(ctx context.Context) error {
 }
 
 // putFirst writes the intent, unless the journal contains earlier ADDs of the attachment (a.prior),
-// or other attachments of its pod that may be dead (a.samePod). The ADD of a new sandbox first
-// releases what the pod's old sandbox left allocated (Azure CNS #4350). a.samePod omits live
-// attachments of the same container.
+// or other attachments of its pod that may be dead (a.samePod). The ADD of a pod's new sandbox
+// first releases the addresses and resources of the old sandbox (Azure CNS #4350). a.samePod omits
+// the live attachments of this ADD's own container.
 func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	a.prior, err = tx.Pending(a.Verb.Key)
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
@@ -121,9 +121,9 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 
 // writeIntent runs a transaction that writes the intent. A commit that returned an error may still
 // have written the intent, so writeIntent then reads the journal again. If the journal contains the
-// intent, the ADD continues. If that cannot be determined, the ADD fails, because a record in state
-// adding must not belong to an ADD that succeeds. Otherwise, journalFailed decides. If write itself
-// refuses the ADD, writeIntent returns that error.
+// intent, the ADD continues. If the journal lacks it or is damaged, journalFailed decides. If the
+// journal cannot be read, the ADD fails, because a record in state adding must not belong to an ADD
+// that succeeds. If write itself refuses the ADD, writeIntent returns that error.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.record.Number = 0
 	err := a.Node.Journal.Update(ctx, write)
@@ -157,8 +157,8 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, and divides its time among them. Once
-// too little time remains for a DEL, it defers the rest, because a slow DEL would be killed.
+// releaseSamePod releases dead attachments of the same pod, and divides its time among them. It
+// stops once a slow DEL would be killed for lack of time. A later verb or sweep releases the rest.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -182,8 +182,8 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 }
 
 // supersede undoes the earlier ADDs of this attachment. A DEL that fails stays in the journal, and
-// waits while the new ADD is running or live: it may remove resources by container ID, and both
-// ADDs have the same container ID.
+// waits while the new ADD is running or live. Both ADDs have the same container ID, so a DEL that
+// finds resources by container ID would release those of the new ADD.
 func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -194,7 +194,7 @@ func (a *adding) supersede(ctx context.Context) error {
 			}
 		}
 		if again, _ := a.Node.Later(ctx, prior); again {
-			// prior's DELs would release resources of the ADD that followed it without a record
+			// prior's DELs would release resources of the later ADD, which has no record
 			if err := a.refuseUnseen(); err != nil {
 				return err
 			}
@@ -230,9 +230,9 @@ func (a *adding) refuseLive(prior *journal.Record) error {
 	return nil
 }
 
-// refuseUnseen returns an error if the interface already exists in this ADD's namespace, and
-// libcni's cache contains an ADD of the attachment in that namespace. This ADD would fail, and the
-// DELs of its rollback, which find resources by container ID, would remove those of the cached ADD.
+// refuseUnseen returns an error if the interface exists in this ADD's namespace, and libcni's cache
+// shows that an earlier ADD of the attachment created it. This ADD would fail, and its rollback,
+// whose DELs find resources by container ID, would remove the resources of the earlier ADD.
 func (a *adding) refuseUnseen() error {
 	if a.record.Added.Occupant == "" {
 		return nil

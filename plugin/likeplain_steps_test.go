@@ -18,7 +18,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// year is one run of a sequence in both worlds.
+// year is one run of a sequence of steps on both machines, P and U: see TestLikePlain.
 type year struct {
 	*attempt
 	p, u  *plainWorld
@@ -63,8 +63,8 @@ func (y *year) differ(d difference) {
 
 func (y *year) note(format string, a ...any) { y.log = append(y.log, fmt.Sprintf(format, a...)) }
 
-// allowedDifferences contains all differences that are allowed. LIMITS.md describes most of them,
-// in the entry that the comment names.
+// allowedDifferences contains all differences that are allowed. A comment that begins with LIMITS
+// names the entry of LIMITS.md that describes the difference.
 var allowedDifferences = []struct {
 	name string
 	is   func(y *year, d difference) bool
@@ -83,17 +83,17 @@ var allowedDifferences = []struct {
 		return d.class == "pending" && y.waitsForLeft(d.record) ||
 			d.class == "left: file" && slices.ContainsFunc(y.u.pending(), renamed)
 	}},
-	// LIMITS, "While the journal cannot be written": an ADD of the same container ID failed, and its
-	// rollback freed the address of the earlier ADD, which the journal did not record.
+	// LIMITS, "While the journal cannot be written": the rollback of a container's second ADD freed
+	// the address of the first ADD, which was not recorded. A rule with that address is left.
 	{"a full disk", func(y *year, d difference) bool {
 		full := slices.Index(y.log, "full")
 		return d.class == "left: rule" && full >= 0 && slices.ContainsFunc(y.log[full:], func(line string) bool {
 			return strings.HasPrefix(line, "again ")
 		})
 	}},
-	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and unwind freed the address before
-	// the next try. Or the ADD was not recorded, and its address is not in the pool that the chain
-	// uses now.
+	// LIMITS, "An ACCEPT rule of firewall": either firewall's DEL failed, and unwind freed the address
+	// before the next try; or the ADD was not recorded, and its address is not in the pool that the
+	// chain uses now.
 	{"an ACCEPT rule", func(y *year, d difference) bool {
 		failed := y.did("again ", "break firewall", "remove firewall", "renew firewall")
 		return d.class == "left: rule" && (failed || y.did("off", "uninstall", "nostate") && y.did("set dataDir")) &&
@@ -117,15 +117,15 @@ var allowedDifferences = []struct {
 		bypassed := at("off") >= 0 || at("uninstall") >= 0 || at("nostate") >= 0 || at("full") >= 0
 		return strings.HasPrefix(d.class, "left: ") && bypassed && at("conf ") >= 0 && at("set name") > at("conf ")
 	}},
-	// The address belongs to a pod that started only in U.
+	// The requested address belongs to a pod that started only in U.
 	{"a requested address", func(y *year, d difference) bool {
 		return d.class == "ADD fails" && slices.ContainsFunc(slices.Collect(maps.Values(y.u.pods)), func(p *plainPod) bool {
 			return p.state == podLive && y.only[p.name] &&
 				strings.Contains(d.text, "requested IP address "+p.ip.String()+" is not available")
 		})
 	}},
-	// The pod started only in U. A file of a plugin that has left the chain remains, or the cache file
-	// that the pod's DEL needs.
+	// A pod started only in U. Either a file of a plugin that has left the chain remains, or the cache
+	// file that the pod's DEL needs.
 	{"a pod that started with unwind alone", func(y *year, d difference) bool {
 		return slices.Contains([]string{"left: file", "left: cache"}, d.class) &&
 			slices.ContainsFunc(slices.Collect(maps.Keys(y.only)), func(name string) bool {
@@ -147,19 +147,19 @@ var allowedDifferences = []struct {
 		}
 		return false
 	}},
-	// LIMITS, "Plugins that hang": the plugin has left the chain or was replaced, so without unwind,
-	// the runtime no longer calls it.
+	// LIMITS, "Plugins that hang": the hanging plugin has left the chain or was replaced, so in P, the
+	// runtime no longer calls it.
 	{"a plugin of the ADD that hangs", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "signal: killed") && y.net.hangsIn("DEL") &&
 			y.did("remove ", "ipam ", "set main", "set name")
 	}},
 	// LIMITS, "Plugins that hang": an ADD first undoes the pod's earlier sandbox, for up to 10 s. In
-	// these worlds, the runtime kills a verb as soon as a plugin hangs.
+	// this test, the runtime kills a verb as soon as a plugin hangs.
 	{"an ADD waits for a DEL that hangs", func(y *year, d difference) bool {
 		return d.class == "ADD fails" && strings.Contains(d.text, "signal: killed") && y.net.hangsIn("DEL")
 	}},
-	// LIMITS, "CRI-O without a conflist": CRI-O reads the configuration in libcni's cache, which a
-	// sweep has removed.
+	// LIMITS, "CRI-O without a conflist": CRI-O uses the configuration in the pod's entry of libcni's
+	// cache, but a sweep has removed that entry.
 	{"no conflist and no cache", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "the runtime has no network") && y.net.unreadable != ""
 	}},
@@ -169,15 +169,15 @@ var allowedDifferences = []struct {
 	}},
 }
 
-// did reports whether a step began with one of the words.
+// did reports whether one of the steps so far began with one of the words.
 func (y *year) did(words ...string) bool {
 	return slices.ContainsFunc(y.log, func(line string) bool {
 		return slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(line, word) })
 	})
 }
 
-// waitsForLeft reports whether every pending DEL of a record may stay pending: it waits for a later
-// DEL, or it has failed, and its plugin has port mappings or no present configuration.
+// waitsForLeft reports whether each pending DEL of a record either waits for a later plugin's DEL,
+// or has failed and belongs to a plugin with port mappings or without a present configuration.
 func (y *year) waitsForLeft(e *journal.Record) bool {
 	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))
@@ -185,8 +185,8 @@ func (y *year) waitsForLeft(e *journal.Record) bool {
 	})
 }
 
-// steps are the actions, by a step's first word. An action returns true if it may have changed what
-// live pods have, so that compareLive must follow.
+// steps contains an action for each first word of a step. An action returns true if it may have
+// changed what live pods have. In that case, compareLive must follow.
 var steps map[string]func(y *year, w []string) bool
 
 func (y *year) run(sequence []string) {
@@ -206,11 +206,11 @@ func (y *year) run(sequence []string) {
 	y.end()
 }
 
-// worlds returns both worlds, P first.
+// worlds returns both machines, P first.
 func (y *year) worlds() []*plainWorld { return []*plainWorld{y.p, y.u} }
 
-// compareCalls compares a verb's calls in both worlds: whether the last ones succeeded, and how
-// long the longest took.
+// compareCalls compares a verb's calls on both machines: whether the last call succeeded, and how
+// long the longest call took.
 func (y *year) compareCalls(who string, p, u []plainCall) {
 	for _, of := range []struct {
 		called string
@@ -244,7 +244,7 @@ func (y *year) compareCalls(who string, p, u []plainCall) {
 	}
 }
 
-// compareLive compares the resources and connections of the pods that are live in both worlds.
+// compareLive compares the resources and connections of the pods that are live on both machines.
 func (y *year) compareLive() {
 	y.note("  pods: P %s, U %s", y.p.podStates(), y.u.podStates())
 	both := slices.DeleteFunc(slices.Sorted(maps.Keys(y.p.pods)), func(name string) bool {
@@ -263,7 +263,7 @@ func (y *year) compareLive() {
 	for _, name := range both {
 		have := map[string][]string{}
 		for _, w := range y.worlds() {
-			var lines []string // if the pod's chain creates no rules, any with its address were leaked
+			var lines []string // empty if the pod's chain creates no rules: any found are leaks
 			if w.pods[name].rules {
 				lines = rules[w.called]
 			}
@@ -368,8 +368,8 @@ func (w *plainWorld) pendingTexts() (all []string) {
 	return all
 }
 
-// eachPod runs a function for a pod in each world that knows the pod, and compares the calls.
-// It reports whether there was such a world.
+// eachPod runs a function for a pod on each machine that has the pod, and compares the calls. It
+// reports whether a machine has the pod.
 func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainCall) (did bool) {
 	calls := map[string][]plainCall{}
 	for _, w := range y.worlds() {
@@ -381,7 +381,7 @@ func (y *year) eachPod(name string, do func(w *plainWorld, p *plainPod) []plainC
 	return did
 }
 
-// rewrite writes the plugins' programs and the conflist in both worlds, according to y.net.
+// rewrite writes the plugins' programs and the conflist on both machines, according to y.net.
 func (y *year) rewrite() {
 	for _, w := range y.worlds() {
 		for _, name := range plainTypes {
@@ -391,7 +391,7 @@ func (y *year) rewrite() {
 	}
 }
 
-// configure returns a step that changes only files.
+// configure returns an action that changes only files.
 func configure(change func(y *year, w []string)) func(y *year, w []string) bool {
 	return func(y *year, w []string) bool {
 		change(y, w)
@@ -673,7 +673,7 @@ type dice struct {
 
 func (d *dice) pick(words ...string) string { return words[d.IntN(len(words))] }
 
-// pod returns a random pod that was added, or one that was not.
+// pod returns a random pod that was added or, if added is false, one that was not added.
 func (d *dice) pod(added bool) string {
 	var names []string
 	for _, name := range []string{"a", "b", "c", "d"} {

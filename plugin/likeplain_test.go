@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// likePlainSeedEnv makes TestLikePlain run the sequence of one seed, which an earlier run has
-	// printed.
+	// likePlainSeedEnv is the first seed, such as one that an earlier run has printed. Without
+	// likePlainCountEnv, TestLikePlain then runs only the sequence of this seed.
 	likePlainSeedEnv = "UNWIND_LIKEPLAIN_SEED"
 	// likePlainCountEnv is the number of sequences.
 	likePlainCountEnv = "UNWIND_LIKEPLAIN_COUNT"
 	// likePlainWithoutEnv is a regular expression for the steps to leave out, so that a known
 	// difference doesn't hide others.
 	likePlainWithoutEnv = "UNWIND_LIKEPLAIN_WITHOUT"
-	// likePlainSeed is the first seed of a normal run.
+	// likePlainSeed is the default first seed, except in make proof.
 	likePlainSeed = 700_001
 	// likePlainWorkers is how many sequences run at the same time.
 	likePlainWorkers = 4
@@ -35,7 +35,7 @@ const (
 
 // setup is the initial configuration of both machines of a sequence.
 type setup struct {
-	ChainFile bool   // unwind is configured with a chainFile, else with a chain
+	ChainFile bool   // unwind is configured with a chainFile, not with a chain
 	Outer     string // cniVersion of unwind's list
 	Version   string // of the chain
 	Plugins   string // of the chain
@@ -51,7 +51,7 @@ type difference struct {
 	record      *journal.Record // set only in class "pending"
 }
 
-// attempt is one run of a sequence as a test, with its own failure and cleanup.
+// attempt is the testing.TB of one run of a sequence, with its own failure, log and cleanups.
 type attempt struct {
 	testing.TB
 	ctx      context.Context
@@ -79,10 +79,10 @@ func (a *attempt) TempDir() string {
 	return dir
 }
 
-// runYear runs a sequence in two new worlds. It returns the first difference, or one without a
-// class if there is none, and a log of what happened.
+// runYear runs a sequence on two new machines. It returns the first difference (if there is none,
+// its class is empty) and a log of what happened.
 func runYear(t testing.TB, s setup, steps []string) (found difference, log []string) {
-	// If a plugin hangs, each pod's DEL is tried five times, for 10 s each, in both worlds.
+	// If a plugin hangs, each pod's DEL is tried five times, for 10 s each, on both machines.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*sandbox.Patience)
 	defer cancel()
 	a := &attempt{TB: t, ctx: ctx}
@@ -119,11 +119,11 @@ func likePlain(t *testing.T, s setup, steps ...string) {
 // one without unwind (P) and one with unwind (U), go through the same random sequence of steps of
 // runtimes, operators and failures. After each step and at the end, TestLikePlain checks that
 //
-//   - no verb fails in U that succeeds in P (of a DEL and its retries, the last one counts);
+//   - every verb that succeeds in P succeeds in U (of a DEL and its retries, the last one counts);
 //   - no live pod in U lacks an address file, a link, a rule or a connection that it has in P;
-//   - nothing is left in U that is not left in P, and no DEL is pending;
-//   - no verb in U takes more than 5 s and, at the same time, more than three times as long as in P
-//     (only in make proof, on a quiet machine).
+//   - what is left in U is also left in P, and no DEL is pending;
+//   - no verb in U takes both more than 5 s and more than three times as long as in P (only in make
+//     proof, on a quiet machine).
 //
 // allowedDifferences contains the exceptions.
 func TestLikePlain(t *testing.T) {
@@ -133,7 +133,7 @@ func TestLikePlain(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
 		count = n
 	}
-	first := uint64(likePlainSeed) // make proof runs new sequences each time, other runs the same
+	first := uint64(likePlainSeed) // make proof runs new sequences each time; other runs don't
 	if sandbox.Long() {
 		first = uint64(time.Now().UnixNano())
 	}
@@ -182,8 +182,8 @@ func TestLikePlain(t *testing.T) {
 		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
 }
 
-// reportYear runs a sequence with a difference twice more, and prints it. If short is set, it first
-// shortens the sequence, as long as a difference of the same class remains.
+// reportYear runs a sequence with a difference twice more, and prints the difference and the
+// sequence. If short is set, it shortens the sequence before it prints it: see shrinkYear.
 func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
 	again := 0
 	for range 2 {
@@ -216,7 +216,7 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 		found.text, s, b.String(), strings.Join(log, "\n"))
 }
 
-// shrinkYear removes steps from a sequence as long as it has a difference of the same class.
+// shrinkYear removes from a sequence the steps that a difference of the same class doesn't need.
 func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []string) ([]string, difference, []string) {
 	for size := max(1, len(steps)/2); ; size /= 2 {
 		for at := len(steps) - size; at >= 0; at -= size {

@@ -33,12 +33,12 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// plainWorld is one of the two machines of a sequence. It has a network namespace of its own, so
-// that both machines can use the same names and subnets, and a directory with plugins, conflists
-// and state.
+// plainWorld is one of the two machines of a sequence. It has a directory with plugins, conflists
+// and state, and a network namespace of its own, so that both machines can use the same names and
+// subnets.
 type plainWorld struct {
 	*node
-	called  string // P or U
+	called  string // P (without unwind) or U (with unwind)
 	through bool   // in U: verbs go through unwind, unless network.off is set
 	unwinds bool   // in U: there is a journal to sweep
 	chosen  *setup
@@ -49,14 +49,14 @@ type plainWorld struct {
 }
 
 // network is the operator's configuration of the network, and the state of the plugins' programs.
-// Both worlds share it.
+// Both machines share it.
 type network struct {
 	name, file     string // the names of the network and of the conflist
 	version        string
 	main           string // bridge or ptp
 	bridge, subnet int
 	mtu, dataDir   int
-	masq, nft      bool // nft: bridge and portmap use nftables
+	masq, nft      bool // nft: the main plugin and portmap use nftables
 	ipam           string
 	chained        []string
 	revs           map[string]int // by plugin: the revision of its configuration
@@ -80,7 +80,7 @@ type program struct {
 	modes   map[string]string // by verb: fail, fail-effect, garbage, slow, hang
 }
 
-// plainPod is a container in one world.
+// plainPod is a container on one machine.
 type plainPod struct {
 	name  string
 	state podState
@@ -767,7 +767,7 @@ func (w *plainWorld) nftLines() (lines []string) {
 	return lines
 }
 
-// ofPod returns the resources of a live pod, in words that are the same in both worlds.
+// ofPod returns the resources of a live pod, in words that are the same on both machines.
 func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string, links []string) (have []string) {
 	w.Helper()
 	for _, pool := range w.pools() {
@@ -844,8 +844,8 @@ func (w *plainWorld) pools() (dirs []string) {
 	return dirs
 }
 
-// shares reports whether another pod has, or had, the same address, in another network with the
-// same subnet. Then it is random which of the two pods the bridge reaches.
+// shares reports whether another pod has or had the same address, for example because the network
+// was renamed. In that case, it is random which of the two pods the bridge reaches.
 func (w *plainWorld) shares(name string) bool {
 	for other, p := range w.pods {
 		if other != name && p.ip == w.pods[name].ip {
@@ -909,8 +909,8 @@ func (w *plainWorld) connect(to netip.Addr, port int) error {
 	return err
 }
 
-// left returns all remaining resources, in words that are the same in both worlds. At the end of a
-// sequence, there should be none.
+// left returns all remaining resources, in words that are the same on both machines. At the end of
+// a sequence, there should be none.
 func (w *plainWorld) left() (all []string) {
 	w.Helper()
 	for _, pool := range w.pools() {

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// unlockedEnv is the environment variable that leaves the first thread unlocked, as in the real
-	// program.
+	// unlockedEnv is the environment variable that keeps init from locking the main thread. The real
+	// program does not lock it.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
 	// headlessEnv is the environment variable that makes this program end its first thread: see
 	// headless.
@@ -61,8 +61,8 @@ var underTest = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
-// toolsDir returns the directory in which `make tools` puts the reference plugins (cni) and the
-// faulty plugin (test).
+// toolsDir returns the directory in which `make tools` puts the reference plugins (in cni) and the
+// tests' own programs (in test).
 func toolsDir(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../.tools")
@@ -94,9 +94,9 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// init locks the main thread, so that no test uses it in another network namespace. The main thread
-// cannot end, so it would stay in that namespace. The race detector delays the exit of programs,
-// such as the plugin under test, by a second; init turns that off.
+// init locks the main thread, so that no test runs on it: a thread that enters another network
+// namespace must end afterwards, and the main thread cannot. The race detector delays the exit of
+// programs, such as the plugin under test, by a second; init turns that off.
 func init() {
 	if os.Getenv(unlockedEnv) == "" {
 		runtime.LockOSThread()

@@ -42,9 +42,9 @@ func TestFaultMatrixAdd(t *testing.T) {
 }
 
 // TestFaultMatrixDel: after a successful ADD, each plugin of a chain of four fails its DEL in every
-// way. The other plugins get their DELs in the same pass. With onDelFailure "report", the runtime's
-// error contains the failed plugin's type, code and message. With "defer", there is no error. Once
-// the plugins work again, a DEL leaves nothing, and the runtime's second DEL succeeds.
+// way. The runtime's DEL still runs the DELs of the other plugins. With onDelFailure "report", it
+// returns an error with the failed plugin's type, code and message. With "defer", it returns no
+// error. Once the plugins work again, a DEL leaves nothing, and the runtime's second DEL succeeds.
 func TestFaultMatrixDel(t *testing.T) {
 	modes := []string{
 		"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "stderr", "ignore-term",
@@ -114,9 +114,9 @@ func TestDELErrorSaysWhy(t *testing.T) {
 	}
 }
 
-// TestFaultMatrixDelKilled: a plugin kills unwind in its DEL. If the journal already contains this
-// try, the next DEL runs the other plugins first, so all plugins have got their DELs after two
-// tries. Once the plugin works again, a DEL leaves nothing.
+// TestFaultMatrixDelKilled: a plugin kills unwind in its DEL. If the journal then says that this
+// DEL was tried, the runtime's next DEL runs the other plugins' DELs first. So after two DELs of
+// the runtime, each plugin's DEL has run. Once the plugin works again, a DEL leaves nothing.
 func TestFaultMatrixDelKilled(t *testing.T) {
 	modes := []string{"hold-kill-parent", "kill-parent-effect", "orphan"}
 	chain := []pluginConf{p0, p1, p2, p3}
@@ -155,8 +155,8 @@ func TestFaultMatrixDelKilled(t *testing.T) {
 	})
 }
 
-// TestHangingDELLeavesTime: a plugin's DEL hangs until its share of the time is over. The other
-// plugins get their DELs in the same pass.
+// TestHangingDELLeavesTime: a plugin's DEL hangs until its share of the time is over. The same DEL
+// of the runtime still runs the other plugins' DELs.
 func TestHangingDELLeavesTime(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -15,7 +15,7 @@ import (
 // TestMistake: because of a mistake in its configuration or in the runtime's arguments, the last
 // plugin of a chain fails its ADD and each DEL. In half of the cases, unwind is killed before it
 // records the failure. The runtime's DEL fails, as without unwind, and the plugin's DEL stays
-// pending. Once the configuration is corrected, the DEL succeeds with it.
+// pending. Once the configuration is corrected, a DEL succeeds with the corrected one.
 func TestMistake(t *testing.T) {
 	ptp := func(n *node, keys string) pluginConf {
 		return object(`{"type": "ptp"%s, "ipMasq": true, "ipam": %s}`, keys, n.hostLocal(n.subnet))
@@ -215,8 +215,8 @@ func TestNeverRan(t *testing.T) {
 }
 
 // TestBridgeFailsAtItsRules: bridge's first DEL removes the interface, and then fails to remove its
-// rules. At the next DEL, the namespace exists without the interface. In that namespace, bridge
-// would succeed without removing the rules.
+// rules. At the next DEL, the namespace exists without the interface. There, bridge would succeed
+// without removing the rules, so unwind runs it in a scratch namespace.
 func TestBridgeFailsAtItsRules(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -84,8 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// If the ADD is in a new namespace, a process in the old one keeps the attachment live. An ADD in
-	// the old namespace may release the attachment: the test's plugins create no interface there.
+	// An ADD in the same namespace may release the attachment, as the test's plugins create no
+	// interface to prove it live. An ADD in a new one must not while a process is in the old one.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
@@ -121,8 +121,8 @@ func (p *pod) addressOfAdd(list *libcni.NetworkConfigList) (string, error) {
 	return address(p, result), nil
 }
 
-// roomFor runs a GC without a list. It reports whether an ADD of the pod must succeed then: the pod
-// itself is not live, and the live attachments leave one of the two addresses free.
+// roomFor runs a GC without a list. It then reports whether an ADD of the pod must succeed, because
+// the pod is not live, and live attachments use at most one of the two addresses.
 func (w *world) roomFor(p *pod) bool {
 	w.locksFree()
 	w.mustAsk("GC", nil)

@@ -85,9 +85,9 @@ func (p *pod) awaitUnlinked() {
 }
 
 // TestNetNSOfDEL: when the DEL comes, the pod's network namespace may be at its path, elsewhere, or
-// gone. If unwind finds the namespace, p0 gets its path or, if no path leads to it, a descriptor
-// that unwind holds open. If the namespace is gone, p0 gets the path that the runtime sent. In all
-// cases, nothing of the pod remains, and other containers keep their interfaces.
+// gone. If unwind finds the namespace, plugin p0 gets a path to it or, if there is none, a
+// descriptor that unwind holds open. If the namespace is gone, p0 gets the path that the runtime
+// sent. In all cases, nothing of the pod remains, and other containers keep their interfaces.
 func TestNetNSOfDEL(t *testing.T) {
 	places := oneOf(
 		"named by the runtime",
@@ -226,8 +226,8 @@ func TestDELNamesHostNetNS(t *testing.T) {
 
 // TestDELNamesAnother: a DEL's path leads to a namespace that is in no record. If the path isn't
 // the recorded one either, unwind assumes that the DEL is for an unrecorded ADD, and passes the
-// path to the plugins, as without unwind. unwind also undoes the recorded ADD, in that ADD's own
-// namespace.
+// path to the plugins, as without unwind. Either way, unwind undoes the recorded ADD in that ADD's
+// own namespace.
 func TestDELNamesAnother(t *testing.T) {
 	places := oneOf("it is elsewhere", "it is at the path of its ADD")
 	each1(t, places, func(t *testing.T, where choice) {
@@ -258,11 +258,10 @@ func TestDELNamesAnother(t *testing.T) {
 }
 
 // TestNamespaceOutOfReach: the pod's namespace is not at its path and has no process, but it is
-// mounted elsewhere. bridge's DEL gets a namespace, without which it would leave its nat chain.
+// mounted elsewhere. bridge gets that mount's path; without a namespace, its nat chain would stay.
 func TestNamespaceOutOfReach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("HostLink=100ms")
 	n.chain(bridge.masq())
 	a := n.add("a")
 	a.remember()
@@ -422,7 +421,7 @@ func (n *node) standIn(plugin string) (uninstall func()) {
 }
 
 // TestShownToProviders: if the DEL of a provider's plugin releases the address without unwind, it
-// also releases it with unwind, although the container's namespace is gone or has another ADD's
+// also does so with unwind, even if the container's namespace is gone or has another ADD's
 // interface. If the namespace is gone, the DELs of terway and ovn-kubernetes fail with unwind and
 // without it.
 func TestShownToProviders(t *testing.T) {
@@ -449,7 +448,7 @@ func TestShownToProviders(t *testing.T) {
 		if by.is("plain") {
 			tryAdd, tryDel = a.tryAddPast, a.tryDelPast
 		}
-		occupy := func() { // its peer is in another namespace
+		occupy := func() { // creates eth0, with its peer in another namespace
 			run(n, "nsenter", "--net="+a.NetNS, "ip", "link", "add", "eth0", "type", "veth",
 				"peer", "name", "far0", "netns", n.netns("far"))
 		}
@@ -492,10 +491,10 @@ func TestShownToProviders(t *testing.T) {
 	})
 }
 
-// TestNextPodAtSamePath: while a sweep or another ADD runs A's DELs, the runtime removes A's
-// network namespace and creates pod B's at the same path. bridge's DEL still runs in A's namespace,
-// so it removes A's interface, not B's. p0's DEL gets no path, because the path now leads to B's
-// namespace.
+// TestNextPodAtSamePath: while a sweep, or the ADD of A's next sandbox, runs pod A's DELs, the
+// runtime removes A's network namespace and creates pod B's at the same path. bridge's DEL still
+// runs in A's namespace, so it removes A's interface, not B's. p0's DEL gets no path, because the
+// path now leads to B's namespace.
 func TestNextPodAtSamePath(t *testing.T) {
 	each1(t, []string{"sweep", "status", "gc", "ADD"}, func(t *testing.T, by string) {
 		n := newNode(t)

@@ -50,7 +50,7 @@ type node struct {
 	budgets  []string     // NAME=TIME; env.Long sets the others
 	present  []pluginConf // the chain of the next requests
 	said     outcome      // the outcome of the last GC, STATUS or pod.give
-	first    *node        // this machine's first network; libcni passes its env to unwind
+	first    *node        // this machine's first network, whose env libcni passes to unwind
 	machine  *machine
 }
 

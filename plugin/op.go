@@ -38,8 +38,8 @@ type Plugin struct {
 	CacheDir string
 	// Unread reports whether nobody can read Stdout any more. nil means that somebody always can.
 	Unread func() bool
-	// Behind starts this program again as the sweep behind a STATUS (see StartSweep). If Behind is
-	// nil, a STATUS starts no sweep.
+	// Behind starts this program again, to run a sweep in the background of a STATUS (see
+	// StartSweep). If Behind is nil, a STATUS starts no sweep.
 	Behind func(conf []byte) (ended <-chan error, err error)
 }
 
@@ -163,9 +163,9 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// If no delegate declares the capability for static addresses, the first delegate gets them (see
-// AdoptIPs), but not in a pod: Multus sends a pod's static addresses only to plugins that declare
-// the capability.
+// If no delegate declares the capability ips, the first delegate gets the static addresses (see
+// AdoptIPs). It does not get those of a Kubernetes pod, because Multus sends them only to plugins
+// that declare the capability.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Verb.Conf.LoadChain()
 	if err != nil {
@@ -206,8 +206,8 @@ func (o *op) overridesNetNS() bool {
 	return strings.EqualFold(override, "TRUE") || override == "1"
 }
 
-// takeLock acquires the lock of the verb's own attachment. If the journal fails, takeLock returns
-// the result of the parameter without: if that is nil, the verb continues without the lock.
+// takeLock acquires the lock of the verb's own attachment. If the journal fails, takeLock calls the
+// function without and returns its result. If that is nil, the verb continues without the lock.
 func (o *op) takeLock(
 	ctx context.Context, p journal.Patience, without func(error) error,
 ) (err error) {
@@ -225,8 +225,7 @@ func (o *op) takeLock(
 	return err
 }
 
-// call prepares a call to a delegate with the verb's environment. The caller adds the
-// configuration.
+// call returns a call of a delegate, with the verb's environment. The caller adds Stdin.
 func (o *op) call(command, plugin string) *delegate.Call {
 	return &delegate.Call{
 		Command: command, Plugin: plugin, Path: o.args.Path, ContainerID: o.args.ContainerID,
@@ -266,7 +265,7 @@ func (o *op) checkText() error {
 	return nil
 }
 
-// maxMessage is the maximum length of an error for the runtime, in bytes, because events and logs
+// maxMessage limits the length of an error for the runtime, in bytes, because events and logs
 // repeat the error at each retry.
 const maxMessage = 1000
 

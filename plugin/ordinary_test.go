@@ -16,9 +16,9 @@ import (
 // succeeds without unwind, it must also succeed with unwind. unwind must not retry the pending DELs
 // forever.
 
-// tire sets the counts of the pod's pending DELs so that the next failure of each is its 300th
-// after a pause, at which unwind may drop the DEL. If the chain lacked the plugin at the last try,
-// tire makes that true for all tries.
+// tire changes each of the pod's pending DELs so that its next failure counts as the 300th, at
+// which unwind may drop the DEL. If the chain lacked the plugin at the last failure, the record
+// then says so of all failures.
 func (p *pod) tire() {
 	p.Helper()
 	p.edit(func(e *journal.Record) {
@@ -87,9 +87,9 @@ func TestOneIDOnePath(t *testing.T) {
 	})
 }
 
-// TestMeshUninstalled: a chained plugin stops working, and is removed from the conflist. The DELs
-// of older pods succeed, as without unwind. The plugin's own DELs stay pending. Sweeps retry them
-// until they succeed or are dropped.
+// TestMeshUninstalled: a chained plugin stops working, and is removed from the conflist. The
+// runtime's DELs of older pods then succeed, as without unwind, but the plugin's own DELs stay
+// pending. Sweeps retry them until they succeed or are dropped.
 func TestMeshUninstalled(t *testing.T) {
 	removals := oneOf("its binary is deleted", "its daemon is gone", "it crashes")
 	orders := oneOf("containerd deletes, then the namespace goes", "the namespaces go first")
@@ -292,8 +292,8 @@ func TestIPAMReplaced(t *testing.T) {
 }
 
 // TestRestartedWhileOff: while unwind is off, nerdctl restarts a container. nerdctl's DEL has no
-// path, so a rule that refers to bridge's iptables chain leaks. At the last DEL, through unwind,
-// bridge therefore fails in a scratch namespace, so unwind runs its DEL without a namespace.
+// path, so a rule that refers to bridge's iptables chain leaks. The last DEL goes through unwind.
+// That rule makes bridge fail in a scratch namespace, so unwind runs bridge without a namespace.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -355,8 +355,8 @@ func TestScratchTwice(t *testing.T) {
 	})
 }
 
-// TestNeverRanAPlugin: an ADD was interrupted before it had a result, and the DELs fail. unwind
-// drops them like any other pending DELs. It keeps a DEL longer if an address may depend on it.
+// TestNeverRanAPlugin: an ADD was interrupted before it had a result, and its DELs fail. In the
+// end, unwind drops these DELs. It keeps a DEL longer if an address may depend on it.
 func TestNeverRanAPlugin(t *testing.T) {
 	places := oneOf("after the address", "before the address", "with a port")
 	each1(t, places, func(t *testing.T, place choice) {
@@ -509,9 +509,9 @@ func TestStatusOfOldChain(t *testing.T) {
 	n.wantClean()
 }
 
-// TestGuardAfterOff: many pods were deleted while unwind was off. The mass-release guard does not
-// keep attachments whose DELs have run. While the guard keeps other attachments, sweeps still
-// release attachments that die later.
+// TestGuardAfterOff: many pods are gone. The mass-release guard keeps their attachments, unless
+// their DELs ran while unwind was off. While the guard keeps attachments, sweeps still release
+// others that die later.
 func TestGuardAfterOff(t *testing.T) {
 	each1(t, oneOf("deleted while off", "gone without a DEL"), func(t *testing.T, ends choice) {
 		n := newNode(t)

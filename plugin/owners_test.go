@@ -35,9 +35,9 @@ func TestDELOfPodsFromBefore(t *testing.T) {
 	})
 }
 
-// TestStaleOwnerIsNoRival: pod b gets an address that, according to the journal, pod a still has. a
-// was deleted without unwind; its namespace exists, but its interface no longer has the address.
-// host-local's file names b as the owner, so b's DEL removes b's rules.
+// TestStaleOwnerIsNoRival: pod b gets an address that, according to the journal, pod a still has.
+// Pod a was deleted without unwind; its namespace exists, but its interface no longer has the
+// address. host-local's file names b as the owner, so b's DEL removes b's rules.
 func TestStaleOwnerIsNoRival(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -59,7 +59,7 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 }
 
 // TestLongContainerID: unwind recognizes host-local's file even if the owner's container ID is
-// longer than any runtime's. The owner's DEL gets its own address, and removes its rule.
+// longer than any runtime's. The owner's DEL gets the owner's address, and removes the rule for it.
 func TestLongContainerID(t *testing.T) {
 	each1(t, []int{4094, 4095, 20000}, func(t *testing.T, length int) {
 		n := newNode(t)
@@ -127,7 +127,7 @@ func TestNewSandbox(t *testing.T) {
 // (Azure CNS #4210).
 
 // TestDuplicateAddress: an ADD that gets the address of a live pod fails, and leaves nothing. The
-// live pod keeps all its resources. After its DEL, the other pod can get the address.
+// live pod keeps all its resources. After the live pod's DEL, the other pod can get the address.
 func TestDuplicateAddress(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -302,8 +302,8 @@ func (p *pod) addByPodman() {
 
 // TestStaticAddressOfPodman: a podman container gets its static address from bridge, although
 // bridge declares no capability. If unwind's entry declares portMappings, the host port works, too.
-// After the port's rules were flushed, podman reloads the network with a DEL and an ADD. A pod of
-// Kubernetes with the same list does not get the static address, as without unwind.
+// After the port's rules were flushed, podman reloads the network with a DEL and an ADD. As without
+// unwind, a Kubernetes pod with the same conflist does not get its static address.
 func TestStaticAddressOfPodman(t *testing.T) {
 	entries := oneOf("as unwindctl writes the entry", "none are declared")
 	each1(t, entries, func(t *testing.T, entry choice) {

@@ -40,8 +40,8 @@ func (p *pod) giveVarLib(verb string, changes ...keys) {
 	p.give(verb, g)
 }
 
-// gcUntilReserved runs GCs without a grace period until this many addresses are reserved. A GC may
-// not be enough: while processes start and end, unwind cannot inspect every namespace.
+// gcUntilReserved runs GCs without a grace period until this many addresses are reserved. One GC
+// may not be enough: while processes start and end, unwind cannot inspect every namespace.
 func (p *pod) gcUntilReserved(count int, list keys) {
 	p.Helper()
 	eventually(p, "as many addresses", func() bool {
@@ -65,9 +65,9 @@ func (n *node) wantAddressesOf(containers ...string) {
 // listOther is a list that contains only a container that does not exist.
 var listOther = keys{validKey: rawJSON(`[{"containerID":"other","ifname":"eth0"}]`)}
 
-// TestStrays: pods were added before unwind was installed. A GC releases an address only if the
-// list lacks its owner, and no other evidence shows that the owner is alive. libcni's cache lacks
-// two of the pods: moved, whose interface exists, and leaked, whose ADD and DEL failed.
+// TestStrays: pods were added before unwind was installed. A GC releases an address only if both
+// hold: the list lacks its owner, and no other evidence shows that the owner is alive. libcni's
+// cache lacks two of the pods: moved, whose interface exists, and leaked, whose ADD and DEL failed.
 func TestStrays(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -139,8 +139,8 @@ func TestReservedWhileListed(t *testing.T) {
 
 // TestAddressLeftByDEL: host-device's DEL doesn't call its IPAM plugin if the device disappeared
 // with the namespace. flannel's DEL doesn't if a power loss emptied the file that flannel's ADD
-// wrote (flannel#1662). Both DELs succeed, so unwind itself must release the address. flannel's
-// configuration does not name its IPAM plugin.
+// wrote (flannel#1662). Both DELs succeed, so unwind itself must release the address, even though
+// flannel's configuration does not name its IPAM plugin.
 func TestAddressLeftByDEL(t *testing.T) {
 	plugins := oneOf("device", "flannel")
 	each2(t, oneOf("plain", "wrapped"), plugins, func(t *testing.T, by, plugin choice) {
@@ -173,9 +173,9 @@ func TestAddressLeftByDEL(t *testing.T) {
 	})
 }
 
-// TestOrphanRuns: a process of a container runs, but neither a list, libcni's cache nor an
-// interface shows the container, as with KubeVirt's bridge binding while the runtime starts. unwind
-// keeps the container's address until the process ends.
+// TestOrphanRuns: a container's process runs, but nothing else shows the container: no list, no
+// entry in libcni's cache, and no interface. KubeVirt's bridge binding causes this while the
+// runtime starts. unwind keeps the container's address until the process ends.
 func TestOrphanRuns(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -187,7 +187,7 @@ func TestOrphanRuns(t *testing.T) {
 	n.gc(listOther)
 	n.wantReserved(1)
 	end()
-	eventually(n, "no address", func() bool { // while processes start and end, a GC may miss some
+	eventually(n, "no address", func() bool { // while processes start and end, one GC may not suffice
 		n.gc(listOther)
 		return len(n.reserved()) == 0
 	})

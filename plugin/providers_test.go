@@ -15,9 +15,9 @@ import (
 
 // useIPAMD sets a chain that begins with a stand-in for aws-cni and its daemon, with a pool of 40
 // addresses. A reserved address is a symbolic link to its container ID. As with aws-cni 1.23.2, the
-// DEL finds addresses by container ID alone, and exits 0 even while the daemon is down, for which a
-// file named "away" stands. Each call appends a line to a log: the verb, the container ID, and the
-// addresses in prevResult.
+// DEL finds addresses by container ID alone, and exits 0 even while the daemon is down. A file
+// named "away" means that it is down. Each call appends a line to a log: the verb, the container
+// ID, and the addresses in prevResult.
 func (n *node) useIPAMD() {
 	n.Helper()
 	n.mkdir(n.ipamdDir())

@@ -214,7 +214,7 @@ func (p *pod) meaning(r types.Result) string {
 	return string(text)
 }
 
-// marks identify the traces of a pod among those of others.
+// marks distinguish a pod's traces from other pods' traces.
 type marks struct {
 	links []string // names of interfaces on the host
 	texts []string // texts in its rules
@@ -269,7 +269,7 @@ func (p *pod) traces(m marks) (traces []string) {
 	return append(traces, p.inside()...)
 }
 
-// inside returns the interfaces and the source rules in the pod's network namespace, if it exists.
+// inside returns the interfaces and the routing rules by source in the pod's namespace, if any.
 func (p *pod) inside() (traces []string) {
 	p.Helper()
 	there, err := ns.GetNS(p.NetNS)

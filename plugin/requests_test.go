@@ -186,7 +186,7 @@ func (p *pod) giveUp() {
 	must(p, p.tryGiveUp())
 }
 
-// given describes how an input differs from that of a runtime.
+// given describes how an input differs from a runtime's.
 type given struct {
 	keys   keys              // in unwind's entry; nil removes a key
 	env    map[string]string // "" removes a variable
@@ -201,7 +201,7 @@ func (p *pod) tryGive(verb string, g given) error {
 	in.more = p.env // contains the path of libcni's cache
 	if g.varLib != "" {
 		p.mkdir(g.varLib)
-		// libcni's cache is below varLib
+		// libcni's cache is below varLib, so unwind finds it without p.env
 		in.first, in.more = fmt.Sprintf("mount --bind %s /var/lib", g.varLib), nil
 	}
 	if g.first != "" {
@@ -295,8 +295,8 @@ func (n *node) beginStatus() *underWay {
 	return n.begin(func() error { return n.ask("STATUS", nil, chain...).err() })
 }
 
-// kill runs a verb, in which unwind kills itself at the nth crash point of that name or, if point
-// is "", at the nth of all crash points. If the verb ends before that crash point, it must succeed.
+// kill runs a verb in which unwind kills itself at the nth crash point named point or, if point is
+// "", at the nth of all crash points. If the verb ends before that crash point, it must succeed.
 func (n *node) kill(point string, nth int, verb func() error) (killed bool) {
 	n.Helper()
 	killed, err := n.tryKill(point, nth, verb)

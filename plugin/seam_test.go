@@ -25,13 +25,13 @@ import (
 )
 
 // fakes are plugins that run without a process. Each allocates something at ADD, and releases it at
-// DEL, unless its mode says otherwise. Run checks that the journal already contains a step for a
-// plugin that may hold something.
+// DEL, unless its mode says otherwise. Run checks that the journal has a step for each plugin that
+// is about to allocate something, or still holds something.
 type fakes struct {
 	*seam
 	mu    sync.Mutex
 	taken map[string]bool   // by "CONTAINER PLUGIN"
-	mode  map[string]string // by "VERB PLUGIN": "fails", "fails after it" (the effect), "is cut off after it"
+	mode  map[string]string // by "VERB PLUGIN"; "it" in a mode is the effect of the verb
 	calls []string          // each is "VERB PLUGIN"
 }
 
@@ -151,7 +151,7 @@ func TestProtocolOverSeam(t *testing.T) {
 	})
 }
 
-// sees compares the journal with what the plugins have allocated, and both with the map added.
+// sees checks that each allocation is on record, and that added containers are live and intact.
 func (s *seam) sees(added map[string]bool) {
 	entries := s.records()
 	for what := range s.fakes.taken {

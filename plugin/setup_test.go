@@ -28,7 +28,7 @@ import (
 type keys = map[string]any
 
 // hasty makes a plugin's deadline pass as soon as the plugin hangs, even in an ADD (see env.Hangs).
-// It also shortens the wait for children of plugins whose unwind was killed.
+// It also shortens the wait for processes that a killed unwind left behind.
 func (n *node) hasty() {
 	n.Helper()
 	n.conf["delegateTimeout"] = env.Long.Undo.String()
@@ -83,7 +83,6 @@ func (n *node) loseReservation(address string) {
 	n.assignLowest()
 }
 
-// shell runs commands in a shell.
 func (n *node) shell(format string, a ...any) {
 	n.Helper()
 	run(n, "sh", "-ec", fmt.Sprintf(format, a...))
@@ -101,8 +100,8 @@ func (n *node) awaitFile(path string) {
 	eventually(n, path, func() bool { _, err := os.Lstat(path); return err == nil })
 }
 
-// heldFile is the path of the file with which a faulty plugin holds a call. The call continues once
-// the file is removed.
+// heldFile is the path of the file that a faulty plugin creates when it holds a call. The call
+// continues once the file is removed.
 func (n *node) heldFile(verb, container, instance string) string {
 	return filepath.Join(n.faultyDir(), "held", verb+"."+container+"."+instance)
 }
@@ -142,7 +141,7 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 	return func() { must(n, os.Remove(flag)) }
 }
 
-// pauseLast sets when the first pending DEL of each of the last records (count of them) is due.
+// pauseLast makes the first pending DEL of each of the last count records due after the pause.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
 	all, until := n.records(), journal.BootNanos()+int64(pause)
@@ -207,8 +206,8 @@ func attachments(pods ...[]*pod) (all []string) {
 	return all
 }
 
-// copies adds copies of the pod's record, for the containers ID-1, ID-2, …. They belong to the same
-// Kubernetes pod or, unless podName is "", to the pod of that name.
+// copies adds copies of the pod's record, for the containers ID-1, ID-2, …. The copies belong to
+// the Kubernetes pod podName or, if that is "", to the original's pod.
 func (p *pod) copies(count int, podName string) {
 	p.Helper()
 	name, taken := cmp.Or(podName, p.record().Added.Pod.Name), p.taken()
@@ -338,7 +337,6 @@ func (p *pod) ofAnotherMachine() {
 	})
 }
 
-// setState sets the state of the pod's record.
 func (p *pod) setState(state journal.State) {
 	p.Helper()
 	p.edit(func(e *journal.Record) { e.State = state })

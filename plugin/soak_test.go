@@ -38,8 +38,8 @@ const (
 	soakPoints = 10
 )
 
-// soakFaults are the faults of 1 in 20 pairs: the plugin at this index of the chain fails this
-// command in this mode. A DEL fails until the next sweep, because all DELs work during a sweep.
+// soakFaults are the possible faults. In 1 of 20 pairs, the plugin at index fails command in mode.
+// A DEL fails until the next sweep, because all DELs work during a sweep.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -60,7 +60,7 @@ type soak struct {
 	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
 }
 
-// point contains what is measured while no pod exists. Except for pairs, nothing may keep growing.
+// point contains measurements made while no pod exists. Only pairs may keep growing.
 type point struct {
 	pairs       int64
 	file        int64 // bytes of the journal's file, which doubles when it is full
@@ -290,15 +290,15 @@ func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
 	half := points[len(points)/2]
-	// At each point, the journal has no records. The position of its last used page depends on how
-	// many records existed at the same time.
+	// At each point, the journal has no records. The position of its last used page varies, because it
+	// depends on how many records existed at the same time.
 	if last.used > first.used+1<<10 || last.journal > max(2*first.journal, 512<<10) {
 		s.Errorf("the journal at first, half-way and now:\n%s\n%s\n%s", first, half, last)
 	}
 	if last.heap > first.heap+1<<20 {
 		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
 	}
-	const chance = 5 // the Go runtime creates a few on demand; a leak in the sweep would add dozens
+	const chance = 5 // the Go runtime may create as many of each; a leak in the sweep would add dozens
 	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
 		last.mappings > first.mappings+soakWorkers {
 		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)

@@ -40,8 +40,8 @@ func TestStatusOfMissingPlugin(t *testing.T) {
 }
 
 // TestStatusDuringUpgrade: a plugin is missing when STATUS begins, and is back soon after, as in an
-// upgrade. STATUS succeeds. In a chain of CNI 1.1, it also calls the STATUS of that plugin, unless
-// that is only an IPAM plugin.
+// upgrade. STATUS succeeds. In a chain of CNI 1.1, unwind also calls that plugin's STATUS, unless
+// it is an IPAM plugin.
 func TestStatusDuringUpgrade(t *testing.T) {
 	choices := oneOf("delegate", "IPAM")
 	each2(t, choices, []string{"1.0.0", "1.1.0"}, func(t *testing.T, which choice, inner string) {
@@ -180,8 +180,8 @@ func (n *node) flock(path string) (unlock func()) {
 }
 
 // TestStatusEndsInTime: something that a STATUS may wait for hangs. unwind's STATUS still ends in
-// time, and fails only if a plugin's own STATUS hangs. No plugin's process is left, neither of the
-// STATUS nor of the sweep, which has its own time limit.
+// time, and fails only if a plugin's own STATUS hangs. No plugin's process is left, whether the
+// STATUS or its sweep started it. The sweep has its own time limit.
 func TestStatusEndsInTime(t *testing.T) {
 	const delHangs = "a DEL of the sweep hangs"
 	things := oneOf(
@@ -289,8 +289,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckBesideOthers: a CHECK waits for no other verb, and no other verb waits for a CHECK, even
-// one whose unwind was killed. CHECK creates no lock file.
+// TestCheckBesideOthers: a CHECK waits for no other verb, and no other verb waits for a CHECK, not
+// even for one whose unwind process was killed. CHECK creates no lock file.
 func TestCheckBesideOthers(t *testing.T) {
 	each1(t, oneOf("it lasts", "its unwind was killed"), func(t *testing.T, other choice) {
 		n := newNode(t)
@@ -327,8 +327,8 @@ func TestCheckBesideOthers(t *testing.T) {
 	})
 }
 
-// TestCheckFails: the runtime gets the error of the plugin that fails, with its code and message.
-// unwind does not call the plugins after it.
+// TestCheckFails: the runtime gets the code and the message of the plugin that fails. unwind does
+// not call the plugins after that one.
 func TestCheckFails(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

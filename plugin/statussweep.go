@@ -27,7 +27,7 @@ import (
 //
 //	arguments       the program's path, and sweepWord
 //	stdin           the configuration of the STATUS, since every user can read arguments; it is in
-//	                sealed memory, by which sweepBehind recognizes it
+//	                sealed memory, which shows sweepBehind that a STATUS started the sweep
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND
@@ -40,16 +40,16 @@ const (
 	stopTime = 900 * time.Millisecond
 )
 
-// StartSweep starts this program as the sweep behind a STATUS, with the configuration of the
-// STATUS. ended receives the error of that process, or nil, once the process has exited. If this
-// process ends first, the sweep continues.
+// StartSweep starts this program again, to run a sweep with the configuration of a STATUS. Once the
+// new process has exited, ended receives its error, or nil. If this process ends first, the sweep
+// continues.
 func StartSweep(conf []byte) (ended <-chan error, err error) {
 	stdin, err := seal(conf)
 	if err != nil {
 		return nil, err
 	}
 	defer stdin.Close()
-	// Go's own descriptors close on exec, but not those that the container runtime left open
+	// unwind's own descriptors close on exec, but those that the runtime left open do not
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func seal(data []byte) (*os.File, error) {
 // IsSweep reports whether the program was started with the arguments of a sweep.
 func IsSweep() bool { return len(os.Args) > 1 && os.Args[1] == sweepWord }
 
-// MainSweep carries out the sweep behind a STATUS, and returns the exit code. When ctx ends,
+// MainSweep runs the sweep that a STATUS has started, and returns the exit code. When ctx ends,
 // MainSweep kills the running delegates, and the process exits within a second.
 func (p *Plugin) MainSweep(ctx context.Context) int {
 	context.AfterFunc(ctx, func() { time.AfterFunc(stopTime, func() { os.Exit(1) }) })

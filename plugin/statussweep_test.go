@@ -131,7 +131,7 @@ func TestStatusReleasesEmpty(t *testing.T) {
 func TestCutOffReservation(t *testing.T) {
 	type cut struct {
 		name         string
-		kept, zeroed string // sizes: the bytes that remain, and the file with zeros added
+		kept, zeroed string // sizes in bytes: after the cut, and with zeros added
 	}
 	cuts := []cut{
 		{"empty", "0", "0"},
@@ -198,7 +198,7 @@ func TestEmptiedFileOfALivePod(t *testing.T) {
 func TestSlowDELBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("Status=8s") // at a load of 25, a STATUS that waits for nothing took more than 2 s
+	n.budget("Status=8s") // at a load average of 25, a STATUS that waits for nothing took over 2 s
 	n.versions("1.1.0", "1.0.0")
 	n.chain(p0, p1)
 	n.plan(p1.ADD("fail"), p0.DEL("fail"))
@@ -249,7 +249,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 		a.wantDELs(0)
 		n.plan()
 		b := n.newPod("b")
-		// unwind records a slow DEL once more, so the pair is repeated until its DEL was fast.
+		// unwind opens the journal once more for a slow DEL, so both repeat until the DEL is fast.
 		eventually(n, "a pair that opens the journal so often", func() bool {
 			return n.openings(b.add) == 2 && n.openings(b.del) == 2
 		})
@@ -277,8 +277,8 @@ func (n *node) openings(request func()) (count int) {
 	return count
 }
 
-// sweepOfStatus runs a STATUS that starts a sweep, and waits until the sweep's first DEL of the pod
-// is held.
+// sweepOfStatus runs a STATUS that starts a sweep, and waits until a plugin holds the sweep's first
+// DEL of the pod.
 func (n *node) sweepOfStatus() (a *pod) {
 	n.Helper()
 	n.budget("Status=2s")
@@ -297,8 +297,8 @@ func (n *node) sweepOfStatus() (a *pod) {
 func (n *node) sweepLock() string { return filepath.Join(n.stateDir, "sweep.lock") }
 
 // TestOneSweepBehindStatus: while a sweep that a STATUS started runs, the sweep of another STATUS
-// exits immediately. After five minutes, the running sweep no longer prevents others, but no other
-// sweep releases the attachment that it works on.
+// exits immediately. After five minutes, another sweep may run, but it does not release the
+// attachment that the first sweep works on.
 func TestOneSweepBehindStatus(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -326,8 +326,8 @@ func TestOneSweepBehindStatus(t *testing.T) {
 }
 
 // TestSweepBehindStatusEnds: SIGTERM ends the sweep that a STATUS started, and the plugin that the
-// sweep runs. The sweep starts no further plugin, and records the interrupted try. The next sweep
-// completes the work.
+// sweep runs. The sweep starts no further plugin, and records that the interrupted DEL was tried.
+// The next sweep completes the work.
 func TestSweepBehindStatusEnds(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

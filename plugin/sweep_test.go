@@ -158,8 +158,8 @@ func (p *pod) dels() (instances []string) {
 // message matches the message in a line of the log.
 var message = regexp.MustCompile(` msg=(?:"([^"]*)"|(\S+))`)
 
-// addOwing adds a pod, and makes p1's DEL fail. It changes the recorded number of tries, and makes
-// the pending DEL due now.
+// addOwing adds a pod, and makes p1's DEL fail. It sets the recorded number of tries, and makes the
+// pending DEL due now.
 func (n *node) addOwing(name string, tries int) *pod {
 	n.Helper()
 	n.chain(p0, p1)
@@ -181,7 +181,7 @@ func (p *pod) retryIn(pause time.Duration) {
 }
 
 // TestCrashLoop: a pod has many old sandboxes, each with a DEL that fails. The pod's next ADD
-// retries the DELs whose pause is over. The ADDs after that retry none.
+// retries the DELs whose pause is over. The pod's later ADDs retry no DEL.
 func TestCrashLoop(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -206,8 +206,8 @@ func TestCrashLoop(t *testing.T) {
 	n.wantClean()
 }
 
-// TestQuiet: a DEL fails with another message each time, and succeeds in the end. The log has one
-// line for the first failure and one for the release, plus one if the error code changes. The
+// TestQuiet: a DEL fails with a different message each time, and succeeds in the end. The log has
+// one line for the first failure and one for the release, plus one if the error code changes. The
 // plugin's stderr is passed on only once.
 func TestQuiet(t *testing.T) {
 	const failed = "DEL failed and is pending"
@@ -306,7 +306,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()
 	}
-	// The agent sweeps once a minute. A pause after at most 20 tries is over by the next sweep.
+	// The agent sweeps once a minute, so a pause after at most 20 tries is over.
 	n.pauseLast(25, 0)
 	wantSweepOfAgent(20)
 	n.pauseLast(25, 0)
@@ -395,7 +395,7 @@ func TestForeignContainerIDAgain(t *testing.T) {
 
 // TestReboot: pods are from an earlier boot. Their files on disk and, in this test, their rules
 // still exist. Any sweep releases everything, and removes the pods from libcni's cache. So the
-// runtime's DEL, which comes later, has no result.
+// runtime's later DEL has no prevResult.
 func TestReboot(t *testing.T) {
 	sweeps := oneOf("STATUS", "GC", "sweep", "GC of the network, renamed")
 	each1(t, sweeps, func(t *testing.T, by choice) {

@@ -123,8 +123,8 @@ func product(names [][]string) [][]int {
 }
 
 // told reports whether this run includes a way. make test includes one way of each test, and picks
-// it by the length of the test's name. make matrix includes so many ways that each choice occurs in
-// one. make proof includes all ways.
+// it by the length of the test's name. make matrix includes enough ways that each alternative
+// occurs at least once. make proof includes all ways.
 func told(test string, way []int, names [][]string) bool {
 	first, most := 0, 0
 	for _, choices := range names {

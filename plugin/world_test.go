@@ -32,11 +32,11 @@ type world struct {
 	past    []string // the operations so far, in short
 }
 
-// resident is a container with what the model knows about it.
+// resident is a container, and the state that the model expects it to have.
 type resident struct {
 	*pod
 	there   bool        // its network namespace is at the path
-	process *os.Process // in the namespace, or nil
+	process *os.Process // a process in the namespace, or nil
 	live    bool        // its ADD succeeded, and nothing since then allows its release
 	address string      // the address that its last ADD returned
 	earlier []*pod      // the same container with earlier network namespaces, which still exist
@@ -117,7 +117,7 @@ func (r *resident) leave() {
 	r.there, r.live, r.earlier = false, false, nil
 }
 
-// locksFree waits until no lock is held, not even by a plugin that has outlived its unwind.
+// locksFree waits until no lock is held, not even by a process that has outlived a killed unwind.
 func (w *world) locksFree() {
 	w.Helper()
 	eventually(w, "the locks are free", func() bool {
@@ -153,7 +153,7 @@ func (w *world) addressRules() []string {
 }
 
 // owners checks that each live container has a live record, and an address that no other container
-// has. It returns the containers by address.
+// has. It returns the container IDs by address.
 func (n *node) owners(live []*resident) map[string]string {
 	n.Helper()
 	owners, reserved := map[string]string{}, n.reserved()
@@ -230,8 +230,8 @@ func (w *world) owed() map[string]bool {
 }
 
 // end repairs the plugins, and ends all containers: with the runtime's DELs or, if forgotten is
-// set, without. Two GCs follow: if host-local's file says that another dead container has the
-// address of a DEL, that DEL waits for the second GC.
+// set, without. Two GCs follow: if host-local's file says that a DEL's address belongs to another
+// dead container, the DEL waits for the second GC.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()
@@ -258,7 +258,7 @@ func (w *world) end(forgotten bool) {
 	w.nothingLeft()
 }
 
-// trial is a testing.TB for one of rapid's tries, which fails and cleans up on its own.
+// trial is a testing.TB for one of rapid's runs, which fails and cleans up on its own.
 type trial struct {
 	testing.TB
 	try *rapid.T

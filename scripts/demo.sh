@@ -6,8 +6,8 @@
 #
 # usage: scripts/demo.sh [pods]      (as root; default: 16 pods)
 #
-# The script runs in its own network and mount namespace, with its own /run/netns and /var/lib/cni. Its bridges, rules,
-# namespaces and libcni cache disappear when it ends for any reason. It changes nothing on the machine. It exits with a
+# The script runs in its own network and mount namespace, with its own /run/netns and /var/lib/cni. However the script
+# ends, its bridges, rules, namespaces and libcni cache disappear. It changes nothing on the machine. It exits with a
 # non-zero code if a claim that it prints is not true.
 set -euo pipefail
 case ${LC_ALL:-${LC_CTYPE:-${LANG:-}}} in # the script runs itself again with LC_ALL=C, so it reads the locale now
@@ -17,7 +17,7 @@ export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 pods=${1:-16}
-addresses=13 # in a /28: 16 without network, broadcast and gateway
+addresses=13 # in a /28: 16 minus the network, broadcast and gateway addresses
 
 die() {
 	echo "error: $1" >&2
@@ -138,7 +138,7 @@ count() { # key, or key and value: prints how often it is in the journal's JSON
 	journal --json | { grep -oE "\"$1\"" || true; } | wc -l
 }
 
-empty() { # succeeds if the journal contains no attachment; fails if the list cannot be printed
+empty() { # succeeds if unwindctl lists no attachment, and fails if it lists one or cannot print the list
 	[[ "$(journal --json)" == *'"attachments": []'* ]]
 }
 
@@ -176,7 +176,7 @@ wrapped() { # indent
 	fold -s -w $((80 - ${#1})) | sed "s/^/$1/; s/ *\$//"
 }
 
-# bar prints the pool as a bar. Its reserved addresses have the given color.
+# bar prints the pool as a bar, and its reserved addresses in the given color.
 bar() { # reserved color
 	local full=${UNWIND_DEMO_BAR:-# .} free i
 	free=${full#* } full=${full% *}
@@ -202,7 +202,7 @@ fail_pod() { # network try
 	elif ! grep -q 'faulty: last ADD refused' "$work/out"; then
 		die "ADD of $pod did not fail at the faulty plugin: $(last_line)"
 	fi
-	cni del "$1" "$pod" || true # it fails too; a runtime logs that and continues
+	cni del "$1" "$pod" || true # the DEL fails, too; a runtime logs this and continues
 	ip netns del "$pod"
 	held[$1]=$(reserved "$1")
 	course[$1]+="${held[$1]} "
@@ -313,7 +313,7 @@ picture() {
 	SVG
 }
 
-# draw checks that the README's picture shows these figures. With UPDATE=1, it writes the picture first.
+# draw checks that the README's picture shows the numbers of this run. With UPDATE=1, it first writes the picture.
 draw() {
 	((pods == 16)) || return 0
 	picture >"$work/out"

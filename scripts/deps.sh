@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of commands that are missing, with apt and as root. For gcc, it also
-# installs the headers of the C library.
+# Installs the Debian packages of missing commands, with apt and as root. If gcc does not find the
+# headers of the C library, the script also installs these.
 #
 # usage: scripts/deps.sh COMMAND:PACKAGE...
 set -euo pipefail

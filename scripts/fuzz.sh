@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs each fuzz target of the module for a time, such as 10s. An input that fails is written to the
-# package's testdata/fuzz: commit it with the fix.
+# Runs each fuzz target of the module for the given time, such as 10s. An input that fails is
+# written to the package's testdata/fuzz: commit it with the fix.
 #
 # usage: scripts/fuzz.sh TIME
 set -euo pipefail
@@ -14,8 +14,8 @@ for package in $(go list ./...); do
 			continue
 		fi
 		echo "$out"
-		# Before Go 1.27, a run may fail when its time ends, with "context deadline exceeded" and without
-		# an input (golang/go#75804). That is not a failure of the target.
+		# Before Go 1.27, a run that finds no failing input may end with the error "context deadline
+		# exceeded" (golang/go#75804). That is not a failure of the target.
 		case $out in
 		*'Failing input'* | *panic*) exit 1 ;;
 		*'    context deadline exceeded'*) ;;

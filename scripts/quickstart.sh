@@ -7,18 +7,18 @@
 #
 # Environment variables:
 #   NODE      the name of the node, if the cluster has several nodes
-#   ON_NODE   a command that runs a command on the node, if the node is a container: "docker exec -i kind-control-plane"
+#   ON_NODE   a command prefix that runs a command on the node, if that is a container: "docker exec -i kind-control-plane"
 #   ARCHIVE   the image of a release, unwind-VERSION-image.tar; without it, make image builds an image
 #
-# Use an idle node: other pods that start on the node meanwhile get the network of this script. When the script ends,
-# even by an error or Ctrl-C, it restores the node's own network, and removes what it installed, except the image.
+# Use an idle node: pods that start on it meanwhile get this script's network. When the script ends, even by an error or
+# Ctrl-C, it restores the node's own network, and removes what it installed, except the image and a non-empty journal.
 set -euo pipefail
 export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 name=unwind-quickstart
 dir=/run/$name # on the node
-addresses=5    # in a /29: 8 without network, broadcast and gateway
+addresses=5    # in a /29: 8 minus the network, broadcast and gateway addresses
 pods=3
 keep=
 [[ ${1-} != --keep ]] || { keep=yes && shift; }
@@ -74,7 +74,7 @@ find_node() {
 		die "unwind is already installed: $conf_dir/00-unwind.json" "use a node without unwind, or run unwindctl uninstall"
 }
 
-# import imports the image into the node's runtime, and sets image to its name.
+# import imports the image into the node's runtime, and sets the variable image to the image's name.
 import() {
 	local archive=${ARCHIVE:-$root/dist/quickstart-image.tar}
 	[[ -n ${ARCHIVE-} ]] || make -C "$root" image IMAGE="docker.io/library/unwind:quickstart" IMAGE_ARCHIVE="$archive" >&2
@@ -90,8 +90,8 @@ import() {
 	on_node "rm $dir/image.tar"
 }
 
-# network writes a conflist that sorts before the node's own. Its chain is a plugin with five addresses, followed by
-# the given plugins.
+# network writes a conflist that sorts before the node's own. Its chain is bridge or ptp with five addresses, followed
+# by the given plugins.
 network() { # plugins
 	local main
 	main=$(on_node "ls $bin_dir" | grep -xE 'bridge|ptp' | head -n 1)
@@ -152,7 +152,7 @@ daemonset() {
 		"$root/scripts/deploy/daemonset.yaml"
 }
 
-# grace_period adds the key gracePeriod to unwind's file or, with an empty argument, removes it.
+# grace_period adds the key gracePeriod to unwind's file or, with an empty argument, removes the key.
 grace_period() { # JSON
 	on_node "cd $conf_dir && sed -E -e 's/, *\"gracePeriod\": *\"10s\"//' -e '/^ *\"gracePeriod\": *\"10s\",?\$/d' \
 		-e 's/\"type\": *\"unwind\"/&$1/' 00-unwind.json >$dir/unwind.json && mv $dir/unwind.json 00-unwind.json"
@@ -170,8 +170,8 @@ exhausted() {
 	kubectl -n "$name" get events | grep -o 'no IP addresses available in range set: .*' | head -n 1
 }
 
-# freed runs a sweep, and succeeds if all addresses of the network are free. While a pod is being started, it fails,
-# because the pod has an address. It sets pools to the output of unwindctl ipam.
+# freed runs a sweep, and succeeds if all addresses of the network are free. While a pod is being started, freed fails,
+# because the pod has an address. The variable pools gets the output of unwindctl ipam.
 freed() {
 	unwindctl sweep >/dev/null 2>&1 || true # the failing plugin's DELs stay pending
 	pools=$(unwindctl ipam)
@@ -186,8 +186,8 @@ clean_up() {
 	trap - EXIT
 	title "restoring the node's own network"
 	kubectl delete namespace "$name" --ignore-not-found --timeout=120s || true
-	if [[ -z $keep ]]; then # before the conflist is removed, or a running agent would switch to the next one
-		unwindctl uninstall --install-dir= || true # agents then don't reinstall unwind; unwindctl stays on the node
+	if [[ -z $keep ]]; then # first: without the script's conflist, a running agent would switch to the next one
+		unwindctl uninstall --install-dir= || true # agents don't reinstall unwind after this; unwindctl itself stays
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true
 		# a journal with attachments stays

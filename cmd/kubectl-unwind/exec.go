@@ -53,7 +53,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 			}
 		}
 		atOnce, stops = mostAtOnceCareful, !o.keepGoing
-		args = slices.Insert(args, i+1, "--by=kubectl unwind as "+operator()) // a --by in args wins
+		args = slices.Insert(args, i+1, "--by=kubectl unwind as "+operator()) // the user's own --by wins
 	}
 	failed, code := map[string][]string{}, 0
 	for i, running := range o.start(ctx, nodes, args, atOnce, stops) {

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"kubectl-unwind": main})
 }
 
-// TestScript runs the scripts of testdata/kubectl, with the kubectl of that directory.
+// TestScript runs the scripts of testdata/kubectl, with the fake kubectl in that directory.
 func TestScript(t *testing.T) {
 	dir, err := filepath.Abs("../../testdata/kubectl")
 	nodetest.Check(t, err)

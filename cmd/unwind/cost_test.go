@@ -23,34 +23,34 @@ var check = nodetest.Check
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // Bounds on the cost of the plugin, in numbers that don't depend on the machine's speed. A change
-// that exceeds one makes every pod on every node slower to start: look for the cause before you
+// that exceeds a bound makes every pod on every node slower to start: look for the cause before you
 // raise the bound.
 const (
 	// maxSize bounds the released binary, in bytes. The kernel maps the binary for each verb, and
 	// reads its pages from disk at the first verb after a boot.
 	maxSize = 5_080_000
 	// maxInitAllocs bounds the allocations of all packages before main. A regexp in a global variable
-	// needs hundreds. knftables, a dependency of host-local's helper package, needed 677, and a tenth
-	// of the time until main.
+	// needs hundreds. knftables, a dependency of host-local's helper package, needed 677, and took a
+	// tenth of the time until main.
 	maxInitAllocs = 300
 )
 
 type cost struct {
 	syncs     int // exact: fewer would lose records in a crash, more are slow
-	openings  int // at most, of the journal: each waits in the journal's queue
-	calls     int // at most, system calls
+	openings  int // of the journal, at most: each one waits in the journal's queue
+	calls     int // system calls, at most
 	processes int // exact: one for each delegate, and no sweep, because no DEL is pending
 }
 
-// costs returns the cost of each verb for a chain of that many plugins.
+// costs returns the cost of each verb for a chain with the given number of plugins.
 //
 // Each commit syncs twice: its pages, and then the meta page that makes them valid. Whatever the
 // chain, an ADD commits its intent and the result that contains an address, and a DEL commits its
 // end. STATUS and GC write only the time of their last sweep, at most once a minute.
 //
-// The bounds on system calls are a tenth above the counted ones. A GC that may not inspect process
-// 1 also reads the mounts, which is 25 calls. If a process ends while a GC reads /proc, the GC
-// reads /proc once more, which is up to 70 calls.
+// The bounds on system calls are a tenth above the numbers that were measured. A GC that may not
+// inspect process 1 also reads the mounts, which takes 25 calls. If a process ends while a GC reads
+// /proc, the GC reads /proc once more, which takes up to 70 calls.
 func costs(plugins int) map[string]cost {
 	return map[string]cost{
 		"VERSION": {0, 0, 40, 0},
@@ -66,9 +66,9 @@ func costs(plugins int) map[string]cost {
 // the attachment. Its CNI_NETNS is empty, and it writes nothing.
 const secondDEL = "DEL again"
 
-// maxThreads and maxWakes bound the threads of a verb, and how often one of them wakes another (the
-// lowest number of several runs). Both depend on the scheduler: an ADD of three plugins has 6 to 8
-// threads, and 6 to 20 wake-ups on an idle machine or up to 70 on a busy one.
+// maxThreads and maxWakes bound the threads of a verb, and how often one thread wakes another. Both
+// numbers depend on the scheduler, so the test compares the lowest of several runs: an ADD of three
+// plugins has 6 to 8 threads, and 6 to 20 wake-ups on an idle machine or up to 70 on a busy one.
 const (
 	maxThreads = 10
 	maxWakes   = 120
@@ -77,10 +77,10 @@ const (
 // markAfter is the time after which a running DEL is recorded as tried (plugin/undo/step.go).
 const markAfter = 500 * time.Millisecond
 
-// idle matches system calls whose number depends on the scheduler. The test doesn't count them.
+// idle matches system calls whose number depends on the scheduler, so the test doesn't count them.
 var idle = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|sched_yield|epoll_pwait|tgkill|rt_sig\w+|madvise|restart_syscall|exit|gettid|sigaltstack|clone3?|mmap|munmap|prctl|\+\+\+|---|<\.\.\.)\b`)
 
-// ofProcesses matches calls that inspect other processes. Their number depends on the machine.
+// ofProcesses matches calls that inspect other processes. The test doesn't count these either.
 var ofProcesses = regexp.MustCompile(`"/proc/[1-9]`)
 
 // trace contains what strace recorded of a verb: the system calls of its own threads, by name, and
@@ -129,8 +129,8 @@ func straced(t *testing.T, binary, dir, verb string, plugins []string) (logs str
 	return logs, out, err
 }
 
-// readTrace reads strace's log files. Each delegate has only one thread, so its file counts as one
-// process.
+// readTrace reads strace's log files. Each delegate has only one thread, so a delegate's file
+// counts as one process.
 func readTrace(t *testing.T, binary, logs string) trace {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(logs, "t.*"))
@@ -190,7 +190,7 @@ func TestCost(t *testing.T) {
 				if !slices.ContainsFunc(verbs, distorted) {
 					break
 				}
-				verbs = slices.DeleteFunc(verbs, func(verb string) bool { // a DEL needs an ADD, and the reverse
+				verbs = slices.DeleteFunc(verbs, func(verb string) bool { // ADD and DEL need each other
 					return verb != "ADD" && verb != "DEL" && !distorted(verb)
 				})
 			}
@@ -225,8 +225,8 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestSharedAddress: pods on isolated networks may share one static address. An ADD does not open
-// the journal more often because many of them exist.
+// TestSharedAddress: pods on isolated networks may share one static address. Even if many such pods
+// exist, an ADD does not open the journal more often.
 func TestSharedAddress(t *testing.T) {
 	sandbox.Need(t)
 	binary, dir := build(t), t.TempDir()

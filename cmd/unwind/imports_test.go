@@ -24,7 +24,7 @@ type goPackage struct {
 	TestImports, XTestImports []string
 }
 
-// packages returns all packages of this module, by their path in it.
+// packages returns all packages of this module, by their paths in the module.
 func packages(t *testing.T) map[string]goPackage {
 	t.Helper()
 	all, err := listed()
@@ -53,7 +53,7 @@ func TestImports(t *testing.T) {
 	all := packages(t)
 	for _, tt := range []struct {
 		pkg    string
-		denied []string // packages that it must not import, including those below them
+		denied []string // pkg must import neither these packages nor packages below them
 	}{
 		{"journal", []string{module + "ipam", module + "plugin", module + "cmd", "github.com/containernetworking"}},
 		{"ipam", []string{module + "journal", module + "plugin", module + "cmd"}},
@@ -68,7 +68,7 @@ func TestImports(t *testing.T) {
 		{"plugin/delegate", []string{module + "plugin/decide", module + "plugin/undo"}},
 		{"cmd/unwind", []string{"crypto", "testing", "github.com/spf13", "google.golang.org", "k8s.io", "go.opentelemetry.io", "go.yaml.in",
 			"github.com/containernetworking/cni/libcni", "github.com/containernetworking/cni/pkg/invoke"}},
-		{"cmd/internal/term", []string{module + "cmd", module + "plugin"}}, // both programs import it
+		{"cmd/internal/term", []string{module + "cmd", module + "plugin"}}, // both CLIs import it
 		// kubectl-unwind runs on any operating system, and uses kubectl as its Kubernetes client.
 		{"cmd/kubectl-unwind", []string{module + "journal", module + "ipam", module + "plugin", module + "cmd/unwindctl", "k8s.io"}},
 	} {

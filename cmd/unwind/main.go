@@ -24,7 +24,7 @@ func main() {
 	// idle threads for nothing, on cores that the node needs to start its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
-	// While no plugin is slow, a signal kills this process. Once one is, a signal stops only the verb,
+	// Until a plugin is slow, a signal kills this process. From then on, a signal stops only the verb,
 	// and unwind rolls back a stopped ADD. The handler needs a thread, so most verbs never install it.
 	handleSignals := sync.OnceFunc(func() {
 		asked := make(chan os.Signal, 1)

@@ -16,7 +16,7 @@ import (
 
 // TestStopped: SIGTERM during an ADD makes the plugin kill its slow delegate, roll back the ADD,
 // and return an error. The plugin handles signals only once a delegate is slow (see
-// delegate.Processes.Slow), so the test may have to wait longer.
+// delegate.Processes.Slow). If SIGTERM comes too early, the test tries again with a longer wait.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

@@ -26,7 +26,7 @@ import (
 type checkedNode struct {
 	*machine
 	pool   string
-	before []string      // what there() returned before the first check
+	before []string      // the result of there before the first check
 	took   time.Duration // the duration of an ADD
 }
 
@@ -163,15 +163,15 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckFails: if a step fails, check reports the cause and a remedy. It leaves nothing behind,
-// except DELs that unwind retries.
+// TestCheckFails: if a step fails, check reports the cause and a remedy. After the case's repair,
+// such as a sweep or the next check, nothing of the check is left.
 func TestCheckFails(t *testing.T) {
 	const tooSmall = "10.78.0.2" // the pool's only address, which the live pod has
 	var record string            // the live pod's record
 	for _, tt := range []struct {
 		name, last string
 		args       []string
-		limited    bool // by a --timeout that is long enough for all plugins except one that hangs
+		limited    bool // check gets a --timeout that only a hanging plugin exceeds
 		broken     func(n *checkedNode)
 		want       string
 		code       int
@@ -418,8 +418,8 @@ func TestCheckKilled(t *testing.T) {
 }
 
 // TestCheckKilledInVerb: if SIGKILL ends a check during a verb, the next check waits until the
-// killed check's plugin has ended. After that check and a sweep, nothing is left, not even rules of
-// an unfinished ADD.
+// killed check's plugin has ended. After the next check and a sweep, nothing is left, not even the
+// rules of an unfinished ADD.
 func TestCheckKilledInVerb(t *testing.T) {
 	if !apart(t) {
 		return

@@ -30,9 +30,9 @@ var reads = [][]string{
 // most is the maximum memory of a command that reads the journal, in bytes.
 const most = 200 << 20
 
-// putThree writes three times to a journal as verbs do. near is a container: putThree writes a new
-// record after the container's, and then twice the record before the container's. It runs in a
-// process of its own, because bbolt may overflow its stack in a damaged file.
+// putThree writes to a journal three times, as verbs do: a new record whose key sorts just after
+// that of the container near, and twice the record whose key sorts just before. It runs in its own
+// process, because bbolt may overflow the stack when it reads a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {
@@ -54,8 +54,8 @@ func putThree(dir, near string) {
 
 func containerID(i int) string { return fmt.Sprintf("c%03d", i) }
 
-// deadEntry returns the record of a dead attachment. It is past its grace period from the start, so
-// commands print the same for it at any time.
+// deadEntry returns the record of a dead attachment. Its grace period of 1 ns is over immediately,
+// so the output of commands about the attachment never changes.
 func deadEntry(id string) *journal.Record {
 	return nodetest.Here(&journal.Record{
 		Key: journaltest.KeyOf(network + "/" + id + "/eth0"), State: journal.Adding, Steps: []journal.Step{{Type: "bridge", Config: []byte(`{"padding": "` + strings.Repeat("x", 400) + `"}`)}}, Added: journal.Added{CNIVersion: "1.0.0", GracePeriod: 1, NetNS: journal.NetNS{Path: "/none", Dev: 4, Ino: 1}},
@@ -67,10 +67,10 @@ func deadEntry(id string) *journal.Record {
 // error. If a command reports that the file is damaged, the next ADD sets the file aside. Verbs
 // don't verify the file, so the three writes may succeed in a damaged file.
 //
-// The test flips bits in 2,000 random bytes, and in the first key of each leaf page, which can make
-// bbolt read forever. It flips no bit of a meta page: if the newest meta page is damaged, bbolt
-// uses the previous transaction. `make test` takes only a sample of the bytes. For each byte of the
-// sample, and for each random byte, only list and, in turn, one of the other commands run.
+// `make proof` covers 2,000 random bytes, and each byte in the first key of each leaf page, because
+// damage to such a key can make bbolt read forever. Shorter runs take a sample of these bytes. No
+// bit of a meta page is flipped: if the newest meta page is damaged, bbolt uses the previous
+// transaction. For random bytes, and in `make test`, only list and one other command run.
 func TestFlipped(t *testing.T) {
 	n := newMachine(t)
 	n.netns("add")

@@ -38,7 +38,7 @@ func commands() (root *cobra.Command, all []*cobra.Command) {
 			all = append(all, cmd)
 		}
 	}
-	for _, cmd := range all { // keep indented lines; the exit codes get a section of their own
+	for _, cmd := range all { // keep indented lines as they are; the exit codes get their own section
 		cmd.Long = strings.Replace(cmd.Long, describeExits(cmd.Name()), "", 1)
 		cmd.Long = strings.TrimSpace(indented.ReplaceAllStringFunc(cmd.Long, func(lines string) string {
 			return "\n    " + strings.ReplaceAll(strings.TrimSuffix(lines, "\n"), "\n", "\n    ") + "\n"
@@ -171,9 +171,9 @@ var (
 	longFlag = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 )
 
-// TestDocumentedCommands: all commands and flags in the documents exist. For `make`, the test
-// checks the target. For `kubectl unwind`, it only checks that the command and its flags occur in
-// Go code, and that the words after -- are a command of unwindctl.
+// TestDocumentedCommands: all commands of unwindctl, their flags, and all targets of make that the
+// documents name exist. For `kubectl unwind`, the test only checks that the command and its flags
+// occur in Go code, and that an unwindctl command follows --.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel()
 	root, _ := commands()

@@ -12,7 +12,7 @@ import (
 
 // exit is an exit code, and its meaning for some commands.
 type exit struct {
-	commands string // names; "" for all commands without their own row for this code
+	commands string // separated by spaces; "" for each command without its own row for this code
 	code     int
 	meaning  string
 }
@@ -49,7 +49,7 @@ var exits = []exit{
 	{"doctor check", term.ExitInterrupted, "interrupted, so there is no result"},
 }
 
-// The exit codes of doctor and check for their worst problem.
+// The exit codes of doctor and check if the worst problem is a warning or a failure.
 const (
 	exitWarning = 2 + int(doctor.Warning)
 	exitFailure = 2 + int(doctor.Failure)

@@ -51,8 +51,8 @@ func addCRIFlag(cmd *cobra.Command, cri *string) {
 // noCache is the value of --cache-dir for a runtime without a libcni cache.
 const noCache = "none"
 
-// checkDirs makes a command return a usage error if one of the named flags is set to a directory
-// that doesn't exist, because the user has probably mistyped it.
+// checkDirs makes a command return a usage error if one of the named flags is set to a path that is
+// not a directory, because the user has probably mistyped the path.
 func checkDirs(cmd *cobra.Command, names ...string) {
 	run := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
@@ -108,7 +108,7 @@ func addInstallFlags(cmd *cobra.Command, flags *install.Options) {
 		"record attachments and undo failed ADDs, but do not sweep on STATUS or GC")
 }
 
-// programDir is the default directory of unwindctl on a node. The linker can set another.
+// programDir is the default of --install-dir. A build can replace it with the linker's flag -X.
 var programDir = "/usr/local/bin"
 
 // addNodeFlags adds --install-dir and --systemd.

@@ -4,7 +4,7 @@ import "fmt"
 
 // glossary explains the words in the output of commands. It is part of the help texts.
 var glossary = []struct{ kind, word, meaning string }{
-	{"state", "adding", "its ADD is running"},
+	{"state", "adding", "its ADD is running and has no result yet"},
 	{"state", "live", "in use; only the runtime's DEL releases it"},
 	{"state", "recent", "not on the runtime's list, but the list may be older than the attachment"},
 	{"state", "dead", "gone for good; the next sweep releases it"},

@@ -18,8 +18,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// container is a place like a DaemonSet's container. It has the host's PID namespace, and a file
-// system with only unwindctl, unwind and /proc.
+// container imitates a DaemonSet's container with hostPID: it has the host's PID namespace, and its
+// file system contains only unwindctl, unwind and /proc.
 type container struct {
 	place
 	root string
@@ -186,8 +186,8 @@ func (n *machine) child(pid int) int {
 	return child
 }
 
-// descriptors checks that a process has a descriptor of the plugin to install, but of no mount
-// namespace. Its descriptors of the plugin and of network namespaces must be close-on-exec.
+// descriptors checks that a process has a descriptor for the plugin to install, but none for a
+// mount namespace. Descriptors for the plugin and for network namespaces must be close-on-exec.
 func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -221,8 +221,8 @@ func sameFile(a, b string) bool {
 	return errA == nil && errB == nil && os.SameFile(inA, inB)
 }
 
-// TestInContainer: in a container without a conflist and a journal, commands fail and say so. They
-// print nothing about the node, which may have both.
+// TestInContainer: in a container that has neither a conflist nor a journal, commands fail for that
+// reason. They print nothing about the node, which may have both.
 func TestInContainer(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)

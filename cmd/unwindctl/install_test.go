@@ -137,8 +137,8 @@ func (n *runtimeMachine) veths(bridge string) int {
 }
 
 // TestUninstallReleases: after uninstall, the DEL of a pod that was added through unwind releases
-// everything. containerd sends the DEL with the provider's conflist, so it needs no unwind binary.
-// CRI-O sends the DEL with the ADD's conflist, from libcni's cache, so uninstall keeps the binary.
+// everything. With containerd, the DEL runs the provider's conflist, which needs no unwind binary.
+// With CRI-O, it runs the ADD's conflist from libcni's cache, so uninstall keeps the binary.
 func TestUninstallReleases(t *testing.T) {
 	t.Parallel()
 	for i, way := range []string{"containerd", "CRI-O"} {
@@ -241,8 +241,8 @@ func (n *runtimeMachine) installed(id string) bool {
 	return list.Plugins[0].Network.Type == "unwind"
 }
 
-// TestInstallKilled kills an install at 16 different moments. The network works after each of them,
-// and a last install succeeds. The test does not cover a power loss.
+// TestInstallKilled kills 16 installs, each at a different moment. The network works after each of
+// these installs, and a last install succeeds. The test does not cover a power loss.
 func TestInstallKilled(t *testing.T) {
 	t.Parallel()
 	n := newRuntimeMachine(t)

@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// conf is a configuration as an installer edits it.
+// conf is the content of a conflist or .conf file, decoded from JSON.
 type conf map[string]any
 
 func (c conf) plugins() []any { list, _ := c["plugins"].([]any); return list }
@@ -67,7 +67,7 @@ func asList(c conf) conf {
 }
 
 // installers contains stand-ins for programs that edit conflists when they start. scripts/providers
-// describes the ones that have a name.
+// describes the real programs among them, such as istio.
 var installers = []struct {
 	name     string
 	provider string // the provider's file
@@ -127,7 +127,7 @@ func (n *runtimeMachine) provided() conf {
 }
 
 // runs returns the plugins that run for a pod, and whether unwind runs them. It returns an error if
-// unwind is in a file that is not the first, or is not the only plugin in the first.
+// a file other than the first contains unwind, or if the first contains unwind and other plugins.
 func (n *runtimeMachine) runs() (plugins string, unwind bool, err error) {
 	paths, err := netconf.Conflists(n.ConfDir())
 	for i, path := range paths {
@@ -177,9 +177,9 @@ func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 	return count("ADD"), list.Plugins[0].Network.Type == netconf.Name, err
 }
 
-// TestInstallers: pods start, whatever an installer (except linkerd's) does to unwind's file before
-// or after install. After the next install, off or uninstall, or once an agent has reconciled, no
-// other file contains unwind, and each plugin runs once.
+// TestInstallers: pods start, whatever an installer other than linkerd's does to unwind's file
+// before or after install. After the next install, off or uninstall, or once an agent has
+// reconciled, only unwind's own file may contain unwind, and each plugin runs once.
 func TestInstallers(t *testing.T) {
 	t.Parallel()
 	for i, inst := range installers {

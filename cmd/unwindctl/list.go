@@ -133,7 +133,7 @@ func showPools(cmd *cobra.Command, of inspect.Scope, o *term.Output) error {
 	}
 	unread := errors.Join(r.PoolErr, r.SweepErr, r.JournalErr)
 	err = errors.Join(unread, errors.Join(r.Damaged...))
-	unknown := errors.Is(r.JournalErr, fs.ErrPermission) // then all owners are unknown
+	unknown := errors.Is(r.JournalErr, fs.ErrPermission) // without the journal, all owners are unknown
 	if unknown || len(r.Pools) == 0 && errors.Is(err, fs.ErrPermission) {
 		return term.WithHint("only root can read the conflists, the journal and the pools; "+
 			"run this as root", "cannot read the pools: %w", err)

@@ -198,7 +198,7 @@ func TestNoLockWhilePrinting(t *testing.T) {
 			id := fmt.Sprintf("new-%d", i)
 			n.netns(id)
 			n.add(home, id, n.pin(id))
-			if n.entry(id) == nil { // as if the ADD could not lock the journal in time
+			if n.entry(id) == nil { // because the ADD could not lock the journal in time
 				t.Error("the ADD continued without the journal")
 			}
 		})

@@ -26,7 +26,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// check fails the test at once if its error is not nil.
+// check fails the test immediately if the error is not nil.
 var check = nodetest.Check
 
 // machine is a node in a directory of its own, which contains the state directory, host-local's
@@ -75,7 +75,7 @@ func (n *machine) netns(ids ...string) {
 	}
 }
 
-// drop unmounts a container's network namespace, here and in the given places.
+// drop unmounts a container's network namespace in the tests' namespaces and in the given places.
 func (n *machine) drop(id string, places ...place) {
 	n.Helper()
 	for _, where := range append(places, home) {
@@ -84,8 +84,8 @@ func (n *machine) drop(id string, places ...place) {
 	check(n, os.Remove(n.pin(id)))
 }
 
-// place stands for the namespaces of a process, in which programs run. The zero value stands for
-// the namespaces of the tests.
+// place is a set of namespaces in which programs run: the namespaces of a process or, for the zero
+// value, those of the tests.
 type place struct {
 	pid   int
 	enter []string // flags of nsenter
@@ -94,7 +94,7 @@ type place struct {
 
 var home place
 
-// confined returns a copy of the place, in which programs lack CAP_SYS_PTRACE.
+// confined returns a place with the same namespaces, but whose programs lack CAP_SYS_PTRACE.
 func (p place) confined() place {
 	p.less = true
 	return p
@@ -178,14 +178,13 @@ func (n *machine) must(cmd *exec.Cmd) string {
 	return out.stdout
 }
 
-// sweep runs unwindctl sweep.
 func (n *machine) sweep(where place, args ...string) outcome {
 	n.Helper()
 	return n.run(where.command(n, filepath.Join(n.bin, "unwindctl"), append([]string{"sweep", "--state-dir", n.state}, args...)...))
 }
 
-// verb runs a verb of the plugin as a runtime does, for a pod. The ID "nerdctl" or "podman" is for
-// a container of that runtime.
+// verb runs a CNI verb of unwind, as a runtime does for a pod. If the ID is "nerdctl" or "podman",
+// CNI_ARGS is as that program sets it for a container.
 func (n *machine) verb(where place, command, id, netns string) outcome {
 	n.Helper()
 	cmd := where.command(n, filepath.Join(n.bin, "unwind"))
@@ -204,7 +203,7 @@ func (n *machine) verb(where place, command, id, netns string) outcome {
 	return n.run(cmd)
 }
 
-// add runs an ADD that succeeds.
+// add runs an ADD, which must succeed.
 func (n *machine) add(where place, id, netns string) {
 	n.Helper()
 	if out := n.verb(where, "ADD", id, netns); out.code != 0 {
@@ -233,11 +232,15 @@ func (n *machine) edit(id string, change func(*journal.Record)) {
 	n.Helper()
 	err := n.store.Update(context.Background(), func(tx *journal.Tx) error {
 		e, err := tx.Get(journal.Key{Network: network, ContainerID: id, IfName: "eth0"})
-		if err == nil {
-			change(e)
-			err = tx.Delete(e)
-			e.Number = 0
+		if err == nil && e == nil {
+			err = fmt.Errorf("the journal has no record of %s", id)
 		}
+		if err != nil {
+			return err
+		}
+		change(e)
+		err = tx.Delete(e)
+		e.Number = 0
 		return errors.Join(err, journaltest.PutIn(tx, e))
 	})
 	check(n, err)

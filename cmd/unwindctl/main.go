@@ -11,7 +11,7 @@
 //	inspect  reads attachments and pools, and describes them
 //	install  plans and carries out an install
 //	doctor   reports problems of a node
-//	trial    checks a network with an attachment of its own
+//	trial    checks that the network works, with a test attachment
 //	bundle   collects files for a bug report
 //	metrics  exports metrics to Prometheus
 //	agent    unwindctl run
@@ -35,20 +35,20 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/trial"
 )
 
-// init keeps all other goroutines off the main thread, whose namespaces other processes see as
-// those of this process (see install.EnterHost).
+// init keeps other goroutines off the main thread, so that they cannot change its namespaces. Other
+// processes see these as the namespaces of the whole process (see install.EnterHost).
 func init() { runtime.LockOSThread() }
 
 func main() {
-	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind has started it as a plugin
+	if filepath.Base(os.Args[0]) == trial.PluginName { // unwind runs this program as a plugin
 		trial.Plugin()
 		return
 	}
 	os.Exit(term.Main(rootCommand(), inspect.HintFor))
 }
 
-// dirEnv maps flags to the environment variables that set their defaults. An agent's container can
-// set them, so that commands in it use the agent's directories.
+// dirEnv maps flags to the environment variables that set their defaults. In an agent's container,
+// these variables can make all commands use the agent's directories.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "cni-bin-dir": "UNWIND_BIN_DIR",
 	"state-dir": "UNWIND_STATE_DIR"}
 
@@ -84,7 +84,7 @@ func rootCommand() *cobra.Command {
 			if err := refuseEmpty(cmd); err != nil {
 				return err
 			}
-			if cmd.Name() != "run" { // run prints only its log
+			if cmd.Name() != "run" { // run prints no message about waiting, only its log
 				cmd.SetContext(waiting(cmd))
 			}
 			if host {
@@ -119,7 +119,7 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
-// waiting returns a command's context: it limits the time of queries and, with --cri, the runtimes.
+// waiting returns the context of a command, with a time limit for queries and the socket of --cri.
 func waiting(cmd *cobra.Command) context.Context {
 	within, only := node.LookTimeout, ""
 	if slices.Contains([]string{"sweep", "install", "on"}, cmd.Name()) {

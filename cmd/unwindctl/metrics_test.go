@@ -21,7 +21,7 @@ import (
 
 // agentMetrics maps the metrics that the agent serves to their labels, in alphabetical order. Never
 // rename a metric, because users' dashboards and alerts contain its name. Counters end in _total.
-// ofAgent lists those that `unwindctl metrics` omits on a node without a runtime.
+// ofAgent lists the metrics that are absent without an agent or runtime, or while unwind is on.
 var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},

@@ -154,7 +154,7 @@ func (r *repository) badTests(text string) (bad []string) {
 		}
 	}
 	for _, name := range test.FindAllString(runs.ReplaceAllString(text, ""), -1) {
-		if !r.words[name] { // these include words in strings, such as names of containerd's tests
+		if !r.words[name] { // r.words includes words in strings, such as names of containerd's tests
 			bad = append(bad, "the test "+name)
 		}
 	}

@@ -22,7 +22,7 @@ var elsewhere = []struct {
 	flags []string // of unshare
 	enter []string // of nsenter; nil: the same as flags
 	setup string
-	pins  bool // the mounts of the network namespaces are visible in them
+	pins  bool // the mounts of the network namespaces are visible from there
 }{
 	{"mount", []string{"--mount"}, nil, `umount -l "$PINS"/*`, false},
 	{"PID, with the host's /proc", []string{"--pid"}, nil, ``, true},
@@ -88,9 +88,9 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestConfinedSweep: a sweep that may not inspect other processes, such as process 1, keeps all
-// records in state live, because such a process may be in their network namespaces. It also keeps
-// records from an earlier boot.
+// TestConfinedSweep: a sweep without CAP_SYS_PTRACE keeps all records in state live, because a
+// process that it cannot inspect, such as process 1, may be in their network namespaces. It also
+// keeps records from an earlier boot.
 func TestConfinedSweep(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)

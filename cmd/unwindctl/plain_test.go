@@ -46,7 +46,7 @@ type plainNode struct {
 	socket  string
 	listed  []string
 	ports   int
-	seen    map[string]seen // by the NAME of the command look
+	seen    map[string]seen // the results of the script command look NAME, by NAME
 }
 
 const (
@@ -66,7 +66,7 @@ type plainChain struct{ name, bridge, plugins string }
 
 var usual = plainChain{"usual", `"ipMasq": true`, byIPTables + "," + firewall}
 
-// allAddresses is the last address of a pool of 17.
+// allAddresses is the last address of a pool with 17 addresses.
 const allAddresses = "10.77.0.18"
 
 // TestPlain runs the scripts of testdata/plain on nodes with the usual chain.
@@ -154,7 +154,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 		}
 	},
 	// live ID…: attaches pods that the runtime lists.
-	// leak ID…: attaches pods that the runtime then forgets. ID*3 stands for ID0, ID1 and ID2.
+	// leak ID…: attaches pods that then disappear without a DEL. ID*3 stands for ID0, ID1 and ID2.
 	"live": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.live(manyIDs(args)...) },
 	"leak": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.leak(manyIDs(args)...) },
 	// add ID [ADDRESS [FILE]]: runs an ADD, which must assign the address. The network namespace is
@@ -194,8 +194,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// list [ID…]: sets the pods that the runtime lists. With "error", listing pods fails.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
-	// clock kept|set: sets the time of /dev/null to the boot's time, as if nobody had set the wall
-	// clock since then (kept), or to an earlier time, as if somebody had (set).
+	// clock kept|set: gives /dev/null, which the kernel creates at the boot, the time of the boot
+	// (kept) or an earlier time, as if somebody had changed the wall clock since then (set).
 	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
 		if args[0] == "set" {
@@ -227,9 +227,9 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// whole ID…: see wantWhole.
 	"whole": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.wantWhole(ids) },
-	// look NAME: saves everything that the plugins have created on the node.
-	// same NAME [PART [PATTERN]]: checks that the node has what look saved, except lines that match
-	// the pattern. PART is all (the default), rules, reserved or cached.
+	// look NAME: saves a list of everything that the plugins have created on the node.
+	// same NAME [PART [PATTERN]]: checks that this list has not changed, except that all lines that
+	// match the pattern are gone. PART is all (the default), rules, reserved or cached.
 	"look": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.seen[args[0]] = n.look() },
 	"same": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		want, got := maps.Clone(n.seen[args[0]]), n.look()
@@ -308,8 +308,8 @@ func (n *plainNode) links(kind string) (names []string) {
 	return names
 }
 
-// runtimeConf returns the configuration that a runtime passes for a pod with a host port. The ID
-// "nerdctl" or "podman" is for a container of that runtime.
+// runtimeConf returns the configuration that a runtime passes for a pod with a host port. If the ID
+// is "nerdctl" or "podman", Args are those that this program passes for a container.
 func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 	n.ports++
 	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "default"}}
@@ -448,8 +448,8 @@ func manyIDs(names []string) (all []string) {
 	return all
 }
 
-// TestPlainNodeWhileADDs: ADDs without unwind run while two sweeps release dead pods, with a list
-// of pods that is older than these ADDs. The live and the dead pods fill the pool, so the ADDs get
+// TestPlainNodeWhileADDs: ADDs without unwind run while two sweeps, whose list of pods is older
+// than these ADDs, release dead pods. The live and the dead pods fill the pool, so the ADDs get
 // addresses that a sweep has just released. In the end, live pods have everything that their ADDs
 // created, and nothing of the dead pods is left.
 func TestPlainNodeWhileADDs(t *testing.T) {
@@ -490,7 +490,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 		if err := errors.Join(errs...); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // it may contain the previous owner's MAC address
+		n.must(home.command(n.machine, "ip", "neigh", "flush", "dev", "adopt0")) // drop previous owners' MAC addresses
 		n.wantWhole(append(ids("live", 3), young...))
 		for i, id := range young {
 			if err := n.cni.DelNetworkList(context.Background(), n.list, confs[i]); err != nil {
@@ -498,7 +498,7 @@ func TestPlainNodeWhileADDs(t *testing.T) {
 			}
 			n.drop(id)
 		}
-		n.ctl("sweep") // runs DELs that waited while one of these pods had their address
+		n.ctl("sweep") // runs DELs that waited because a young pod had the address
 		if diff := cmp.Diff(live, n.look()); diff != "" {
 			t.Fatalf("round %d: -what the live pods have +what is there:\n%s", round, diff)
 		}

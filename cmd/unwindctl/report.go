@@ -66,7 +66,7 @@ type reporter struct {
 	target         install.Target
 	stateDir, file string
 	bundle         bundle.Bundle
-	err            error // of the parts that failed
+	err            error // the errors of the parts that failed
 }
 
 func (r *reporter) run(cmd *cobra.Command) error {
@@ -118,7 +118,7 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	return r.err
 }
 
-// writeNew creates a file, and refuses to replace one. If it fails, it leaves no incomplete file.
+// writeNew creates a file. It returns an error if the file exists, and leaves no incomplete file.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -131,7 +131,7 @@ func writeNew(path string, data []byte) error {
 	return err
 }
 
-// add adds a part of the report. If the part fails, the report contains its incomplete output.
+// add adds a part to the report. If the part fails, add records the error and adds what there is.
 func (r *reporter) add(name string, part func() ([]byte, error)) {
 	data, err := part()
 	r.failed(name, err)
@@ -154,7 +154,7 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd, _, _ := root.Find(args)
 	for name, value := range flags {
 		if _, err := os.Stat(value); name == "state-dir" && err != nil {
-			continue // a command may refuse a missing directory, even the default one
+			continue // commands refuse a missing --state-dir, even the default one
 		}
 		if value != "" && cmd.Flags().Lookup(name) != nil {
 			args = append(args, "--"+name, value)

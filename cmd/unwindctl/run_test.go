@@ -246,7 +246,7 @@ func TestAgentFlat(t *testing.T) { // not parallel: it counts this process's gor
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		goroutines, descriptors = runtime.NumGoroutine(), openDescriptors(t)
-		for range 20 { // a running sweep has more for a while
+		for range 20 { // take the minimum, because a running sweep needs more
 			time.Sleep(3 * time.Millisecond)
 			goroutines, descriptors = min(goroutines, runtime.NumGoroutine()), min(descriptors, openDescriptors(t))
 		}

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		putThree(os.Args[1], os.Args[2])
 		os.Exit(0)
 	}
-	code := sandbox.Run(m) // --host enters the namespaces of process 1, which is then the sandbox's
+	code := sandbox.Run(m) // the sandbox has its own process 1, so --host cannot leave the sandbox
 	_ = os.RemoveAll(built)
 	os.Exit(code)
 }
@@ -74,7 +74,7 @@ var underTest = sync.OnceValues(func() (dir string, err error) {
 	return built, os.Setenv(programsEnv, built)
 })
 
-// programs returns a directory with the programs under test, and with "puts", a link to this one.
+// programs returns a directory of links to the programs under test, and to this program as "puts".
 func programs(t testing.TB) string {
 	t.Helper()
 	from, err := underTest()
@@ -99,7 +99,7 @@ func apart(t *testing.T) bool {
 	return sandbox.Apart(t)
 }
 
-// noExitDelay is a value of GORACE: a program with the race detector then exits immediately,
+// noExitDelay is a value of GORACE. It makes a program with the race detector exit immediately,
 // instead of a second later.
 const noExitDelay = "atexit_sleep_ms=0"
 
@@ -204,8 +204,8 @@ var verbs = map[string]verb{
 			n.addDead(id)
 		}
 	},
-	// pause ID: makes the attachment's first step look as if its DEL had failed 30 times. The next try
-	// is due in 4 minutes.
+	// pause ID: makes it look as if the DEL of the attachment's first step had failed 30 times. The
+	// next attempt is due in 4 minutes.
 	"pause": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		n.edit(ids[0], func(e *journal.Record) {
 			s := &e.Steps[0]
@@ -245,7 +245,7 @@ var verbs = map[string]verb{
 	// pods fails with a different error. With "hang", such a call hangs. With "silent", the runtime
 	// answers no call.
 	"cri": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) { ts.Setenv("CRI", n.cri(args)) },
-	// provider [CAPABILITY…]: replaces the provider's conflist atomically.
+	// provider [CAPABILITY…]: atomically writes a provider's conflist with these capabilities.
 	"provider": func(n *scripted, ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(os.MkdirAll(n.ConfDir(), 0o755))
 		if len(args) == 0 {

@@ -118,11 +118,11 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 	unjudged := slices.ContainsFunc(r.Findings, func(f sweep.Finding) bool {
 		return f.Verdict == decide.Unknown && len(f.Addresses) > 0
 	})
-	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // for example, on a Nomad node
+	if r.NoRuntime && (unjudged || cmd.Flags().Changed("cri")) { // Nomad, for one, has no CRI socket
 		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
-	// with only one of the flags, the two directories may belong to different runtimes
+	// with only one of these two flags, the directories may belong to different runtimes
 	if set := cmd.Flags().Changed; !s.DryRun && set("conf-dir") == set("cni-bin-dir") {
 		err = errors.Join(err, pluginMissing(flags.ConfDir, s.Path))
 	}
@@ -143,8 +143,8 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		inspect.PrintFindings(out, r.Findings, s.DryRun, s.Attachment != nil, &flags.output))
 }
 
-// pluginMissing returns an error if the runtime loads unwind's conflist, but the plugin is missing.
-// On a node without an agent, no other regular check detects this.
+// pluginMissing returns an error if the runtime loads unwind's conflist, but unwind's plugin is
+// missing. On a node without an agent, no other regular check detects this.
 func pluginMissing(confDir, path string) error {
 	paths, _ := netconf.Conflists(confDir)
 	for _, first := range paths[:min(1, len(paths))] {

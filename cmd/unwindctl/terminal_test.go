@@ -128,7 +128,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// onTerminal returns what a command prints on a terminal.
+// onTerminal returns the output of a command on a terminal of this width.
 func (n *machine) onTerminal(width uint16, cmd *exec.Cmd) string {
 	n.Helper()
 	term, stdout := nodetest.NewTerminal(n, width)

@@ -9,9 +9,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestEnd: a DEL is dropped once it has failed 300 times, each time after its pause, if the
-// namespace is gone. If an address may depend on the DEL, the chain must also have lacked the
-// plugin at each of the last 300 tries.
+// TestEnd: a DEL is dropped once it has failed 300 times, not counting failures before the end of a
+// pause, provided that the namespace is gone. If an address may depend on the DEL, the chain must
+// also have lacked the plugin at each of the last 300 failures.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	type try struct {

@@ -17,15 +17,15 @@ type Grace struct {
 // Clock contains the known facts about the wall clock.
 type Clock struct {
 	SinceBoot time.Duration
-	Kept      bool // nobody has set it in this boot
+	Kept      bool // nobody has changed the clock in this boot
 }
 
 // DecideGrace decides whether the grace period of an owner is over, from the ages of its files by
 // the wall clock. The parameter given is --grace-period, or 0; if set, it replaces grace.
 //
-// A file time in the future proves nothing. Neither does a time before the boot if somebody has set
-// the clock in this boot, as on a board without a clock of its own, or in a virtual machine that
-// was paused. In these cases, the period is over only if given is set.
+// A file time in the future proves nothing. Neither does a time before the boot if the clock was
+// changed in this boot, as on a board without a clock of its own, or in a virtual machine that was
+// paused. In these cases, the period is over only if given is set.
 func DecideGrace(ages []time.Duration, clock Clock, grace, given time.Duration) Grace {
 	age, older := clock.SinceBoot, 0
 	for _, one := range ages {

@@ -6,8 +6,8 @@ import (
 )
 
 // TestDecideGrace: an owner is as old as its youngest file. A file time in the future proves
-// nothing. Neither does a time before the boot if the clock was set in this boot. In both cases,
-// the grace period ends only if --grace-period is given.
+// nothing. Neither does a time before the boot if the clock was changed in this boot. In both
+// cases, the grace period is over only if --grace-period is given.
 func TestDecideGrace(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute

@@ -25,7 +25,7 @@ type Evidence struct {
 	AddedUnseen     Fact   // an ADD that is not in the journal added it again (see facts.Node.Later)
 }
 
-// Verdict is whether an attachment is dead.
+// Verdict says whether an attachment is dead.
 type Verdict string
 
 // The verdicts. A sweep keeps Unknown attachments, as it keeps Live ones.
@@ -34,9 +34,9 @@ const (
 	Live    Verdict = "live"
 	Dead    Verdict = "dead"
 	// Foreign is the verdict on an attachment of an earlier boot that may belong to another machine,
-	// because the node's disk may be a clone. The reboot has already removed what the kernel kept,
-	// and a DEL could release what the other machine uses, such as an address of a cluster-wide pool.
-	// So unwind runs no DEL, and releases only host-local's reservations on the node's disk.
+	// because the node's disk may be a clone. A DEL could release resources of the other machine, such
+	// as an address of a cluster-wide pool. This node's kernel has kept nothing across the reboot. So
+	// unwind runs no DEL, and releases only host-local's reservations on the node's disk.
 	Foreign Verdict = "other-machine"
 )
 
@@ -63,8 +63,8 @@ func live(text string) Judgment { return Judgment{Verdict: Live, Reason: Reason{
 
 func dead(reason Reason) Judgment { return Judgment{Verdict: Dead, Reason: reason} }
 
-// Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", it follows
-// the text as the cause.
+// Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", the text
+// ends with doubt as the cause.
 func Undecided(text, doubt string) Judgment {
 	if doubt != "" {
 		text += ": " + doubt
@@ -133,7 +133,7 @@ func decideRecorded(ev Evidence) Judgment {
 // decideUnlisted returns the verdict on an attachment that the runtime does not list, although its
 // network namespace, a process in it, or the host end of its interface may exist. The namespace or
 // the host end alone does not prove that the attachment is live, because a process elsewhere may
-// merely keep the namespace open. A young attachment is live, because the list may be older.
+// merely keep the namespace open. A young attachment is live: the list may be older than it.
 func decideUnlisted(ev Evidence) Judgment {
 	switch {
 	case Yes(ev.HasProcess):
@@ -159,7 +159,7 @@ type Stray struct {
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
 	PastGracePeriod Fact // see DecideGrace
 	Undated         bool // the clock does not show the owner's age
-	Cached          Fact // libcni's cache contains the owner, whose namespace may exist
+	Cached          Fact // libcni's cache contains the owner, and the owner's namespace may exist
 	Runs            Fact // a process's cgroup names the container
 	InUse           Fact // an interface in some network namespace uses the address
 }
@@ -214,18 +214,18 @@ func DecideStray(o Stray) Judgment {
 type Owner struct {
 	InFile bool // host-local's file in the recorded pool names the attachment
 	Freed  bool // the DEL of the step that allocated the address may have been started
-	Others bool // another record, live or being added, claims the address, or that is unknown
+	Others bool // another record, live or being added, claims the address or may claim it
 }
 
-// ByAddress reports whether a step's DEL may remove rules by address alone, and so may remove those
-// of the address's next owner.
+// ByAddress reports whether a step's DEL may remove rules by address alone. Such a DEL may remove
+// the rules of the address's next owner.
 func ByAddress(s *journal.Step) bool { return !known.ByType(s.Type).ByContainer }
 
 // Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that
 // allocated the address always gets it, and so does a plugin that removes nothing of another
-// container. Any other plugin might remove the rules of the address's next owner (cni#924). It gets
-// the address only while the address provably belongs to this ADD. Its DEL should succeed without
-// the address, too.
+// container. Any other plugin might remove the rules of the address's next owner (cni#924). So it
+// gets the address only while the address provably belongs to this ADD; its DEL should succeed even
+// without the address.
 func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 	switch {
 	case s.Index == c.Step || !ByAddress(s):
@@ -304,7 +304,7 @@ func No(f Fact) bool { v, _ := ask(f); return v == False }
 
 func unknown(f Fact) bool { v, _ := ask(f); return v == Unclear }
 
-// why returns the reason why the first unknown fact is unknown, or "".
+// why returns the first known reason for which a fact is unknown, or "".
 func why(facts ...Fact) string {
 	for _, f := range facts {
 		if _, why := ask(f); why != "" {

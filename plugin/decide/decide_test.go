@@ -130,9 +130,9 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideAll covers every combination of evidence. Decide releases an attachment exactly when
-// the table "Who is dead" in README.md does. If one piece of evidence becomes unknown, Decide still
-// keeps each attachment that it kept before (with one exception: see keptByMore).
+// TestDecideAll covers every combination of evidence. Decide allows the release of an attachment
+// exactly when the table "Who is dead" in README.md does. If one piece of evidence becomes unknown,
+// Decide still keeps each attachment that it kept before. The only exception is keptByMore.
 func TestDecideAll(t *testing.T) {
 	t.Parallel()
 	answers := []Truth{Unclear, False, True}
@@ -198,8 +198,8 @@ func proven(ev Evidence) bool {
 	return ev.Locked == False && ev.SameNamespaces == True && ev.AddedUnseen == False && (here || foreign)
 }
 
-// keptByMore reports whether the runtime's list contains the attachment in the evidence more, and
-// is unknown in the evidence less. Only without the list may the attachment be dead.
+// keptByMore reports whether the runtime's list contains the attachment according to more, but is
+// unknown according to less. In this case, the list may be the only reason to keep the attachment.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }

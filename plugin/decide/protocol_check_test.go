@@ -202,7 +202,7 @@ func (m *protocol) replay(way []int32) (trace []string) {
 	return trace
 }
 
-// TestProtocol: in each of these worlds, no interleaving breaks an invariant.
+// TestProtocol: in each of these variants of the model, no interleaving breaks an invariant.
 func TestProtocol(t *testing.T) {
 	t.Parallel()
 	sandbox.SkipRaced(t)
@@ -352,7 +352,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestProtocolAtLength explores worlds that are too large for a normal run.
+// TestProtocolAtLength explores variants of the model that are too large for a normal run.
 func TestProtocolAtLength(t *testing.T) {
 	if !sandbox.Long() {
 		t.Skip("these worlds take long: make proof")

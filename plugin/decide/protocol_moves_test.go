@@ -53,7 +53,7 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls to() for each event of a container that the runtime does not cause: a delegate that
+// node calls to() for each event that the runtime does not cause for a container: a delegate that
 // outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
@@ -174,7 +174,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 			}
 		})
 	}
-	// This DEL runs only while the namespace exists: later, a DEL without unwind can harm others.
+	// This DEL runs only while the namespace exists: later, it could harm another container.
 	if m.plainDEL && c.phase == up && c.netns {
 		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
 	}
@@ -227,9 +227,9 @@ func (m *protocol) plainDELs(s *state, i int8) {
 	c.phase, c.cached, c.cachedN, c.plain = over, none, 0, false
 }
 
-// unseen calls do() for each verb that the runtime may run for A while unwind is off. Such an ADD
-// does not wait for unwind's DELs, so unseen requires that no process is running. Only the result
-// in libcni's cache shows that such an ADD ran.
+// unseen calls do() for each verb that the runtime may run for A while unwind is off. Such a verb
+// does not wait for unwind's DELs, so unseen does nothing while a process is running. Only the
+// result in libcni's cache shows that an ADD without unwind ran.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {
@@ -298,8 +298,8 @@ func (pr *process) delegate() lostDelegate {
 }
 
 // loses empties the journal, and reports whether the model allows that here. All running processes
-// must be ADDs that work on their own records, because an ADD has its record in memory, too. No
-// other record may have pending DELs, because these would be lost for good.
+// must be ADDs that work on their own records, because an ADD has its record in memory, too. Every
+// other record must be live, because an ADD that is being undone would lose its pending DELs.
 func (m *protocol) loses(s *state) bool {
 	s.left.losses--
 	for i := range s.c {

@@ -13,10 +13,10 @@ import (
 // unknown outcome, and the runtime forgets sandboxes.
 //
 // The chain is bridge, which allocates an address by the container's ID, and firewall, which
-// identifies its rule by the address alone. Some worlds add portmap, which identifies its rule by
-// the container's ID; the rule forwards to the address. The "plain chain" is the same chain without
-// unwind, as a runtime runs it while unwind is off. One step of the model is a transaction, a call
-// of a delegate, or an action of the runtime.
+// identifies its rule by the address alone. Some variants of the model add portmap, which
+// identifies its rule by the container's ID; the rule forwards to the address. The "plain chain" is
+// the same chain without unwind, as a runtime runs it while unwind is off. One step of the model is
+// a transaction, a call of a delegate, or an action of the runtime.
 //
 // The model calls the product's own decisions: Decide, Gets, Due, Reserved, Show, After and
 // journal.CheckEdge. It proves that these decisions, in the model's order, keep the invariants (see
@@ -36,8 +36,8 @@ const (
 	unnumbered = 3        // the number of a record that a DEL of A creates while A's old ADD runs
 )
 
-// protocol is one world of the model: how many faults may happen in it, what its runtime and
-// plugins may do, and which guard of the protocol it leaves out.
+// protocol is one variant of the model. It determines how many faults may happen, how the runtime
+// and the plugins may behave, and which guard of the protocol is left out.
 type protocol struct {
 	three     bool // three containers, else two
 	addresses int8 // the size of the pool
@@ -208,7 +208,7 @@ const (
 	noPath               // a path that never exists
 )
 
-// lostDelegate is a call of a delegate; in state.orphan, one whose unwind process was killed.
+// lostDelegate is a call of a delegate. In state.orphan, the unwind process of the call was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8
@@ -402,7 +402,7 @@ func (m *protocol) judge(s *state, i int8, r *record) Judgment {
 }
 
 // addedAgain reports whether libcni's cache names a namespace that exists, has the interface, and
-// belongs to no record. The namespace of an earlier ADD has no path any more.
+// belongs to no record. Only the newest ADD's namespace can still have a path.
 func (m *protocol) addedAgain(s *state, i int8, r *record) bool {
 	c := &s.c[i]
 	if r.state != live_ && m.without == anyState || m.without == otherCache {
@@ -422,7 +422,7 @@ func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
 
-// pass returns what the product's decisions may know about a record.
+// pass returns the facts about a record that the product's decisions get.
 func (m *protocol) pass(s *state, p int, r *record) Pass {
 	pr := &s.p[p]
 	newer := &s.c[pr.on].r[0]
@@ -508,8 +508,8 @@ func (m *protocol) gets(s *state, p int, r *record, step int8) bool {
 	return Gets(&j, claim, o)
 }
 
-// lives reports whether a container's newest record is in the journal, and the container is not
-// dead. A record that is being undone does not count; otherwise two sandboxes of a pod would wait
+// lives reports whether a container's newest record is in the journal, with a verdict other than
+// dead. A record that is being undone does not count: if it did, two sandboxes of a pod would wait
 // for each other.
 func (m *protocol) lives(s *state, i int8) bool {
 	r := &s.c[i].r[0]

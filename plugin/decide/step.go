@@ -19,10 +19,10 @@ const (
 	manyTries = 20
 )
 
-// Pause returns how long a sweep waits to retry a failed DEL, given the number of tries so far. It
-// is 0 after the first, so that the pod's next ADD, which may follow a rollback at once, can retry
-// the DEL. jitter, from 0 to 1, makes the pause 50 to 100 % of its maximum, so that a node's
-// attachments don't retry simultaneously.
+// Pause returns the time that a sweep waits before it retries a failed DEL, given the number of
+// tries so far. After the first try, there is no pause, so that the pod's next ADD, which may
+// follow a rollback at once, can retry the DEL. jitter, from 0 to 1, makes the pause 50 to 100 % of
+// its maximum, so that a node's attachments don't retry simultaneously.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -65,7 +65,7 @@ func Due(s *journal.Step, p Pass) journal.Next {
 	return journal.Next{}
 }
 
-// FreesByPod reports whether a step's DEL frees the pod's addresses for all of its sandboxes.
+// FreesByPod reports whether a step's DEL also frees the addresses of the pod's other sandboxes.
 func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
 // Left returns the time until a pause is over. If that is longer than any pause, the pause was set
@@ -81,14 +81,14 @@ func Left(n journal.Next, p Pass) time.Duration {
 // Reserved reports whether an address that the delegate at an index of the chain allocated must
 // stay reserved, because the pending DEL of a later delegate needs it:
 //
-//   - A delegate with port mappings needs the address until its DEL succeeds. Otherwise, the next
-//     pod with the address would get the traffic.
-//   - A delegate that may remove rules by address alone needs the address until its DEL was tried
-//     twice, and while its binary is missing. The DEL gets no address that is free (see Gets).
+//   - A delegate with port mappings needs the address until its DEL succeeds: before that, a pod
+//     that got the address would also get the traffic of the host ports.
+//   - A delegate whose ADD succeeded, and that may remove rules by address alone, needs the address
+//     until its DEL was tried twice, and while its binary is missing: once the address is free, the
+//     DEL does not get it (see Gets).
 //
-// The DEL of an ADD in an earlier boot needs no address. Neither does that of a delegate whose ADD
-// failed, or whose plugin has left the chain: in the latter case, the runtime gets no error, so the
-// container's next ADD may need the address.
+// A delegate does not need the address after a reboot, if its ADD failed, or if its plugin has left
+// the chain. In the last case, the runtime gets no error, so the container's next ADD may need it.
 func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
 
 // needing returns the steps whose DELs need an address that the delegate at an index allocated (see
@@ -120,8 +120,8 @@ func hasRules(s *journal.Step) bool {
 		(s.Tries < 2 || s.Code == missing)
 }
 
-// awaited returns the steps that a step's DEL waits for, because it would release an address that
-// their DELs need.
+// awaited returns the steps that a step's DEL waits for: their DELs need an address that the
+// waiting DEL would release.
 func (p Pass) awaited(s *journal.Step) []journal.Step {
 	if !slices.ContainsFunc(p.Claims, func(c journal.Claim) bool { return c.Step == s.Index }) {
 		return nil
@@ -129,8 +129,8 @@ func (p Pass) awaited(s *journal.Step) []journal.Step {
 	return p.needing(s.Index)
 }
 
-// HasPorts reports whether a delegate got port mappings. Its configuration contains some only if
-// the delegate declares the capability, and the runtime sent some.
+// HasPorts reports whether a delegate got port mappings. The recorded configuration contains them
+// only if the delegate declares the capability and the runtime sent mappings.
 func HasPorts(s *journal.Step) bool {
 	var conf struct {
 		RuntimeConfig struct {
@@ -221,8 +221,8 @@ const (
 
 // Show decides which CNI_NETNS a step's DEL gets. Some delegates release nothing without a path,
 // and ovs-cni finds its port by the path. In a sweep, even these delegates get no path if the
-// namespace was not found: an agent that finds resources by pod or device could release those of
-// the next sandbox.
+// namespace was not found: with a path, an agent that finds resources by pod or device could
+// release the resources of the pod's next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.ByType(s.Type)
 	switch {
@@ -303,7 +303,7 @@ func MayHold(s *journal.Step, held []journal.Claim) bool {
 		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
 }
 
-// Retry is another configuration for a DEL that failed with its recorded one.
+// Retry is a configuration for the retry of a DEL that failed with its recorded one.
 type Retry int
 
 // The configurations for a retry.
@@ -312,10 +312,10 @@ const (
 	RecordedInNew              // the recorded one, with the chain's present cniVersion
 )
 
-// Retries returns the configurations with which unwind retries a DEL that failed with its recorded
-// one, in this order. The first success counts. With another configuration, portmap might search
-// for its rules in the wrong place. So if a plugin with port mappings rejected the recorded one as
-// invalid, it first gets the recorded one with the present cniVersion.
+// Retries returns the configurations with which unwind retries, in this order, a DEL that failed
+// with its recorded configuration. unwind stops at the first success. With its present
+// configuration, portmap might search for its rules in the wrong place. So if a plugin with port
+// mappings rejects the recorded one as invalid, unwind first changes only its cniVersion.
 func Retries(s *journal.Step, code uint) []Retry {
 	if s.ADD == journal.AddPassed && HasPorts(s) && slices.Contains(unread, code) {
 		return []Retry{RecordedInNew, Present}

@@ -35,8 +35,8 @@ const (
 	// the rest, so that the delegate does not block.
 	maxStdout = 4 << 20
 	maxStderr = 64 << 10
-	// pipeDelay limits the wait for the output of a delegate that has exited. A daemon that it
-	// started may keep the pipe open.
+	// pipeDelay limits the wait for the output of a delegate that has exited. A daemon that the
+	// delegate started may keep the pipe open.
 	pipeDelay = 500 * time.Millisecond
 	// GroupDelay limits the wait for the processes of a killed delegate to end.
 	GroupDelay = time.Second
@@ -122,8 +122,8 @@ func (c *Call) environ() []string {
 	return append(inherited, own...)
 }
 
-// explain returns the Failure of a delegate that did not succeed. The message says why unwind
-// killed it, or is the delegate's own, or libcni's if it printed none.
+// explain returns the Failure of a delegate that did not succeed. If unwind killed the delegate,
+// the message says why. Otherwise, it is the delegate's own or, if there is none, libcni's.
 func (c *Call) explain(
 	ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte,
 ) *Failure {

@@ -116,9 +116,8 @@ func TestLockIsInherited(t *testing.T) {
 	}
 }
 
-// TestTextFileBusy: while another process writes a plugin's binary, Run keeps trying to start the
-// plugin, for up to busyDelay. If the plugin cannot be started, Run returns a failure. In this
-// case, libcni's RawExec returns success.
+// TestTextFileBusy: while a plugin's binary is being written, Run keeps trying to start the plugin,
+// for up to busyDelay. After that, Run returns a failure, whereas libcni's RawExec returns success.
 func TestTextFileBusy(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"ADD", "DEL"} {

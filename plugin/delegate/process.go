@@ -225,7 +225,7 @@ func (p *process) kill() {
 	}
 }
 
-// close closes one of this side's descriptors, unless it is closed already.
+// close closes one of p.fds, unless it is closed already.
 func (p *process) close(i int) {
 	if p.fds[i].Fd >= 0 {
 		_ = unix.Close(int(p.fds[i].Fd))

@@ -34,7 +34,7 @@ type Processes struct {
 //  1. Find the binary.
 //  2. Lock the goroutine to its thread until Run returns. The kernel kills the process when the
 //     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind
-//     process. Without the lock, another goroutine could end the thread earlier.
+//     process. Without LockOSThread, another goroutine could end the thread earlier.
 //  3. Open the pipes, write the configuration, and start the process (see process.start).
 //  4. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
 //     group (see process.wait).
@@ -82,8 +82,8 @@ func (r *Processes) slow() {
 	}
 }
 
-// awaitGroup kills a process group and waits, up to GroupDelay, until the group is empty. Otherwise
-// a delegate's child could finish an ADD during the next DEL.
+// awaitGroup kills a process group and waits, up to GroupDelay, until the group is empty. A
+// delegate's child that is still alive could finish an ADD during the next DEL.
 func awaitGroup(pgid int) {
 	for end := time.Now().Add(GroupDelay); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if errors.Is(syscall.Kill(-pgid, syscall.SIGKILL), syscall.ESRCH) {

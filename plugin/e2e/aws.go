@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// awsDir is /var/run/aws-node. The path avoids /var/run, which is an absolute link and so would
-// lead from Root to the machine's own /run.
+// awsDir is the directory that aws-cni knows as /var/run/aws-node. It avoids /var/run: from Root,
+// that absolute link would lead to the machine's own /run.
 const awsDir = "/run/aws-node"
 
 // awsVersion is the format version of ipamd's file.
@@ -49,9 +49,9 @@ func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 
 // IPAMD stands in for ipamd, the daemon of the AWS VPC CNI (amazon-vpc-cni-k8s 1.23.2, pkg/ipamd).
 // It listens on the socket to which aws-cni connects. Before it responds to a call, it writes its
-// allocations to a file, by network, container ID and interface. Unlike ipamd, it never calls AWS,
-// can assign a released address again within 30 s, and has only one ENI. This ENI is not the
-// primary one, so each pod has one routing rule per direction.
+// allocations to a file, with the network, the container ID and the interface as the key. Unlike
+// ipamd, it never calls AWS, can reassign a released address within 30 s, and has only one ENI.
+// This ENI is not the primary one, so each pod has one routing rule per direction.
 type IPAMD struct {
 	n      *Node
 	pool   []string
@@ -88,8 +88,8 @@ type awsCheckpoint struct {
 	Allocations []AWSAllocation `json:"allocations"`
 }
 
-// StartIPAMD starts the daemon. Like ipamd (ReadBackingStore), the daemon drops the allocations in
-// its file whose pods have no interface on the host. It does so only at its start.
+// StartIPAMD starts the daemon. Like ipamd (ReadBackingStore), the daemon drops an allocation from
+// its file if the pod has no interface on the host. It does so only at its start.
 func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 	n.Helper()
 	const socket = awsDir + "/ipamd.sock"
@@ -122,8 +122,8 @@ func (n *Node) StartIPAMD(pool ...string) *IPAMD {
 // Stop stops the daemon, but leaves its socket and its file, as after a kill.
 func (d *IPAMD) Stop() { d.server.Stop() }
 
-// Refuse makes each DelNetwork fail with this text, without any effect. With "", DelNetwork
-// succeeds again.
+// Refuse makes each DelNetwork return an error with this text, and change nothing. With "",
+// DelNetwork succeeds again.
 func (d *IPAMD) Refuse(words string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

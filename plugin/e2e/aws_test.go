@@ -54,9 +54,9 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 }
 
 // TestE2EAWS deletes a pod with the real aws-cni, egress-cni and portmap. In some cases, the
-// stand-in for the AWS daemon is stopped or refuses the call, or another pod then gets the address.
-// In each of these cases, aws-cni's DEL exits 0, so unwind considers it done. A later sweep must
-// not take anything from the other pod.
+// stand-in for the AWS daemon is stopped or refuses the call. Even so, aws-cni's DEL exits 0, so
+// unwind considers it done. If another pod then gets the address, a later sweep must not take
+// anything from that pod.
 func TestE2EAWS(t *testing.T) {
 	if e2e.Short() {
 		t.Skip("aws-cni is not built for a short run")
@@ -198,7 +198,7 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 // address in its prevResult, even if another pod has that address.
 const uidMismatch = "pod UID mismatch: got , expected 7f3c1b6e-5a0e-4b2c-9d1f-3f0f8a7c2e11"
 
-// addNext starts another pod, which must get the address.
+// addNext starts a second pod, which must get the first pod's former address.
 func (n *aws) addNext(t *testing.T, address string) {
 	t.Helper()
 	if got := n.add(t, "b", "api-0"); got != address {
@@ -207,7 +207,7 @@ func (n *aws) addNext(t *testing.T, address string) {
 	n.next(t, address)
 }
 
-// next checks that the other pod still has all its resources.
+// next checks that the pod from addNext still has all its resources.
 func (n *aws) next(t *testing.T, address string) {
 	t.Helper()
 	all, routing := n.AWSAllocations(), n.RoutingRules(address)

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// ciliumDir is /var/run/cilium. The path avoids /var/run, which is an absolute link and so would
-// lead from Root to the machine's own /run.
+// ciliumDir is the directory that cilium-cni knows as /var/run/cilium. It avoids /var/run: from
+// Root, that absolute link would lead to the machine's own /run.
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"

@@ -19,7 +19,7 @@ import (
 // plugins fail. It exceeds kubectl's --timeout, so that kubectl can report what it is waiting for.
 const commandTimeout = 150 * time.Second
 
-// File returns the path of a node's file from outside the node.
+// File returns the path at which a file of the node is visible outside the node.
 func (n *Node) File(path ...string) string {
 	return filepath.Join(append([]string{n.Root}, path...)...)
 }
@@ -35,8 +35,8 @@ func (n *Node) Write(path, text string) {
 	}
 }
 
-// listen creates a socket on the node, and replaces an existing one. The socket's file stays when
-// the listener is closed: Close runs outside the node, and would remove the file at that path there.
+// listen creates a socket on the node, and replaces an existing one. The socket's file outlives the
+// listener: Close runs outside the node, and would remove the machine's own file at that path.
 func (n *Node) listen(socket string) (listener *net.UnixListener) {
 	n.Helper()
 	n.do(func() (err error) {

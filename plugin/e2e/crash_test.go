@@ -14,9 +14,9 @@ import (
 // atOnce is the number of pods that are starting or stopping when containerd is killed.
 const atOnce = 4
 
-// TestE2EKill: containerd is killed while plugins are running. The plugins survive if systemd kills
-// containerd, because containerd's unit has KillMode=process. The plugins are killed, too, if their
-// cgroup runs out of memory. The test covers both cases.
+// TestE2EKill: containerd is killed while plugins are running. If systemd kills containerd, the
+// plugins survive, because containerd's unit has KillMode=process. If their cgroup runs out of
+// memory, the plugins are killed, too. The test covers both cases.
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),
 		"RUNTIME", "KILLED IN", "PLUGINS", "PLAIN THEN", "AFTER", "UNWIND THEN", "AFTER", "JOURNAL")
@@ -134,7 +134,7 @@ func TestE2EReboot(t *testing.T) {
 func short(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
 // reboot reboots a node with running pods, and starts the pods again as kubelet does: if the
-// runtime lists a pod's old sandbox, reboot first stops and removes it.
+// runtime lists a pod's old sandbox, reboot first stops and removes that sandbox.
 func reboot(t *testing.T, v e2e.Version, disk string, unwind bool) (b booted) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Last: rebootPool, Plugins: []string{e2e.Firewall}, Unwind: unwind})

@@ -45,8 +45,8 @@ func (c *CRI) ready(ctx context.Context) error {
 	return err
 }
 
-// Pod describes a pod as kubelet does. Each attempt to start it creates a sandbox with a new name
-// and ID.
+// Pod describes a pod as kubelet does. Each attempt to start the pod creates a sandbox with a new
+// name and ID.
 type Pod struct {
 	Name      string
 	Attempt   uint32
@@ -71,8 +71,8 @@ func (c *CRI) RunPod(pod Pod) (id string, err error) {
 }
 
 // RunPodRaced starts a pod's sandbox. If the start fails because another pod starts at the same
-// time, it tries again, as kubelet does. There are two such failures: the firewall plugin of both
-// pods creates the same iptables chain, or the other pod's veth changes the bridge's MAC address
+// time, RunPodRaced tries again, as kubelet does. There are two such failures: firewall creates the
+// same iptables chain for both pods, or the other pod's veth changes the bridge's MAC address
 // before CRI-O's CHECK.
 func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
 	for {
@@ -85,7 +85,7 @@ func (c *CRI) RunPodRaced(pod *Pod) (id string, err error) {
 	}
 }
 
-// MustRunPod starts a pod's sandbox, and fails the test if it does not start.
+// MustRunPod starts a pod's sandbox, and fails the test if the sandbox does not start.
 func (c *CRI) MustRunPod(pod Pod) (id string) {
 	c.node.Helper()
 	id, err := c.RunPod(pod)
@@ -234,9 +234,8 @@ func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed 
 	return failed
 }
 
-// NetworkReady requests the runtime's status, as kubelet does every five seconds. It returns the
-// reason why the network is not ready, or "" if it is ready. At this request, containerd 2 calls
-// STATUS.
+// NetworkReady requests the runtime's status, as kubelet does every five seconds. It returns "" if
+// the network is ready, and otherwise the reason. containerd 2 calls STATUS for each such request.
 func (c *CRI) NetworkReady() (why string) {
 	c.node.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), criTimeout)

@@ -18,8 +18,8 @@ type Crio struct {
 	podman *Podman
 }
 
-// crioConf makes CRI-O run without systemd, and on cgroups v1. Pods have no infra container, which
-// is CRI-O's default: setting its oom_score_adj would need CAP_SYS_RESOURCE.
+// crioConf makes CRI-O run without systemd, also on cgroups v1. As by default, pods have no infra
+// container: CRI-O would need CAP_SYS_RESOURCE to set its oom_score_adj.
 const crioConf = `[crio]
 root = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"

@@ -65,7 +65,7 @@ func TestE2ECrioLeak(t *testing.T) {
 			one.trouble.End(c.Node)
 			check(t, one.then(c))
 			if one.unwind {
-				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between tries
+				e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between retries
 					if c.Pending() > 0 && one.how == "the next ADD" {
 						check(t, next(c))
 					}
@@ -94,9 +94,9 @@ func TestE2ECrioLeak(t *testing.T) {
 }
 
 // TestE2ECrioKill: CRI-O and its plugins are killed during an ADD, while three other pods run.
-// CRI-O forgets the sandbox of this ADD. It sends one GC at its next start, which is too early: the
-// grace period has not ended. So the agent or a sweep must release the sandbox's resources. The
-// other pods must keep theirs.
+// CRI-O forgets the sandbox of this ADD. Its only GC, at its next start, comes before the end of
+// the grace period, so the agent or a sweep must release the sandbox's resources. The three other
+// pods must keep their resources.
 func TestE2ECrioKill(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O and its plugins are killed during an ADD while three pods run; addresses/netns/veths/rules",
 		"CHAIN", "THEN", "LIVE", "KILLED", "RESTARTED", "AFTER", "RECORDS")

@@ -26,8 +26,8 @@ func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	return &CrioNode{n, rt, unwind}
 }
 
-// crioGrace is the grace period, for which unwind keeps an attachment that CRI-O doesn't list. It
-// is short, because tests wait for its end.
+// crioGrace is the grace period: until it ends, unwind keeps an attachment that CRI-O doesn't list.
+// It is short, because tests wait for its end.
 const crioGrace = 10 * time.Second
 
 func crioKeys(unwind bool) map[string]any {
@@ -37,7 +37,7 @@ func crioKeys(unwind bool) map[string]any {
 	return map[string]any{"gracePeriod": crioGrace.String()}
 }
 
-// Pending returns the number of records in the journal, without the live records of running pods.
+// Pending returns the number of records in the journal, except the live records of running pods.
 func (c *CrioNode) Pending() int {
 	c.Helper()
 	if !c.Unwind {

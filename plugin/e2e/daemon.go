@@ -58,7 +58,7 @@ func (d *Daemon) Start() {
 		close(ended)
 	}(d.cmd, d.ended)
 	if d.CRI != nil {
-		_ = d.conn.Close() // the old connection would pause before its next try
+		_ = d.conn.Close() // the old connection would wait before it connects again
 	}
 	d.CRI = dialCRI(n, d.socket)
 	d.waitForAnswer()
@@ -84,7 +84,7 @@ func (d *Daemon) waitForAnswer() {
 	}
 }
 
-// Log returns the last lines of the daemon's log, without those of level info.
+// Log returns the last lines of the daemon's log, except lines of level info.
 func (d *Daemon) Log() string {
 	data, err := os.ReadFile(d.logFile())
 	if err != nil {

@@ -41,7 +41,7 @@ func clearDisks(t testing.TB) {
 	for _, dir := range dirs {
 		f, err := os.Open(dir)
 		if err != nil {
-			continue // it no longer exists
+			continue // the directory no longer exists
 		}
 		names, _ := f.Readdirnames(1)
 		if len(names) > 0 && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
@@ -55,9 +55,9 @@ func clearDisks(t testing.TB) {
 	}
 }
 
-// removeAllCgroups removes the node's own cgroup, and the cgroups in /k8s.io that containerd
-// created for containers for which the kubelet specified no cgroup (containerd pkg/oci/spec.go
-// populateDefaultUnixSpec). The cgroups must contain no processes.
+// removeAllCgroups removes the node's own cgroup. It also removes containerd's cgroups in /k8s.io,
+// for containers without a cgroup of the kubelet (containerd pkg/oci/spec.go
+// populateDefaultUnixSpec). The caller must first end all processes in these cgroups.
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
 	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))
@@ -72,8 +72,8 @@ func removeAllCgroups(t testing.TB, disk string) {
 	}
 }
 
-// removeCgroups removes a cgroup and its descendants from all hierarchies, innermost first. They
-// must contain no processes.
+// removeCgroups removes a cgroup and its descendants from all hierarchies, innermost first. The
+// caller must first end all processes in them.
 func removeCgroups(t testing.TB, name string) {
 	for _, pattern := range []string{"/sys/fs/cgroup" + name, "/sys/fs/cgroup/*" + name} {
 		tops, _ := filepath.Glob(pattern)

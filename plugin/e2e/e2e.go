@@ -1,11 +1,11 @@
-// Package e2e tests the binaries as they are installed (bin/unwind, bin/unwindctl and the reference
-// plugins) with real container runtimes. Each runtime runs on a Node of its own. `make e2e` builds
-// the other programs that the tests need, in .tools/e2e.
+// Package e2e tests the built binaries (bin/unwind, bin/unwindctl and the reference plugins) with
+// real container runtimes. Each runtime runs on its own Node. `make e2e` builds the other programs
+// that the tests need, in .tools/e2e.
 //
 // To a runtime, a Node is a machine: it has its own network, mount and PID namespaces, and its
-// files are where a distribution puts them. A Node ends with the test that created it, and leaves
-// nothing on the machine. If the test process is killed, all processes of its nodes are killed, and
-// the next test removes the nodes' disks.
+// files are where a distribution puts them. A Node ends with the test that created it, and then
+// leaves nothing on the machine. If the test process is killed, all processes of its nodes are
+// killed, and the next test removes the nodes' disks.
 package e2e
 
 import (

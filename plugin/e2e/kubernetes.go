@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cluster is a Kubernetes cluster. It consists of workers and of a separate node, without a
-// kubelet, for the control plane.
+// Cluster is a Kubernetes cluster. It consists of workers and of a separate node for the control
+// plane, which has no kubelet.
 type Cluster struct {
 	testing.TB
 	Workers []*Worker
@@ -125,7 +125,7 @@ func newKey(t testing.TB) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
 }
 
-// tunables are kernel settings and the values to which a kubelet would set them, for the whole
+// tunables maps kernel settings to the values to which a kubelet would set them for the whole
 // machine (pkg/kubelet/cm/container_manager_linux.go setupKernelTunables).
 var tunables = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -170,7 +170,7 @@ func (c *Cluster) Join(name string, network func(n *Node) Network) *Worker {
 }
 
 // Use gives the worker's pods a network, and adds routes between this network and the other
-// workers' networks. No pod may be left in the previous network.
+// workers' networks. The caller must first remove all pods from the previous network.
 func (w *Worker) Use(network Network) {
 	w.Helper()
 	w.do(func() error { return removeLink("cni0") }) // bridge fails if cni0 keeps an old address
@@ -333,7 +333,7 @@ func (d *daemon) hasEnded() bool {
 	}
 }
 
-// log returns the last lines of the program's log, without those of level info.
+// log returns the last lines of the program's log, except lines of level info.
 func (d *daemon) log() string {
 	data, err := os.ReadFile(d.out)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 // TestKubernetesOrdinaryDays makes the same changes to the provider's chain on a worker without
 // unwind and on one with unwind, while pods run. For example, a mesh is installed and uninstalled,
 // a kubeconfig gets another path, and the conflist gets another cniVersion. On both workers, all
-// pods start and terminate. With unwind, they take at most three times as long to terminate, plus
-// ten seconds.
+// pods start and terminate. With unwind, they terminate within three times the time without unwind,
+// plus ten seconds.
 func TestKubernetesOrdinaryDays(t *testing.T) {
 	c := e2e.NewCluster(t)
 	d := &days{
@@ -99,14 +99,13 @@ func TestKubernetesOrdinaryDays(t *testing.T) {
 // correct is the cniVersion in the corrected conflist.
 const correct = "0.4.0"
 
-// days contains the test and its two workers.
 type days struct {
 	*testing.T
 	table         *e2e.Table
 	plain, unwind *e2e.Worker
 }
 
-// day is a change of the provider's chain.
+// day is a change to the provider's chain.
 type day struct {
 	name     string // a prefix of its pods' names
 	what     string
@@ -130,7 +129,7 @@ func (d *days) needs(w *e2e.Worker, plugin, kubeconfig string) string {
 }
 
 // use writes the provider's conflist, as an installer does. unwind reads this file at each verb.
-// Without unwind, the runtime reads it with a delay, so use waits on that worker: until the
+// Without unwind, the runtime reads it with a delay, so on that worker, use waits until the
 // runtime's CNI configuration contains text or, with in=false, no longer contains it.
 func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	d.Helper()
@@ -148,7 +147,7 @@ func (d *days) each(do func(w *e2e.Worker)) {
 	}
 }
 
-// pass runs the steps of a day.
+// pass starts pods before and after the change of a day, and checks that all of them terminate.
 func (d *days) pass(day day) {
 	d.Helper()
 	began := time.Now()
@@ -222,8 +221,8 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing() sweeps until only pending DELs of the removed plugin are left of the pods, and returns
-// the number of these DELs. If that takes too long, it fails the test.
+// nothing() sweeps until the pods have left nothing on either worker, except pending DELs of the
+// removed plugin. It returns the number of these DELs. If that takes too long, it fails the test.
 func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }
@@ -253,8 +252,8 @@ func (d *days) pending() (plugins []string) {
 	return plugins
 }
 
-// mended makes all DELs succeed again, and waits until the remaining pods have terminated and no
-// DEL is pending. Then it restores the provider's chain.
+// mended makes all DELs succeed again, waits until the remaining pods have terminated, and sweeps
+// until the journal is empty. Then it restores the provider's chain.
 func (d *days) mended(day day) {
 	d.Helper()
 	d.each(day.mend)

@@ -12,11 +12,11 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// hangingStatus: a plugin's STATUS hangs. With unwind, the node becomes not ready, and its
-// condition's message names the plugin. Once the plugin works again, the node becomes ready.
+// hangingStatus: a plugin's STATUS hangs. With unwind, the node's Ready condition becomes false,
+// and its message names the plugin. Once the plugin works again, the node becomes ready.
 func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
-	// statusTime bounds a STATUS with unwind, whatever hangs. unwind itself allows 20 s; 5 s more are
-	// for a busy machine.
+	// statusTime bounds a STATUS with unwind, whatever hangs: unwind's own limit is 20 s, plus 5 s for
+	// a busy machine.
 	const statusTime, patience = 25 * time.Second, 30 * time.Second
 	began := time.Now()
 	well := map[*e2e.Worker]time.Duration{}
@@ -54,7 +54,7 @@ func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
 	p.unwind.AwaitReady()
 	ready := since(healed)
 	e2e.Eventually(t, podTime, "the plain worker's runtime answers", func() bool {
-		p.plain.LetGo() // each time, because earlier calls still follow the old plan
+		p.plain.LetGo() // each time, because calls from before the new plan are still held
 		_, err := p.plain.Runtime.TimeStatus(time.Second)
 		return err == nil
 	})
@@ -145,9 +145,9 @@ func (p pair) move(plain, unwind string) {
 	p.unwind.Runtime.AwaitConfig(unwind, true)
 }
 
-// restart: some pods fail to start, and are deleted. Then the node reboots while other pods run.
-// With unwind, the other pods start again with new addresses, and no address from before the reboot
-// stays reserved.
+// restart: some pods fail to start, and are deleted. Then the node reboots while the pods of a
+// StatefulSet run. With unwind, these pods start again with new addresses, and no address from
+// before the reboot stays reserved.
 func (p pair) restart(t *testing.T, table *e2e.Table) {
 	const count = 8
 	began := time.Now()

@@ -75,13 +75,12 @@ func (i *installed) runs(w *e2e.Worker, version string) {
 	}
 }
 
-// agentPod is the pod of an agent.
 type agentPod struct {
 	name           string
 	created, ready time.Time
 }
 
-// agents returns the agents' pods by node, without those that are being deleted.
+// agents returns the agents' pods by node, except pods that are being deleted.
 func (i *installed) agents() map[string]agentPod {
 	i.Helper()
 	var list struct {

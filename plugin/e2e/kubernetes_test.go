@@ -32,7 +32,6 @@ func TestKubernetes(t *testing.T) {
 	both.restart(t, table)
 }
 
-// pair contains the two workers.
 type pair struct{ plain, unwind *e2e.Worker }
 
 func (p pair) each(f func(w *e2e.Worker)) {
@@ -51,7 +50,7 @@ func since(begin time.Time) time.Duration { return time.Since(begin).Round(100 *
 const poolSize = 13
 
 // crashLoop: on a /28, kubelet retries pods whose ADD and DEL fail, while the pods of a StatefulSet
-// run. Without unwind, the tries leak addresses until no pod can start.
+// run. Without unwind, each retry leaks an address until no pod can start.
 func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	const others = 5
 	crashing, lasts := 2, 2*time.Minute
@@ -102,7 +101,7 @@ func (p pair) crashLoop(t *testing.T, table *e2e.Table) {
 	t.Logf("crash loop: %s", since(began))
 }
 
-// sameNames: the pods of a StatefulSet are force-deleted while a plugin fails their DEL. So new
+// sameNames: the pods of a StatefulSet are force-deleted while a plugin fails their DELs, so new
 // pods with the same names start while the runtime still has the old sandboxes.
 func (p pair) sameNames(t *testing.T, table *e2e.Table) {
 	const count, rounds = 5, 3 // together more pods than a /28 has addresses
@@ -135,8 +134,8 @@ func (p pair) sameNames(t *testing.T, table *e2e.Table) {
 	t.Logf("same names: %s", since(began))
 }
 
-// podTime bounds the time until a pod is ready. It allows for several tries, because kubelet waits
-// for about ten seconds between tries.
+// podTime bounds the time until a pod is ready. It allows for several attempts, because kubelet
+// waits for about ten seconds between them.
 const podTime = 90 * time.Second
 
 func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
@@ -157,7 +156,7 @@ func checkPods(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	checkAddresses(t, w)
 	ended := func(a e2e.Attachment) bool { return a.State != "live" }
-	// Wait, because a DEL may still be running although it has already released its address.
+	// Wait, because a DEL that has already released the pod's address may still be running.
 	e2e.Eventually(t, podTime, "as many live attachments and veths as pods", func() bool {
 		pods := len(w.Pods(""))
 		return len(slices.DeleteFunc(w.Journal(), ended)) == pods && w.Left().Veths == pods

@@ -71,9 +71,9 @@ func (n *Node) veths() (count int) {
 	return count
 }
 
-// ofContainer matches the rules and chains that belong to containers, but none of the node's own.
-// The chains of bridge are named CNI-HASH, and those of portmap CNI-DN-HASH. The rules of firewall
-// contain an address with /32.
+// ofContainer matches the iptables rules and chains of containers, but not those of the node
+// itself. The chains of bridge are named CNI-HASH, and those of portmap CNI-DN-HASH. The rules of
+// firewall contain an address with /32.
 var ofContainer = regexp.MustCompile(`\bCNI-(DN-)?[0-9a-f]{20,}|\d/32\b`)
 
 // Rules returns the iptables rules and chains of containers.

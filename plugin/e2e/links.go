@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeLink is a worker's interface in the nodes' network.
+// nodeLink is the name of a worker's interface in the nodes' network.
 const nodeLink = "eth0"
 
 // connect links a worker to the nodes' network.
@@ -51,8 +51,8 @@ func addBridge(name, address string) error {
 }
 
 // addPort creates a veth pair: one end is on the bridge, and the other in the network namespace. It
-// first removes the pair from before a reboot, which may still exist because the kernel removes a
-// network namespace with a delay.
+// first removes the pair from before a reboot. That pair may still exist, because the kernel
+// removes a network namespace with a delay.
 func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err
@@ -70,7 +70,7 @@ func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	return netlink.LinkSetUp(port)
 }
 
-// setUp gives an interface its address in the nodes' network, and a default route to an unused
+// setUp gives an interface its address in the nodes' network, and a default route through an unused
 // address, because the API server needs a default route.
 func setUp(name, address string) error {
 	link, err := netlink.LinkByName(name)
@@ -106,7 +106,7 @@ func removeLink(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // it may no longer exist
+	if err := netlink.LinkDel(link); !errors.Is(err, unix.ENODEV) { // ENODEV: it no longer exists
 		return err
 	}
 	return nil

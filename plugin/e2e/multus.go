@@ -17,7 +17,7 @@ const (
 
 // MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0. It
 // returns a pod with an additional network, and the definition of that network. It accepts the
-// pod's status, but does not store it. Every pod exists.
+// pod's status, but does not store it. It answers as if every requested pod existed.
 type MultusAPI struct {
 	n          *Node
 	definition string // spec.config of the additional network

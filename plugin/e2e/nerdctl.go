@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Nerdctl is nerdctl on a node with containerd. nerdctl has no daemon: runc calls nerdctl as a
-// hook, which attaches a container to its network.
+// Nerdctl runs nerdctl on a node with containerd. nerdctl has no daemon: runc calls it as a hook,
+// and the hook attaches a container to its network.
 type Nerdctl struct {
 	node *Node
 	rt   *Containerd

@@ -18,16 +18,16 @@ const NetworkName = "podnet"
 
 const conflist = ConfDir + "/10-" + NetworkName + ".conflist"
 
-// Small is a pool that has 13 addresses for pods.
+// Small is the subnet of a pool with 13 addresses for pods.
 const Small = "10.22.0.0/28"
 
 // Network is the network that a node's runtime finds in /etc/cni/net.d.
 type Network struct {
 	Subnet  string   // host-local's pool
 	Last    string   // the last address to assign; "" for all
-	Gateway string   // in host-local's range, without a default route; "" for the bridge's address
+	Gateway string   // host-local's gateway, without a default route; "" makes the bridge the gateway
 	Plugins []string // the plugins after bridge or ptp, as JSON
-	Version string   // of CNI; "" for 1.0.0 or, if the runtime supports it, 1.1.0
+	Version string   // the CNI version; "" for 1.1.0 if the runtime supports it, and 1.0.0 if not
 	// Kindnet selects a network like kindnet's: ptp instead of bridge, a CNI version without STATUS,
 	// and another directory for host-local's files.
 	Kindnet bool
@@ -173,13 +173,13 @@ func (n *Node) plan(of string, modes map[string]string) {
 	}
 }
 
-// AwaitHeld waits until the given number of calls of a command wait in faulty, in a hold mode.
+// AwaitHeld waits until faulty holds at least the given number of calls of a command (hold mode).
 func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
 	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
 }
 
-// LetGo lets all calls that are waiting in faulty continue.
+// LetGo lets all calls that faulty holds continue.
 func (n *Node) LetGo() {
 	n.Helper()
 	for _, file := range n.held("*") {
@@ -232,7 +232,6 @@ func (n *Node) Reserved() map[string]string {
 	return n.reserved(n.pool)
 }
 
-// reserved returns a pool's reservations.
 func (n *Node) reserved(pool string) map[string]string {
 	n.Helper()
 	dir := n.File(pool)
@@ -259,7 +258,7 @@ func (n *Node) reserved(pool string) map[string]string {
 }
 
 // AddNetNS creates a network namespace in /run/netns, where runtimes pin theirs. It doesn't run ip
-// netns add, which would mount a directory over these pins.
+// netns add, which would mount a directory over the runtimes' files.
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
 	n.Write("/run/netns/"+name, "")

@@ -19,8 +19,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// Node simulates a machine. It has its own namespaces, in which a first process reaps orphans, and
-// a disk that survives a reboot.
+// Node simulates a machine. It has its own namespaces, whose first process reaps orphans, and a
+// disk, which survives a reboot.
 //
 //	/run                            a tmpfs
 //	/etc, /opt, /usr/local/bin, …   an overlay of the node's files over the machine's
@@ -49,8 +49,8 @@ const (
 )
 
 // dataDirs are directories in /var/lib that the node bind-mounts from its disk, over the overlay.
-// An overlay reports other inode numbers than the disk, and a container's overlay cannot be on
-// another overlay.
+// On an overlay, files have other inode numbers than on the disk, and a container's overlay cannot
+// be created.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
 // NewNode creates a node that ends with the test.
@@ -65,7 +65,7 @@ func NewLongUpNode(t testing.TB) *Node {
 	return newNode(t, sandbox.LongUp)
 }
 
-// newNode creates a node. Its thread runs prepare first.
+// newNode creates a node. The node's thread runs prepare before everything else.
 func newNode(t testing.TB, prepare func() error) *Node {
 	t.Helper()
 	dir, lock := newDisk(t)
@@ -87,9 +87,9 @@ func newNode(t testing.TB, prepare func() error) *Node {
 
 // thread starts the node's first process. Then it runs the functions from n.work in that process's
 // namespaces until n.work is closed. When the thread ends, the kernel kills the first process
-// (PDEATHSIG). That ends all other processes and all mounts of the node.
+// (PDEATHSIG), and so also ends all other processes and all mounts of the node.
 func (n *Node) thread(prepare func() error, program string, ready chan<- error) {
-	// The thread is never unlocked, because no other goroutine may run in the node's namespaces.
+	// This goroutine never unlocks its thread, because no other goroutine may run in the namespaces.
 	runtime.LockOSThread()
 	err := prepare()
 	if err == nil {
@@ -226,7 +226,7 @@ func mount(source, target, fstype string, flags uintptr, options string) error {
 	return nil
 }
 
-// installPlugins creates links to the plugins in PluginDir, so that a test can remove a plugin from
+// installPlugins creates links in PluginDir to the plugins, so that a test can remove a plugin from
 // the node.
 func (n *Node) installPlugins() {
 	n.Helper()
@@ -259,7 +259,7 @@ func (n *Node) usePlugins(dir string) {
 	}
 }
 
-// link creates a link to a plugin in PluginDir, and replaces an existing link.
+// link creates a link in PluginDir to a plugin, and replaces an existing link.
 func (n *Node) link(plugin string) {
 	n.Helper()
 	to := n.File(PluginDir, filepath.Base(plugin))

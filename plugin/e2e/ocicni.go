@@ -2,7 +2,7 @@ package e2e
 
 import "fmt"
 
-// Ocicni is CRI-O's CNI library on a node. It uses the network in the node's /etc/cni/net.d.
+// Ocicni runs CRI-O's CNI library on a node, with the network in the node's /etc/cni/net.d.
 type Ocicni struct{ node *Node }
 
 func (n *Node) NewOcicni() *Ocicni { return &Ocicni{n} }
@@ -32,7 +32,7 @@ func (o *Ocicni) Status() error {
 }
 
 // GC sends GC with the given sandboxes as valid, as CRI-O does at its start. Without sandboxes, the
-// list is null.
+// list of valid attachments is null.
 func (o *Ocicni) GC(ids ...string) error {
 	o.node.Helper()
 	args := []string{"gc"}

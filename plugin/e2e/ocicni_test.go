@@ -14,9 +14,9 @@ import (
 )
 
 // TestE2EOcicniLeak: the ADD and the DEL of a pod's sandboxes fail. CRI-O sends only one DEL for
-// each sandbox, and then removes libcni's cache entry. With unwind, nothing leaks during that time.
-// Once the plugin works again, each of these makes unwind retry the pending DELs: CRI-O's next
-// STATUS, GC or ADD, or a sweep.
+// each sandbox, and then removes libcni's cache entry. With unwind, nothing leaks while the plugin
+// fails. Once the plugin works again, each of these makes unwind retry the pending DELs: CRI-O's
+// next STATUS, GC or ADD, or a sweep.
 func TestE2EOcicniLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("ocicni: %d sandboxes of a pod fail ADD and DEL on a /28 with a live pod; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "CNI", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "AFTER THE REPAIR", "PENDING")
@@ -53,7 +53,7 @@ func TestE2EOcicniLeak(t *testing.T) {
 			during, pending := o.Beside()
 			o.Plan(nil)
 			after, left := e2e.Left{}, 0
-			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between tries
+			e2e.Eventually(t, 2*time.Minute, "nothing is pending", func() bool { // unwind pauses between retries
 				check(t, c.then(o))
 				after, left = o.Beside()
 				return !c.unwind || left == 0
@@ -76,9 +76,9 @@ func TestE2EOcicniLeak(t *testing.T) {
 }
 
 // TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O removes libcni's cache entry. With unwind,
-// the second DEL releases everything. (After the first DEL, unwind keeps the address, because the
-// failing plugin may have rules for it. It keeps the address until it has tried that plugin's DEL
-// twice.)
+// the second DEL releases everything. After the first DEL, unwind still keeps the address, because
+// the failing plugin may have rules for it: unwind keeps an address until it has tried such a
+// plugin's DEL twice.
 func TestE2EOcicniDEL(t *testing.T) {
 	table := e2e.NewTable(t, "ocicni: a pod's first DEL fails; addresses/netns/veths/rules", "CHAIN", "AFTER DEL 1", "AFTER DEL 2")
 	for _, unwind := range []bool{false, true} {
@@ -104,7 +104,7 @@ func TestE2EOcicniDEL(t *testing.T) {
 }
 
 // TestE2EOcicniGC: for a network that no listed pod uses, CRI-O's GC sends null instead of a list.
-// At such a GC, a live pod that is not in libcni's cache must keep its resources.
+// During such a GC, a live pod must keep its resources even if it is not in libcni's cache.
 func TestE2EOcicniGC(t *testing.T) {
 	o := e2e.NewOcicniNode(t, true, "")
 	results := o.File("/var/lib/cni/results")

@@ -37,7 +37,7 @@ func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	return o
 }
 
-// Beside counts the node's resources and the journal's records, without those of the live pod.
+// Beside counts the node's resources and the journal's records, except those of the live pod.
 func (o OcicniNode) Beside() (left Left, pending int) {
 	left = o.Settled()
 	left.Addresses -= o.live.Addresses
@@ -50,8 +50,8 @@ func (o OcicniNode) Beside() (left Left, pending int) {
 	return left, pending
 }
 
-// NextADD starts another sandbox of the pod whose sandboxes failed, and removes it. Without unwind,
-// it ignores an error.
+// NextADD starts one more sandbox of the pod whose sandboxes failed, and removes that sandbox.
+// Without unwind, NextADD ignores errors.
 func (o OcicniNode) NextADD() error {
 	err := o.Add("bad", "next")
 	if err == nil {

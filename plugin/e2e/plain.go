@@ -106,7 +106,7 @@ func (n *PlainNode) Sweep(code int, args ...string) map[string]Found {
 	return byAddress
 }
 
-// Results counts the findings by result. It counts kept findings by verdict instead.
+// Results counts the findings: kept findings by their verdict, and all others by their result.
 func Results(of map[string]Found) map[string]int {
 	count := map[string]int{}
 	for _, f := range of {
@@ -173,8 +173,8 @@ func (n *PlainNode) RemovePods(but []string) {
 	}
 }
 
-// ForgetPods starts pods and kills them. Then it makes the runtime forget them, so that the runtime
-// sends no DEL, and removes their network namespaces.
+// ForgetPods starts pods, kills them, makes the runtime forget them without a DEL, and removes
+// their network namespaces.
 func (n *PlainNode) ForgetPods(prefix string, count int) {
 	n.Helper()
 	before := n.pins()

@@ -19,13 +19,13 @@ network_config_dir = "` + ConfDir + `"
 log_driver = "k8s-file"
 `
 
-// Podman is Debian's podman on a node. It has no daemon.
+// Podman runs Debian's podman on a node. podman has no daemon.
 type Podman struct {
 	node *Node
 	env  []string
 }
 
-// NewPodman loads PauseImage into a node's podman. It skips the test unless this is podman 4,
+// NewPodman loads PauseImage into a node's podman. It skips the test unless podman's version is 4,
 // because podman 5 and later don't support CNI.
 func (n *Node) NewPodman() *Podman {
 	n.Helper()

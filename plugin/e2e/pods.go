@@ -155,7 +155,7 @@ func (w *Worker) Events(prefix string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "")
 }
 
-// pingTime bounds the time until a ready pod answers a ping.
+// pingTime bounds the time that a ready pod may need to answer a ping.
 const pingTime = 15 * time.Second
 
 // Silent returns the pods that don't answer a ping from the worker itself. First, it removes the

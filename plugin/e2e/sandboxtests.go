@@ -32,7 +32,7 @@ func SandboxTests() []string {
 	return tests
 }
 
-// TestResult is the result of a test of containerd.
+// TestResult is the result of one of containerd's tests.
 type TestResult struct {
 	State string // PASS, FAIL, SKIP
 	Took  time.Duration
@@ -70,7 +70,7 @@ const (
 // longer than a second, because the tests check once a second whether containerd has ended.
 const restartDelay = "4"
 
-// grace is the grace period in failNet: a sweep keeps younger attachments.
+// grace is the grace period in failNet. A sweep keeps attachments that are younger.
 const grace = 5 * time.Second
 
 // sandboxTestsTime bounds the run of all tests. One DEL may take two minutes.

@@ -17,8 +17,8 @@ const soon = 2 * time.Second
 
 // TestE2ESandboxTests runs containerd's own sandbox tests with and without unwind. With unwind,
 // each test passes in at most twice its time without unwind, plus soon. In the end, no DEL is
-// pending, and no address is reserved. Slower tests run again, with and without unwind, because the
-// machine may have been busy.
+// pending, and no address is reserved. Tests that take longer run again, with and without unwind,
+// because the machine may have been busy.
 func TestE2ESandboxTests(t *testing.T) {
 	v := e2e.Newest(t)
 	tests := e2e.SandboxTests()

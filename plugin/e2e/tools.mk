@@ -166,8 +166,8 @@ $(OCICNI_STAMP): $(wildcard $(OCICNI)/*) | go
 	cd $(OCICNI) && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(@D)/ .
 	touch $@
 
-# This is the reference plugins' own integration suite, with the sources that it compiles when it
-# runs.
+# This is the reference plugins' own integration suite, with the sources that the suite compiles
+# when it runs.
 $(UPSTREAM)/.built: | go
 	rm -rf $(@D) && mkdir -p $(@D)
 	mkdir $(@D)/src

@@ -17,9 +17,9 @@ var ProviderPool = []string{
 	"10.0.12.34", "10.0.12.35", "10.0.12.36", "10.0.12.37", "10.0.12.38", "10.0.12.39",
 }
 
-// Providers are the providers to test. Configure gives a node the provider's chain, with the real
-// plugin and with faulty at the end. It returns the stand-in for the provider's daemon, which it
-// doesn't start.
+// Providers are the providers to test. Configure gives a node the provider's chain: the provider's
+// real plugin, and the test plugin faulty at the end. It returns the stand-in for the provider's
+// daemon without starting it.
 var Providers = []struct {
 	Name      string
 	Configure func(n *Chained) ProviderDaemon
@@ -47,14 +47,14 @@ func multus(n *Chained, front bool) ProviderDaemon {
 	return ProviderDaemon{api.Start, api.Stop, api.Addresses}
 }
 
-// Trial is a node with a provider's chain. Its runtime is cnitool.
+// Trial is a node with a provider's chain. cnitool stands in for the runtime.
 type Trial struct {
 	Chained
 	ProviderDaemon
 	Away bool // whether the daemon is stopped
 }
 
-// Sandboxes is the number of sandboxes that CrashLoop starts. A provider has fewer addresses.
+// Sandboxes is the number of sandboxes that CrashLoop starts. ProviderPool has fewer addresses.
 const Sandboxes = 8
 
 // TrialPods is the number of pods in a situation without CrashLoop, and the number of pods that
@@ -74,7 +74,7 @@ func (n *Trial) Add(t *testing.T, sandbox string) error {
 	return n.Call(t, "add", sandbox)
 }
 
-// Del sends one DEL for a sandbox, ignores an error, and removes the network namespace, as
+// Del sends one DEL for a sandbox, and removes the network namespace even if the DEL fails, as
 // containerd does after a failed ADD.
 func (n *Trial) Del(t *testing.T, sandbox string) {
 	_ = n.Call(t, "del", sandbox)
@@ -114,10 +114,9 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 	}
 }
 
-// TrialOutcome is the result of a situation. Held is the number of addresses that are assigned
-// right after it, and Refused is the number of later pods that fail to start. Once all pods are
-// deleted, End is the number of assigned addresses, and Pending is the number of attachments with
-// pending DELs.
+// TrialOutcome is the result of a situation. Held counts the addresses that are assigned right
+// after it, and Refused the later pods that fail to start. End and Pending count what is left once
+// all pods are deleted: the assigned addresses, and the attachments with pending DELs.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
 // Outcome runs a situation. Then it repairs the plugin, starts the daemon if the situation stopped

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Tries is the number of times that a test tries to start a pod. A /28 has fewer addresses.
+// Tries is the number of attempts to start a pod. It exceeds the number of addresses in a /28.
 const Tries = 20
 
-// healTime bounds the time from the plugins' repair until the journal contains only running pods.
-// After a failed DEL, unwind waits for up to 30 s before its next try.
+// healTime bounds the time from the plugins' repair until the journal contains only records of
+// running pods. After a failed DEL, unwind waits for up to 30 s before it retries the DEL.
 const healTime = 60 * time.Second
 
 // Trouble is a fault in the chain bridge, firewall, faulty. Begin causes the fault, and End repairs
@@ -48,8 +48,8 @@ func moveFaulty(n *Node, from, to string) {
 
 // Outcome describes a node during and after a trouble.
 type Outcome struct {
-	During  Left         // during the trouble; in Suffer, after RemovePods
-	After   Left         // after the trouble, the removal of all pods and, with unwind, Heal
+	During  Left         // during the trouble; Suffer counts after RemovePods
+	After   Left         // after the trouble, once all pods are removed and, with unwind, Heal has run
 	Known   int          // sandboxes that the runtime lists at the end of the trouble
 	Stops   int          // sandboxes that could not be stopped or removed during the trouble
 	Begun   int          // pods that started during the trouble
@@ -59,8 +59,8 @@ type Outcome struct {
 	Starts  error // the error if one more pod fails to start at the very end
 }
 
-// Suffer tries to start a pod on a new node during the trouble, Tries times. Then it ends the
-// trouble. prepare may change the node before everything else; it may be nil.
+// Suffer creates a node, tries to start a pod Tries times during the trouble, and then ends the
+// trouble. If prepare is not nil, Suffer first calls it to change the node.
 func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(*Node)) (o Outcome) {
 	n := NewNode(t)
 	if prepare != nil {
@@ -102,8 +102,8 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 }
 
 // Heal requests the runtime's status repeatedly, as kubelet does, until the journal contains only
-// running pods or healTime has passed. containerd 1 never calls STATUS, so with containerd 1, Heal
-// runs one sweep instead, as the timer does.
+// records of running pods or healTime has passed. containerd 1 never calls STATUS, so with
+// containerd 1, Heal runs one sweep instead, as the timer does.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()
@@ -119,7 +119,7 @@ func (c *Containerd) Heal() time.Duration {
 	return time.Since(begin)
 }
 
-// Owed returns the journal's records, without the live records of running pods.
+// Owed returns the records in the journal, except the live records of running pods.
 func (n *Node) Owed(c *CRI) []Attachment {
 	n.Helper()
 	pods := c.Pods()
@@ -129,7 +129,7 @@ func (n *Node) Owed(c *CRI) []Attachment {
 	})
 }
 
-// HealthyPod checks that a pod can be started and removed, and that Left counts its resources.
+// HealthyPod checks that a pod starts and can be removed, and that Left counts its resources.
 func (c *Containerd) HealthyPod() {
 	n := c.node
 	n.Helper()

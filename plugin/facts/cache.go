@@ -130,8 +130,8 @@ func (n *Node) readCached(name string) (*Cached, error) {
 
 func (n *Node) cacheDir() string { return cmp.Or(n.CacheDir, cacheDir) }
 
-// CachedOf returns the file of libcni's cache for a record's ADD, or nil. The file must contain the
-// network namespace's path and the addresses that the record contains.
+// CachedOf returns the file of libcni's cache for a record's ADD. It returns nil if there is none,
+// or if the file's network namespace path or addresses differ from the record's.
 func (n *Node) CachedOf(e *journal.Record) (*Cached, error) {
 	c, err := n.readCached(fileName(e.Key))
 	if c == nil || err != nil || !SamePath(c.NetNS, e.Added.NetNS.Path) ||
@@ -143,14 +143,14 @@ func (n *Node) CachedOf(e *journal.Record) (*Cached, error) {
 
 // netNSThere reports whether the ADD's network namespace exists, or may exist.
 func (c Cached) netNSThere() bool {
-	return c.NetNS == "" || !isNoNetNS(ns.IsNSorErr(c.NetNS))
+	return c.NetNS == "" || !IsNoNetNS(ns.IsNSorErr(c.NetNS))
 }
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
 // unwind was off or the journal could not be written. The DELs of the recorded ADD find resources
-// by container ID, so they would release those of the later ADD. The runtime's DEL undoes both
-// ADDs. The evidence is an interface (see CachedInterface) in a namespace that belongs to no record
-// and is not the host's.
+// by container ID, so they would release the resources of the later ADD, too. The runtime's DEL
+// undoes both ADDs. The evidence is an interface (see CachedInterface) in a namespace that belongs
+// to no record and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {
@@ -163,8 +163,8 @@ func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 }
 
 // CachedInterface returns the interface of an attachment whose ADD is in libcni's cache. It returns
-// none if no such interface is in the ADD's network namespace, or if the interface does not match
-// the cached result (see Interface.Is).
+// the zero Interface if the ADD's network namespace has no such interface, or if the interface does
+// not match the cached result (see Interface.Is).
 func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	c, err := n.readCached(fileName(key))
 	if c == nil || err != nil {
@@ -172,7 +172,7 @@ func (n *Node) CachedInterface(key journal.Key) (Interface, error) {
 	}
 	seen, err := InterfaceAt(c.NetNS, key.IfName)
 	switch {
-	case isNoNetNS(err):
+	case IsNoNetNS(err):
 		return Interface{}, nil
 	case err != nil || !seen.Is(netconf.AddressesOf(c.Result)):
 		return Interface{}, err

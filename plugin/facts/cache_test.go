@@ -129,7 +129,7 @@ func TestLaterBesideRecords(t *testing.T) {
 	}
 }
 
-// TestLoopback: a runtime may have thousands of attachments of lo in the cache. Cache skips their
+// TestLoopback: libcni's cache may contain thousands of loopback attachments. Cache skips their
 // files without reading them.
 func TestLoopback(t *testing.T) {
 	t.Parallel()

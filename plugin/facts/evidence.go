@@ -13,12 +13,12 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Judge returns the verdict on an attachment. The caller does not hold its lock.
+// Judge returns the verdict on an attachment. The caller must not hold the attachment's lock.
 func (n *Node) Judge(ctx context.Context, e *journal.Record) decide.Judgment {
 	return decide.Decide(n.Gather(ctx, e, nil))
 }
 
-// Gather returns the evidence on an attachment. ours is its lock if the caller holds it, or nil.
+// Gather returns the evidence on an attachment. If the caller holds its lock, ours is that lock.
 func (n *Node) Gather(ctx context.Context, e *journal.Record, ours *journal.Lock) decide.Evidence {
 	ev := decide.Evidence{
 		State: e.State, Reason: decide.Recorded(e.Cause, e.Reason),
@@ -82,8 +82,8 @@ func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	return decide.Unclear, false
 }
 
-// GraceOf returns an attachment's grace period: outside n.Network, the one that the record
-// contains, if any, and otherwise n.GracePeriod.
+// GraceOf returns an attachment's grace period: n.GracePeriod or, if the attachment is not in
+// n.Network, the grace period in the record, if any.
 func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
@@ -92,7 +92,7 @@ func (n *Node) GraceOf(e *journal.Record) time.Duration {
 }
 
 // GraceLeft returns how much of an attachment's grace period remains. Once it is negative, a list
-// can prove the attachment dead.
+// without the attachment can prove it dead.
 func (n *Node) GraceLeft(e *journal.Record) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }
@@ -133,7 +133,7 @@ func (n *Node) GraceOfOwner(written []time.Time, grace time.Duration) decide.Gra
 type List struct {
 	Network string                      // the network that it covers; "" for all
 	Pods    bool                        // it covers pods only
-	Valid   map[netconf.Attachment]bool // the interface "" stands for all of a container
+	Valid   map[netconf.Attachment]bool // the interface "" stands for all interfaces
 	Named   map[string]journal.Pod      // the pods by container ID, if the list names them
 	// Runtimes are the process IDs of the runtimes that returned the list, if it came from runtimes. 0
 	// stands for a runtime that this process cannot see.

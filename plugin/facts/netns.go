@@ -23,7 +23,7 @@ import (
 )
 
 // Place is a network namespace that this process keeps open, so it stays the same even if another
-// one is mounted at its path. The zero value contains none.
+// namespace is mounted at its path. The zero value contains no namespace.
 type Place struct {
 	Path string // where it was found; "" for the zero value
 	Seen Interface
@@ -41,8 +41,8 @@ func (p Place) Interface(ifname string) (seen Interface, err error) {
 	return seen, err
 }
 
-// IsAt reports whether the namespace is at a path. Because it is kept open, no other one has its
-// inode.
+// IsAt reports whether the namespace is at a path. No other namespace has its inode, because it is
+// kept open.
 func (p Place) IsAt(path string) bool {
 	var its unix.Stat_t
 	return p.There() && unix.Stat(path, &its) == nil &&
@@ -78,16 +78,16 @@ func InterfaceAt(path, ifname string) (Interface, error) {
 	return place.Seen, err
 }
 
-// isNoNetNS reports whether an error means that no network namespace is at the path.
-func isNoNetNS(err error) bool {
+// IsNoNetNS reports whether an error means that no network namespace is at the path.
+func IsNoNetNS(err error) bool {
 	return errors.As(err, new(ns.NSPathNotExistErr)) || errors.As(err, new(ns.NSPathNotNSErr))
 }
 
 var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame opens one particular network namespace (see Open). If another one is at the path, the
-// error is errElsewhere. But if the other one has the same inode, the kernel has reused the inode,
-// so the wanted namespace is gone, and openSame returns an empty place without an error.
+// openSame opens one particular network namespace (see Open). If another namespace is at the path,
+// the error is errElsewhere. But if that namespace has the same inode, the kernel has reused the
+// inode, so the wanted namespace is gone, and openSame returns an empty place without an error.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -101,12 +101,12 @@ func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 }
 
 // Find opens a network namespace (see Open) at the first path that leads to it: one of the given
-// paths, the path that the ADD recorded, or a mount in this process's mount namespace. If none
+// paths, the path that the ADD recorded, or a mount in this process's mount namespace. If no path
 // does, the place is empty. An error means that the namespace may still exist, for example under
 // another mount.
 func Find(id journal.NetNS, ifname string, paths ...string) (Place, error) {
 	for _, path := range append(paths, id.Path) {
-		if place, _ := openSame(path, id, ifname); place.There() { // search reports errors
+		if place, _ := openSame(path, id, ifname); place.There() { // the search below reports errors
 			return place, nil
 		}
 	}
@@ -186,7 +186,7 @@ type visit struct {
 	ended chan error
 }
 
-// visits returns the channel to the one thread that makes all visits, one at a time. A new thread
+// visits returns the channel to the one thread that runs all visits, one at a time. A new thread
 // for each visit would cost a verb up to half a millisecond.
 var visits = sync.OnceValue(func() chan<- visit {
 	all := make(chan visit)
@@ -205,7 +205,7 @@ func In(netns ns.NetNS, fn func() error) error {
 	return <-v.ended
 }
 
-// makeVisits makes visits on this thread. It returns if the thread cannot go back to its own
+// makeVisits runs visits on this thread. It returns if the thread cannot go back to its own
 // namespace.
 func makeVisits(all <-chan visit) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)

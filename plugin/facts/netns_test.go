@@ -70,8 +70,8 @@ func TestOpenPins(t *testing.T) {
 	}
 }
 
-// TestIn: eight goroutines call In at the same time, each for its own namespace, and each runs in
-// that namespace. Afterwards no thread of the process is in any of these namespaces.
+// TestIn: eight goroutines call In at the same time, each for its own namespace, and each function
+// runs in that namespace. Afterwards no thread of the process is in any of these namespaces.
 func TestIn(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

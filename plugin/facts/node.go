@@ -48,8 +48,8 @@ func This() journal.Host {
 }
 
 // wallClock returns the known facts about the wall clock. The kernel creates /dev/null at the
-// beginning of a boot, so the file's time shows whether the clock was set later. In a container,
-// the runtime creates the file, so the clock seems to have been set.
+// beginning of a boot, so the file's time shows whether the clock was changed later. In a
+// container, the runtime creates the file, so the clock seems to have been changed.
 func wallClock() decide.Clock {
 	const exact = time.Minute // tolerance for the firmware's clock and for the kernel's start
 	c := decide.Clock{SinceBoot: time.Duration(journal.BootNanos())}
@@ -132,9 +132,9 @@ func (n *Node) otherHost(e *journal.Record) decide.Truth {
 
 // SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
 // namespace or process that it cannot see really gone: in a container that mounts the state
-// directory, every network namespace of the host seems to be gone. The recorded namespace numbers
-// of an earlier boot mean nothing, except the number of the initial PID namespace. So for an ADD of
-// an earlier boot, this process's PID namespace must have the recorded number, and its other
+// directory, every network namespace of the host seems to be gone. The namespace numbers that an
+// ADD of an earlier boot recorded mean nothing now, except the number of the initial PID namespace.
+// For such an ADD, this process's PID namespace must have the recorded number, and its other
 // namespaces must be those of process 1.
 func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	theirs := e.Added.Host
@@ -165,9 +165,9 @@ func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 const firstPIDNS = "pid:[4026531836]"
 
 // seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
-// ADD to compare with. Either of two facts proves that: this process is in the namespaces of each
-// runtime that returned the list, even if these are a container's (kind, k3d, LXC), or it is in the
-// initial PID namespace, which is never a container's own, and in process 1's other namespaces.
+// ADD to compare with. It does if it is in the namespaces of each runtime that returned the list,
+// even if these are a container's (kind, k3d, LXC). It also does if it is in the initial PID
+// namespace, which is never a container's own, and in process 1's other namespaces.
 func (n *Node) seesAsRuntime() (bool, error) {
 	elsewhere := func(pid int) bool {
 		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != decide.True
@@ -212,7 +212,7 @@ func cleaned(path string) string {
 // Anothers reports whether another attachment in the journal, with the same interface name, uses a
 // network namespace. A damaged record does not count.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
-	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // never fails
+	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // a snapshot's lookup never fails
 	return slices.ContainsFunc(there, func(o *journal.Record) bool {
 		return decide.KeepsContainer(o.State) && o.Key != key && o.IfName == key.IfName &&
 			n.SameBoot(o) == decide.True

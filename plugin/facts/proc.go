@@ -36,7 +36,7 @@ type seen[T any] struct {
 
 const viewAge = time.Second // how long a cached fact stays current
 
-// get returns the cached fact. It calls look if the fact is older than viewAge, or anew is set.
+// get returns the cached fact. If it is older than viewAge, or anew is set, get first calls look.
 func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 	s.Lock()
 	defer s.Unlock()
@@ -48,8 +48,8 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 }
 
 // OpenByProcess opens a network namespace through a process in it, or returns an empty Place. An
-// error means that the namespace may contain a process that cannot be inspected. Callers set rescan
-// for an attachment without other evidence, because cached facts may lack a new process.
+// error means that the namespace may contain a process that cannot be inspected. Without other
+// evidence on the attachment, callers set rescan, because cached facts may lack a new process.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
@@ -112,7 +112,7 @@ func lookAtAddresses() (all map[netip.Addr]bool, err error) {
 			for _, a := range found {
 				all[a] = true
 			}
-			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else it is under another mount
+			if len(members[link]) > 0 || !errors.Is(err, errElsewhere) { // else another mount hides it
 				errs = append(errs, err)
 			}
 		}
@@ -136,7 +136,7 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 				all = addressesOf(found)
 				return err
 			})
-		} else if openErr != nil && !isNoNetNS(openErr) {
+		} else if openErr != nil && !IsNoNetNS(openErr) {
 			err = fmt.Errorf("network namespace %s: %w", path, openErr)
 		}
 		place.Close()
@@ -172,8 +172,8 @@ func lookAtCgroups() (map[string]bool, error) {
 	return all, cmp.Or(err, checkAllShown())
 }
 
-// namesContainer reports whether a directory in a cgroup path belongs to a container. Its name is
-// the container ID or, with systemd, has a prefix that the runtime chooses:
+// namesContainer reports whether a directory in a cgroup path belongs to a container. The
+// directory's name is the container ID or, with systemd, has a prefix that the runtime chooses:
 //
 //	/kubepods/burstable/pod1234/ID
 //	/kubepods.slice/kubepods-pod1234.slice/cri-containerd-ID.scope

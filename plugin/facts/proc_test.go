@@ -20,8 +20,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m)) }
 
 // TestOneLookAtProcesses: a View reads /proc once for all attachments of a sweep, and uses the
-// result for the time viewAge. After that, the View reads /proc again, and finds a process that has
-// entered a network namespace in the meantime.
+// result for the duration viewAge. Then it reads /proc again, and finds a process that has entered
+// a network namespace in the meantime.
 func TestOneLookAtProcesses(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)

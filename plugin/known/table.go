@@ -28,7 +28,7 @@ type Plugin struct {
 	// release.
 	NeedsNetNS bool
 
-	// FreesByPod is set if the plugin's DEL for one sandbox of a pod releases what all of them use.
+	// FreesByPod is set if a DEL for one sandbox of a pod also releases what its other sandboxes use.
 	FreesByPod bool
 	// ByContainer is set if the plugin's DEL finds what it removes by the container ID or in the
 	// container's namespace, so it removes nothing of another container.
@@ -43,7 +43,7 @@ type NetNS string
 
 // The values of NetNS. If NetNS is "", the runtime's own DEL gets the path that the runtime sent.
 const (
-	Scratch NetNS = "scratch" // a namespace with the same interface name and addresses
+	Scratch NetNS = "scratch" // a new namespace with an interface of the same name and addresses
 	None    NetNS = "none"    // no CNI_NETNS
 )
 
@@ -74,12 +74,12 @@ func IPAMOf(config json.RawMessage) *Plugin {
 
 const reference = "containernetworking/plugins 1.10.0"
 
-// table is initialized at compile time, so it takes no time at a pod start.
+// table is initialized at compile time, so it takes no time when a pod starts.
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main except loopback call ipam.ExecAdd.
-	// In cmdDel, the Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath. The other
-	// reference plugins do not read it. Only firewall, which has no row, removes rules by address
-	// alone, in cmdDel.
+	// In cmdDel, the Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath, and the other
+	// plugins do not read CNI_NETNS. Only firewall, which has no row, removes rules by address alone,
+	// in cmdDel.
 	//
 	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
 	// disappears with the interface. bridge's macspoofchk creates rules, too.
@@ -90,8 +90,8 @@ var table = []Plugin{
 	{Name: "macvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "ipvlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
 	{Name: "vlan", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
-	// A DEL finds the interface by CNI_IFNAME and moves it to the host. It fails if CNI_NETNS does
-	// not exist. In another namespace, it would move that namespace's device.
+	// A DEL moves the interface CNI_IFNAME to the host, and fails if CNI_NETNS does not exist. In
+	// another namespace, it would move that namespace's device.
 	{Name: "host-device", Source: reference,
 		ExecutesIPAM: always, Pinned: true, NetNS: None, ByContainer: true},
 	{Name: "dummy", Source: reference, ExecutesIPAM: always, Pinned: true, ByContainer: true},
@@ -115,7 +115,7 @@ var table = []Plugin{
 	},
 	{
 		// The plugin calls Azure CNS itself if ipam.type is azure-cns or multiTenancy is set.
-		// Otherwise invoker_azure.go executes the ipam.type binary (cni/network/network.go, Add).
+		// If neither, invoker_azure.go executes the ipam.type binary (cni/network/network.go, Add).
 		Name: "azure-vnet", Source: "Azure/azure-container-networking cbd7560c",
 		ExecutesIPAM: func(ipam string, config Object) bool {
 			return ipam != "azure-cns" && string(config["multiTenancy"]) != "true"

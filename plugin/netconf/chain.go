@@ -100,7 +100,7 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	return chain, nil
 }
 
-// highest returns the version that libcni would choose: the highest one that it supports.
+// highest returns the version that libcni would choose: the highest one that libcni supports.
 func highest(one string, listed []string, absent string) (string, error) {
 	candidates := listed
 	if one != "" {
@@ -285,9 +285,9 @@ func (ch *Chain) capabilities() map[string]bool {
 }
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
-// delegate does. For a container with static addresses, podman likewise adds this capability to the
-// list's first plugin, if that plugin lacks it (containers/common 0.50, libnetwork/cni/run.go,
-// setup).
+// delegate does. For a container with static addresses, podman adds this capability to the list's
+// first plugin, which is unwind, instead of the first delegate (containers/common 0.50,
+// libnetwork/cni/run.go, setup).
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}
@@ -296,9 +296,9 @@ func (ch *Chain) AdoptIPs(c *Conf) {
 	}
 }
 
-// EntryCapabilities returns the capabilities that unwind's entry should declare: all capabilities
-// of the delegates. If it declares some, "ips" is among them, because podman overwrites the
-// capabilities of an entry without "ips".
+// EntryCapabilities returns the capabilities that unwind's entry should declare: those of all
+// delegates and, if there are any, also "ips", because podman overwrites the capabilities of an
+// entry without "ips".
 func (ch *Chain) EntryCapabilities() []string {
 	all := ch.capabilities()
 	if len(all) > 0 {

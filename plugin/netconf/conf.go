@@ -38,7 +38,7 @@ type Conf struct {
 	Chain         json.RawMessage
 	ChainFile     string
 	DisableGC     bool
-	Valid         []Attachment               // from a GC; nil if the runtime sent no list
+	Valid         []Attachment               // the list that a GC sent; nil if it sent none
 	ValidRaw      map[string]json.RawMessage // Valid as it was received, by key
 
 	StateDir         string
@@ -142,8 +142,8 @@ func DefaultConf() *Conf {
 	}
 }
 
-// Observes reports whether the configuration allows no sweep, as in a trial. unwind then undoes
-// only the verb's own attachment.
+// Observes reports whether the configuration allows no sweep, as after unwindctl install --observe.
+// An ADD or a DEL then undoes only its own attachment.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
 func (c *Conf) Warn(format string, args ...any) {
@@ -186,7 +186,7 @@ func (c *Conf) takeValid(key string, value json.RawMessage) error {
 		return err
 	}
 	c.ValidRaw[key] = value
-	c.Valid = append(valid, c.Valid...) // from both keys, because each attachment on a list is kept
+	c.Valid = append(valid, c.Valid...) // an attachment on either key's list is kept
 	return nil
 }
 
@@ -257,8 +257,8 @@ type Attachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// NeverAdded reports whether the runtime has no ADD result, because it sent no prevResult with its
-// DEL. It is false before CNI 0.4.0, where no runtime sends one.
+// NeverAdded reports whether the runtime sent no prevResult with its DEL, and so has no ADD result.
+// It is false before CNI 0.4.0, in which no DEL has a prevResult.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

@@ -52,7 +52,7 @@ func ParseConflist(data []byte) (*Conflist, error) {
 		return nil, err
 	}
 	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
-	if list.Type == Name { // unwindctl's .json file, which also contains a list, or a copy of it
+	if list.Type == Name { // unwindctl's .json file, which also contains a list, or its copy
 		list.Plugins = slices.Concat([]json.RawMessage{data}, list.Plugins)
 	}
 	for i, raw := range list.Plugins {
@@ -134,7 +134,7 @@ func (f *flag) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// jsonError names the key of a JSON error, and does not quote the input, which may contain secrets.
+// jsonError returns an error that names the key but does not quote the input, which may be secret.
 func jsonError(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -182,8 +182,8 @@ func (c *Conf) readChainFile() (*Chain, error) {
 
 // readRenamed finds the chain if the chainFile is missing, because its provider may have renamed
 // it. It uses the first configuration in the directory, in the runtime's order, that has the same
-// network name and does not contain unwind. Another network's chain would give pods other addresses
-// under this network's name.
+// network name and does not contain unwind. It uses no other network's chain, which would give pods
+// other addresses under this network's name.
 func (c *Conf) readRenamed(gone error) (*Chain, error) {
 	paths, err := Conflists(filepath.Dir(c.ChainFile))
 	if err != nil {
@@ -213,10 +213,10 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 // Copy returns the path of the copy that unwindctl keeps of the provider's configuration.
 func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Name+".conflist") }
 
-// ReadProvider reads a provider's configuration. If the provider's installer has made it from
-// unwind's file (antrea's install_cni_chaining, cilium's chaining mode), it contains unwind.
+// ReadProvider reads a provider's configuration. If the provider's installer has made this file
+// from unwind's file (antrea's install_cni_chaining, cilium's chaining mode), it contains unwind.
 // ReadProvider then replaces unwind's entry with the plugins of unwind's chain, and returns the
-// path of the file that contains these plugins. It uses the first suitable one of:
+// path of the file with these plugins, which is the first suitable one of:
 //
 //  1. the entry's chainFile, unless that contains unwind itself;
 //  2. the first configuration in path's directory that has the same network name and does not
@@ -261,7 +261,7 @@ func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	return replaced
 }
 
-// object returns the members of a list. For a single plugin, these are its name and cniVersion.
+// object returns the fields of a list or, for a single plugin, only the name and cniVersion.
 func (c *Conflist) object() map[string]json.RawMessage {
 	if list := ObjectOf(c.Data); list["plugins"] != nil {
 		return list
@@ -300,7 +300,7 @@ func ReadAll(r io.Reader) ([]byte, error) {
 }
 
 // Conflists returns the paths of the configurations in a directory, in the order in which a runtime
-// reads them. The first one is the node's network. The directory may be missing.
+// reads them. The first one configures the node's network. The directory may be missing.
 func Conflists(dir string) ([]string, error) {
 	return filesIn(dir, ".conflist", ".conf", ".json") // the extensions that libcni reads
 }

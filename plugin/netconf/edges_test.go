@@ -13,7 +13,7 @@ import (
 	"testing/iotest"
 )
 
-// file creates a file with the given permissions in a new directory.
+// file creates a file in a new directory that has the given permissions.
 func file(t *testing.T, mode os.FileMode, name, content string) (path string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -59,8 +59,8 @@ func (r *Result) SharesLink(other *Result) bool {
 }
 
 // SharedAddresses returns the addresses that two ADDs both got from the same node-local pool, or
-// from two node-local pools for the same bridge, as after an installer has renamed the network.
-// Otherwise, the same address in two networks is no error.
+// from two node-local pools for the same bridge, as after an installer has renamed the network. In
+// all other cases, the same address in two networks is no error.
 func SharedAddresses(e, other *journal.Record) (shared []netip.Addr) {
 	own, _ := ParseResult(e.Got.Result)
 	theirs, _ := ParseResult(other.Got.Result)
@@ -111,7 +111,7 @@ func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
-// decodeResult decodes into any, as libcni does, so that both reject the same numbers.
+// decodeResult decodes the output into any, as libcni does, so that both reject the same numbers.
 func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(stdout, &fields); err != nil {
@@ -129,9 +129,9 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	return create.Create(says, stdout)
 }
 
-// ConvertResult converts a result to another CNI version. If the result already has that version,
-// it returns raw unchanged, and nil if raw is empty. It returns a panic as an error, because
-// libcni's converters panic on a null element.
+// ConvertResult converts a result to another CNI version. It returns a result that already has the
+// version unchanged, and nil for an empty one. It returns a panic as an error, because libcni's
+// converters panic on a null element.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -219,8 +219,8 @@ func AddressesOf(raw json.RawMessage) []netip.Addr {
 	return r.Addresses()
 }
 
-// SandboxOf returns the path of the network namespace of the container's interface in a result, or
-// "". For a virtual machine, sandbox is not a path (SPEC 1.1 §5).
+// SandboxOf returns the sandbox of the container's interface in a result, which is the path of a
+// network namespace, or "". For a virtual machine, sandbox is not a path (SPEC 1.1 §5).
 func SandboxOf(raw json.RawMessage, ifname string) string {
 	r, _ := ParseResult(raw)
 	for _, i := range r.Interfaces {

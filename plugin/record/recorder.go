@@ -16,8 +16,8 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Lost is the reason why the verb no longer writes the journal, or nil. The attachment's record
-	// then stays as it is.
+	// Lost is nil while the verb writes the journal. If it no longer does, Lost is the reason, and the
+	// attachment's record stays as it is.
 	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool
@@ -107,7 +107,7 @@ func trouble(err error) string {
 }
 
 // Snapshot is a copy of the records in the journal, from one reading, for all decisions of a verb.
-// It returns the same record each time, so a caller that changes one clones it first.
+// All callers get the same *journal.Record, so a caller must clone a record before it changes it.
 type Snapshot struct {
 	*journal.Tx
 	// Err is the reason why the journal could not be read, or nil. After an error, the snapshot is
@@ -158,7 +158,7 @@ func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
 	return lives || err != nil
 }
 
-// AddedAgain returns the records of an attachment's other ADDs, given the record of one.
+// AddedAgain returns the other records of a record's attachment.
 func (s *Snapshot) AddedAgain(e *journal.Record) ([]*journal.Record, error) {
 	records, err := s.Pending(e.Key)
 	return slices.DeleteFunc(records,

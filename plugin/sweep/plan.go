@@ -30,11 +30,11 @@ type Finding struct {
 	Pod       journal.Pod
 	State     journal.State // before the release
 	Busy      bool          // another unwind process holds its lock, so it counts as live
-	Deferred  bool          // it is dead, but not ready to retry
+	Deferred  bool          // it is dead, but the sweep does not run its DELs yet
 	Released  bool          // nothing remains of it that a sweep would find
 	Pending   []string      // the delegates with a pending DEL, each with the reason
 	Err       error         // why it was not released, or not completely
-	Left      time.Duration // the remaining grace period, if it is Recent
+	Left      time.Duration // the remaining grace period, if the verdict is Recent
 	// Removed names the plugins that have a pending DEL but have left the network's chain. The runtime
 	// gets no error for their DELs.
 	Removed []string
@@ -97,7 +97,7 @@ func (s *Sweep) plan(ctx context.Context, enough func(*Finding) bool) ([]Finding
 }
 
 // sortByAge sorts attachments by the last change of their newest record, the oldest change first.
-// It uses the boot clock, because somebody may set the wall clock. A time after now is from an
+// It uses the boot clock, because the wall clock can be changed. A time after now is from an
 // earlier boot, and comes first.
 func sortByAge(attachments [][]*journal.Record, now int64) {
 	changed := func(records []*journal.Record) int64 {
@@ -111,15 +111,15 @@ func sortByAge(attachments [][]*journal.Record, now int64) {
 }
 
 // skipLive returns findings for the attachments that are plainly live: added in this boot, with the
-// network namespace at its path, and not missing from the runtime's list. It returns the keys of
-// the others. skipLive identifies a namespace by its device and inode, so it does not detect a new
-// namespace with the path and inode of a deleted one. A sweep that no runtime started, such as
-// unwindctl sweep, does detect it, because it skips no attachment.
+// network namespace at its path, and not missing from the runtime's list. look contains the keys of
+// all other attachments. skipLive identifies a namespace by its device and inode, so it does not
+// detect a new namespace with the path and inode of a deleted one. If no runtime started the sweep,
+// as with unwindctl sweep, skipLive skips nothing, so the sweep does detect such a namespace.
 func (s *Sweep) skipLive(
 	records *record.Snapshot,
 ) (findings []Finding, look []journal.Key) {
 	var outlines []journal.Outline
-	// a damaged outline has neither a state nor a boot ID; fn never fails
+	// a damaged outline has no state, so its attachment is not skipped; the function never fails
 	_ = records.Outlines(func(o journal.Outline, _ error) error {
 		if n := len(outlines); n > 0 && outlines[n-1].Key == o.Key {
 			outlines[n-1] = o // only the newest ADD of an attachment counts
@@ -205,8 +205,8 @@ func (s *Sweep) covers(k journal.Key) bool {
 type MassReleaseError struct {
 	Dead, Live int
 	// Fresh is set if the attachments seem dead for the first time. In that sweep, the runtime's list
-	// is not trusted for anything else either. Later sweeps keep these attachments, and release
-	// others.
+	// is not trusted for anything else either. Later sweeps still keep these attachments, but release
+	// attachments that die later.
 	Fresh bool
 }
 
@@ -216,8 +216,8 @@ func (e *MassReleaseError) Error() string {
 		"run unwindctl sweep --force", e.Dead, e.Live)
 }
 
-// tooMany reports whether the guard keeps the dead attachments, given their number and that of all
-// records in state live.
+// tooMany reports whether the guard keeps the dead attachments. live is the number of all
+// attachments that the guard counts, including the dead ones.
 func tooMany(dead, live int) bool { return dead > 10 && dead*10 > live*3 }
 
 // holdsNothing reports whether a dead attachment provably has no resources: host-local assigned all
@@ -235,9 +235,9 @@ func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
 	})
 }
 
-// guardMassRelease keeps the dead attachments that it counts, if there are too many. If an earlier
-// sweep kept some of them, it keeps only those, unless the others alone are too many. So it does
-// not keep attachments that die later.
+// guardMassRelease keeps the dead attachments that it counts, if they are too many. If an earlier
+// sweep already kept some of them, guardMassRelease keeps only these, and lets the sweep release
+// the attachments that died later, unless the later ones alone are too many.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live := 0
 	var dead, kept []*Finding

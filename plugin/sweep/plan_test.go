@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// TestSortByAge: a sweep begins with the record that was changed least recently by the boot clock.
-// The wall clock is ignored, because it may have been set. A boot time in the future is from an
+// TestSortByAge: a sweep begins with the record whose last change is the oldest by the boot clock.
+// The wall clock is ignored, because it can be changed. A boot time in the future is from an
 // earlier boot, so its record comes first.
 func TestSortByAge(t *testing.T) {
 	t.Parallel()

@@ -22,9 +22,9 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// undoOwner releases an attachment that is not in the journal. If a runtime never sends a DEL, or
-// its DEL always fails, rules and devices leak as well as addresses, and only a DEL removes them.
-// So undoOwner reconstructs the missing record and undoes it like any other:
+// undoOwner releases an attachment that is not in the journal. If the runtime never sends a DEL, or
+// if its DEL always fails, addresses, rules and devices leak. Only a DEL removes all of these. So
+// undoOwner reconstructs the missing record and undoes it like any other:
 //
 //  1. Judge the attachment again, under its lock.
 //  2. Reconstruct the record, if the attachment gets DELs (see getsDELs).
@@ -39,9 +39,9 @@ import (
 func (s *Sweep) undoOwner(
 	ctx context.Context, w *undo.Worker, f *Finding, lock *journal.Lock,
 ) error {
-	defer func() { _ = lock.Remove() }() // no record exists whose deletion would remove it
+	defer func() { _ = lock.Remove() }() // without a record, nothing else would remove the lock file
 	o := f.owner
-	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // removed, such as by a DEL
+	if _, err := os.Lstat(o.path()); errors.Is(err, fs.ErrNotExist) { // a DEL may have removed it
 		f.Released, f.Pending = true, nil
 		return nil
 	}
@@ -141,7 +141,7 @@ func freeHeld(ctx context.Context, o *owner) (err error) {
 	return err
 }
 
-// portmap removes rules by the container ID, but only if it gets at least one port mapping.
+// portmap's DEL removes rules by container ID, but only with a port mapping; onePort is made up.
 const (
 	portMappings = "portMappings"
 	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
@@ -167,8 +167,8 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	}
 	e.Steps = o.chain.Steps(&conf)
 	if o.cached == nil {
-		// Only this sweep runs the DELs, so none may wait for a retry of another one, or because of the
-		// invented port mapping. So each ADD counts as failed (see decide.Reserved).
+		// Only this sweep runs the DELs, so no DEL may wait for a later plugin's DEL, or for onePort. A
+		// DEL waits for no plugin whose ADD failed (see decide.Reserved), so mark each ADD as failed.
 		for i := range e.Steps {
 			e.Steps[i].ADD = journal.AddFailed
 		}

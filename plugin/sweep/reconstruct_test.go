@@ -28,7 +28,7 @@ func TestReconstruct(t *testing.T) {
 	const pool = "/var/lib/cni/networks/podnet"
 	type want struct {
 		Ports  string // runtimeConfig of portmap
-		Others bool   // another plugin has runtimeConfig
+		Others bool   // a plugin other than portmap has runtimeConfig
 		Claims []journal.Claim
 		Result []string
 		Args   string
@@ -125,8 +125,8 @@ func TestReconstruct(t *testing.T) {
 	}
 }
 
-// TestUndatedGetsDELs: if the clock was set, an ADD that is not in the journal may be from an
-// earlier boot. Then its DELs run only if none of them can release an address of a cluster-wide
+// TestUndatedGetsDELs: if the clock was changed, an ADD that is not in the journal may be from an
+// earlier boot. Its DELs then run only if none of them can release an address of a cluster-wide
 // IPAM plugin.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()

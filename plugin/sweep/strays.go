@@ -42,10 +42,10 @@ func (o *owner) addresses() (all []netip.Addr) {
 	return slices.Compact(all)
 }
 
-// getsDELs reports whether the sweep runs DELs for an owner. They need the chain and the interface
+// getsDELs reports whether the sweep runs DELs for an owner. DELs need the chain, and the interface
 // name, which host-local before 0.8 did not write. An owner of an earlier boot gets no DELs: the
 // kernel keeps nothing across a boot, and the disk may be a copy of another machine's, so a DEL
-// could release what that machine's pod uses in the cluster. If the clock does not show the owner's
+// could release an address that the other machine uses. If the clock does not show the owner's
 // boot, the DELs run only if no IPAM plugin except host-local can have assigned an address.
 func (o *owner) getsDELs() bool {
 	if o.chain == nil || o.IfName == "" || o.grace.SameBoot == decide.False {
@@ -64,7 +64,7 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so planOwners judges them only for a command
+// list, nothing can prove an owner dead, so planOwners judges owners only if a command asks for it
 // (Options.Cache).
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.List == nil && !s.Cache || s.Attachment != nil {
@@ -142,10 +142,10 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 }
 
 // addCached adds an attachment from libcni's cache. If addPool has already added it, addCached
-// completes it, for example with the chain. Otherwise, it skips an attachment without addresses,
-// because that cannot be judged, and one that was added through unwind, because the journal is
-// responsible for it. (If host-local still reserved an address for the latter, the journal must
-// have been lost.) Without Options.Cache, it adds no new attachment.
+// completes it, for example with the chain. Otherwise, addCached skips the attachment in three
+// cases: without Options.Cache; if it has no address, because it cannot be judged; and if its ADD
+// ran through unwind, because the journal is responsible for it. (If addPool has added an
+// attachment whose ADD ran through unwind, the journal must have been lost.)
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return

@@ -51,8 +51,8 @@ var ErrNotTried = errors.New("not attempted: interrupted or out of time")
 //
 //  1. Plan: read the journal and judge every record, without acquiring locks. If too many records
 //     in state live seem dead, keep them (see MassReleaseError).
-//  2. Apply: release the dead attachments, the oldest change first, some in parallel. Release each
-//     under its lock, unless another process owns that, and judge it again by its current record.
+//  2. Apply: release the dead attachments, the least recently changed first, some in parallel. Lock
+//     each, and judge it again by its current record. If another process owns the lock, skip it.
 //  3. Judge and release the attachments that are not in the journal, in the same two steps (see
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
@@ -75,7 +75,7 @@ func New(own *undo.Worker, opts Options) *Sweep {
 }
 
 // chainOf returns the chain that unwind runs for a network. It returns nil if there is none, or if
-// two files of the network, such as those of two runtimes, contain different ones.
+// two files of the network, such as those of two runtimes, contain different chains.
 func (o Options) chainOf(network string) (chain *netconf.Chain, conf *netconf.Conf) {
 	for _, n := range o.Networks {
 		switch {
@@ -130,7 +130,7 @@ func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	findings, err := s.plan(ctx, func(f *Finding) bool { return f.ready() && !f.counts })
 	var guarded *MassReleaseError
-	if errors.As(err, &guarded) { // Run has to note which ones the guard keeps
+	if errors.As(err, &guarded) { // if Fresh is set, Run must record which attachments are kept
 		due, err = guarded.Fresh, nil
 	}
 	due = due || slices.ContainsFunc(findings, func(f Finding) bool { return f.ready() })

@@ -20,9 +20,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// show returns the CNI_NETNS for a step's DEL, and a function to call after the DEL. It verifies
-// the path of the namespace before each delegate, because the runtime may have mounted another
-// namespace there.
+// show returns the CNI_NETNS for a step's DEL, and a function to call after the DEL. Before each
+// DEL, it checks again that the path leads to the ADD's namespace, because the runtime may have
+// mounted another namespace there.
 func (u *undoing) show(s *journal.Step, shown decide.Shown) (netns string, remove func()) {
 	switch shown {
 	case decide.ShowPinned:
@@ -61,10 +61,10 @@ func (u *undoing) netns(ctx context.Context, s *journal.Step) decide.NetNS {
 	return n
 }
 
-// sentPath returns the path that a delegate gets, as without unwind, if the ADD's namespace cannot
-// be found. It is the path in the runtime's DEL, if that is the DEL of this ADD. If the runtime's
-// verb is for another ADD of the attachment, it is the recorded path, but only if nothing exists at
-// that path. Otherwise, sentPath returns "".
+// sentPath returns the path that a delegate gets if the ADD's namespace cannot be found. If the
+// runtime's verb is for this ADD, this is the path that the runtime sent, as without unwind. If the
+// verb is for another ADD of the attachment, this is the recorded path, provided that nothing
+// exists there. In all other cases, it is "".
 func (u *undoing) sentPath() string {
 	switch path := u.Record.Added.NetNS.Path; {
 	case !u.Mode.ofVerb() || u.Verb.Netns == "":
@@ -82,7 +82,7 @@ const (
 	hidden   located = iota // it may exist, but was not found
 	there                   // it was found
 	gone                    // it is proven gone
-	anothers                // it was found, but its interface belongs to another attachment
+	anothers                // it was found, but it or its interface belongs to another attachment
 )
 
 // locate finds the record's network namespace: at the path in the runtime's DEL, at its recorded
@@ -116,14 +116,15 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 	return where, hidden
 }
 
-// provenGone reports whether a namespace that was not found is gone. The host end of the interface
-// must be gone as well, because the kernel destroys a namespace only some time after its last user
-// has ended. If the record names no host end, err, the error of the search, must be nil. If the ADD
-// could not identify the namespace, nothing was searched; then the path must not lead to one.
+// provenGone reports whether the namespace, which locate did not find, is gone. It returns false
+// while the host end of the interface exists, because the kernel destroys a namespace only some
+// time after its last user has ended. If the record names no host end, it also returns false after
+// an error of the search (err). If the ADD did not identify the namespace, locate has not searched
+// for it. provenGone then returns false unless no namespace is at the recorded path.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")
-		return pathErr != nil && u.awaitHostLinkGone()
+		return facts.IsNoNetNS(pathErr) && u.awaitHostLinkGone()
 	}
 	return u.awaitHostLinkGone() && (len(u.Record.Got.HostLinks) > 0 || err == nil)
 }
@@ -152,10 +153,9 @@ func isMissing(path string) bool {
 }
 
 // scratch creates a scratch network namespace for a step's DEL. Some plugins find their resources
-// by the container's interface, and their DELs leave these resources behind once the container's
-// namespace is gone. The scratch namespace contains an interface with the name and the addresses of
-// the ADD's. Only a thread of this process keeps the namespace alive, so a crash leaves nothing
-// behind.
+// by the container's interface, so their DELs leave these resources behind once that interface is
+// gone. The scratch namespace contains an interface with the same name and addresses. Only a thread
+// of this process keeps the namespace alive, so a crash leaves nothing behind.
 func (u *undoing) scratch(s *journal.Step) (path string, remove func()) {
 	ready, done := make(chan error), make(chan struct{})
 	go facts.OnThread(func() {
@@ -196,7 +196,7 @@ func addInterface(ifname string, addresses []netip.Prefix) error {
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("cannot create scratch interface %s: %w", ifname, err)
 	}
-	// The container's interface had IPv6 enabled, even if it is disabled by default. In a kernel
+	// Enable IPv6, as on the container's interface, even if it is disabled by default. In a kernel
 	// without IPv6, this file does not exist.
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+ifname+"/disable_ipv6", []byte("0"), 0)
 	for _, prefix := range addresses {

@@ -28,9 +28,9 @@ type Outcome struct {
 	Err      error           // why something remains, unless the verdict is the reason
 }
 
-// Release undoes another attachment if it is dead, and writes the DELs that are still pending. It
-// returns nil if nothing remains. ctx limits the wait for that attachment's lock, because the
-// caller holds a lock as well: two callers could wait for each other.
+// Release undoes an attachment other than the verb's own if it is dead, and writes the DELs that
+// are still pending. It returns nil if nothing remains. ctx limits the wait for the attachment's
+// lock: each caller holds a lock of its own, so two callers could wait for each other.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, err := w.Node.Journal.Store.Acquire(ctx, key,
 		journal.Patience{Children: w.Env.Budgets.Children})
@@ -85,7 +85,7 @@ func (w *Worker) ReleaseLocked(
 				"verdict", string(v.Verdict), "reason", v.Reason.Text)
 		}
 		failures, _, err := w.Undo(ctx, Request{Record: e, Lock: lock}, v.Reason)
-		for _, f := range failures { // preferably one that the runtime would get
+		for _, f := range failures { // prefer a failure that the runtime would get
 			if err == nil && !f.Unreported {
 				err = f
 			}
@@ -134,7 +134,7 @@ func wordsOf(f *delegate.Failure) string {
 	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
 }
 
-// Interrupted marks steps whose ADDs may not have succeeded, because unwind was killed.
+// Interrupted marks the steps of an ADD that may have failed or been interrupted.
 func Interrupted(steps []journal.Step) {
 	for i := range steps {
 		if steps[i].ADD == journal.AddPassed {

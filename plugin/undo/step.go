@@ -82,10 +82,10 @@ func (u *undoing) record(
 	u.Node.Journal.Event(event, counter...)
 }
 
-// markStarted marks a step as started. It writes the record before the DEL if that DEL releases an
-// address of an IPAM plugin other than host-local, and another step may remove rules by address.
-// Nothing else shows the next pass that the address may be free (see decide.Gets). The written
-// record also contains what this pass has done so far.
+// markStarted marks a step as started. It writes the record before the DEL if both hold: the DEL
+// releases an address of an IPAM plugin other than host-local, and a different step may remove
+// rules by address. After a crash, only this mark shows the next pass that the address may be free
+// (see decide.Gets). The written record also contains the outcomes of this pass so far.
 func (u *undoing) markStarted(ctx context.Context, s *journal.Step) *delegate.Failure {
 	was := s.Started
 	s.Started = true
@@ -141,8 +141,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 }
 
 // del runs the DEL of one step. If it fails, del retries it with the configurations that
-// decide.Retries returns, such as the one that the runtime would send now. Even if the DEL succeeds
-// with one of these, Run releases host-local's addresses in the recorded pool.
+// decide.Retries returns, such as the one that the runtime would send now. Such a configuration may
+// name a new host-local pool. So after a success, Run releases the addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	f := u.delWith(ctx, s, s.Config)
 	if f == nil {
@@ -165,7 +165,6 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	return f
 }
 
-// delWith runs the DEL of one step with a configuration.
 func (u *undoing) delWith(
 	ctx context.Context, s *journal.Step, config json.RawMessage,
 ) *delegate.Failure {
@@ -199,11 +198,11 @@ func (u *undoing) delWith(
 	return f
 }
 
-// leaveScratch returns the outcome of a DEL whose try in a scratch namespace failed with f. It
-// retries the DEL there, unless the previous try failed with the same message. After two failures
-// with the same message, it runs the DEL without a namespace, as without unwind, and accepts a
-// success. For example, bridge with a namespace removes its iptables chain, and fails while a rule
-// that leaked earlier refers to that chain.
+// leaveScratch returns the outcome of a DEL that has failed with f in a scratch namespace. It
+// retries the DEL there, unless the step's previous try failed with the same message. After two
+// failures with the same message, it gives the DEL no namespace, as without unwind, and accepts a
+// success. For example, if bridge's DEL gets a namespace, it also removes its iptables chain, which
+// fails while a leaked rule refers to that chain.
 func (u *undoing) leaveScratch(
 	ctx context.Context, s *journal.Step, c *delegate.Call, stderr io.Writer, f *delegate.Failure,
 ) *delegate.Failure {
@@ -227,7 +226,7 @@ func (u *undoing) leaveScratch(
 
 // prevResult returns the prevResult for a step's DEL: the ADD's final or last known result, in the
 // CNI version of the DEL's config, without the addresses that are withheld from the step. Like
-// libcni, it returns nil before version 0.4.0.
+// libcni, it returns nil for a version before 0.4.0.
 func (u *undoing) prevResult(
 	ctx context.Context, s *journal.Step, config json.RawMessage,
 ) (json.RawMessage, error) {
@@ -266,7 +265,7 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 
 // withheldFrom returns the claimed addresses that a step's DEL does not get (see decide.Gets). It
 // reads host-local's files, so delWith calls it right before the DEL. The result stays valid,
-// because only the attachment's own DELs release its addresses, and these need its lock.
+// because only the attachment's own DELs, which need its lock, release its addresses.
 func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses []netip.Addr) {
 	for _, c := range u.Record.Got.Claims {
 		if !decide.Gets(s, c, u.ownerOf(ctx, c)) {
@@ -294,10 +293,10 @@ func ownerOf(k journal.Key) ipam.Owner {
 	return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName}
 }
 
-// held returns the claims on addresses that the attachment may still have. If host-local assigned
-// the address, its file shows that; a file that cannot be read may be the attachment's. Any other
-// address is free once the DEL of the delegate that allocated it is done. Some reconstructed
-// records do not name that delegate.
+// held returns the claims on addresses that the attachment may still have. For an address from
+// host-local, its file decides; a file that cannot be read counts as the attachment's. Any other
+// address is free once the DEL of the delegate that allocated it is done. If a reconstructed record
+// does not name that delegate, the address counts as held.
 func (u *undoing) held() []journal.Claim {
 	return slices.DeleteFunc(slices.Clone(u.Record.Got.Claims), func(c journal.Claim) bool {
 		if c.Pool == "" {

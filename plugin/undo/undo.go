@@ -17,15 +17,15 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// Request is a record with pending DELs.
+// Request says which record to undo, and how.
 type Request struct {
 	Record  *journal.Record
 	Mode    Mode
 	Lock    *journal.Lock // the attachment's lock; nil without a journal
 	Later   int           // number of steps that the caller must run after this record
 	Changed bool          // the caller has added claims to the record (see ClaimHeld)
-	// Netns is CNI_NETNS of the runtime's DEL, if that is the DEL of this record's ADD (see
-	// deleting.isOf), or of the ADD that is rolled back.
+	// Netns is CNI_NETNS of the ADD that is rolled back, or of the runtime's DEL if that DEL is for
+	// this record's ADD (see deleting.isOf). In all other cases, it is "".
 	Netns string
 }
 
@@ -38,14 +38,14 @@ const (
 	Requested                 // the runtime sent the DEL of the attachment
 	Rollback                  // the verb's own ADD failed
 	Superseding               // a new ADD of the attachment follows, which needs the lock and its file
-	Reconstructed             // like Sweep, but not in the journal; the caller releases addresses
+	Reconstructed             // like Sweep, without a journal record; the caller releases addresses
 )
 
 // ofVerb reports whether the runtime's verb names the attachment. The DELs then get the environment
 // and the path that the runtime sent.
 func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
 
-// Undo undoes one ADD, for a reason, and returns what Run returns:
+// Undo undoes one ADD for a reason. It returns the results of Run. The steps:
 //
 //  1. Mark the record.
 //  2. Write it. The runtime's DEL and a rollback write it only if the next pass needs that (see
@@ -102,7 +102,7 @@ func (w *Worker) Undo(
 // the record must be written before the first DEL:
 //
 //   - in a sweep, or before a new ADD, always: the next pass must know that this one has begun;
-//   - if the record has new claims: after a DEL has released an address, nothing else names it;
+//   - if the record has new claims: after a DEL has released an address, only its claim names it;
 //   - at the runtime's DEL, if the record is not in the journal and has a result or claims. A new
 //     record without them is not written, because the runtime repeats a DEL that is killed.
 func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) (unwritten bool) {
@@ -135,9 +135,9 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 	return unwritten
 }
 
-// Finish writes a record after a pass, or deletes it if no DEL is pending. In a sweep, it first
-// removes the ADD from libcni's cache, as libcni does after a DEL. The runtime's late DEL then has
-// no prevResult, so it cannot harm the address's next owner.
+// Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes a
+// record in a sweep, it removes the ADD from libcni's cache, as libcni does after a DEL. So the
+// runtime's late DEL has no prevResult, and cannot harm the address's next owner.
 func (w *Worker) Finish(ctx context.Context, request Request) error {
 	e := request.Record
 	done := len(e.Steps) == 0
@@ -178,16 +178,16 @@ type undoing struct {
 	*Worker
 	Request
 	Log *slog.Logger // adds the record's attachment to each line
-	// place is the namespace of the ADD. It is empty if the DELs must not get that namespace. It
-	// stays open until the pass ends, so that its inode cannot be reused during the pass.
+	// place is the namespace of the ADD. It is empty unless state is there. It stays open until the
+	// pass ends, so that its inode cannot be reused during the pass.
 	place facts.Place
 	state located
 	// byAddress contains the indexes of the steps that may remove rules by address alone, including
 	// steps that this pass has completed.
 	byAddress []int
-	// env contains the search paths of the ADD's process. It is nil if the DELs get this process's
-	// own: if the runtime's verb names the attachment, after a reboot, or if one of the recorded
-	// directories no longer exists.
+	// env contains the search paths of the ADD's process. It is nil if the runtime's verb names the
+	// attachment, after a reboot, or if a recorded directory no longer exists. The DELs then get the
+	// search paths of this process.
 	env map[string]string
 	ran int // number of delegates that ran
 }
@@ -297,8 +297,8 @@ func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 
 // ClaimHeld adds claims on addresses that host-local's files assign to the attachment, for
 // delegates that were interrupted before their result was written. It reports whether it added any.
-// The claims must be written before the first DEL, because that DEL releases the addresses, and a
-// second DEL must still know them.
+// The caller must write the claims to the journal before the first DEL: that DEL may release the
+// addresses, and the DELs after it must still know them.
 func (w *Worker) ClaimHeld(e *journal.Record) (found bool) {
 	for _, step := range e.Steps {
 		pool := ipam.Pool(known.IPAMOf(step.Config).Name, step.Config, e.Network)

@@ -1,16 +1,20 @@
 package undo
 
 import (
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"cni-unwind/ipam/ipamtest"
 	"cni-unwind/journal"
 )
 
-// TestHeld: while its plugin is in the chain, a DEL that fails for a day is dropped only if the
-// attachment surely has no address any more. A file of host-local that cannot be read, or whose text
-// a power loss cut off, may be the attachment's.
+// TestHeld: held omits a claim only if the attachment certainly no longer has the address. A file
+// of host-local that cannot be read, or whose text a power loss cut off, may be the attachment's.
+// While the plugin is in the chain, unwind does not drop a DEL whose address is held.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	pool := t.TempDir()
@@ -35,6 +39,34 @@ func TestHeld(t *testing.T) {
 		}}}
 		if got := len(u.held()) == 1; got != tt.want {
 			t.Errorf("%s: held %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestProvenGone: if the ADD could not identify its namespace, the namespace is gone once its path
+// leads to none. An error that leaves the question open does not prove that.
+func TestProvenGone(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, path string
+		searchErr  error
+		want       bool
+	}{
+		{"no path", "", nil, true},
+		{"nothing at the path", filepath.Join(filepath.Dir(file), "none"), nil, true},
+		{"a file at the path", file, nil, true},
+		{"an error", strings.Repeat("/x", 3000), nil, false},
+		{"a namespace at the path", "/proc/self/ns/net", nil, false},
+		{"an error of a search that was not made", file, errors.New("not searched"), true},
+	} {
+		u := &undoing{Request: Request{Record: &journal.Record{Added: journal.Added{NetNS: journal.NetNS{Path: tt.path}}}},
+			Worker: &Worker{Env: &Env{}}}
+		if got := u.provenGone(tt.searchErr); got != tt.want {
+			t.Errorf("%s: gone %t, want %t", tt.name, got, tt.want)
 		}
 	}
 }

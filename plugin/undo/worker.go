@@ -45,7 +45,7 @@ type Worker struct {
 	ChainOf func(network string) (*netconf.Chain, *netconf.Conf)
 }
 
-// Verb describes the verb that a pass belongs to. Key is zero for a verb without an attachment, and
+// Verb describes the verb in which the DELs run. Key is zero for a verb without an attachment, and
 // for an operator's sweep.
 type Verb struct {
 	Key   journal.Key
@@ -59,9 +59,9 @@ type Verb struct {
 	Watch func()
 }
 
-// Spares reports whether a verb of the runtime must keep a dead attachment, because its network's
+// Spares reports whether a verb of the runtime must keep a dead attachment, because the network's
 // configuration allows no sweep (see netconf.Conf.Observes). For the verb's own network, the
-// present configuration counts; for another network, the one at the ADD.
+// present configuration counts; for all others, the configuration at the time of the ADD.
 func (w *Worker) Spares(e *journal.Record) bool {
 	if w.Verb.Conf.Name == e.Network {
 		return w.Verb.Conf.Observes()
@@ -105,9 +105,9 @@ func (w *Worker) Safely(do func() error) (err error) {
 }
 
 // Budgets limit the time of a verb. CNI passes no deadline to a plugin, so Undo is the longest time
-// limit that any runtime has for a DEL. A shorter one would kill delegates that would have
-// succeeded. If a runtime with a shorter limit kills a DEL, the journal still contains what is
-// pending.
+// limit that any runtime has for a DEL. A shorter budget would kill delegates that would have
+// succeeded. If a runtime with a shorter limit kills a DEL, the journal still contains the pending
+// DELs.
 //
 //	kubelet      2 min for StopPodSandbox: runtimeRequestTimeout, k8s.io/cri-client
 //	             pkg/remote_runtime.go; containerd passes that context on, v2.2.0
@@ -150,9 +150,9 @@ var DefaultBudgets = Budgets{
 	Exchange: time.Second,
 }
 
-// Present returns the configuration of a step's DEL for a retry. For decide.Present, it is the
-// chain's present one, with the runtime arguments of the ADD. Present returns nil if the network's
-// chain contains no such delegate, or several.
+// Present returns the configuration of a step's DEL for a retry. For decide.Present, this is the
+// delegate's present configuration in the chain, with the runtime arguments of the ADD. Present
+// returns nil unless the chain and the record each contain the plugin exactly once.
 func (w *Worker) Present(
 	e *journal.Record, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {

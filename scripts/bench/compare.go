@@ -54,8 +54,8 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 	return c, nil
 }
 
-// run adds and deletes pods of each kind in rounds. In each round, it runs a number of pods
-// (parallel) of one kind at the same time, then of the next. Each round begins with another kind.
+// run adds and deletes pods of each kind in rounds. Each round runs a number of pods (parallel) of
+// one kind at the same time, then as many of the next kind. The first kind changes with each round.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel
@@ -144,7 +144,7 @@ func goneAll(pods []*pod) error {
 }
 
 // timed contains the duration of each operation and of all together, and the CPU time per
-// operation. The latter includes this process, because a runtime also starts and reaps plugins.
+// operation. The CPU time includes this process's, because a runtime also starts and reaps plugins.
 type timed struct {
 	each      []time.Duration
 	wall      time.Duration
@@ -224,7 +224,7 @@ func (r *results) line(format string, args ...any) {
 	}
 }
 
-// quantile returns the smallest value that at least the fraction q of all values doesn't exceed.
+// quantile returns the smallest v such that at least the fraction q of all values is at most v.
 func quantile[T float64 | time.Duration](all []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]

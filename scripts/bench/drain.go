@@ -12,11 +12,11 @@ import (
 // runtimeTimeout is the default timeout of containerd and CRI-O for one ADD or DEL.
 const runtimeTimeout = time.Minute
 
-// benchDrain starts pods of bridge + firewall + portmap + tuning, all at the same time, and then
-// deletes all of them, alternately with and without unwind. It prints how many ADDs and DELs failed
-// or exceeded the runtime's timeout, and the time until the last one ended. It repeats the failed
-// DELs until none fails. To measure a busy machine, run two busy shell loops next to nice -n
-// 19 make bench ARGS="-drain 120".
+// benchDrain starts all pods at the same time, with the chain bridge + firewall + portmap + tuning,
+// and then deletes all of them at the same time. It alternates between a network without unwind and
+// one with unwind. It prints how many ADDs and DELs failed or exceeded the runtime's timeout, and
+// the time until the last one ended. It repeats the failed DELs until none fails. To measure a busy
+// machine, run nice -n 19 make bench ARGS="-drain 120" next to two busy loops.
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network
 	for i, kind := range []string{plain, unwound} {
@@ -64,8 +64,8 @@ func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	return nil
 }
 
-// warmUp adds and deletes one pod, because plugins fail if several of them create the shared
-// iptables chains at the same time.
+// warmUp adds and deletes one pod, which creates the shared iptables chains. Plugins fail if
+// several of them create these chains at the same time.
 func (n *network) warmUp(ctx context.Context) error {
 	p, err := n.newPod(3999)
 	if err != nil {
@@ -91,7 +91,7 @@ func drain(ctx context.Context, pods []*pod) (add, del drained, again int, err e
 // drained is the outcome of a verb for all pods.
 type drained struct {
 	failed []*pod
-	errs   []error // only the first error
+	errs   []error // the first error, if any
 	wall   time.Duration
 }
 

@@ -1,13 +1,13 @@
 // Bench times ADD, DEL and a failing ADD of chains of real plugins: without unwind, with unwind,
-// and, if MULTUS names a multus binary, as delegates of multus (see compare). It also times the
+// and, if MULTUS names a multus binary, as delegates of multus (see comparison). It also times the
 // release of dead pods (see benchSweep), and STATUS and GC (see benchStatus).
 //
-// libcni is the runtime in all benchmarks. unwind's stateDir is on the disk of the working
-// directory, because disk syncs take most of the time. Everything runs in network, mount and PID
-// namespaces of its own, and disappears at the end.
+// Bench acts as the runtime, with CNI's libraries. unwind's stateDir is on the disk of the working
+// directory, because disk syncs take most of the time. Everything runs in new network, mount and
+// PID namespaces, and disappears at the end.
 //
-// make bench runs it as root in the project's directory. The durations go to the file in -out, in
-// the format of go test -bench, for benchstat; bench prints the rest.
+// make bench runs it as root in the project's directory. The durations of ADDs and DELs go to the
+// file in -out, in the format of go test -bench, for benchstat. Bench prints all other results.
 package main
 
 import (
@@ -35,7 +35,7 @@ import (
 // runs in the namespaces.
 const workEnv = "UNWIND_BENCH_DIR"
 
-// init keeps the main thread out of other network namespaces: see netns.
+// init keeps goroutines that change their network namespace off the main thread: see netns.
 func init() { runtime.LockOSThread() }
 
 type options struct {
@@ -50,7 +50,7 @@ type options struct {
 	rounds   int   // rounds of benchDrain for each kind
 }
 
-// listOf returns the parser of a flag that is a list of values, separated by commas.
+// listOf returns the parser of a flag whose value is a list, separated by commas.
 func listOf[T any](list *[]T, parse func(string) (T, error)) func(string) error {
 	return func(text string) error {
 		*list = nil
@@ -174,8 +174,8 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps mounts inside the namespace, mounts its /proc, hides files of plugins in /run, such
-// as tuning's, and brings up the loopback interface.
+// prepare keeps mounts inside the mount namespace, mounts /proc for the PID namespace, mounts an
+// empty /run, where tuning and other plugins keep files, and brings up the loopback interface.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
@@ -237,7 +237,7 @@ func load() string {
 	return one
 }
 
-// inTurn returns the list, rotated to the left by a number of elements (turn).
+// inTurn returns the list, rotated to the left by turn elements.
 func inTurn[T any](list []T, turn int) []T {
 	first := turn % len(list)
 	return slices.Concat(list[first:], list[:first])

@@ -22,7 +22,7 @@ type network struct {
 	work  string
 	list  *libcni.NetworkConfigList
 	cni   *libcni.CNIConfig
-	ports int // the first host port of its pods; 0 maps none
+	ports int // the first host port of its pods; 0 for no host ports
 }
 
 var chains = map[string]struct {
@@ -32,9 +32,9 @@ var chains = map[string]struct {
 	"light": {3, false}, "1": {1, true}, "3": {3, true}, "4": {4, true}, "5": {5, true},
 }
 
-// The kinds of networks, which the benchmarks compare. "plain" runs without unwind. The journal of
-// "unwind" has 10 records, that of "unwind-full" as many as -live says. "noop" runs a plugin that
-// does nothing before the same chain.
+// The kinds of networks that a comparison runs. "plain" is without unwind. With "unwind", the
+// journal has 10 records, and with "unwind-full", as many as -live says. "noop" begins the chain
+// with a plugin that does nothing. With "multus", multus runs the chain.
 const (
 	plain      = "plain"
 	unwound    = "unwind"
@@ -89,7 +89,7 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 
 func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
 
-// chain returns the given number of plugins and, if fails is set, one that fails.
+// chain returns the given number of plugins and, if fails is set, another plugin, which fails.
 func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
@@ -153,8 +153,8 @@ func (p *pod) secondDel(ctx context.Context) error {
 	return p.cni.DelNetworkList(ctx, p.list, &rt)
 }
 
-// failedAdd runs an ADD that fails, and cleans up after it. Without unwind, and with multus, it
-// sends the runtime's DEL. unwind rolls the ADD back by itself.
+// failedAdd runs an ADD that fails, and cleans up after it: it sends the runtime's DEL, except with
+// unwind, which rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("the ADD succeeded")
@@ -170,8 +170,8 @@ func (p *pod) gone() error {
 	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
 }
 
-// fill adds a pod, and copies its journal record so that there are many. The copies share the pod's
-// namespace, so all of them are live.
+// fill adds a pod, and copies its journal record until the journal has many records. The copies
+// name the same namespace as the pod, so all of them are live.
 func (n *network) fill(ctx context.Context, many int) error {
 	p, err := n.newPod(3999)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Command mutants changes one operator at a time in a package, and runs the package's own tests. If
-// the tests still pass, no test covers that operator: the mutant survives. Command mutants prints
-// the survivors. It fails if the tests detect fewer than 95 % of a package's mutants.
+// Command mutants runs a package's own tests on mutants, which are copies of the package with one
+// changed operator. If the tests still pass, they don't cover that operator: the mutant survives.
+// The command prints the survivors, and fails if the tests detect fewer than 95 % of the mutants.
 //
 //	go run ./scripts/mutants plugin/netconf plugin/known
 //
 // Gremlins and similar tools don't suffice: they change only code in the blocks of a coverage
-// profile, which leave out the conditions of switch statements.
+// profile, and the conditions of switch statements are in none of these blocks.
 package main
 
 import (

@@ -22,8 +22,8 @@ var (
 		` \(?v?(\d+\.\d+(?:\.\d+)?(?:(?:, | and | to )v?\d+\.\d+(?:\.\d+)?)*)`)
 	number = regexp.MustCompile(`\d+\.\d+(?:\.\d+)?`)
 
-	// wasRun matches a sentence that claims that software was tested, and wasRead one that says that
-	// it was not.
+	// wasRun matches a sentence that claims that software was tested. wasRead matches a sentence that
+	// says that software was not tested.
 	wasRun = regexp.MustCompile(`\*\*Tested\*\*|\b[Rr]uns? the (?:real|12 tests)\b|` +
 		`\b(?:was|were|have) (?:\w+ )?(?:run|tested|measured)\b`)
 	wasRead = regexp.MustCompile(`\bnot (?:run|tested)\b|\b[Ss]ource code read\b`)
@@ -50,7 +50,7 @@ func (v versions) unknown(name, text string) (bad []string) {
 	return bad
 }
 
-// claims returns the software that a document claims was tested, as pairs of a name and its
+// claims returns the software that, according to a document, was tested: pairs of a name and the
 // versions. A claim is a sentence, or a row of a table with a column "run" or "run in tests".
 func claims(document string) (all [][2]string) {
 	for _, sentence := range split.Split(document, -1) {
@@ -76,8 +76,8 @@ func claims(document string) (all [][2]string) {
 	return all
 }
 
-// TestVersions: the table "Versions" in testdata/README.md contains every version that a document
-// claims was tested. It also agrees with the versions in the Makefile and in hyperkube's go.mod.
+// TestVersions: the table "Versions" in testdata/README.md contains every version that, according
+// to a document, was tested. The table also agrees with the Makefile and with hyperkube's go.mod.
 func TestVersions(t *testing.T) {
 	const table = "testdata/README.md"
 	t.Chdir("../..")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Writes the agent's image as an OCI archive. The layer for each ARCH is DIRECTORY/ARCH.tar.gz.
-# crane needs no daemon: a registry of its own, on the loopback interface, holds the image meanwhile.
-# scripts/deploy/Containerfile builds the same image: change both together.
+# Writes the agent's image as an OCI archive. The layer for each ARCH is DIRECTORY/ARCH.tar.gz. No
+# daemon is needed: crane serves a temporary registry on the loopback interface, and builds the
+# image in it. scripts/deploy/Containerfile builds the same image: change both together.
 #
 # usage: scripts/release/image.sh NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…
 #

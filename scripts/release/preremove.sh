@@ -1,6 +1,6 @@
 #!/bin/sh
-# The deb and the rpm run this script before a removal (remove, 0) and before an upgrade. A removal
-# stops the units. It leaves the plugin in use, because a running pod may need it.
+# The deb and the rpm run this script before a removal (argument remove or 0) and before an upgrade.
+# Before a removal, it stops the units, but leaves the plugin, because a running pod may need it.
 case $1 in
 remove | 0) ;;
 *) exit 0 ;;

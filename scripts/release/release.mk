@@ -2,8 +2,8 @@
 # .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
 # targets below write the other files. The Makefile includes this file, and sets VERSION.
 
-# The tools are in .tools/bin. Like those that `make tools` builds, each has a stamp file whose name
-# contains the version.
+# The tools are in .tools/bin. As for `make tools`, each tool has a stamp file whose name contains
+# its version.
 GORELEASER := $(TOOLS)/bin/.goreleaser-$(GORELEASER_VERSION)
 CYCLONEDX  := $(TOOLS)/bin/.cyclonedx-gomod-$(CYCLONEDX_VERSION)
 CRANE      := $(TOOLS)/bin/.crane-$(CRANE_VERSION)
@@ -14,28 +14,28 @@ $(GORELEASER) $(CYCLONEDX) $(CRANE): | go
 	GOBIN=$(TOOLS)/bin CGO_ENABLED=0 go install -trimpath $(MODULE)
 	touch $@
 
-# The architectures of nodes that a release supports.
+# The node architectures that a release supports.
 ARCHES := amd64 arm64
 
-# The full name of the agent's image, for which unwind:$(VERSION) is short. An environment variable
-# IMAGE, which may belong to another program, does not change it.
+# The full name of the agent's image; its short name is unwind:$(VERSION). make ignores an
+# environment variable IMAGE, because that may belong to another program.
 IMAGE = docker.io/library/unwind:$(VERSION)
 
 # The output of `make image` and `make chart-archive`.
 IMAGE_ARCHIVE = dist/unwind-$(VERSION)-image.tar
 CHART_ARCHIVE = dist/unwind-$(VERSION:v%=%).tgz
 
-# The URL of the repository, where krew downloads releases. The workflow sets it. Nobody owns the
-# default (.invalid, RFC 2606).
+# The URL of the repository, from which krew downloads releases. The release workflow sets SITE.
+# Nobody owns the default (.invalid, RFC 2606).
 SITE = https://unwind.invalid
 
-# The date of all files in a release is that of the commit
+# The date of all files in a release is the commit's date
 # (https://reproducible-builds.org/specs/source-date-epoch).
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-# A release is built by the Go version in go.mod or a newer one, which the bills of materials name.
-# GOTOOLCHAIN=go1.N.P selects that version again. A machine may have other values of the following
-# settings, which would change the bytes. With empty values, Go would use those of go env -w.
+# Go settings that change the bytes of a release, so they must not come from the machine. Each has a
+# value, because for an empty one, Go would use that of go env -w. Go's version is that of go.mod or
+# newer. The bills of materials name it, and GOTOOLCHAIN=go1.N.P selects it for a rebuild.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
 release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/
@@ -46,7 +46,7 @@ release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/
 	$(MAKE) image chart-archive VERSION=$(VERSION) SITE=$(SITE) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
 	cd dist && export LC_ALL=C && sha256sum [!NS]* >SHA256SUMS
 
-# GoReleaser runs this first.
+# GoReleaser runs this target first.
 release-parts: PARTS := bin/release
 release-parts: go
 	rm -rf $(PARTS) && mkdir -p $(PARTS)/systemd $(PARTS)/doc
@@ -57,7 +57,7 @@ release-parts: go
 	sed -i 's|/usr/local/bin|/usr/bin|; /unwindctl install --systemd/d' $(PARTS)/systemd/*
 	cp README.md CHANGELOG.md cmd/unwindctl/OPERATIONS.md cmd/unwind/CONFIGURATION.md cmd/unwind/LIMITS.md $(PARTS)/doc
 	cp LICENSE $(PARTS)/doc/copyright
-	chmod -R u=rwX,go=rX $(PARTS) # the packages take the modes from here
+	chmod -R u=rwX,go=rX $(PARTS) # the packages' files get the modes of these files
 
 # Packs files into an archive that has the same bytes on every machine: tar sorts the files, and
 # takes no times, owners or modes from the file system, except for the execute permission.
@@ -87,9 +87,9 @@ chart-archive: go
 	$(PACK) -C dist $(NAME) | gzip -n >$(CHART_ARCHIVE)
 	rm -r dist/$(NAME)
 
-# The two releases are built in different directories, but -trimpath makes them share Go's build
-# cache. So the recipe builds the plugin once more with an empty cache, to prove that the compiler
-# itself gives the same bytes.
+# The two releases are built in different directories, but because of -trimpath, they share Go's
+# build cache. So the recipe builds the plugin once more with an empty cache, to prove that the
+# compiler itself writes the same bytes.
 release-check: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## build the release twice, and compare and test it
 	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; trap 'exit 1' INT TERM; \
 	git clone --quiet . "$$work/one"; git clone --quiet "$$work/one" "$$work/another/deeper"; \

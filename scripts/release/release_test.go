@@ -15,8 +15,8 @@ import (
 )
 
 // TestNotes: the notes of a version are the lines under it in CHANGELOG.md, each item on one line.
-// A release without such lines is an error. A build that is not a release gets the lines under
-// "Unreleased".
+// For a release, missing lines are an error. A pre-release or an untagged build gets the lines
+// under "Unreleased" instead.
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -47,8 +47,8 @@ func TestNotes(t *testing.T) {
 
 // TestWorkflows checks the security of the workflows:
 //
-//   - They name each action by a commit, which cannot change.
-//   - By default, a job may only read. A job with permissions of its own builds nothing.
+//   - They name each action by a commit, because a tag may be moved.
+//   - By default, a job may only read. A job with other permissions doesn't run make.
 //   - checkout leaves no token in .git.
 //   - They name no registry.
 func TestWorkflows(t *testing.T) {
@@ -98,8 +98,8 @@ func TestWorkflows(t *testing.T) {
 	}
 }
 
-// TestTag: the first step of the release workflow accepts only tags that are semantic versions.
-// Such a tag contains nothing that a shell or make would run.
+// TestTag: the first step of the release workflow accepts only tags that are semantic versions,
+// because these contain nothing that a shell or make would run.
 func TestTag(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../.github/workflows/release.yml")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prints the version of the commit that is checked out in the current directory. The version is the commit's tag, or
 # else Go's pseudo-version (https://go.dev/ref/mod#pseudo-versions), which sorts after the last tag and before the next.
-# If there are uncommitted changes, it ends with -dirty, which sorts directly after the commit. Go's own suffix, +dirty,
-# does not affect the order, and is not allowed in an image's tag. Without a commit, the script prints dev.
+# With uncommitted changes, the version ends with -dirty, and sorts directly after the commit's. Go's own suffix,
+# +dirty, does not affect the order, and is not allowed in an image's tag. Without a commit, the script prints dev.
 #
 # usage: scripts/release/version.sh
 set -euo pipefail
@@ -12,7 +12,7 @@ describe() {
 }
 
 commit=$(TZ=UTC git log -1 --date=format-local:%Y%m%d%H%M%S --format=%cd-%H 2>/dev/null) || { echo dev; exit; }
-commit=${commit:0:27} # twelve digits of the hash
+commit=${commit:0:27} # with twelve digits of the hash
 dirty=$(git describe --always --exclude='*' --dirty)
 case $dirty in
 *-dirty) commit+=-dirty ;;

@@ -1,5 +1,5 @@
-// Package release tests the scripts in its directory, which `make release` runs, and the versions
-// and commands in the documents.
+// Package release tests the scripts in its directory, which `make release` runs. It also tests the
+// versions and commands in the documents.
 package release
 
 import (
@@ -43,7 +43,7 @@ func (p project) write(name, text string) {
 	nodetest.Check(p, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
 }
 
-// run returns the output of a command, stdout and stderr.
+// run returns a command's output to stdout and stderr.
 func (p project) run(name string, args ...string) string {
 	p.Helper()
 	cmd := exec.Command(name, args...)
@@ -77,8 +77,8 @@ func (p project) commit(n int, tags ...string) {
 	}
 }
 
-// TestVersion: version.sh prints the same version of a commit that go build stamps into a binary.
-// Each version sorts after the previous one, and so does that of uncommitted changes.
+// TestVersion: version.sh prints the version that go build stamps into a binary of the same commit.
+// Each version, also one with uncommitted changes, sorts after the previous version.
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

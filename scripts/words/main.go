@@ -21,7 +21,7 @@ type text struct {
 	words string
 }
 
-// programs are the directories of unwind's programs, from the root of the repository.
+// programs are the directories of the programs' code, relative to the root of the repository.
 var programs = []string{"cmd", "ipam", "journal", "plugin"}
 
 func main() {
@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// read returns the texts of the programs below a directory, file by file, without those of tests.
+// read returns the texts in the Go files below a directory, file by file. It skips tests.
 func read(dir string) ([]text, error) {
 	var texts []text
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -98,8 +98,8 @@ func parse(path string) ([]text, error) {
 // severalWords distinguishes a text from a name, a key or a path.
 var severalWords = regexp.MustCompile(`\pL\S* +\S*[\pL%]`)
 
-// join concatenates the pieces of a string expression. It replaces pieces that are not constant by
-// "…", and returns them in rest. It returns false for an expression that is not a string.
+// join concatenates the literals of a string expression. It replaces each other operand with "…",
+// and returns these operands in rest. For any other expression, ok is false.
 func join(e ast.Expr) (words string, rest []ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// phrases lists unidiomatic phrases that texts and documents must not contain, with better ones.
+// phrases lists unidiomatic phrases that texts and documents must not contain, and better phrases.
 var phrases = []struct{ not, but string }{
 	{`in order again|\banew\b`, "recovered, again, restart"},
 	{`as soon as it can be`, "retries until it succeeds"},

@@ -8,16 +8,17 @@
 //	 "rules": true, "result": "<text>", "needs": "/abs/file"}
 //
 // Only dir is required. modes override plan.json, so that faulty can fail with one configuration
-// and work with another. With ipam, faulty calls that plugin for its address, as bridge does. With
-// rules, faulty creates a rule for each address in prevResult, as firewall does: the rule is keyed
-// by the address alone, so a DEL removes it whoever owns the address. With needs, each call fails
-// while that file is missing, as with a plugin whose kubeconfig or daemon is gone. dir contains:
+// and work with another. With ipam, faulty gets addresses from that plugin, as bridge does. With
+// rules, faulty creates a rule for each address in prevResult, as firewall does: the address alone
+// is the rule's key, so a DEL removes the rule even if the address has another owner by then. With
+// needs, each call fails and is not logged while that file is missing, like a plugin whose
+// kubeconfig or daemon is gone. dir contains:
 //
 //	taken/<containerID>.<ifname>.<instance>
 //	        created by an ADD that takes effect (content: the pid), removed by a DEL that takes
 //	        effect; CHECK fails without it
 //	rules/<address>.<instance>
-//	        the same for rules
+//	        created by an ADD and removed by a DEL, if the configuration has rules
 //	held/<command>.<containerID>.<instance>
 //	        created by a call in a hold mode; the call continues when the file is removed
 //	plan.json
@@ -25,7 +26,7 @@
 //	        test can repair a plugin between calls. "*" is for all other instances. Without a
 //	        file or a mode, the mode is "ok". "pod:<prefix>" has precedence for pods
 //	        (K8S_POD_NAME) whose names have this prefix. In mode "fail 5%", one call in twenty
-//	        fails, at random. In mode "fail once", the first call of an attachment fails.
+//	        fails, at random. In mode "fail once", an attachment's first call of the command fails.
 //	once/<command>.<containerID>.<ifname>.<instance>
 //	        created by the first call in a mode with "once"
 //	log
@@ -36,27 +37,27 @@
 // The modes; those that end in -effect take effect (create or remove the files) first:
 //
 //	ok                  take effect and print the result
-//	late                sleep for delayMS (default 1000), then ok
-//	hold, hold-effect   wait until the file under held is removed, then ok
+//	late                sleep for delayMS (default 1000), then do the same as ok
+//	hold, hold-effect   wait until the file in held is removed, then do the same as ok
 //	fail, fail-effect   return a CNI error with "code" (default 999)
 //	stderr              exit 1 with text on stderr only
 //	hang, hang-effect   never return
 //	ignore-term         never return, and ignore SIGTERM
 //	crash, crash-effect send itself SIGKILL
 //	kill-parent         send the parent SIGKILL, then never return
-//	hold-kill-parent    the same once the file under held is removed
+//	hold-kill-parent    wait like hold, then do the same as kill-parent
 //	kill-parent-effect  take effect, send the parent SIGKILL, then print the result
 //	orphan              leave a child in the process group, send the parent SIGKILL, and exit; the
 //	                    child takes effect after delayMS
-//	daemon              leave a child in a session of its own, which keeps all inherited
-//	                    descriptors open for ten minutes, stdout and stderr too; then ok
-//	empty, garbage      take effect, print nothing or "not json", and exit 0
+//	daemon              do the same as ok, but leave a child in its own session; for ten minutes,
+//	                    the child keeps all inherited descriptors open, even stdout and stderr
+//	empty, garbage      take effect, exit 0, and print nothing (empty) or "not json" (garbage)
 //
 // "Never" means ten minutes, so that a test that dies leaves no process for longer.
 //
-// ADD prints result unchanged. Without result, it prints prevResult, or an empty result if there is
-// none, and adds address to the ips. GC and STATUS have no effect. They and CHECK follow the plan
-// like ADD and DEL. VERSION reads no configuration and is not logged.
+// ADD prints result unchanged. Without result, it prints prevResult (or an empty result), and adds
+// address and the addresses from the IPAM plugin to the ips. GC and STATUS create and remove
+// nothing, but like CHECK, they follow the plan. VERSION reads no configuration and is not logged.
 package main
 
 import (
@@ -89,8 +90,8 @@ const (
 	forever    = 10 * time.Minute
 	daemonLife = forever
 
-	// hangsEnv is the environment variable with a directory in which a call that hangs creates a file.
-	// testdata/unwind reads it, too (env.Hangs).
+	// hangsEnv is the environment variable that names the directory in which each call that hangs
+	// creates a file. testdata/unwind reads the same variable (env.Hangs).
 	hangsEnv = "UNWIND_TEST_HANGS"
 
 	// roleEnv is the environment variable with the role of a child of this program.
@@ -144,7 +145,7 @@ type call struct {
 }
 
 func main() {
-	// If the parent was killed, a write to its pipe must not end this process.
+	// A write to the pipe of a killed parent must not end this process.
 	signal.Ignore(syscall.SIGPIPE)
 	parent := os.Getppid()
 	role := os.Getenv(roleEnv)
@@ -251,7 +252,7 @@ func (c *call) pod() string {
 	return ""
 }
 
-// resolved returns the mode of this call, for a mode with a percentage or "once".
+// resolved returns the mode without "5%" or "once", or ok if the mode does not apply to this call.
 func (c *call) resolved(mode string) (string, error) {
 	mode, when, ok := strings.Cut(mode, " ")
 	switch {
@@ -276,7 +277,7 @@ func (c *call) resolved(mode string) (string, error) {
 	return cmp.Or(mode, "ok"), nil
 }
 
-// isFirst reports whether this is the first call of its attachment in a mode with "once".
+// isFirst reports whether this is its attachment's first call of the command in a mode with "once".
 func (c *call) isFirst() (bool, error) {
 	name := strings.Join([]string{c.Command, c.ContainerID, c.IfName, c.Instance}, ".")
 	file := filepath.Join(c.conf.Dir, "once", name)
@@ -347,7 +348,7 @@ func (c *call) run() ([]byte, error) {
 	}
 }
 
-// held creates the call's file in the directory held, and waits until a test removes it.
+// held creates the call's file in the directory held, and waits until a test removes the file.
 func (c *call) held() error {
 	held := filepath.Join(c.conf.Dir, "held", c.Command+"."+c.ContainerID+"."+c.Instance)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(held), 0o755), os.WriteFile(held, nil, 0o644)); err != nil {
@@ -508,9 +509,8 @@ func (c *call) delay() time.Duration {
 	return time.Duration(cmp.Or(c.conf.DelayMS, 1000)) * time.Millisecond
 }
 
-// killParent kills the unwind process that started this one. If unwind has ended, init or the
-// sandbox's first process has adopted this process. Then killParent kills nothing, and returns an
-// error.
+// killParent kills the unwind process that started this process. If the parent is not unwind, or
+// has already ended, killParent kills nothing and returns an error.
 func (c *call) killParent() error {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.parent))
 	if err != nil || strings.TrimSpace(string(name)) != "unwind" {
@@ -534,7 +534,7 @@ func (c *call) handOver() error {
 	return cmp.Or(errors.Join(err, stdin.Close(), c.killParent()), errHandedOver)
 }
 
-// leaveDaemon starts the child that outlives the call.
+// leaveDaemon starts the child of mode daemon, which outlives the call.
 func (c *call) leaveDaemon() error {
 	child := child(roleDaemon)
 	child.Stdout, child.Stderr = os.Stdout, os.Stderr
@@ -542,8 +542,8 @@ func (c *call) leaveDaemon() error {
 	return child.Start()
 }
 
-// child returns a command for this program in another role. Descriptors 3 and above stay open in
-// the child unless they are close-on-exec, because os/exec does not close them.
+// child returns a command for this program in another role. In the child, descriptors 3 and above
+// stay open unless they are close-on-exec, because os/exec does not close them.
 func child(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{os.Args[0], role} // ps then shows the role
@@ -551,7 +551,7 @@ func child(role string) *exec.Cmd {
 	return cmd
 }
 
-// log appends a line about the call.
+// log appends a line about the call to the file log.
 func (c *call) log(phase string) error {
 	line := c.record
 	line.Phase = phase

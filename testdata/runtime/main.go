@@ -1,9 +1,9 @@
-// Runtime is a stand-in for containerd's CRI, for the session in README.md:
+// Runtime stands in for containerd's CRI server in the example session of README.md:
 //
 //	runtime DIR
 //
-// It lists a pod for each network namespace in /run/netns, with the container ID that cnitool uses.
-// It reports DIR as its directory of conflists, and CNI_PATH as its directories of plugins.
+// It lists a pod for each network namespace in /run/netns, with cnitool's container ID for that
+// namespace. It reports DIR as its conflist directory, and CNI_PATH as its plugin directories.
 //
 // The command starts a server on containerd's usual socket, returns once the server listens, and
 // leaves it running until the PID namespace ends.
@@ -48,7 +48,7 @@ func main() {
 	}
 }
 
-// start starts the server as another process, and returns once it listens.
+// start starts the server in a separate process, and returns once the server listens.
 func start() error {
 	server := exec.Command("/proc/self/exe", os.Args[1:]...)
 	server.Env = append(os.Environ(), serverEnv+"=1")

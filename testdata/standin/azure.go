@@ -15,14 +15,14 @@ import (
 )
 
 // addAzure follows the ADD of azure-vnet (Azure/azure-container-networking cbd7560c), and delAzure
-// its DEL. The directory stands in for Azure CNS, the daemon that assigns addresses.
+// follows its DEL. The directory in dir stands in for Azure CNS, the daemon that assigns addresses.
 //
-//   - With multiTenancy, ADD takes the pod's network container, and DEL releases nothing
-//     (cni/network/network.go Add, Delete).
-//   - With ipam.type azure-cns it calls CNS, and executes no plugin. CNS identifies an address by
-//     the container and the interface: ADD gets the same one again, and DEL releases it with or
-//     without a namespace (invoker_cns.go). CNS has as many addresses as "addresses" says.
-//   - It executes any other ipam.type (invoker_azure.go).
+//   - With multiTenancy, ADD uses the address of the pod's network container, and DEL releases
+//     nothing (cni/network/network.go Add, Delete).
+//   - With ipam.type azure-cns, azure-vnet calls CNS, not a plugin. CNS identifies an address by
+//     the container and the interface: a repeated ADD gets the same address, and DEL releases it
+//     with or without a namespace (invoker_cns.go). addresses is the number of addresses in CNS.
+//   - With any other ipam.type, azure-vnet runs the plugin of that name (invoker_azure.go).
 func addAzure(c conf, args *skel.CmdArgs) error {
 	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {
 		if !strings.Contains(";"+args.Args, ";"+name) { // network.go getPodInfo
@@ -48,7 +48,7 @@ func addAzure(c conf, args *skel.CmdArgs) error {
 
 // request requests an address from CNS.
 func (c conf) request(args *skel.CmdArgs) (*current.Result, error) {
-	if err := c.free(args); err != nil { // so that a repeated ADD gets the same address, as from CNS
+	if err := c.free(args); err != nil { // as with CNS, a repeated ADD keeps only one address
 		return nil, err
 	}
 	held, err := os.ReadDir(c.Dir)

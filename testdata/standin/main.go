@@ -1,7 +1,7 @@
-// Standin is a CNI plugin that stands in for providers' plugins that cannot run without their
-// cluster. A test puts it into CNI_PATH under the name of such a plugin. Its ADD and DEL then
-// follow the rules of that plugin, which are in a file of their own that cites the provider's
-// source.
+// Standin is a CNI plugin. It stands in for providers' plugins that cannot run without their
+// cluster. A test puts standin into CNI_PATH under the name of such a plugin. Its ADD and DEL then
+// follow that plugin's rules. The rules are in a separate file for each plugin, which cites the
+// provider's source code.
 //
 // Its network configuration:
 //
@@ -30,7 +30,7 @@ import (
 // rule carries out a plugin's ADD or DEL.
 type rule func(c conf, args *skel.CmdArgs) error
 
-// rules maps the name of the provider's plugin to the rules for ADD and DEL.
+// rules maps the name of a provider's plugin to its rules for ADD and DEL.
 var rules = map[string][2]rule{
 	"kube-ovn":            {conf.add, delKubeOVN},
 	"ovn-k8s-cni-overlay": {conf.add, delOVNKubernetes},

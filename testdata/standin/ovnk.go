@@ -6,7 +6,7 @@ import (
 )
 
 // delOVNKubernetes follows the DEL of ovn-kubernetes 1.3.0, go-controller/pkg/cni/helper_linux.go,
-// UnconfigureInterface: it fails if CNI_NETNS is not set or cannot be opened. Otherwise it removes
+// UnconfigureInterface: it fails if it cannot open the namespace in CNI_NETNS. Otherwise it removes
 // the port by the container's ID, whether or not the interface is in the namespace.
 func delOVNKubernetes(c conf, args *skel.CmdArgs) error {
 	netns, err := ns.GetNS(args.Netns)

@@ -9,8 +9,8 @@ import (
 )
 
 // addSpiderpool follows the ADD of the IPAM plugin spiderpool 1.2.2, pkg/ipam/allocate.go,
-// Allocate: if the pod's interface already has an address, the agent returns that one, whichever
-// sandbox the ADD is for.
+// Allocate: if the pod's interface already has an address, spiderpool's agent returns that address,
+// whichever sandbox the ADD is for.
 func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {
@@ -22,9 +22,9 @@ func addSpiderpool(c conf, args *skel.CmdArgs) error {
 	return c.add(ofPod)
 }
 
-// delSpiderpool follows its DEL, pkg/ipam/release.go, Release: the agent releases the pod's
-// addresses, whichever sandbox the DEL is for, unless the pod is alive. This stand-in treats every
-// pod as terminating.
+// delSpiderpool follows the DEL of spiderpool, pkg/ipam/release.go, Release: unless the pod is
+// alive, the agent releases the pod's addresses, whichever sandbox the DEL is for. This stand-in
+// treats every pod as terminating.
 func delSpiderpool(c conf, args *skel.CmdArgs) error {
 	ofPod, err := podFor(args)
 	if err != nil {

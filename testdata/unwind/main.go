@@ -1,7 +1,7 @@
 // Command unwind is the plugin under test. It is cmd/unwind with additions that environment
-// variables control (see package env): crash points, time budgets, delegates that report that they
-// hang, and the path of libcni's cache. It is a separate program, because tests start it thousands
-// of times, and a test binary takes twice as long to start.
+// variables control (see package env), such as crash points, time budgets, an early deadline for
+// delegates that hang, and the path of libcni's cache. It is a separate program, because tests
+// start it thousands of times, and a test binary would take twice as long to start.
 package main
 
 import (
@@ -70,7 +70,7 @@ func (r *impatient) Run(ctx context.Context, c *delegate.Call, stderr io.Writer)
 	_ = json.Unmarshal(c.Stdin, &conf) // only faulty's configuration has an instance
 	name := []string{c.Command, c.ContainerID, c.Ifname, cmp.Or(conf.Instance, c.Plugin)}
 	file := filepath.Join(r.hangs, strings.Join(name, "."))
-	_ = os.Remove(file) // an earlier call may have left it
+	_ = os.Remove(file) // an earlier call may have left this file
 	ended, over := make(chan struct{}), make(chan struct{})
 	defer close(ended)
 	go func() {
@@ -108,8 +108,8 @@ func (l limited) Err() error {
 	}
 }
 
-// points returns a function that kills this process at the crash point in env.KillAt, and makes the
-// commit in env.FailAt fail.
+// points returns a function that kills this process at the crash point that env.KillAt names, and
+// makes the commit that env.FailAt names fail.
 func points() func(point string) {
 	kill := at(os.Getenv(env.KillAt), func() {
 		_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)
@@ -123,8 +123,8 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function that calls do at the n-th point of a name ("commit 2"), or at the n-th of
-// all points ("2").
+// at returns a function that calls do at one point: if where is "commit 2", at the second point
+// named commit; if where is "2", at the second of all points; and if where is empty, at none.
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]

@@ -51,8 +51,8 @@ type Coded struct {
 
 func (c Coded) Error() string { return c.Text }
 
-// The exit codes of unwindctl and kubectl-unwind. doctor and check have two more, off has one more,
-// and uninstall two.
+// The exit codes of unwindctl and kubectl-unwind. doctor, check and uninstall each have two more,
+// and off has one more.
 const (
 	ExitError       = 1 // something failed, was not found, could not be read, or remains to be done
 	ExitUsage       = 2 // usage error; nothing was changed

@@ -2,7 +2,7 @@
 // first argument names the program, as in "hyperkube kubelet". One binary is a fifth of the size
 // of six binaries, and links in a fifth of the time.
 //
-// Hyperkube is a separate module, because Kubernetes needs other versions of unwind's dependencies.
+// Hyperkube is a separate module, because Kubernetes needs other dependency versions than unwind.
 package main
 
 import (

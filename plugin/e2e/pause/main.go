@@ -47,8 +47,8 @@ func main() {
 	}
 }
 
-// killAll kills processes until no other process is left. On a busy machine, a killed process keeps
-// its cgroup, its sockets and its locks for some time.
+// killAll kills processes until no other process is left, because on a busy machine, a killed
+// process keeps its cgroup, its sockets and its locks for some time.
 func killAll() error {
 	for {
 		err := unix.Kill(-1, unix.SIGKILL)
@@ -71,8 +71,8 @@ func mountProc() error {
 	return unix.Mount("proc", "/proc", "proc", 0, "")
 }
 
-// newNetNS moves all threads of this process into a new network namespace. The old namespace would
-// exist as long as a thread is in it.
+// newNetNS moves all threads of this process into a new network namespace, because the old
+// namespace exists as long as any thread is in it.
 func newNetNS() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// KillAt makes the plugin kill itself with SIGKILL at the n-th crash point ("2"), or at the n-th
-	// crash point of a name ("added 2").
+	// KillAt makes the plugin kill itself with SIGKILL at the n-th crash point (see undo.Env), as in
+	// "2", or at the n-th with a name, as in "added 2".
 	KillAt = "UNWIND_TEST_KILL_AT"
-	// FailAt makes a commit of the journal fail: at "commit 1" before it has written anything, at
-	// "committed 1" after it has written everything.
+	// FailAt makes the n-th commit of the journal fail: "commit 1" before the first has written
+	// anything, "committed 1" after it has written everything.
 	FailAt = "UNWIND_TEST_FAIL_AT"
-	// Budgets sets budgets of the plugin: "Children=500ms Stop=1s". Long sets the others.
+	// Budgets changes time budgets of the plugin: "Children=500ms Stop=1s". Long sets the others.
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
 	// there. If the delegate has a deadline, unwind then behaves as if the deadline had passed. PLUGIN
@@ -35,9 +35,9 @@ const (
 )
 
 // Long contains the time budgets in tests. They are so long that no working delegate is killed,
-// even on a slow machine. A test shortens the budgets that it is about. Step keeps its default, and
-// so do Children and Exchange, because most tests use up these two: the delegate that outlived its
-// unwind process hangs, or the missing file stays missing.
+// even on a slow machine. A test shortens the budgets that it is about. Step, Children and Exchange
+// keep their defaults. Tests often use up the last two, because a child of a killed unwind's
+// delegate hangs, or a missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,

@@ -28,7 +28,7 @@ esac
 exit 0
 `
 
-// Dirs is a directory with a runtime's CNI directories, a provider's conflist, and a plugin to
+// Dirs is a directory with a runtime's CNI directories, a provider's conflist, and a fake unwind to
 // install.
 type Dirs struct {
 	testing.TB
@@ -131,8 +131,8 @@ func (n *Dirs) Installed() string {
 // creates.
 const First = `podnet of 10-bridge.conflist with {"ips":true,"portMappings":true}`
 
-// AlwaysThere checks continuously, until it is stopped, that unwind's conflist exists and is
-// complete.
+// AlwaysThere checks continuously, until stop is called, that unwind's conflist exists, sorts
+// first, and is complete.
 func (n *Dirs) AlwaysThere() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -34,9 +34,9 @@ type writer struct {
 //
 //	attachment KEY STATE [NAME=VALUE…] PLUGIN [STEP]…   puts a record
 //	put FILE…      puts records, each a JSON file
-//	bury KEY…      replaces records with tombstones
-//	years N        adds N years to the wall times (of the ADD, state, last change) of all records
-//	damage KEY…    replaces the bytes of records
+//	bury KEY…      changes records to the state abandoned, as unwindctl forget does
+//	years N        adds N years to all three wall times (ADD, state, last change) of all records
+//	damage KEY…    makes records unreadable
 //	newer          marks the journal as readable by newer releases only
 //	record FILE…   records events, each a JSON file, in which "ago" is the event's age
 //	count N NAME LABEL…   adds N to a counter

@@ -16,7 +16,7 @@ import (
 const apartFrom = "UNWIND_TEST_APART"
 
 // Apart runs a test or a subtest in namespaces of its own, so that it can run in parallel with
-// others although it creates a bridge of a fixed name, rules, or files in /run and /var/lib/cni.
+// others even if it creates rules, a bridge with a fixed name, or files in /run or /var/lib/cni.
 //
 // Apart starts a process of this program that runs only this test. If the process fails, Apart
 // fails the test. Apart then returns false, and the caller must return. In the new process, Apart
@@ -45,9 +45,9 @@ func Apart(t *testing.T) bool {
 	return false
 }
 
-// inspectAgain reads the environment variables and stats the files that another process of this
-// program used, according to that process's test log. So go test knows that the result depends on
-// them, and does not use a cached result after one of them has changed.
+// inspectAgain accesses the environment variables and the files that another process of this
+// program used, according to its test log. So go test knows that the result depends on them, and
+// does not reuse it after one of them has changed.
 func inspectAgain(log string) {
 	data, _ := os.ReadFile(log) // if the log is missing, the process has failed anyway
 	for line := range strings.Lines(string(data)) {

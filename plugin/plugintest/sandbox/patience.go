@@ -2,6 +2,6 @@ package sandbox
 
 import "time"
 
-// Patience is the longest time that a test waits for an event. Only a test that hangs waits so
-// long, even on a machine that is ten times slower.
+// Patience is the longest time that a test waits for an event. Even on a slow machine, only a test
+// that hangs waits so long.
 const Patience = 5 * time.Minute

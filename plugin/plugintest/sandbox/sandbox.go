@@ -28,7 +28,7 @@ import (
 // process that runs the tests.
 const marker = "UNWIND_TEST_SANDBOX"
 
-// Need skips a test that needs a sandbox if there is none: with -short, or if the user is not root.
+// Need skips the test if there is no sandbox: with -short, or if the user is not root.
 func Need(t testing.TB) {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
@@ -37,9 +37,9 @@ func Need(t testing.TB) {
 	}
 }
 
-// Concurrent is like Need, for a test in which several goroutines of this process work in parallel.
-// With the race detector, such a test also runs with -short. The other tests that need a sandbox
-// start processes, in which the race detector finds nothing.
+// Concurrent is like Need, for a test in which several goroutines of one process work in parallel,
+// be it this process or the plugin under test. With the race detector, such a test also runs with
+// -short. In the other tests that need a sandbox, the race detector can find nothing.
 func Concurrent(t *testing.T) {
 	t.Helper()
 	if Raced {
@@ -146,7 +146,7 @@ func reap(pid int) int {
 	}
 }
 
-// prepare sets up the mounts and brings the loopback up.
+// prepare sets up the mounts and brings up the loopback interface.
 func prepare(memory string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)
@@ -219,7 +219,7 @@ func makeMountPoint(dir string) error {
 	return os.Mkdir(dir, 0o755)
 }
 
-// lend bind-mounts a directory or file of the machine at another path. It copies a symbolic link.
+// lend bind-mounts a directory or file of the machine at another path, but copies a symbolic link.
 func lend(from, to string, kind fs.FileMode) error {
 	var err error
 	switch kind {
@@ -235,7 +235,7 @@ func lend(from, to string, kind fs.FileMode) error {
 }
 
 // dropNamespaces unmounts the network namespaces of the machine's containers. It ignores errors: a
-// mount that another mount covers cannot be unmounted, but no path leads to it.
+// mount that another mount covers cannot be unmounted, but the tests cannot reach it either.
 func dropNamespaces() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

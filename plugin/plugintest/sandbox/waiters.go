@@ -24,8 +24,8 @@ func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Fatalf("%d threads of process %d wait for %s, want %d to %d", n, pid, path, least, most)
 }
 
-// waiters returns the number of threads that wait for an flock on a file, as AwaitWaiters counts
-// them. If the locks change while /proc/locks is read, a line may occur twice.
+// waiters returns the number that AwaitWaiters compares. It may be too high, because a line may
+// occur twice if the locks change while /proc/locks is read.
 func waiters(t testing.TB, pid int, path string) (n int) {
 	t.Helper()
 	var st unix.Stat_t
@@ -35,7 +35,7 @@ func waiters(t testing.TB, pid int, path string) (n int) {
 		t.Fatal(err)
 	}
 	file := fmt.Sprintf(":%d", st.Ino)
-	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // on overlayfs, stat returns another device
+	if fs.Type != unix.OVERLAYFS_SUPER_MAGIC { // on overlayfs, stat's device differs from /proc/locks
 		file = fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	}
 	for line := range strings.Lines(string(locks)) {

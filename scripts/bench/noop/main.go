@@ -1,5 +1,5 @@
-// Noop is the smallest CNI plugin in Go: it reads its configuration and prints an empty result. No
-// plugin that runs a chain can cost less.
+// Noop is the smallest CNI plugin in Go: it reads its configuration and prints an empty result. A
+// plugin that runs a chain, such as unwind, cannot cost less.
 package main
 
 import (

@@ -32,11 +32,11 @@ func alerts(t *testing.T) map[string]rulefmt.Rule {
 	return rules
 }
 
-// node is the series of a metric that every agent serves, for two hours.
+// node is a two-hour series of a metric that every agent serves.
 const node = `unwind_journal_readable{instance="a"} 1x120`
 
-// TestAlerts covers series for which each rule fires, and series for which it must not. The series
-// last two hours, with one value a minute.
+// TestAlerts tests each rule with series for which it must fire, and with series for which it must
+// not fire. A series lasts two hours, with one value a minute.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -198,9 +198,9 @@ func TestAlertsAreTested(t *testing.T) {
 }
 
 // firing returns the periods within two hours in which a rule fires, each with the alert's summary
-// at the beginning. An alert fires once its expression has been true for the rule's whole "for".
-// firing reimplements AlertingRule.Eval of Prometheus' package rules, because that package depends
-// on the client libraries of all clouds.
+// at the period's beginning. An alert fires once its expression has been true for the rule's whole
+// "for". firing reimplements AlertingRule.Eval of Prometheus' package rules, because that package
+// depends on the client libraries of all clouds.
 func firing(t *testing.T, rule rulefmt.Rule, s scraped) []string {
 	t.Helper()
 	hold := int(time.Duration(rule.For) / step)

@@ -25,7 +25,7 @@ import (
 
 const chartDir = "../helm/unwind"
 
-// kinds maps the kinds of objects in the files to the types into which the API server decodes them.
+// kinds maps each kind of object in the deployment files to its Go type.
 var kinds = map[string]func() any{
 	"v1/ServiceAccount":                       func() any { return new(core.ServiceAccount) },
 	"v1/ConfigMap":                            func() any { return new(core.ConfigMap) },
@@ -305,7 +305,7 @@ func TestChartObserves(t *testing.T) {
 	}
 }
 
-// TestChartValues: everything.yaml sets each value of the chart, and nearly every value has an effect.
+// TestChartValues: everything.yaml sets each value. All but serviceAccount.create have an effect.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	defaults := readValues(t, chartDir+"/values.yaml")
@@ -320,8 +320,8 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// leaves returns the names of the values, such as image.tag. An object that is passed on to
-// Kubernetes, and a list, count as one value.
+// leaves returns the names of the values, such as image.tag. A list counts as one value, and so
+// does an object that the chart passes on to Kubernetes.
 func leaves(values map[string]any, prefix string) []string {
 	var names []string
 	for key, value := range values {

@@ -39,7 +39,6 @@ func panels(t *testing.T, cluster string) []panel {
 	return dashboard.Panels
 }
 
-// legendLabel matches a label in a legend.
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
 // twoNodes contains made-up series for node-a, which has no problem, and for node-b, which has every
@@ -157,8 +156,8 @@ func TestDashboard(t *testing.T) {
 }
 
 // TestDashboardOfOneCluster: each panel shows only the nodes of the selected cluster. A second
-// cluster has nodes of the same names with their series exchanged, so a panel that mixed them would
-// change.
+// cluster has nodes of the same names, with their series exchanged, so a panel that mixed the
+// clusters would change.
 func TestDashboardOfOneCluster(t *testing.T) {
 	t.Parallel()
 	of := func(cluster string, names ...string) (series []string) {
@@ -210,8 +209,8 @@ func TestAlertsAsk(t *testing.T) {
 	}
 }
 
-// checkQuery returns the metrics that an expression uses. It fails the test if one of them does not
-// exist, or if the expression uses a label that none of them has.
+// checkQuery returns the metrics that an expression uses. It fails the test if the expression uses
+// a metric that does not exist, or a label that its metrics lack.
 func checkQuery(t *testing.T, text string) []string {
 	t.Helper()
 	expr, err := promQL.ParseExpr(text)
@@ -254,7 +253,7 @@ func checkQuery(t *testing.T, text string) []string {
 	return names
 }
 
-// metrics returns the labels of each metric, from the variable helps in the agent's source.
+// metrics returns the labels of each metric, from the variable helps in the agent's source code.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"

@@ -1,5 +1,5 @@
 // Package check tests the deployment files with the software that reads them: Prometheus, Helm, and
-// the types of Kubernetes. It is a separate module, so that unwind's own module doesn't depend on
+// the Kubernetes API types. It is a separate module, so that unwind's own module doesn't depend on
 // this software.
 package check
 

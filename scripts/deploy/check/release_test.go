@@ -52,8 +52,8 @@ func TestRelease(t *testing.T) {
 
 func (r release) with(t *testing.T) release { return release{t, r.dir, r.version} }
 
-// chart checks that the chart has the release's version, and that its default image is the
-// release's.
+// chart checks that the chart has the release's version, and that the chart's default image is the
+// release's image.
 func (r release) chart(archive string) {
 	chart, err := loader.Load(filepath.Join(r.dir, "unwind-"+strings.TrimPrefix(r.version, "v")+".tgz"))
 	must(r.T, err)
@@ -76,8 +76,8 @@ func (r release) chart(archive string) {
 	}
 }
 
-// krew checks krew's manifest: it lists each archive of kubectl-unwind with its checksum, and the
-// archive has the program. The keys are those of krew's pkg/index (v0.4.4).
+// krew checks krew's manifest: it lists each archive of kubectl-unwind with the right checksum, and
+// each archive contains the program. The keys are those of krew's pkg/index (v0.4.4).
 func (r release) krew() {
 	var plugin struct {
 		APIVersion string
@@ -139,8 +139,8 @@ func (r release) sums() {
 	equal(r.T, "SHA256SUMS", want, string(readFile(r.T, filepath.Join(r.dir, "SHA256SUMS"))))
 }
 
-// archives checks that each archive contains unwind's license, that each program in it has a bill
-// of materials, and that the archive contains the licenses of all components in that bill.
+// archives checks that each archive contains unwind's license. Each program in it must have a bill
+// of materials, and the archive must contain the licenses of all components in that bill.
 func (r release) archives() {
 	archives, _ := filepath.Glob(filepath.Join(r.dir, "*.tar.gz"))
 	for _, archive := range archives {
@@ -179,8 +179,8 @@ func (r release) archives() {
 	}
 }
 
-// platform returns the version and platform in an archive's name, such as -v1.2.3-linux-amd64, its
-// files without the name of its directory, and the names of its programs.
+// platform returns three parts of an archive: the version and the platform in its name (for example
+// -v1.2.3-linux-amd64); its files, without its top directory; and the names of its programs.
 func (r release) platform(archive string) (name string, files map[string][]byte, programs []string) {
 	top := strings.TrimSuffix(filepath.Base(archive), ".tar.gz")
 	files = map[string][]byte{}
@@ -205,8 +205,8 @@ func hasPrefix(files map[string][]byte, prefix string) bool {
 	return false
 }
 
-// image checks that, for each architecture, the image has the programs and the licenses of the
-// archive, and starts unwindctl.
+// image checks that, for each architecture, the image has the archive's programs and licenses, and
+// unwindctl as its entrypoint.
 func (r release) image(archive string) {
 	blobs := r.files(archive)
 	type descriptor struct {
@@ -260,8 +260,8 @@ func (r release) image(archive string) {
 }
 
 // packages checks that there is a deb and an rpm for each architecture. Each deb must contain the
-// archive's plugin, unwindctl, licenses, a man page, the scripts of scripts/release, and units that
-// run the package's unwindctl.
+// plugin of the archive; unwindctl, licenses and a man page; the scripts of scripts/release; and
+// units that run the package's unwindctl.
 func (r release) packages() {
 	for _, format := range []string{"deb", "rpm"} {
 		if all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*."+format)); len(all) != 2 {

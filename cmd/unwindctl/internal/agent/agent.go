@@ -1,4 +1,4 @@
-// Package agent keeps unwind installed on a node, sweeps, and serves metrics: unwindctl run.
+// Package agent implements unwindctl run: it keeps unwind installed, sweeps, and serves metrics.
 package agent
 
 import (
@@ -50,8 +50,8 @@ type agent struct {
 	seen atomic.Pointer[metrics.Source] // the report of the last sweep; nil before the first
 }
 
-// Run keeps unwind installed and sweeps until ctx ends, which is not an error. Before it returns,
-// it waits for running DELs. It logs to stderr.
+// Run keeps unwind installed and sweeps until ctx ends. Then it waits for running DELs, and returns
+// nil. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return term.WithHint("run it as root; in a container, set runAsUser: 0",
@@ -111,9 +111,8 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// switchOff switches unwind off if this agent runs with --off. Otherwise, it switches unwind on
-// again if an earlier agent with --off switched it off. If somebody else switched unwind off, it
-// stays off.
+// switchOff switches unwind off if this agent runs with --off. Without --off, it switches unwind on
+// again if an earlier agent with --off switched it off. If somebody else did, unwind stays off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)
@@ -142,8 +141,8 @@ func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.R
 	}
 }
 
-// journalDir returns the state directory: --state-dir, or else the directory that unwind's conflist
-// names, or the last one that it named, or the default.
+// journalDir returns the state directory: the first known one of --state-dir, the directory that
+// unwind's conflist names, the directory that it last named, and the default.
 func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir
@@ -162,8 +161,8 @@ const lockEach = 500 * time.Millisecond
 // overwrite each other's changes forever. If the lock cannot be taken for another reason, alone
 // logs the error and returns true.
 //
-// If the lock file was removed or the state directory has changed, alone takes the lock in the new
-// place, so that other agents still wait.
+// If the lock file was removed or the state directory has changed, alone locks a new file, so that
+// other agents still wait.
 func (r *reconciler) alone() bool {
 	dir := r.journalDir(r.Setup)
 	if r.lock != nil && r.lockDir == dir {

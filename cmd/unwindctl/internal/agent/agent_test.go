@@ -26,8 +26,8 @@ import (
 // check fails the test at once if its error is not nil.
 var check = nodetest.Check
 
-// TestHealthz: /healthz fails if the sweeps or the installs hang. It ignores installs that are
-// disabled, and allows for a long interval.
+// TestHealthz: /healthz fails if the sweeps or the installs hang. It does not fail if the agent
+// only sweeps, or if there is a long interval between sweeps.
 func TestHealthz(t *testing.T) {
 	t.Parallel()
 	hung := func(h *heartbeat) { h.last.Store(time.Now().Add(-patience - 2*time.Minute).UnixNano()) }
@@ -54,8 +54,8 @@ func TestHealthz(t *testing.T) {
 	}
 }
 
-// TestAgentJournalDir: the agent uses the given state directory or, by default, that of unwind's
-// conflist, even after the conflist was removed.
+// TestAgentJournalDir: the agent uses the given state directory or, by default, the one that
+// unwind's conflist names, even after the conflist was removed.
 func TestAgentJournalDir(t *testing.T) {
 	t.Parallel()
 	n := nodetest.NewDirs(t, t.TempDir())
@@ -181,8 +181,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestServeIdle: the server closes a connection that sends no request in time, so idle connections
-// delay a probe only until then.
+// TestServeIdle: the server soon closes a connection that sends no request, so even many idle
+// connections do not block a probe for long.
 func TestServeIdle(t *testing.T) {
 	t.Parallel()
 	const idle = mostConnections + 100
@@ -201,7 +201,7 @@ func TestServeIdle(t *testing.T) {
 		defer c.Close()
 		all = append(all, c)
 	}
-	answer, err := http.Get("http://" + address + "/healthz") // accepted once some connections end
+	answer, err := http.Get("http://" + address + "/healthz") // accepted once idle connections end
 	check(t, err)
 	body, _ := io.ReadAll(answer.Body)
 	_ = answer.Body.Close()

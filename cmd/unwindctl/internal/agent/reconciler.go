@@ -35,28 +35,28 @@ type reconciler struct {
 	placed   bool               // unwindctl is in ProgramDir
 	gone     time.Time          // since when the provider's file has been missing
 	named    string             // the provider's file that unwind's conflist last named
-	source   fs.FileInfo        // of named; nil while a missing conflist is no removal by hand
-	unsure   time.Time          // since when unwind's conflist, and no other file, has been missing
+	source   fs.FileInfo        // of named; if nil, a missing conflist was not removed by hand
+	unsure   time.Time          // since when it has seemed that only unwind's conflist was removed
 	repaired time.Time          // when another program's file was last repaired
-	repairs  int                // the number of repairs since the last Interval without one
+	repairs  int                // the number of repairs since the last Interval without a repair
 }
 
 // maxRepairs is the number of repairs after which the reconciler pauses repairs for an Interval, so
 // that it and another program don't overwrite a file forever. An installer that watches the
-// directory's first file requires two.
+// directory's first file makes two repairs necessary.
 const maxRepairs = 4
 
 type status struct {
 	install.Reason        // whether pods go through unwind
-	why            string // why they do not, with a remedy
+	why            string // why pods do not go through unwind, with a remedy
 	plugin         string // the version of the installed plugin, "" if unknown
 }
 
 // agentName is the name of the agent in the history.
 const agentName = "the agent"
 
-// goneAfter is the time for which the provider's file may be missing before the reconciler removes
-// unwind's conflist. Some providers remove their file before they write it again.
+// goneAfter is the time after which a missing provider's file counts as removed. Some providers
+// remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
 // debounce is the time that the reconciler waits after a change in the directory, because a
@@ -94,7 +94,7 @@ func (r *reconciler) run(ctx context.Context) {
 			return
 		case event := <-events:
 			if filepath.Base(event.Name) == install.OffName {
-				r.source = nil // unwindctl off removes unwind's conflist: it was not removed by hand
+				r.source = nil // unwindctl off, not a user, removed unwind's conflist
 			}
 			if !soon && r.matters(event.Name) {
 				// further changes do not reset the timer, so a stream of changes cannot postpone
@@ -131,8 +131,8 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 
 // matters reports whether a change to a file triggers the reconciler. In the plugin directory, only
 // the file unwind matters, and in the state directory only the off switch. Elsewhere, every file
-// matters except durable.Replace's temporary files for unwind's conflist. On a full disk, these
-// would trigger the reconciler forever.
+// matters except durable.Replace's temporary files for unwind's conflist. On a full disk, each
+// attempt to write the conflist would trigger the next one through such a file.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -154,10 +154,10 @@ func (r *reconciler) matters(path string) bool {
 //  3. While unwind is switched off, or cilium has renamed unwind's conflist, the reconciler removes
 //     unwind's conflist.
 //  4. If the provider's file has been missing for goneAfter, the reconciler uses the directory's
-//     next conflist. If there is none, or --provider-conf is set, it removes unwind's conflist,
-//     through which every ADD would fail. The runtime can then report that it has no network.
-//  5. The reconciler writes the binary, even over a newer version, and then unwind's conflist. If
-//     the provider's file cannot be read, unwind's conflist stays unchanged.
+//     next conflist. If there is none, or if --provider-conf is set, it removes unwind's conflist,
+//     because every ADD would fail. The runtime can then report that it has no network.
+//  5. The reconciler writes the binary, even over a newer one (unless only that one can read the
+//     journal), and then unwind's conflist. If the provider's file is unreadable, neither changes.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -196,7 +196,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if ctx.Err() != nil {
 		return 0
 	}
-	if err != nil && !lost && r.Source != "" && missing(r.Source) { // it was removed meanwhile
+	if err != nil && !lost && r.Source != "" && missing(r.Source) { // the file was removed meanwhile
 		r.gone = time.Now()
 		return goneAfter
 	}
@@ -209,7 +209,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	return r.report(ctx, err)
 }
 
-// report logs the result of a run, and returns the time until the next one.
+// report logs the result of a run of reconcile, and returns the time until the next run.
 func (r *reconciler) report(ctx context.Context, err error) (again time.Duration) {
 	found := &status{Reason: install.ReasonOf(err), plugin: r.PluginVersion(ctx)}
 	if err != nil {
@@ -261,8 +261,7 @@ func (r *reconciler) removed() bool {
 		r.Obstacle(r.journalDir(r.Setup)) == nil
 }
 
-// recordRemoval records that unwind is switched off. If it fails, the next run of reconcile retries
-// it.
+// recordRemoval records that unwind is switched off. After an error, the next run tries again.
 func (r *reconciler) recordRemoval() error {
 	dir, by := r.journalDir(r.Setup), "rm "+r.Path()
 	if err := install.WriteOff(dir, by); err != nil {
@@ -281,19 +280,19 @@ func (r *reconciler) changed() bool {
 // remember stores the provider's file that unwind's conflist names, so that changed can compare it.
 func (r *reconciler) remember(named string) {
 	source, _ := os.Stat(named)
-	if named != "" && !missing(r.Path()) { // else the provider may have changed its file meanwhile
+	if named != "" && !missing(r.Path()) { // if missing, the provider's file may have changed, too
 		r.named, r.source = named, source
 	}
 }
 
 // provider returns the provider's file: --provider-conf, or else the file that unwind's conflist
-// names, even if that file is missing. It returns "" if the runtime would use another file without
-// unwind; Plan then chooses that file.
+// names, even if that file is missing. It returns "" if, without unwind, the runtime would use a
+// different file. Plan then chooses that file.
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
 // refind reads the runtime's configuration again, because somebody may have corrected it. The agent
-// keeps using the directories and the conflist's name that it found at its start. While the runtime
-// does not respond, its last response applies.
+// keeps the directories and the name of unwind's conflist that it found at its start. While the
+// runtime does not respond, the agent uses the runtime's last response.
 func (r *reconciler) refind(ctx context.Context) {
 	paths, err := r.find()
 	if err == nil && paths.Config == "" && r.paths.Config != "" {
@@ -338,7 +337,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	if err := done.Make(ctx, r.InstallBinary); err != nil {
 		return err
 	}
-	if !r.placed && r.ProgramDir != "" { // may fail: some nodes have no writable directory for it
+	if !r.placed && r.ProgramDir != "" { // may fail: on some nodes, no such directory is writable
 		placeErr := done.Make(ctx, r.InstallPrograms(r.ProgramDir))
 		r.log.warnOnce("programs", "cannot install unwindctl on this node; choose another "+
 			"--install-dir", placeErr)

@@ -38,7 +38,7 @@ func newReconciling(t testing.TB, dir string) *reconciling {
 	return k
 }
 
-// again replaces the reconciler by a new one, as if the agent had been restarted.
+// again replaces the reconciler with a new one, as if the agent had been restarted.
 func (k *reconciling) again(change func(*reconciler)) {
 	if k.reconciler != nil {
 		k.unlock()
@@ -71,9 +71,9 @@ func (k *reconciling) reconciles() string {
 
 func (k *reconciling) says(text string) int { return strings.Count(k.log.String(), text) }
 
-// TestReconcile runs the scripts of testdata/agent. Each has a directory with the runtime's
-// directories net.d and plugins, and the state directory state. It begins with a provider's file
-// and an agent that has not reconciled yet.
+// TestReconcile runs the scripts of testdata/agent. Each script has a directory of its own, with
+// the runtime's directories net.d (conflists) and plugins, and the agent's state directory, state.
+// When a script starts, net.d contains a provider's file, and the agent has not reconciled yet.
 func TestReconcile(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "../../../../testdata/agent",
@@ -140,7 +140,7 @@ func reconcileWant(k *reconciling, args []string) error {
 }
 
 // reconcileOnce implements once [MOST]: it runs the reconciler once, and checks that the next run
-// is due after at most this time.
+// is due within the time MOST.
 func reconcileOnce(k *reconciling, args []string) error {
 	most, err := time.ParseDuration(append(args, "24h")[0])
 	if again := k.reconcile(context.Background()); err != nil || again > most {
@@ -149,8 +149,8 @@ func reconcileOnce(k *reconciling, args []string) error {
 	return nil
 }
 
-// wantInUse implements inuse REASON: it checks the reason in the status, which is the state in the
-// metric unwind_status.
+// wantInUse implements inuse REASON: it checks the reason in the agent's status. The metric
+// unwind_status has this reason as its label state.
 func wantInUse(k *reconciling, args []string) error {
 	return same(string(k.status().Reason), args[0])
 }
@@ -178,8 +178,8 @@ func newerJournal(k *reconciling, _ []string) error {
 	return errors.Join(err, journaltest.MakeNewer(store))
 }
 
-// offBy implements off [BY]: it checks who is recorded as having switched unwind off, or that
-// nobody is.
+// offBy implements off [BY]: it checks that, according to the off switch, BY has switched unwind
+// off. Without BY, it checks that unwind is not switched off.
 func offBy(k *reconciling, args []string) error {
 	by := ""
 	if off := install.ReadOff(k.Setup.StateDir); off != nil {
@@ -207,9 +207,9 @@ func (f onWrite) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// TestDirectoryAnewAtOnce: just after an install, the directory of conflists is removed and created
-// again. The agent does not mistake that for the removal of unwind's conflist alone, which would
-// switch unwind off.
+// TestDirectoryAnewAtOnce: just after an install, somebody removes and recreates the directory of
+// conflists. The agent installs unwind again. It does not mistake this for the removal of unwind's
+// conflist alone, which would switch unwind off.
 func TestDirectoryAnewAtOnce(t *testing.T) {
 	k := newReconciling(t, t.TempDir())
 	provider := []string{"net.d/10-bridge.conflist", "podnet", "portMappings"}
@@ -283,8 +283,8 @@ func installBy(k *reconciling, args []string) error {
 	return err
 }
 
-// passTime implements the command pass: it lets the time pass after which a missing provider's file
-// counts as removed, and the time between two repairs.
+// passTime implements the command pass: it changes the agent's recorded times, as if goneAfter and
+// the agent's Interval had passed.
 func passTime(k *reconciling, _ []string) error {
 	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.Interval)
 	return nil

@@ -20,7 +20,7 @@ import (
 	"cni-unwind/cmd/unwindctl/internal/metrics"
 )
 
-// DefaultListen is the address on which an agent serves its metrics.
+// DefaultListen is the address on which an agent serves its metrics by default.
 const DefaultListen = "127.0.0.1:9469"
 
 // server serves the metrics of the last sweep and the health of the loops. A request never starts a

@@ -40,7 +40,7 @@ var (
 		`\b\w+://[^/\s"@]+@`) // the user and the password in a URL
 )
 
-// Add adds a text file, without the secrets that it recognizes.
+// Add adds a text file, and replaces the secrets that it recognizes.
 func (b *Bundle) Add(name string, data []byte) {
 	for _, secret := range b.secrets {
 		data = bytes.ReplaceAll(data, []byte(secret), []byte(Redacted))

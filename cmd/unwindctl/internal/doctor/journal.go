@@ -120,8 +120,10 @@ func (e *examination) attachments(found *inspect.Report) {
 	removed := e.removed(found.Findings)
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
-		if a.Adding() && age > addingLong {
-			adding = append(adding, key)
+		if a.Busy() && decide.KeepsContainer(a.State) && age > addingLong {
+			if in := addProcesses(a.Key); len(in) > 0 {
+				adding = append(adding, key+" in "+strings.Join(in, ", "))
+			}
 		}
 		if !a.PendingDEL() || age <= pendingLong {
 			continue
@@ -142,7 +144,7 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	some := func(all []string) string { return strings.Join(all[:min(3, len(all))], ", ") }
 	if len(adding) > 0 {
-		e.add("pods", Warning, "a plugin of the chain probably hangs; ps axf shows it",
+		e.add("pods", Warning, "that plugin probably hangs; once its process ends, unwind undoes the ADD",
 			"%s run for more than 2m: %s", term.Plural(len(adding), "ADD has", "ADDs have"), some(adding))
 	}
 	if len(long) > 0 {
@@ -175,6 +177,24 @@ func (e *examination) attachments(found *inspect.Report) {
 			"%s assigned twice: %s", term.Plural(len(all), "address was", "addresses were"), some(all))
 	}
 	e.verdicts(found)
+}
+
+// addProcesses returns the processes of an attachment's ADD, except unwind's own: the plugin that is
+// running, and the programs that it has started. Each has the CNI variables in its environment.
+func addProcesses(k journal.Key) (processes []string) {
+	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range environments {
+		data, _ := os.ReadFile(path) // without the permission, or after its end, it has no variables
+		vars, process := strings.Split(string(data), "\x00"), filepath.Dir(path)
+		name, _ := os.ReadFile(filepath.Join(process, "comm"))
+		program := strings.TrimSpace(string(name))
+		if program != netconf.Name && slices.Contains(vars, "CNI_COMMAND=ADD") &&
+			slices.Contains(vars, "CNI_CONTAINERID="+k.ContainerID) &&
+			slices.Contains(vars, "CNI_IFNAME="+k.IfName) {
+			processes = append(processes, fmt.Sprintf("%s (process %s)", program, filepath.Base(process)))
+		}
+	}
+	return processes
 }
 
 // removed reports the pending DELs of plugins that have left the chain, and returns them as

@@ -23,8 +23,7 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// runtime returns the container runtime. Directories that its configuration does not set are the
-// default ones.
+// runtime returns the container runtime, with the default directories if its own are unknown.
 func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 	r, err := e.Target.Find(ctx, "/")
 	var wrong term.UsageError
@@ -48,7 +47,7 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 	}
 	if err == nil {
 		severity := OK
-		if r.Name == "" && e.Target.ConfDir == "" { // guessed
+		if r.Name == "" && e.Target.ConfDir == "" { // the directories are a guess
 			severity = Warning
 		}
 		e.add("runtime", severity, r.SweepAdvice(ctx),
@@ -215,7 +214,7 @@ func (e *examination) entry(
 	var types []string
 	for _, p := range chain.Delegates {
 		types = append(types, p.Type)
-		if known.ByType(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once had no version
+		if known.ByType(p.Type).DefaultIPAM != "" && !newer { // flannel's manifest once set no cniVersion
 			e.add("configuration", Warning,
 				fmt.Sprintf("set a newer cniVersion in the source of %[1]s's conflist: see "+
 					"scripts/providers/%[1]s.md", p.Type),

@@ -58,7 +58,7 @@ func (r *Report) First() (text, remedy string) {
 }
 
 // Print prints a table of the problems with their remedies and, if all is set, of the checks that
-// passed. In the format JSON, it prints all checks; in the format Line, only the worst problem.
+// passed. As JSON, it prints all checks; as a Line, the worst problem and the number of others.
 func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)
@@ -116,7 +116,7 @@ func Examine(ctx context.Context, o Options) (*Report, error) {
 	binDir := filepath.Dir(cmp.Or(plugin, filepath.Join(r.BinDirs[0], netconf.Name)))
 	e.plugin = install.Setup{BinDir: binDir}.PluginVersion(ctx)
 	conf, chain := e.network(ctx, r)
-	if e.StateDir != "" { // conf.StateDir is absolute, too
+	if e.StateDir != "" { // to compare it with conf.StateDir, which is absolute
 		e.StateDir, _ = filepath.Abs(e.StateDir)
 	}
 	switch {

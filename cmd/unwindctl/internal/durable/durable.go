@@ -17,9 +17,9 @@ import (
 )
 
 // Replace replaces a file with new content and mode. After a crash or a power loss the file is
-// either complete or unchanged. Its owner is this process's user. The temporary file is in the same
+// either complete or unchanged. This process's user owns it. The temporary file is in the same
 // directory, with an extension that no runtime loads. If the process is killed, the temporary file
-// stays. A later Replace, Rename or Remove of the same path removes it once it is stale.
+// stays until it is stale and a later Replace, Rename or Remove of the same path removes it.
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -99,7 +99,7 @@ func RemoveTemporary(path string) (removed []string) {
 	return removed
 }
 
-// Rename renames a file within its directory, durably. It replaces a file with the new name.
+// Rename renames a file within its directory, durably. If to exists, Rename replaces it.
 //
 //	rename, open(DIR), fsync, close
 func Rename(path, to string) error {

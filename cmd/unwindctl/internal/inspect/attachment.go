@@ -65,13 +65,12 @@ func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }
 
-// Adding reports whether the attachment's ADD may be running: the attachment's lock is held, and
-// the journal's state is adding or, once a plugin has returned a result, live.
-func (a *Attachment) Adding() bool { return a.Status() == string(journal.Adding) }
+// Busy reports whether a running operation holds the attachment's lock.
+func (a *Attachment) Busy() bool { return a.finding != nil && a.finding.Busy }
 
 // Status returns the state of an attachment for tables and metrics: the verdict if it is unknown,
-// foreign or recent, or if it is dead and the journal's state is adding or live; adding if the ADD
-// may be running (see Adding); or else the journal's state.
+// foreign or recent, or if it is dead and the journal's state is adding or live; or else the
+// journal's state.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -85,8 +84,6 @@ func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
 		return "recent"
-	case v == decide.Locked && decide.KeepsContainer(state):
-		return string(journal.Adding)
 	case state == "", v.Verdict == decide.Unknown, v.Verdict == decide.Foreign,
 		v.Verdict == decide.Dead && decide.KeepsContainer(state):
 		return string(v.Verdict)

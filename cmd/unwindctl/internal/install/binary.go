@@ -90,8 +90,8 @@ func askPlugin(ctx context.Context, path string, env ...string) (
 	defer cancel()
 	for {
 		stdout, stderr, err = runPlugin(ctx, path, env...)
-		// A child of this process that has not executed its program yet may have the new file open for
-		// writing.
+		// Retry while the file is open for writing: a child of this process may have inherited that
+		// descriptor, and keeps it until it executes its program.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
 			return stdout, stderr, err
 		}

@@ -33,8 +33,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	}
 	if filepath.Ext(p.path) == ".json" {
 		// From a single plugin's configuration, libcni makes a list, to which it copies only the name
-		// and the version (libcni conf.go ConfListFromConf). Runtimes ignore the key "plugins". It is
-		// for installers that append their plugin to it: the list that they write also runs unwind.
+		// and the version (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". But
+		// if an installer appends its plugin to "plugins" and writes a list, that list runs unwind, too.
 		version := list["cniVersion"]
 		if s.CNIVersion != "" {
 			version = netconf.Marshal(s.CNIVersion)
@@ -59,8 +59,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	return append(content, '\n'), cmp.Or(err, p.check(entry))
 }
 
-// split returns the keys of the list in unwind's conflist, and those of unwind's entry. Without a
-// file, it returns an empty list and an entry with only a type. For a single plugin's
+// split returns the keys of the list in unwind's conflist, and the keys of unwind's entry. Without
+// a file, it returns an empty list and an entry with only a type. For a single plugin's
 // configuration, the list contains only the version.
 func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err error) {
 	if old == nil {
@@ -207,7 +207,7 @@ func (s Setup) repairs() (all []*Change, err error) {
 }
 
 // addedTo returns unwind's conflist if another program has added plugins to it, and the path of the
-// provider's file, where they belong.
+// provider's file, to which these plugins belong.
 func (s Setup) addedTo() (own *netconf.Conflist, source string) {
 	own, _ = netconf.ReadConflist(s.Path())
 	if !ours(own) || len(own.Types) == 1 {
@@ -236,7 +236,7 @@ func madeFromOurs(c *netconf.Conflist) bool {
 }
 
 // keepCopy keeps a copy of the provider's file. unwind reads the copy if an installer replaces the
-// provider's file with one made from unwind's conflist.
+// provider's file with a file that the installer has made from unwind's conflist.
 func (s Setup) keepCopy(source *netconf.Conflist) error {
 	path := (&netconf.Conf{Name: source.Name, StateDir: s.stateDir()}).Copy()
 	if kept, err := netconf.ReadFile(path); err == nil && bytes.Equal(kept, source.Data) {

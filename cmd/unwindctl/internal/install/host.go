@@ -22,8 +22,8 @@ import (
 const binaryEnv = "UNWIND_BINARY"
 
 // EnterHost continues this program in the host's mount and network namespaces, where the runtime
-// runs, because a container cannot see whether a namespace is gone. It needs the host's PID
-// namespace (hostPID: true), whose first process is in those namespaces, and root's capabilities.
+// runs, because a container cannot see whether a namespace is gone. It needs root's capabilities,
+// and the host's PID namespace (hostPID: true), where it finds the namespaces of process 1.
 //
 // A thread can enter a mount namespace only if it shares its root and working directory with no
 // other thread. So one thread enters the namespaces and executes the program again, which moves the

@@ -80,8 +80,8 @@ func (p *Plan) Repairs() (texts []string) {
 	return texts
 }
 
-// readOwn reads unwind's conflist: in use, kept by unwindctl off or renamed by cilium. It returns
-// nil if there is none or if it is Broken, and an error if unwindctl did not write the file.
+// readOwn reads unwind's conflist, even if unwindctl off or cilium has renamed it. It returns nil
+// if there is no file or if it is Broken, and an error if unwindctl did not write the file.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	err := fs.ErrNotExist
@@ -199,8 +199,8 @@ func (s Setup) Without(r node.Runtime) string {
 }
 
 // Provider returns the provider's file that unwind's conflist names. It returns "" if that file
-// exists in ConfDir, but the runtime would use another one without unwind. A file in another
-// directory is returned in any case, because it was chosen on purpose.
+// exists in ConfDir, but is not the file that the runtime would use without unwind. Provider always
+// returns a file in another directory, because somebody chose that file on purpose.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)

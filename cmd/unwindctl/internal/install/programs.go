@@ -19,15 +19,15 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// units contains the systemd units that unwindctl install --systemd writes, in directory
-// unitSource.
+// units contains the systemd units that unwindctl install --systemd writes. They are in the
+// directory unitSource.
 //
 //go:embed systemd/unwind-*
 var units embed.FS
 
 const (
 	unitSource = "systemd"
-	// unitProgram is the path of unwindctl in units.
+	// unitProgram is the path of unwindctl in the texts of the units.
 	unitProgram = "/usr/local/bin/unwindctl"
 )
 
@@ -38,7 +38,7 @@ const DefaultUnitDir = "/etc/systemd/system"
 var programs = []string{"unwindctl", netconf.Name}
 
 // InstallPrograms returns the step that copies this program and the plugin into a directory. If a
-// container installed unwind, the host has no other unwindctl.
+// container installs unwind, the host would have no unwindctl without that copy.
 func (s Setup) InstallPrograms(dir string) Step {
 	return func(context.Context) (changes []*Change, err error) {
 		plugin, err := s.binary()
@@ -138,8 +138,8 @@ func removePrograms(ctx context.Context, dir, needed string) (changes []*Change)
 	return changes
 }
 
-// removeProgram returns the change that removes a program, unless it is needed, or is neither
-// unwind nor unwindctl despite its name.
+// removeProgram returns the change that removes a program, unless it is needed, or is another
+// program that has the name unwind or unwindctl.
 func removeProgram(ctx context.Context, path, needed string) *Change {
 	if needed != "" {
 		return remove(path, needed)
@@ -161,7 +161,7 @@ func removeProgram(ctx context.Context, path, needed string) *Change {
 	return remove(path, "")
 }
 
-// remove returns the change that removes a file, unless it is needed.
+// remove returns the change that removes a file or, if needed is not "", keeps it for that reason.
 func remove(path, needed string) *Change {
 	if needed != "" {
 		return &Change{Change: "kept", What: fmt.Sprintf("%s (%s)", path, needed)}

@@ -38,9 +38,9 @@ const (
 var forms = []string{".json", ".conflist"}
 
 // OwnFile returns the name of unwind's conflist: --unwind-file, or else the name of the existing
-// file, or else the default for the runtime. The existing file is the directory's first one, one
-// that unwindctl off has kept, or one that cilium has renamed. So unwind's conflist keeps its
-// extension even if a later command finds another runtime, or none.
+// file, or else the default for the runtime. The existing file is the first file in the directory,
+// or a file that unwindctl off or cilium has renamed. Its name comes before the default, so that
+// the extension stays the same even if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -77,8 +77,8 @@ type Setup struct {
 
 func (s Setup) Path() string { return filepath.Join(s.ConfDir, cmp.Or(s.File, ownList)) }
 
-// paths returns the paths where unwind's conflist may be: that of the file in use, that of the file
-// that unwindctl off keeps and, if cilium has renamed the file, its new path.
+// paths returns the paths where unwind's conflist may be: its path while it is in use, its path
+// after unwindctl off and, if cilium has renamed it, its new path.
 func (s Setup) paths() []string {
 	paths := []string{s.Path(), s.Path() + node.OffSuffix}
 	if renamed := s.renamed(); renamed != "" {
@@ -88,8 +88,8 @@ func (s Setup) paths() []string {
 }
 
 // own returns unwind's conflists with either extension: first those in use, then those that
-// unwindctl off has kept. The extension depends on the runtime and on --unwind-file, and uninstall
-// may run without that flag.
+// unwindctl off has renamed. uninstall cannot know the extension, because it depends on the runtime
+// and on the install's --unwind-file.
 func (s Setup) own() (found []*netconf.Conflist) {
 	for _, suffix := range []string{"", node.OffSuffix} {
 		for _, form := range forms {
@@ -106,9 +106,9 @@ func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(pat
 
 func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
-// names reports whether a configuration contains unwind or, if own is not "", the name of that
-// conflist. Multus's configuration contains its delegates ("delegates") or the path of a conflist
-// ("clusterNetwork"). If one of these runs unwind, a Multus in unwind's chain would call unwind.
+// names reports whether a configuration contains unwind or, as its "clusterNetwork", the conflist
+// own (if not ""). Multus's configuration contains plugins ("delegates") or the path of a conflist
+// ("clusterNetwork"). If either runs unwind, a Multus in unwind's chain would call unwind.
 func names(data []byte, own string) bool {
 	var value any
 	if json.Unmarshal(data, &value) != nil {
@@ -150,7 +150,7 @@ func (s Setup) stateDir() string {
 
 type Plan struct {
 	path     string            // of unwind's conflist
-	Source   *netconf.Conflist // the provider's, as it will be after the repairs
+	Source   *netconf.Conflist // the provider's conflist, as it will be after the repairs
 	chain    *netconf.Chain
 	content  []byte
 	changed  bool // whether content differs from the existing file
@@ -170,8 +170,8 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 // askWithin limits how long unwindctl off and uninstall wait for a runtime that does not respond.
 const askWithin = 500 * time.Millisecond
 
-// FindInstalled is Find for the commands on, off and uninstall. It queries the runtimes (timeout:
-// within) only if no flags set the directories and the usual ones don't contain unwind.
+// FindInstalled is Find for the commands on, off and uninstall. It queries the runtimes, for up to
+// within, only if the flags don't set both directories and the usual ones don't contain unwind.
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {

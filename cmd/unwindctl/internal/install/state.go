@@ -55,7 +55,7 @@ func (o *Obstacle) Error() string { return o.Err.Error() }
 
 func (o *Obstacle) Unwrap() error { return o.Err }
 
-// ReasonOf returns the reason that an install's error contains, or On if err is nil.
+// ReasonOf returns the reason that an install's error contains, or else Refused; On if err is nil.
 func ReasonOf(err error) Reason {
 	var o *Obstacle
 	switch {
@@ -67,13 +67,13 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns what forbids the use of unwind on this node, or nil. It does not consider the
-// provider's file. While there is an obstacle, unwind's conflist must not exist. If stateDir is "",
-// the directory in unwind's conflist applies. There are two obstacles:
+// Obstacle returns the reason not to use unwind on this node, or nil. It does not consider the
+// provider's file. While there is an obstacle, the agent keeps unwind's conflist out of use. If
+// stateDir is "", Obstacle uses the setup's state directory. There are two obstacles:
 //
 //  1. Somebody has switched unwind off.
-//  2. cilium has renamed unwind's conflist, as it renames all others unless cni.exclusive is false.
-//     cilium would immediately rename a new one, too, so the agent does not write one.
+//  2. cilium has renamed unwind's conflist, as it renames all conflists but its own, unless
+//     cni.exclusive is false. It would soon rename a new one, too, so the agent writes none.
 func (s Setup) Obstacle(stateDir string) *Obstacle {
 	if off := ReadOff(cmp.Or(stateDir, s.stateDir())); off != nil {
 		return NewObstacle(Off, "run unwindctl on", "%s", off)
@@ -87,7 +87,7 @@ func (s Setup) Obstacle(stateDir string) *Obstacle {
 	return nil
 }
 
-// renamedBy is the suffix that cilium adds to the names of other files if cni.exclusive is set.
+// renamedBy is the suffix that cilium adds to other programs' conflists if cni.exclusive is true.
 const renamedBy = ".cilium_bak"
 
 // renamed returns the path of unwind's conflist if cilium has renamed it and there is no new one,
@@ -180,7 +180,7 @@ type AgentLock struct{ file *os.File }
 // immediately. It creates the file if necessary; the file stays after Release.
 func TakeAgentLock(stateDir string) (*AgentLock, error) {
 	f, err := (*os.File)(nil), fs.ErrNotExist
-	// a sweep that ends may remove the state directory if it is still empty
+	// retry, because a sweep that ends may remove the state directory while it is empty
 	for tries := 0; tries < 10 && errors.Is(err, fs.ErrNotExist); tries++ {
 		f, err = journal.OpenIn(stateDir, AgentLockName)
 	}
@@ -203,7 +203,7 @@ func TakeAgentLock(stateDir string) (*AgentLock, error) {
 func AgentLockPath(stateDir string) string { return filepath.Join(stateDir, AgentLockName) }
 
 // InPlace reports whether the locked file is still in the state directory. If it is not, another
-// agent can create a new file there and lock that.
+// agent can create and lock a new file there.
 func (l *AgentLock) InPlace(stateDir string) bool {
 	ours, err := l.file.Stat()
 	there, lstatErr := os.Lstat(AgentLockPath(stateDir))

@@ -51,7 +51,7 @@ type Changes struct {
 // Make runs the steps in order, up to the first error.
 func (c *Changes) Make(ctx context.Context, steps ...Step) error { return c.take(ctx, true, steps) }
 
-// try runs all steps in order, and returns their errors.
+// try runs all steps in order, even after an error, and returns all errors.
 func (c *Changes) try(ctx context.Context, steps ...Step) error { return c.take(ctx, false, steps) }
 
 func (c *Changes) take(ctx context.Context, stops bool, steps []Step) (err error) {
@@ -151,7 +151,7 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 //  1. Copy the provider's file. If that fails, set p.CopyErr, and continue without a copy.
 //  2. Repair other programs' files.
 //  3. Write unwind's conflist.
-//  4. Remove the file that unwindctl off has kept. After a crash, the next off replaces it.
+//  4. Remove the file that unwindctl off has kept. If a crash leaves it, the next off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
@@ -187,8 +187,8 @@ func (s Setup) WriteConflist(p *Plan) Step {
 	}
 }
 
-// checkState returns the state directory. It refuses to switch from another one while the journal
-// there contains attachments or cannot be read, because no sweep would find those attachments.
+// checkState returns the state directory. If unwind's conflist names another one, whose journal
+// contains attachments or cannot be read, that is an error: no sweep would find those attachments.
 func (s Setup) checkState(ctx context.Context) (string, error) {
 	old := s.Entry()
 	dir, is := s.stateDir(), cmp.Or(old.StateDir, netconf.DefaultStateDir)
@@ -214,8 +214,8 @@ func (s Setup) checkState(ctx context.Context) (string, error) {
 func (s Setup) repair(context.Context) ([]*Change, error) { return s.repairs() }
 
 // takeOut is the step that takes unwind's conflist out of use, even if other programs have added
-// plugins to it. It renames the file, so that the next install finds its configuration. If the
-// rename fails, it removes the file, which needs no disk space.
+// plugins to it. It renames the file, so that the next install finds the file's configuration. If
+// the rename fails, for example on a full disk, it removes the file.
 func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	_, missing := os.Lstat(s.Path())
 	at, _ := netconf.ReadConflist(s.Path())
@@ -261,8 +261,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	return changes, nil
 }
 
-// takeBack is the step that gives unwind's conflist OffSuffix if cilium has renamed it, because
-// cilium in chaining mode also copies files with its own suffix (renamedBy).
+// takeBack is the step that, if cilium has renamed unwind's conflist, replaces cilium's suffix with
+// OffSuffix: in chaining mode, cilium also copies files with its own suffix (renamedBy).
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {

@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestPlaces: a directory that no flag names comes from the runtime. A plugin directory that a flag
-// names is searched before the runtime's own ones, if a runtime uses the conflist directory.
+// TestPlaces: a directory that no flag names comes from the runtime. If a runtime uses the conflist
+// directory, a plugin directory that a flag names comes before the runtime's plugin directories.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and

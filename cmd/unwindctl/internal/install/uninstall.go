@@ -21,8 +21,8 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// The exit codes if unwind was taken out of use, but the off switch could not be written, or files
-// were kept because something still needs them.
+// The exit codes after unwind was taken out of use: ExitUnrecorded if the off switch could not be
+// written, ExitKept if files were kept because something still needs them.
 const (
 	ExitUnrecorded = 5
 	ExitKept       = 6
@@ -121,7 +121,7 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 }
 
 // journal is the step that reports a journal with attachments. uninstall then keeps the programs
-// that can release them. For unwindctl off, a journal that cannot be read is an error.
+// that can release these. For unwindctl off, a journal that cannot be read is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
 		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},
@@ -246,7 +246,7 @@ func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 		u.runtime.Name)}}, nil
 }
 
-// users returns what uses the plugin, or "" if nothing does. An error means that this is unknown.
+// users describes what uses the plugin, or returns "" if nothing does. On an error, it is unknown.
 func (u *uninstall) users() (string, error) {
 	var paths, why []string
 	installed, err := node.Installed(u.Setup.ConfDir)
@@ -286,8 +286,8 @@ func (u *uninstall) users() (string, error) {
 	return "used by " + strings.Join(why, " and "), nil
 }
 
-// isOwn reports whether unwind's conflist was at a path when uninstall began. In a dry run it is
-// still there, and must not count as a file that needs the plugin.
+// isOwn reports whether unwind's conflist was at a path when uninstall began. In a dry run, the
+// conflist is still there, and must not count as a file that needs the plugin.
 func (u *uninstall) isOwn(path string) bool {
 	return slices.ContainsFunc(u.own, func(c *netconf.Conflist) bool { return c.Path == path })
 }
@@ -300,8 +300,8 @@ func (u *uninstall) removeUnits(ctx context.Context) ([]*Change, error) {
 	return removeUnits(ctx, u.UnitDir, u.needed)
 }
 
-// removeFiles is the step that removes the programs, and unwind's conflist where unwindctl off has
-// kept it or another program has renamed it. It keeps them while something needs them.
+// removeFiles is the step that removes the programs, and unwind's conflist under the name that
+// unwindctl off or another program gave it. While something needs these files, it keeps them.
 func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err error) {
 	if u.ProgramDir != "" {
 		changes = removePrograms(ctx, u.ProgramDir, u.needed)
@@ -334,8 +334,8 @@ func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	files, err := node.Cache()
 	count := 0
 	for _, f := range files {
-		// If the recorded namespace is gone and the journal has no record, a sweep has released the
-		// attachment, because the runtime forgot it.
+		// Don't count an attachment without a record whose namespace is gone: the runtime forgot it,
+		// and a sweep has released it.
 		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
 				return a.ContainerID == f.ContainerID

@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. It
-// returns nil if the source is already wrapped. It refuses a configuration that a runtime or unwind
-// would refuse, or that they would read differently.
+// Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. If
+// the source already contains unwind, it returns nil or, if plugins are next to unwind, moves them
+// into the chain. It refuses a source that a runtime or unwind would refuse or read differently.
 func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	if bad != nil {
 		return nil, bad
@@ -227,8 +227,8 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case chain[0] != '{':
 		return nil, errors.New(`key "chain" must be an object`)
 	}
-	// Search from the end, because wrap writes the chain last. If somebody has added the same text
-	// after it, the result is the same.
+	// Search from the end, because wrap writes the chain last. If somebody has added an equal text
+	// after the chain, the result is the same.
 	const space = " \t\r\n"
 	start := bytes.LastIndex(src.Data, chain)
 	end := len(src.Data) - len(bytes.TrimLeft(src.Data[start+len(chain):], space))
@@ -338,8 +338,8 @@ func replace(path string, text []byte) error {
 	return durable.ReplaceLike(path, bytes.NewReader(text), like)
 }
 
-// fits returns an error if a runtime would misread the text in a file with that name: a list as one
-// plugin, or one plugin as a list. libcni and its callers go by the extension (LoadNetworkConf).
+// fits returns an error if no runtime could use the text in this file: "name" is missing, or libcni
+// (LoadNetworkConf), which goes by the extension, would take a list for one plugin or vice versa.
 func fits(path string, text []byte) error {
 	var named struct {
 		Name string `json:"name"`

@@ -18,8 +18,8 @@ import (
 type Source struct {
 	Version string          // this program's version
 	Report  *inspect.Report // nil before the first one
-	// Counters are the report's or, in the agent, its own, which never decrease. A report counts only
-	// the events that are still in the history.
+	// Counters are the report's counters, which cover only the events that are still in the history.
+	// The agent uses its own counters instead, which never decrease.
 	Counters inspect.Counters
 	Off      *install.OffState // nil while unwind is on
 	Status   install.Reason    // "" if this program does not keep unwind installed
@@ -27,7 +27,7 @@ type Source struct {
 }
 
 // Registry returns a registry that collects the metrics of a source at each scrape. It leaves out
-// what the report could not read.
+// metrics whose data the report could not read.
 func Registry(source func() Source) *prometheus.Registry {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(collector(source))

@@ -29,16 +29,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The time limits of a query: LookTimeout for a read-only command, and ActTimeout for the commands
-// sweep, install and on. These wait longer for a busy runtime, because without its list, a sweep
-// releases less, and without its directories, an install fails.
+// The time limits of a CRI query: LookTimeout in a read-only command, ActTimeout in sweep, install
+// and on. These three wait longer for a busy runtime: without the runtime's list of pods, a sweep
+// releases less, and without the runtime's directories, an install fails.
 const (
 	LookTimeout = 2 * time.Second
 	ActTimeout  = 10 * time.Second
 )
 
-// criTimeout limits queries whose context is not from Waiting. A Status query, which may run the
-// network's STATUS, always gets at least this time. Tests set it higher.
+// criTimeout is the time limit of queries whose context is not from Waiting, and the least time for
+// a CRI Status query, because the runtime may run CNI's STATUS first. Tests set it higher.
 var criTimeout = ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
@@ -51,18 +51,18 @@ var CRISockets = []string{
 	"/run/cri-dockerd.sock",
 }
 
-// WithoutRuntime is the message of a sweep on a node on which no runtime listens.
+// WithoutRuntime is the message of a sweep that finds no CRI runtime.
 const WithoutRuntime = "found no CRI runtime, so sweeps have no list of pods; if the node has " +
 	"a runtime, set its socket with --cri"
 
-// ErrNoRuntime means that no runtime listens. A caller that needs no runtime can ignore it.
+// ErrNoRuntime means that no runtime listens on the sockets. Callers that need none may ignore it.
 var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
 	"SOCKET, or pass a list with --valid-attachments FILE --network NAME")
 
 // socketPath returns the path of a socket that may be written as a URL.
 func socketPath(socket string) string { return strings.TrimPrefix(socket, "unix://") }
 
-// waiting contains the bounds of one command's queries, and the runtimes that did not respond.
+// waiting contains the limits of one command's queries, and the runtimes that did not respond.
 type waiting struct {
 	stderr io.Writer
 	within time.Duration
@@ -73,9 +73,9 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command, in which each query has a timeout (within). If only is
-// not "", the command queries only the runtime at that socket. During a long wait, it names the
-// runtime on stderr. After a timeout, it does not query the same runtime again immediately.
+// Waiting returns a context for the queries of one command. Each query times out after within. If
+// only is not "", queries to other sockets fail. A query that takes longer than LookTimeout names
+// its socket on stderr. For 3 s after a timeout, queries to the same socket fail immediately.
 func Waiting(
 	ctx context.Context, stderr io.Writer, within time.Duration, only string,
 ) context.Context {
@@ -124,7 +124,7 @@ func (w *waiting) waitingFor(
 	}, nil
 }
 
-// criError is an error of a runtime, without the words of gRPC. It wraps the status.
+// criError is the error of a query, without gRPC's own words in the text. It wraps gRPC's status.
 type criError struct {
 	text   string
 	status error
@@ -134,8 +134,8 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-// call queries a runtime. In a context from Waiting, the timeout is that context's, but not shorter
-// than the parameter least.
+// call queries a runtime. The timeout is criTimeout or, in a context from Waiting, the longer one
+// of least and the context's own timeout.
 func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
@@ -269,9 +269,9 @@ func runtimeVersion(ctx context.Context, socket string) (major, minor int) {
 	return major, minor
 }
 
-// FindPodSandboxes returns the sandboxes of all runtimes that listen on one of the sockets. If one
-// of them does not respond, it returns an error, because its pods would be missing from the list. A
-// containerd without CRI, such as Docker's, has no pods.
+// FindPodSandboxes returns the sandboxes of all runtimes that listen on the sockets. If one runtime
+// does not respond, FindPodSandboxes returns an error, because the list would lack that runtime's
+// pods. It ignores a containerd without CRI, such as Docker's, which has no pods.
 func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, err error) {
 	for i, socket := range sockets {
 		_, err := os.Stat(socket)
@@ -297,16 +297,16 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 	return all, nil
 }
 
-// ask replaces the directories with those in the runtime's response to CRI's Status(verbose). This
-// works for all containerd releases with CRI v1: "cniconfig" is go-cni's configuration, and
-// "config" is the CRI plugin's, with imports and defaults (containerd 1.6.20
+// ask replaces r's directories with those that the runtime reports in its response to CRI's
+// Status(verbose). Every containerd with CRI v1 reports them: the key "cniconfig" contains go-cni's
+// configuration, and "config" that of the CRI plugin, with imports and defaults (containerd 1.6.20
 // pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig).
-// These keys are not an API. CRI-O's response does not contain them (cri-o server/runtime_status.go
-// createRuntimeInfo), so its directories come from its configuration.
+// These keys are not an API. CRI-O's response lacks both (cri-o server/runtime_status.go
+// createRuntimeInfo), so CRI-O's directories come from its configuration files.
 //
-// containerd 2 runs the network's STATUS before it responds, so Status may be slow, and has a long
-// timeout. So ask queries the version first, and skips Status if the runtime doesn't respond. ask
-// returns false for a containerd without CRI, such as Docker's, which runs no pods.
+// containerd 2 runs CNI's STATUS before it responds, so Status may be slow, and has a long timeout.
+// ask queries the version first, and skips Status if that query times out. ask returns false for a
+// containerd without CRI, such as Docker's, which runs no pods.
 func (r *Runtime) ask(ctx context.Context, root string) bool {
 	socket := filepath.Join(root, socketPath(r.Socket))
 	var answer *cri.StatusResponse
@@ -335,7 +335,7 @@ func (r *Runtime) ask(ctx context.Context, root string) bool {
 	r.Config, r.ConfDir, r.BinDirs = r.Socket, cni.PluginConfDir, cni.PluginDirs
 	r.MaxConfs = cni.PluginMaxConfNum
 	r.clean()
-	var config struct { // the whole configuration may contain secrets
+	var config struct { // only these keys, because others may contain secrets
 		Containerd struct {
 			Runtimes map[string]struct {
 				ConfDir string `json:"cniConfDir"`

@@ -79,9 +79,9 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestFindPodSandboxes: --cri auto lists the pods of all runtimes on the node. If one of them fails
-// to answer, there is no list, because its pods would be missing. A runtime that does not implement
-// this call, such as Docker's containerd, is ignored.
+// TestFindPodSandboxes: --cri auto lists the pods of all runtimes on the node. If one runtime fails
+// to answer, there is no list, because the list would lack that runtime's pods. A runtime that does
+// not implement the call, such as Docker's containerd, is ignored.
 func TestFindPodSandboxes(t *testing.T) {
 	t.Parallel()
 	fails := func(code codes.Code) string {

@@ -15,15 +15,16 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// Directories are the directories of the conflists and of the journal. Before Resolve they are the
-// values of the flags, "" for the default.
+// Directories are the directories of the conflists and of the journal. Until Resolve is called, the
+// fields contain the values of the flags, or "" for a flag that is not set.
 type Directories struct{ ConfDir, StateDir string }
 
-// Resolve sets the directories that are "": the runtime's conflist directory (the one with unwind,
-// if there are several) and the state directory in unwind's conflist. Resolve queries the runtimes
-// only if unwind is in none of their usual directories, because the query makes containerd 2
-// run STATUS, which sweeps. If both directories are "" in a container without a runtime, a conflist
-// or a journal, Resolve returns an error: the container does not show the state of the node.
+// Resolve sets each directory that is "": ConfDir to the runtime's conflist directory (if there are
+// several, to the one with unwind's conflist), and StateDir to the one in unwind's conflist, or to
+// the default. Resolve queries the runtimes only if none of their usual directories contains
+// unwind's conflist, because the query makes containerd 2 run STATUS, which sweeps. In a container
+// without a runtime, conflist and journal, Resolve returns an error unless a directory was set,
+// because the container does not show the state of the node.
 func (w *Directories) Resolve(ctx context.Context) error {
 	given := *w != Directories{}
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {
@@ -56,9 +57,8 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	return err
 }
 
-// firstInstalled returns the first conflist directory of any runtime that contains unwind's
-// conflist, and its conflists that run unwind. If no directory contains one, firstInstalled returns
-// the first directory and nil.
+// firstInstalled returns the first of the runtimes' conflist directories with conflists that run
+// unwind, and these conflists. If there is none, it returns the first directory and nil.
 func firstInstalled(found []Runtime, root string) (dir string, ours []*netconf.Conflist) {
 	dirs := confDirs(found)
 	for _, dir := range dirs {
@@ -79,8 +79,8 @@ func confDirs(found []Runtime) (dirs []string) {
 	return dirs
 }
 
-// All returns the conflist directories of all runtimes, ConfDir first. If ConfDir is not one of
-// these, it returns only ConfDir.
+// All returns the conflist directories of all runtimes and the default one, ConfDir first. If
+// ConfDir is none of these directories, All returns only ConfDir.
 func (w *Directories) All() []string {
 	found, _ := Read("/")
 	all := confDirs(found)
@@ -117,8 +117,8 @@ func OnHost() bool {
 // firstPIDNS is the kernel's first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// inContainer reports whether this process is in a PID namespace other than the machine's first
-// one, or in namespaces other than those of process 1 (see OnHost).
+// inContainer reports whether this process is outside the machine's first PID namespace, or outside
+// the namespaces of process 1 (see OnHost).
 func inContainer() bool {
 	own, _ := os.Readlink("/proc/self/ns/pid")
 	return own != firstPIDNS || !OnHost()
@@ -145,8 +145,8 @@ const OffSuffix = ".off"
 // OffName is the file in the state directory that switches unwind off (see install.OffName).
 const OffName = "off"
 
-// Installed returns the conflists that run unwind, in a directory and in the usual ones of all
-// runtimes. In each directory, those that unwindctl off has kept come last.
+// Installed returns the conflists that run unwind, in dir and in the usual directories of all
+// runtimes. In each directory, conflists that unwindctl off has renamed come last.
 func Installed(dir string) (found []*netconf.Conflist, err error) {
 	runtimes, _ := Read("/")
 	dirs := append(confDirs(runtimes), dir)

@@ -21,11 +21,11 @@ const (
 	microK8sSocket   = microK8sDir + "/common/run/containerd.sock"
 )
 
-// distribution is a containerd with its usual directories. A running containerd reports the actual
-// ones: see ask.
+// distribution is a containerd with its usual directories. A running containerd reports its actual
+// directories (see ask).
 type distribution struct {
 	name                    string
-	evidence                []string // one of these exists
+	evidence                []string // at least one of these paths exists
 	confDir, binDir, socket string
 }
 
@@ -65,10 +65,10 @@ func (d distribution) find(root string) *Runtime {
 			anyExists(root, "/var/lib/kubelet", "/var/lib/k0s/kubelet")}
 }
 
-// settle handles directories that change with an upgrade. K3s before October 2024 keeps its plugins
-// in data/HASH/bin, later releases in data/cni (k3s#10868,
+// settle handles directories that an upgrade moves. k3s before October 2024 keeps its plugins in
+// data/HASH/bin, so settle adds a problem; later releases keep them in data/cni (k3s#10868,
 // https://docs.k3s.io/networking/multus-ipams). MicroK8s reports directories of the snap's
-// revision; settle replaces these with the same directories below current, which stay valid.
+// revision, so settle replaces them with the same directories below current, which stay valid.
 func (r *Runtime) settle(root string) {
 	switch r.Name {
 	case "k3s":

@@ -17,7 +17,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// untold is the beginning of the problem that a containerd did not report its directories.
+// untold is the beginning of the problem that Find adds if a containerd reports no directories.
 const untold = "cannot confirm the runtime's CNI directories, because containerd at /run/containerd/containerd.sock did not report them: "
 
 // TestFindRuntimes: Find recognizes the known runtimes by their files and sockets. No containerd is
@@ -99,8 +99,8 @@ func TestFindRuntimes(t *testing.T) {
 	}
 }
 
-// TestCRISockets: install and --cri auto know the same runtimes, except for cri-dockerd, which has
-// no directories of its own.
+// TestCRISockets: install and --cri auto know the same runtimes. Only --cri auto also knows
+// cri-dockerd, which has no directories of its own.
 func TestCRISockets(t *testing.T) {
 	t.Parallel()
 	found, err := Find(t.Context(), nodetest.Root(t, map[string]string{nodetest.ContainerdConfig: "", "etc/crio/crio.conf": "", nodetest.K3sConfig: "", nodetest.K0sConfig: "",
@@ -110,7 +110,7 @@ func TestCRISockets(t *testing.T) {
 	}
 	install := []string{"/run/cri-dockerd.sock"}
 	for _, r := range found {
-		install = append(install, strings.Replace(r.Socket, "/var/run/", "/run/", 1)) // CRI-O's default
+		install = append(install, strings.Replace(r.Socket, "/var/run/", "/run/", 1)) // CRI-O's socket
 	}
 	slices.Sort(install)
 	if diff := cmp.Diff(slices.Compact(install), slices.Sorted(slices.Values(CRISockets))); diff != "" {
@@ -132,7 +132,7 @@ func finds(t *testing.T, files map[string]string, want []Runtime) {
 	}
 }
 
-// shorten replaces each text that begins with the given beginning by that beginning.
+// shorten shortens each text to the beginning with the same index, if the text begins with it.
 func shorten(texts, beginnings []string) {
 	for i := range min(len(texts), len(beginnings)) {
 		if strings.HasPrefix(texts[i], beginnings[i]) {
@@ -209,8 +209,8 @@ func TestFindDocker(t *testing.T) {
 	finds(t, map[string]string{nodetest.ContainerdConfig: "", nodetest.ContainerdSocket[1:]: "-> " + socket}, nil)
 }
 
-// TestResolve: a read-only command asks runtimes for their directories only if unwind's conflist is
-// in none of the usual ones.
+// TestResolve: a read-only command asks runtimes for their directories only if none of the usual
+// directories contains unwind's conflist.
 func TestResolve(t *testing.T) {
 	t.Parallel()
 	own := func(stateDir string) string {
@@ -266,8 +266,8 @@ func TestFindRuntimesBroken(t *testing.T) {
 	}
 }
 
-// TestAsksTogether: Find asks all runtimes at the same time, so several that hang cost no more time
-// than one. Here, each query waits until the other one has begun.
+// TestAsksTogether: Find asks all runtimes at the same time, so several hung runtimes delay it no
+// longer than one. Here, each of two queries waits until the other has begun.
 func TestAsksTogether(t *testing.T) {
 	t.Parallel()
 	var both sync.WaitGroup

@@ -1,5 +1,5 @@
-// Package node finds the runtimes of a node and the directories of their conflists and plugins, and
-// queries them over CRI.
+// Package node finds the runtimes of a node, and the directories of their conflists and plugins. It
+// queries runtimes over CRI.
 package node
 
 import (
@@ -30,8 +30,8 @@ const (
 	DefaultBinDir  = "/opt/cni/bin"
 )
 
-// Runtime is a runtime as it reports itself or as its configuration describes it. Paths do not
-// include the root below which it was found.
+// Runtime is a runtime as it reports itself or as its configuration describes it. Its paths omit
+// the root that was passed to Find.
 type Runtime struct {
 	Name     string   // containerd, cri-o, k3s, ...
 	Config   string   // the socket or file that names the directories; "" for defaults
@@ -39,11 +39,11 @@ type Runtime struct {
 	BinDirs  []string // the plugin directories; unwind is installed into the first
 	Socket   string   // CRI socket; "" if no runtime was found
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
-	Problems []string // reasons in the configuration not to install unwind: "PROBLEM; REMEDY"
+	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
 
 	DefaultNetwork string   // the only network that it uses; "" for the first conflist's
 	Notes          []string // facts to report that do not prevent an install
-	Kubelet        bool     // a kubelet runs here, which requests containerd's status
+	Kubelet        bool     // a kubelet runs here, and requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
@@ -77,8 +77,8 @@ func (r *Runtime) clean() {
 // Timer is the advice if the runtime does not trigger sweeps.
 const Timer = "run sweeps with systemd (unwindctl install --systemd)"
 
-// Silent reports whether the usual directories are assumed, because the runtime reported none.
-// CRI-O's are read from its configuration files.
+// Silent reports whether the runtime reported no directories, so its usual ones are assumed. It is
+// false for CRI-O, whose directories come from its configuration files.
 func (r Runtime) Silent() bool { return r.Socket != "" && r.Config == "" && r.Name != crio }
 
 // CNIVersion returns the newest CNI version that the runtime supports, or "" if it is unknown.
@@ -117,9 +117,9 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 
 // SweepAdvice says whether the runtime triggers sweeps itself, and if not, what to do. containerd
 // 2.0 and later calls STATUS each time that a kubelet requests its status (go-cni cni.go Status).
-// CRI-O calls GC when it starts. CRI-O 1.36 and later, if cni_status_grace_period is set, also
-// calls STATUS while it is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call
-// neither.
+// CRI-O calls GC when it starts. If cni_status_grace_period is set, CRI-O 1.36 and later also calls
+// STATUS while it is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither
+// STATUS nor GC.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
@@ -175,10 +175,10 @@ func readTOML(root, path string, into any) error {
 	return nil
 }
 
-// Find returns the runtimes with a configuration, state directory or socket on this machine below
-// root, which is "/" outside tests. Their directories are those that they report over CRI, or else
-// those of their distribution; Problems then says so. CRI-O's directories are those in its
-// configuration; if that cannot be read, Find also returns an error.
+// Find returns the runtimes that have a configuration, state directory or socket below root, which
+// is "/" outside tests. A runtime's directories are those that it reports over CRI. If it reports
+// none, they are the usual ones of its distribution, and Problems says so. CRI-O's directories come
+// from its configuration. If that cannot be read, Find returns an error along with the runtimes.
 func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
@@ -212,8 +212,8 @@ func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	return runtimes, err
 }
 
-// Choose returns the runtime of that name or, without a name, the only one. Several runtimes that
-// share their directories count as one.
+// Choose returns the runtime with the given name or, without a name, the only runtime. Several
+// runtimes that share their directories count as one.
 func Choose(found []Runtime, name string) (Runtime, error) {
 	var names []string
 	several := "this machine has several runtimes with different directories:"

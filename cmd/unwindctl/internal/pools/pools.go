@@ -28,7 +28,7 @@ import (
 // without unwind. If several files use the same pool, the file with unwind wins. Read leaves out
 // the pools of a network that unwind runs with another state directory, because their owners are in
 // another journal. networks contains the networks that unwind runs with stateDir. The error names
-// the files and chains that cannot be read; Read still returns what the others contain.
+// the files and chains that cannot be read; Read still reads all others.
 func Read(
 	stateDir string, confDirs ...string,
 ) (pools []sweep.Pool, networks []sweep.Network, err error) {
@@ -70,8 +70,8 @@ func Read(
 }
 
 // Conflists returns the paths of all configurations in a directory: the runtime's, and those of
-// nerdctl's own networks, in one subdirectory for each containerd namespace (nerdctl 2.3.5
-// pkg/netutil/store.go).
+// nerdctl's own networks, which are in one subdirectory for each containerd namespace (nerdctl
+// 2.3.5 pkg/netutil/store.go).
 func Conflists(dir string) ([]string, error) {
 	paths, err := netconf.Conflists(dir)
 	nerdctls, globErr := filepath.Glob(filepath.Join(dir, "*", "nerdctl-*.conflist"))
@@ -118,7 +118,7 @@ func Taken(pool string) (all []netip.Addr, err error) {
 }
 
 // Ranges returns the range sets in a configuration from OfNode, as host-local itself reads them, or
-// nil if there are none. With the capability ipRanges, for example, the runtime passes them.
+// nil if there are none, for example because the runtime passes them (capability ipRanges).
 func Ranges(config json.RawMessage) (sets []Set, err error) {
 	var given allocator.Net
 	err = json.Unmarshal(config, &given)

@@ -132,7 +132,7 @@ func (s *space) hasResult(context.Context) (text string, err error) {
 	})
 }
 
-// pingWithin is the time that a gateway has to reply. An IPv6 address may be tentative for 2 s.
+// pingWithin limits the wait for a gateway's reply. An IPv6 address may be tentative for 2 s.
 const pingWithin = 5 * time.Second
 
 // ping checks that the gateways reply. Some gateways never do, so a missing reply is only a

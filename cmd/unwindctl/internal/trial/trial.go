@@ -61,11 +61,11 @@ type check struct {
 	lock    *os.File
 	runtime node.Runtime
 	file    *netconf.Conflist // the conflist that the runtime uses
-	conf    *netconf.Conf     // unwind's entry; the defaults in a file without unwind
+	conf    *netconf.Conf     // unwind's entry, or the defaults for a file without unwind
 	chain   *netconf.Chain
 
 	deletesLink bool  // the chain's DEL removes the interface
-	left        error // why something is left
+	left        error // why something that this check created remains
 }
 
 // warning is an error that does not stop a check.
@@ -81,8 +81,8 @@ func (w warning) Unwrap() error { return w.error }
 //     that fails, and with a separate journal. unwind must roll back the ADD. The failing plugin's
 //     DEL must stay pending until the plugin is repaired.
 //
-// An interrupted check deletes its attachments. The next check deletes those of a killed one, whose
-// records, files and network namespaces have names that begin with unwind-check-.
+// An interrupted check deletes its attachments. If a check is killed, the next check deletes them:
+// their records, files and network namespaces have names that begin with unwind-check-.
 func Run(ctx context.Context, o Options) ([]Step, error) {
 	c := &check{Options: o, ctx: ctx}
 	switch {
@@ -137,9 +137,9 @@ func (c *check) run() {
 	}
 }
 
-// step runs a step, unless the check was interrupted, and reports its outcome. It returns false if
-// the check must not go on. An interrupt does not kill a running plugin, because unwind would
-// later send another DEL to a killed one.
+// step runs a step, unless the check was interrupted, and reports the step's outcome. It returns
+// false if the check must not go on. An interrupt does not kill a running plugin, because unwind
+// would later send a killed plugin another DEL.
 func (c *check) step(name string, do func(context.Context) (string, error)) bool {
 	if c.ctx.Err() != nil {
 		return false
@@ -182,8 +182,8 @@ func (c *check) remedy(text string) string {
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }
 
-// in gets a list from read, calls take to run steps with a new attachment of that list, and removes
-// the attachment. It returns false if any step of the check has failed.
+// in gets a plugin list from read, calls take to run steps with a new attachment of that list, and
+// removes the attachment. It returns false if any step of the check has failed.
 func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
 	s := c.space(fmt.Sprintf("%s%08x", prefix, rand.Uint32()))
 	if c.step("namespace", func(context.Context) (_ string, err error) {
@@ -267,9 +267,9 @@ func (c *check) runtimeList(*space) (*libcni.NetworkConfigList, error) {
 	return c.list(read.CNIVersion, read.DisableCheck, plugins)
 }
 
-// failingList returns a list in which unwind runs the chain, and then a plugin that fails. Its
-// separate journal lacks all other attachments, so this unwind must not sweep: every other address
-// would seem to have no owner.
+// failingList returns a list in which unwind runs the chain and then a plugin that fails. In this
+// list, unwind uses a separate journal and must not sweep: the journal lacks all other attachments,
+// so their addresses would seem to have no owner.
 func (c *check) failingList(s *space) (*libcni.NetworkConfigList, error) {
 	return c.list(cmp.Or(c.file.CNIVersion, c.chain.CNIVersion), false, []any{map[string]any{
 		"type": netconf.Name, "stateDir": s.stateDir(), "onJournalFailure": "fail",

@@ -31,7 +31,7 @@ import (
 
 // WorkDir contains a directory for each attachment of a check. It is on the same disk as libcni's
 // cache, so that a check detects a full disk, and finds what a killed check left even after a
-// reboot. A check doesn't use the runtime's cache, because other commands would take its
+// reboot. A check doesn't use the runtime's cache, because other commands would mistake the check's
 // attachments for those of pods.
 const WorkDir = "/var/lib/cni/unwind-check"
 
@@ -39,7 +39,7 @@ const (
 	prefix  = "unwind-check-"
 	ifName  = "eth0"
 	netnses = "/run/netns" // where package netns mounts network namespaces
-	listOf  = "list.json"  // the attachment's list, until its DEL has succeeded
+	listOf  = "list.json"  // the attachment's plugin list; removed once its DELs have succeeded
 	failing = "failing"    // while this file exists, the failing plugin's DEL fails
 )
 
@@ -82,13 +82,13 @@ func lock(ctx context.Context) (*os.File, error) {
 	return f, err
 }
 
-// space is what an attachment of a check needs: a directory, and a network namespace.
+// space is the directory and the network namespace of one of a check's attachments.
 type space struct {
 	*check
 	id, dir string
 	list    *libcni.NetworkConfigList
 	result  *types100.Result   // of the ADD
-	links   []journal.HostLink // that the ADD has created
+	links   []journal.HostLink // the host's interfaces that the ADD has created
 }
 
 func (c *check) space(id string) *space {
@@ -146,8 +146,8 @@ func (s *space) verb(ctx context.Context, verb string) (types.Result, error) {
 	return nil, cni.DelNetworkList(ctx, s.list, conf)
 }
 
-// remove removes everything of an attachment, even if its check was killed. If a DEL fails, the
-// list stays for the next check.
+// remove removes everything that belongs to an attachment, even if its check was killed. If a DEL
+// fails, the list stays for the next check.
 func (s *space) remove() error {
 	data, err := os.ReadFile(filepath.Join(s.dir, listOf))
 	if err == nil {
@@ -193,7 +193,7 @@ func (s *space) removeNetns() {
 	_ = os.Remove(s.netns())
 }
 
-// recover removes what killed checks have left, and returns their number.
+// recover removes what killed checks have left, and returns the number of these checks.
 func (c *check) recover() (int, error) {
 	dirs, err := filepath.Glob(filepath.Join(WorkDir, prefix+"*"))
 	for _, dir := range dirs {
@@ -202,13 +202,12 @@ func (c *check) recover() (int, error) {
 	return len(dirs), err
 }
 
-// stopWithin is the time that a plugin has to exit after SIGTERM. unwind needs it to roll back an
-// ADD.
+// stopWithin is how long a plugin may run after SIGTERM. unwind needs the time to roll back an ADD.
 const stopWithin = 15 * time.Second
 
 // keepResult caches the result that a plugin's ADD gets from the plugin before it. libcni itself
-// caches only the last plugin's result. After a failed ADD without unwind, the DELs would then get
-// no result, and leave rules.
+// caches only the last plugin's result, so after a failed ADD without unwind, the DELs would get no
+// result, and would leave rules behind.
 func (s *space) keepResult(config []byte) error {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`

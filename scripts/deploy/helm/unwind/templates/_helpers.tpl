@@ -1,4 +1,4 @@
-{{/* The name of all objects: fullnameOverride, or else the release's name. The chart's name is appended if it is not in it. */}}
+{{/* The name of all objects: fullnameOverride, or else the release's name, plus the chart's name if the release's name lacks it. */}}
 {{- define "unwind.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
 {{- .Values.fullnameOverride | default $name | trunc 63 | trimSuffix "-" }}
@@ -29,7 +29,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
-{{/* No registry serves an image whose name has neither a registry nor an owner, so it is never pulled. */}}
+{{/* If an image's name has neither a registry nor an owner, no registry has the image, so it is never pulled. */}}
 {{- define "unwind.pullPolicy" -}}
 {{ .Values.image.pullPolicy | default (ternary "Never" "" (regexMatch "^(docker\\.io/library/)?[^/]+$" .Values.image.repository)) }}
 {{- end }}
