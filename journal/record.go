@@ -22,8 +22,8 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// Malformed reports whether the key names no attachment, because the key of its record in the file
-// is damaged. Network is then the key in the file.
+// Malformed reports whether k names no attachment, because a record's key in the file is damaged.
+// k.Network is then that damaged key.
 func (k Key) Malformed() bool { return k.ContainerID == "" && k.IfName == "" }
 
 // String returns network/containerID/ifname. No part may contain a slash (SPEC 1.1 §2

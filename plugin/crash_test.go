@@ -298,7 +298,7 @@ func TestKilledThenRecovered(t *testing.T) {
 }
 
 // TestKilledTwiceAnywhere kills unwind at every point of a verb, and again at every point of the
-// verb that follows. Only make proof combines all points; other runs test a sample.
+// verb that follows. "make proof" tests all pairs of points; other runs test a sample.
 func TestKilledTwiceAnywhere(t *testing.T) {
 	t.Parallel()
 	apart := sandbox.Rounds(18, 18, 1)

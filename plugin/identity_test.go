@@ -611,8 +611,8 @@ func TestUnknownDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUndonePastTheJournal: a swept attachment is added again without unwind, or an attachment is
-// deleted without unwind, then added with unwind. The DEL of the second ADD leaves nothing.
+// TestUndonePastTheJournal: either an attachment is swept, and added again without unwind, or it is
+// deleted without unwind, and added again with it. The DEL of the second ADD leaves nothing.
 func TestUndonePastTheJournal(t *testing.T) {
 	undone := oneOf(
 		"swept, in another namespace",

@@ -427,8 +427,8 @@ func (p *pod) bootOn(machine string) {
 }
 
 // TestEarlierBoot: a sweep runs no DEL for an attachment of an earlier boot, unless unwind can
-// prove that the machine is the same. The sweep removes the host-local files of all the
-// attachment's records. The runtime's own DEL still runs the plugins.
+// prove that the machine is the same. Instead of a DEL, the sweep only removes the host-local files
+// of all the attachment's records. The runtime's own DEL still runs the plugins.
 func TestEarlierBoot(t *testing.T) {
 	machines := []struct{ name, id string }{{"the machine has no ID", ""}, {"its ID changed", "machine-id:another"}}
 	releases := oneOf("sweep", "GC", "STATUS")

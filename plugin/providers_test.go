@@ -80,7 +80,7 @@ func TestTurnover(t *testing.T) {
 
 // azurePlugins returns the plugins of one of Azure's conflists, with additional keys for the
 // stand-ins. testdata/standin/azure.go stands in for azure-vnet and for Azure CNS, which has ten
-// addresses. There is no IPAM plugin azure-cns: azure-vnet itself calls CNS.
+// addresses. If the conflist's ipam.type is azure-cns, no such plugin runs: azure-vnet calls CNS.
 func (n *node) azurePlugins(conflist string) (chain []pluginConf) {
 	n.Helper()
 	n.inner = "0.3.0"

@@ -21,13 +21,13 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// A STATUS has too little time for a DEL that is merely slow. So if a sweep would release
+// A STATUS has too little time for a slow DEL. So if a sweep would release
 // something, the STATUS starts this program again. The new process runs the sweep, and may outlive
 // the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS, since every user can read arguments; it is in
-//	                sealed memory, which shows sweepBehind that a STATUS started the sweep
+//	stdin           the configuration of the STATUS, which is no argument, because every user can
+//	                read arguments; it is in sealed memory, by which sweepBehind recognizes it
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND

@@ -293,7 +293,7 @@ func (n *node) sweepOfStatus() (a *pod) {
 	return a
 }
 
-// sweepLock is the file that a sweep of STATUS locks and writes its process ID to.
+// sweepLock is the lock file of a sweep that a STATUS started. It contains the sweep's process ID.
 func (n *node) sweepLock() string { return filepath.Join(n.stateDir, "sweep.lock") }
 
 // TestOneSweepBehindStatus: while a sweep that a STATUS started runs, the sweep of another STATUS

@@ -57,8 +57,8 @@ func (o *options) findNodes(ctx context.Context, stderr io.Writer) (nodes []node
 }
 
 // chooseAgents returns the agent's pod on each node, from the columns POD, NODE, ENDS and RUNS. If
-// a node has several such pods, for example during an update, chooseAgents prefers running pods to
-// others, and next, pods that are not being deleted.
+// a node has several such pods, for example during an update, chooseAgents prefers a running one,
+// and among several running ones, one that is not being deleted.
 func chooseAgents(pods string) map[string]string {
 	const none = "<none>"
 	agents, ranks := map[string]string{}, map[string]int{}

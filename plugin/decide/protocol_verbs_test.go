@@ -305,8 +305,8 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 		m.goLive(&next, p)
 		m.commitFails(next, p, what+", but the commit fails, and the journal has it", to)
 	}
-	// If pr.bare is set although the journal has the intent, the ADD does not know that, and writes
-	// nothing.
+	// If pr.bare is set, the ADD writes nothing, even if the journal has its intent: the ADD does not
+	// know that.
 	if !pr.bare || s.record(pr.on, pr.n).memory {
 		m.goLive(&s, p)
 	}

@@ -37,7 +37,7 @@ type Options struct {
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the pauses of DELs
 	Quick    bool // part of an ADD or a STATUS: don't repeat warnings each time
-	// Stops is set if the end of Run's context also ends running DELs.
+	// Stops makes the end of Run's context also kill the DELs in progress.
 	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.

@@ -109,7 +109,7 @@ func (l limited) Err() error {
 }
 
 // points returns a function that kills this process at the crash point that env.KillAt names, and
-// makes the commit that env.FailAt names fail.
+// panics at the commit that env.FailAt names, so that the commit fails.
 func points() func(point string) {
 	kill := at(os.Getenv(env.KillAt), func() {
 		_ = os.WriteFile(os.Getenv(env.Killed), nil, 0o600)

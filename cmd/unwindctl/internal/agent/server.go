@@ -103,8 +103,8 @@ type heartbeat struct{ last atomic.Int64 }
 func (h *heartbeat) beat()                { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) since() time.Duration { return time.Since(time.Unix(0, h.last.Load())) }
 
-// patience is how long, in addition to Interval, a loop may make no progress. The DELs of one
-// attachment may take 2 minutes, and may have to wait for other DELs.
+// patience is how long, in addition to Interval, a loop may make no progress before healthz fails.
+// The DELs of one attachment may take 2 minutes, and may have to wait for other DELs.
 const patience = 10 * time.Minute
 
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {

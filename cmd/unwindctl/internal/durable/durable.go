@@ -99,7 +99,7 @@ func RemoveTemporary(path string) (removed []string) {
 	return removed
 }
 
-// Rename renames a file within its directory, durably. If to exists, Rename replaces it.
+// Rename durably renames a file within its directory, and replaces an existing file. Its calls:
 //
 //	rename, open(DIR), fsync, close
 func Rename(path, to string) error {

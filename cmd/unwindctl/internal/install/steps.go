@@ -261,8 +261,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	return changes, nil
 }
 
-// takeBack is the step that, if cilium has renamed unwind's conflist, replaces cilium's suffix with
-// OffSuffix: in chaining mode, cilium also copies files with its own suffix (renamedBy).
+// takeBack is the step for a conflist of unwind that cilium has renamed. It replaces cilium's
+// suffix with OffSuffix: in chaining mode, cilium also copies conflists that have its own suffix.
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {

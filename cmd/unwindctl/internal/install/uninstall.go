@@ -121,7 +121,7 @@ func (u *uninstall) recordOff(context.Context) ([]*Change, error) {
 }
 
 // journal is the step that reports a journal with attachments. uninstall then keeps the programs
-// that can release these. For unwindctl off, a journal that cannot be read is an error.
+// that can release these. If the step runs for "unwindctl off", an unreadable journal is an error.
 func (u *uninstall) journal(ctx context.Context) ([]*Change, error) {
 	r, err := inspect.Sweep(ctx, inspect.Plugin(io.Discard), nil, inspect.Scope{CRI: "none",
 		Directories: node.Directories{ConfDir: u.Setup.ConfDir, StateDir: u.StateDir}},

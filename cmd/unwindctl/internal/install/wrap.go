@@ -20,8 +20,8 @@ import (
 )
 
 // Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. If
-// the source already contains unwind, it returns nil or, if plugins are next to unwind, moves them
-// into the chain. It refuses a source that a runtime or unwind would refuse or read differently.
+// the source already contains unwind, Inline moves the plugins next to it into the chain; without
+// such plugins, it returns nil. It refuses a source that runtimes or unwind refuse or misread.
 func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	if bad != nil {
 		return nil, bad

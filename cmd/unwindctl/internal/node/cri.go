@@ -37,8 +37,8 @@ const (
 	ActTimeout  = 10 * time.Second
 )
 
-// criTimeout is the time limit of queries whose context is not from Waiting, and the least time for
-// a CRI Status query, because the runtime may run CNI's STATUS first. Tests set it higher.
+// criTimeout is the time limit of a query, unless its context is from Waiting. A CRI Status query
+// has at least this time, because the runtime may run CNI's STATUS first. Tests set it higher.
 var criTimeout = ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
@@ -298,8 +298,8 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 }
 
 // ask replaces r's directories with those that the runtime reports in its response to CRI's
-// Status(verbose). Every containerd with CRI v1 reports them: the key "cniconfig" contains go-cni's
-// configuration, and "config" that of the CRI plugin, with imports and defaults (containerd 1.6.20
+// Status(verbose). Every containerd with CRI v1 reports them: "cniconfig" is go-cni's
+// configuration, and "config" is the CRI plugin's, with imported files and defaults (containerd 1.6.20
 // pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig).
 // These keys are not an API. CRI-O's response lacks both (cri-o server/runtime_status.go
 // createRuntimeInfo), so CRI-O's directories come from its configuration files.

@@ -132,7 +132,7 @@ func finds(t *testing.T, files map[string]string, want []Runtime) {
 	}
 }
 
-// shorten shortens each text to the beginning with the same index, if the text begins with it.
+// shorten replaces texts[i] with beginnings[i] if texts[i] begins with that.
 func shorten(texts, beginnings []string) {
 	for i := range min(len(texts), len(beginnings)) {
 		if strings.HasPrefix(texts[i], beginnings[i]) {
