@@ -299,9 +299,9 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 
 // ask replaces r's directories with those that the runtime reports in its response to CRI's
 // Status(verbose). Every containerd with CRI v1 reports them: "cniconfig" is go-cni's
-// configuration, and "config" is the CRI plugin's, with imported files and defaults (containerd 1.6.20
-// pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go GetConfig).
-// These keys are not an API. CRI-O's response lacks both (cri-o server/runtime_status.go
+// configuration, and "config" is the CRI plugin's, with imported files and defaults (containerd
+// 1.6.20 pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go
+// GetConfig). These keys are not an API. CRI-O's response lacks both (cri-o server/runtime_status.go
 // createRuntimeInfo), so CRI-O's directories come from its configuration files.
 //
 // containerd 2 runs CNI's STATUS before it responds, so Status may be slow, and has a long timeout.
