@@ -67,19 +67,19 @@ FUZZTIME ?= 10s
 PLUGINS_STAMP := $(TOOLS)/cni/.plugins-$(PLUGINS_VERSION)
 CNITOOL_STAMP := $(TOOLS)/bin/.cnitool-$(CNITOOL_VERSION)
 
-# The timeout only ends tests that hang. All tests take 10 minutes, or ten times as long on a slow
-# machine.
+# The timeout is for tests that hang: all tests together take 10 minutes, or ten times as long on a
+# slow machine.
 GO_TEST := go test -vet=off -parallel 6 -timeout 3h
 
-# The programs that tests start. The pattern ./... does not match testdata.
+# The programs that tests start, as a list because the pattern ./... does not match testdata.
 TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 
 # The plugins run iptables, which is in these directories. Not every user has them in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-# Each clone of the repository has its own linter caches. The linters cache a finding under the
-# package's content, but with the path of the clone. From a shared cache, they would report a path
-# in another clone, where a comment in this clone cannot silence the finding.
+# Each clone of the repository has its own linter caches. Clones with the same package would share
+# a cached finding, but it contains the path of the clone that was linted first. The linters would
+# report that path, and no comment in another clone could silence the finding.
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
@@ -119,8 +119,8 @@ faulty: go
 deps: ## install missing packages with Debian's apt (root)
 	@scripts/deps.sh $(DEPS)
 
-# go test prints the packages' results in order. The tests of ./plugin take longest, so a separate
-# go test runs them. Otherwise they would delay the results of other packages.
+# The tests of ./plugin take longest, so a separate "go test" runs them. Otherwise they would delay
+# the results of the packages that follow, because "go test" prints all results in order.
 test: deps tools build ## run all tests on real plugins and namespaces (10 minutes, root)
 	@echo "The tests of ./plugin take longest. They run in parallel with the others, and their result comes last."
 	@plugin=$$(mktemp); trap 'rm -f '$$plugin EXIT; trap 'exit 130' INT; \
@@ -131,8 +131,8 @@ test: deps tools build ## run all tests on real plugins and namespaces (10 minut
 matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
-# Of the tests that need namespaces, this target runs only those with several goroutines in one
-# process (see sandbox.Concurrent). In the other tests, the race detector can find nothing.
+# The race detector finds only races between goroutines of one process. So of the tests that need
+# namespaces, this target runs only those with such goroutines (see sandbox.Concurrent).
 race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
@@ -158,8 +158,8 @@ lint: deps go workflows vulnerabilities ## check format, vet, linters, go.mod, s
 	go mod tidy -diff
 	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$$script" || exit 1; done
 
-# If it cannot read the vulnerability database, for example without a network, this target prints a
-# warning and succeeds. GOVULNDB names another database, such as a local copy.
+# Without the vulnerability database, for example offline, this target prints a warning and
+# succeeds. GOVULNDB names another database, such as a local copy.
 GOVULNDB ?= https://vuln.go.dev
 vulnerabilities: go
 	@out=$$(go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) -db $(GOVULNDB) ./... 2>&1) && failed= || failed=1; echo "$$out"; \
@@ -191,8 +191,8 @@ man: go ## write the man pages of unwindctl into MANUAL (bin/man8)
 	UNWIND_MANUAL=$(abspath $(MANUAL)) TZ=UTC SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) CGO_ENABLED=0 GOOS= GOARCH= \
 		go test -trimpath ./cmd/unwindctl -short -run TestManual -count=1
 
-# With MULTUS=PATH, this also times the multus binary at that path. ARGS selects benchmarks, for
-# example ARGS="-chains 3 -parallel 1,32 -dead 0" (see -help).
+# With MULTUS=PATH, this also times the multus binary at that path. ARGS contains flags that select
+# benchmarks, for example ARGS="-chains 3 -parallel 1,32 -dead 0". ARGS=-help lists the flags.
 bench: deps tools build ## time ADD and DEL, without and with unwind (root)
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w" -o $(TOOLS)/test/ ./scripts/bench/noop
 	MULTUS=$(MULTUS) CGO_ENABLED=0 go run -buildvcs=false ./scripts/bench -out $(TOOLS)/bench.txt $(ARGS)

@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host-local has a directory for each network, the pool, with a file for each assigned address. The
-// file contains the container ID, CR LF, and the interface (no interface before version 0.8).
-// host-local creates and writes the file under the lock of the pool. If host-local dies before it
-// writes, the file stays empty.
+// host-local has one directory for each network: the pool. It contains a file for each assigned
+// address. The file contains the container ID, CR LF, and the interface (before version 0.8, only
+// the container ID). host-local creates and writes the file under the lock of the pool. If
+// host-local dies before it writes, the file stays empty.
 
-// Pool returns host-local's pool of a network, given a delegate's IPAM plugin and configuration. It
-// returns "" for other plugins and invalid configurations. network must be a valid network name.
+// Pool returns host-local's pool of a network, which must have a valid name. plugin is a delegate's
+// IPAM plugin. Pool returns "" for other plugins, an invalid config, and a relative dataDir.
 func Pool(plugin string, config json.RawMessage, network string) string {
 	var conf struct {
 		IPAM struct {
@@ -54,8 +54,8 @@ func ParseName(name string) (address netip.Addr, ok bool) {
 	return address, err == nil && fileName(address) == name
 }
 
-// Made returns when the reservation was made, by the wall clock. host-local never rewrites its
-// file.
+// Made returns when the reservation was made, by the wall clock. This is the file's modification
+// time, because host-local never rewrites the file.
 func (r Reservation) Made() time.Time { return time.Unix(0, r.File.Mtime) }
 
 // File identifies the file of a reservation: host-local creates a new file for each reservation.
@@ -88,8 +88,8 @@ func Scan(pool string) (found []Reservation, err error) {
 	return found, err
 }
 
-// maxOwner limits the size of a reservation's file, in bytes. A container ID is never longer than
-// an environment string (MAX_ARG_STRLEN, 128 KiB).
+// maxOwner limits the size of a reservation's file, in bytes. A container ID is never longer,
+// because runtimes pass it in an environment string (MAX_ARG_STRLEN, 128 KiB).
 const maxOwner = 128 << 10
 
 // readReservation returns the reservation of an address. ok is false if the address has none. Like
@@ -109,8 +109,8 @@ func readReservation(pool string, address netip.Addr) (r Reservation, ok bool, e
 	return r, true, nil
 }
 
-// textOf returns the text of a reservation's file. After a power loss, the file may contain zeros
-// instead.
+// textOf returns the text of a reservation's file, without the zero bytes that a power loss may
+// leave at its end.
 func textOf(content string) string { return strings.TrimSpace(strings.TrimRight(content, "\x00")) }
 
 // readRegular reads a regular file. It rejects links, devices, pipes, and files of more than
@@ -163,7 +163,7 @@ func Apply(
 // address. A missing pool needs no lock, because it has no addresses. If ctx ends first, lock
 // returns an error, and releases the lock as soon as the kernel grants it.
 func lock(ctx context.Context, pool string) (unlock func(), err error) {
-	// host-local opens the file in the same way, but without O_CLOEXEC (filemutex)
+	// host-local's library filemutex opens the file in the same way, but without O_CLOEXEC
 	fd, err := unix.Open(filepath.Join(pool, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil

@@ -75,8 +75,8 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// TestPool: Pool returns the directory that host-local itself uses for a network, or "" if
-// host-local would use none.
+// TestPool: Pool returns the directory that host-local itself uses for a network. It returns "" for
+// a relative dataDir, another plugin, or an invalid configuration.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, plugin, config, want string }{
@@ -219,8 +219,8 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseOne: Release of one address removes the address's file only if the file names the
-// attachment, or contains only the beginning of the attachment's name, as after a power loss.
+// TestReleaseOne: Release of one address removes a file that names the attachment, and a file that
+// is empty or ends in the middle of that name, as after a power loss. It keeps any other file.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,

@@ -45,9 +45,9 @@ func (r Reservation) belongsTo(o Owner) bool {
 	return r.Owner != Owner{} && r.Owner.Is(o.ContainerID, o.IfName)
 }
 
-// isOf is like belongsTo, for an attachment whose record claims the address. It is also true if the
-// file contains only the beginning of the attachment's text, or nothing, because a power loss may
-// have cut off the text. Neither host-local nor a DEL removes such a file.
+// isOf is like belongsTo, for an attachment whose journal record claims the address. It is also
+// true if the file is empty, or has only the beginning of what host-local writes for the
+// attachment, as after a power loss: neither host-local nor a DEL removes such a file.
 func (r Reservation) isOf(o Owner) bool {
 	whole := o.ContainerID + "\r\n" + o.IfName
 	return r.belongsTo(o) || strings.HasPrefix(whole, textOf(r.content))

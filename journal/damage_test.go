@@ -30,7 +30,7 @@ var (
 	flipsFlag = flag.Int("flips", sandbox.Rounds(40, 200, 200), "number of journals in which random bytes are flipped")
 )
 
-// populated is the number of records that populate leaves, not counting the abandoned one.
+// populated is the number of records that remain after populate, besides one abandoned record.
 const populated = 40
 
 // big returns the i-th of a series of records that take more than half a kilobyte each.
@@ -41,7 +41,7 @@ func big(i int) *Record {
 	return e
 }
 
-// spread is a step for bigs. With it, each record that bigs returns is on a different page.
+// spread is a step for bigs. It is so large that each returned record is on a different page.
 const spread = 13
 
 // bigs returns every step-th of the first n big records.
@@ -132,9 +132,9 @@ func overwrite(data []byte, at int, with []byte) []byte {
 	return append(append(bytes.Clone(data[:at]), with...), data[at+len(with):]...)
 }
 
-// helpDamage is a helper process. It opens and uses every variant of the journal that damages
-// returns for a kind (see suffer). Before each variant, it prints the variant's name, so that the
-// test knows which one killed the helper.
+// helpDamage is a helper process. It opens and uses the journal with each variant of one kind of
+// damage (see damages and suffer). Before each variant, it prints the variant's name, so that the
+// test knows which variant killed the helper.
 func helpDamage(s *Store, args []string) error {
 	var seed uint64
 	var flips int
@@ -250,8 +250,8 @@ func wantAside(t testing.TB, s *Store, want int) []string {
 	return aside
 }
 
-// otherVersion increments bbolt's format version in both meta pages. If sealed is set, it also
-// updates their checksums.
+// otherVersion returns a function that increments bbolt's format version in both meta pages. If
+// sealed is true, the function also updates the checksums of the pages.
 func otherVersion(sealed bool) func(t *testing.T, s *Store) {
 	return func(t *testing.T, s *Store) {
 		data, err := os.ReadFile(s.Path())
@@ -349,9 +349,9 @@ func TestDamagedFile(t *testing.T) {
 }
 
 // TestReportedDamage covers trusting stores, which do not verify a file whose last commit succeeded
-// in this boot. Even if damaged pages form a loop, a trusting reader ends. If a reader finds
-// damage, it records that in the queue file, and the next writer sets the file aside, even a
-// trusting one. A reader that may not write the queue file changes nothing.
+// in this boot. A trusting reader does not hang if damaged pages form a loop. A reader that finds
+// damage reports it in the queue file. The next writer, even a trusting one, then sets the journal
+// file aside. A reader that may not write the queue file changes nothing.
 func TestReportedDamage(t *testing.T) {
 	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
 	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }
@@ -393,7 +393,7 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage replaces the stored bytes of a record with what value returns for the record's number.
+// damage overwrites a stored record with what the function value returns for the record's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -427,8 +427,8 @@ func numberOf(btx *bolt.Tx, k Key) uint64 {
 	return number
 }
 
-// told returns the container IDs that a journal reports for all records (it marks damaged ones),
-// for the records of one pod, and for the records of two addresses.
+// told returns the container IDs that a journal reports for all records, for the records of one
+// pod, and for the records of two addresses. The list for all records marks damaged ones.
 func told(t *testing.T, s *Store) (text string) {
 	t.Helper()
 	view(t, s, func(tx *Tx) error {

@@ -218,8 +218,8 @@ func loseExt4(t *testing.T, mkfs string, refuse func([]byte) bool) {
 		ends = append(ends, len(log))
 	}
 
-	// reopen mounts the image that a power loss leaves after a number of requests, and checks the
-	// records of its journal.
+	// reopen mounts an image of the disk after a power loss, and checks the records of its journal.
+	// requests is the number of requests to the disk before the power loss.
 	reopen := func(image []byte, requests int) error {
 		check(t, os.WriteFile(path("image"), image, 0o600))
 		defer mountLoop(t, path("image"), path("lost"))()

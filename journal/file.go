@@ -71,7 +71,7 @@ const Version = 3
 
 // format says which releases can read the file: writer is the Version of the release that created
 // it, and oldestReader the lowest Version that can read it. A release that changes the format
-// raises only writer, and the next one raises oldestReader, so users can go back by one release.
+// raises only writer. The next release raises oldestReader, so users can go back by one release.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
@@ -203,7 +203,7 @@ func (s *Store) queue(ctx context.Context, write bool) (*os.File, error) {
 }
 
 // The states of the last commit. The queue file contains one of the first two, and the boot ID. The
-// file is not synced: after a reboot, the boot ID differs, and the state is not used.
+// file needs no fsync, because after a reboot, the boot ID differs and the state is not used.
 const (
 	began     = 'b' // the commit failed, its process died, or a reader found damage
 	succeeded = 's'
@@ -258,9 +258,9 @@ func openFile(path string, flag int) (*os.File, error) {
 // until it gets the lock, and releases it immediately if its caller no longer wants it.
 var waiters = make(chan struct{}, 64)
 
-// flock acquires the flock of an open file. The kernel grants it in the order of the requests. how
-// is LOCK_SH or LOCK_EX. flock returns ErrBusy if no process has written to the queue file for
-// maxWait, and ErrQueued if ctx ends before that.
+// flock acquires the flock of an open file, either LOCK_SH or LOCK_EX. The kernel grants the flock
+// in the order of the requests. flock returns ErrBusy if no process has written to the queue file
+// for maxWait, and ErrQueued if ctx ends before that.
 func (s *Store) flock(ctx context.Context, f *os.File, how int) error {
 	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if !errors.Is(err, unix.EWOULDBLOCK) {

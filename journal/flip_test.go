@@ -12,10 +12,10 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestFlippedKey flips a bit in the first key of a leaf page. Then a trusting store writes eight
-// records. Because of the wrong key, bbolt may reference the page twice and reuse it later, so that
-// pages form a loop. No reader may read forever, whether or not it verifies the file: it must end
-// with an error or after the last record.
+// TestFlippedKey flips a bit in the first key of a leaf page. Then a store with Trusting set writes
+// eight records. Because of the wrong key, bbolt may reference the page twice and reuse it later,
+// so that pages form a loop. Each read must still end, with an error or after the last record,
+// whether or not the reader verifies the file.
 func TestFlippedKey(t *testing.T) {
 	const count, writes = 15, 8
 	times := sandbox.Rounds(100, 400, 20_000)

@@ -32,8 +32,8 @@ var (
 
 const sumSize = 4 // bytes
 
-// sum returns the CRC-32 (IEEE) of a key and data. Each verb is a new process, and of the standard
-// library's checksums, this one needs the least time to initialize.
+// sum returns the CRC-32 (IEEE) of a key and data. Each CNI verb runs in a new process, so unwind
+// uses the checksum of the standard library that needs the least time to initialize.
 func sum(key, data []byte) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(key), crc32.IEEETable, data)
 }
@@ -264,8 +264,8 @@ func (p *pages) take(id uint64) ([]byte, error) {
 	return page[:(end-id)*pageSize], nil
 }
 
-// walk checks a page and the pages below it. The first key must equal first, unless first is nil,
-// and all keys must be greater than last, which walk sets to the greatest key.
+// walk checks a page and the pages below it. If first is not nil, it must be the page's first key.
+// Keys must ascend, and each must be greater than *last. walk sets *last to the greatest key.
 func (p *pages) walk(id uint64, first []byte, last *[]byte) error {
 	page, err := p.take(id)
 	if err == nil {
@@ -306,7 +306,7 @@ func (p *pages) check(page, first []byte, last *[]byte) error {
 	return nil
 }
 
-// elementAt returns an element of a page. ok is false if its key does not begin at start.
+// elementAt returns element i. ok is false if it exceeds the page or its key is not at start.
 func elementAt(page []byte, i, start int) (element, key, value []byte, ok bool) {
 	element = page[pageHeader+16*i:]
 	at, keySize, valueSize := u32(element), u32(element[4:]), uint32(0)

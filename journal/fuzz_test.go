@@ -182,8 +182,8 @@ func rewrite(t *testing.T, tx *Tx, k Key) {
 	}
 }
 
-// findBeside looks up the record beside by its key, pod and address. Each lookup must find the
-// record, unless the fuzzed key overwrote it.
+// findBeside looks up an intact record by key, pod and address. Each lookup must find the record,
+// unless the fuzzed key overwrote it.
 func findBeside(t *testing.T, tx *Tx, beside *Record, bucket, key []byte) {
 	t.Helper()
 	if string(bucket) == string(bucketRecords) && strings.HasPrefix(string(key), string(encodeKey(beside.Key))) {

@@ -139,8 +139,8 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// NoteSweep records that a sweep of all networks has just ended. The time is the modification time
-// of a file.
+// NoteSweep records that a sweep of all networks has just ended. It stores the time as the
+// modification time of a file.
 func (s *Store) NoteSweep() error {
 	return os.WriteFile(filepath.Join(s.Dir, sweptName), []byte("\n"), 0o600)
 }

@@ -19,7 +19,7 @@ import (
 // ErrBusy is returned if a lock was not released in time.
 var ErrBusy = errors.New("in use by another process")
 
-// Lock is an attachment's lock. It locks two bytes of the attachment's lock file, until Release or:
+// Lock is an attachment's lock: two locked bytes of a file. Without a Release, they stay locked:
 //
 //	held    until this process, its delegates and their children, which inherit the lock, have ended
 //	owned   until this process has ended; no child inherits this lock
@@ -51,9 +51,9 @@ type Patience struct {
 
 // Acquire waits for the lock of an attachment, and acquires it. While a living process owns the
 // lock, Acquire waits as long as ctx allows, and then returns ErrBusy. If the owner has died, but a
-// process that inherited the lock still holds it, Acquire takes the lock over after a second wait:
-// for Patience.Children, or for half of ctx's remaining time if that is shorter. The second wait
-// begins when Acquire detects that the owner has died.
+// process that inherited the lock still holds it, Acquire waits for Patience.Children, or for half
+// of ctx's remaining time if that is shorter. Then it takes the lock over. This second wait begins
+// when Acquire detects that the owner has died.
 func (s *Store) Acquire(ctx context.Context, k Key, p Patience) (l *Lock, err error) {
 	var limit time.Time // zero while the lock has an owner
 	var waiting *os.File
@@ -136,8 +136,8 @@ func (l *Lock) replace() error {
 	return nil
 }
 
-// take locks the bytes of a lock file, without waiting, or returns ErrBusy. It locks both bytes if
-// from is heldByte, and only the owned one if from is ownedByte. It creates a missing file.
+// take locks bytes of a lock file without waiting, or returns ErrBusy. With heldByte, it locks both
+// bytes. With ownedByte, it locks only the owned byte. It creates a missing file.
 func take(path string, from int64) (*Lock, error) {
 	for {
 		l := &Lock{path: path}
@@ -301,10 +301,10 @@ const (
 	sweepTime = 5 * time.Minute // how long a running sweep keeps other sweeps from starting
 )
 
-// LockSweep acquires the lock of the sweep that a STATUS starts. If another such sweep holds the
-// lock, LockSweep returns ErrBusy. But if the other sweep began at least sweepTime ago, it may
-// hang, so LockSweep returns a nil Lock without an error, and the caller's sweep also runs. That is
-// safe, because each attachment has its own lock. LockSweep then restarts sweepTime.
+// LockSweep acquires the lock that a sweep started by STATUS needs. If another such sweep holds it,
+// LockSweep returns ErrBusy. But after sweepTime, the other sweep may hang. Then LockSweep returns
+// a nil Lock without an error, so the caller's sweep also runs, and sweepTime begins again. Two
+// sweeps at a time are safe, because each attachment has its own lock.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err

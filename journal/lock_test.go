@@ -233,8 +233,8 @@ func TestLock(t *testing.T) {
 
 func tryAcquire(t *testing.T, s *Store, k Key) *Lock {
 	t.Helper()
-	// Another test may be starting a process. Between fork and exec, the child holds copies of all
-	// descriptors, and so the locks. Therefore tryAcquire waits instead of trying once.
+	// Another test may be starting a process. Between fork and exec, the child has copies of all
+	// descriptors, so it also holds their locks. Therefore tryAcquire waits instead of trying once.
 	l, err := s.Acquire(within(t, sandbox.Patience), k, Patience{})
 	check(t, err)
 	t.Cleanup(l.Release)

@@ -35,8 +35,8 @@ type powerStep struct {
 }
 
 // powerSteps returns the steps of a journal's life: ADDs, each with an intent, claims and a result;
-// DELs; an abandoned record; the lock of an attachment; more records than the file has room for,
-// then fewer. Two steps damage the file, so that the step after each of them starts a new file.
+// DELs; an abandoned record; the lock of an attachment; so many records that the file grows; and
+// then fewer records. Two steps damage the file. The step after each of them starts a new file.
 func powerSteps() (steps []powerStep) {
 	step := func(name string, do func(s *Store) error) { steps = append(steps, powerStep{name: name, do: do}) }
 	tx := func(name string, fn func(*Tx) error) {
@@ -140,9 +140,9 @@ type power struct {
 	dirs     atomic.Int64
 }
 
-// failsAfter lists the steps after which another process commits, and one of the commit's syncs
-// fails: the first (of the pages) or the second (of the meta page). The next commit must not build
-// on pages that are not on disk.
+// failsAfter maps a step's index to the sync that then fails in another process's commit. Sync 1
+// writes the pages, and sync 2 writes the meta page. The next commit must not build on
+// pages that are not on disk.
 var failsAfter = map[int]int64{5: 2, 7: 1}
 
 // TestPowerLoss simulates a power loss at every sync and after every step of a journal's life, and
@@ -150,12 +150,12 @@ var failsAfter = map[int]int64{5: 2, 7: 1}
 // system that records the kernel's requests, so the test has all writes of bbolt and unwind, in
 // order. A disk keeps everything that was synced. Of the later changes, it keeps some:
 //
-//   - Any subset of the pages written since the last sync of their file. The test tries all subsets
-//     of up to eight pages; of more pages, the first n, one alone, all but one, and random subsets.
+//   - Any subset of the pages written since the last sync of their file. If there are more than
+//     eight, the test tries only the first n, one alone, all but one, and random subsets.
 //   - Part of a page, in sectors of 512 bytes: the first n, the last n, or random ones.
 //   - A file's size or its content, independently of each other.
 //   - A created, renamed or removed name, which is certain only once its directory is synced. The
-//     sync of a file covers neither its name nor the parent of its directory.
+//     sync of a file or a directory does not cover its own name.
 //
 // For each disk, the test opens the journal, reads it, writes to it and reads it again. The journal
 // must contain exactly the data as of the last successful Update, or as of a later Update that
@@ -377,7 +377,7 @@ func (p *power) use(s *Store) error {
 	})
 }
 
-// checkByBolt runs bbolt's own check, for which the product uses verify instead.
+// checkByBolt runs bbolt's own check. Outside tests, unwind uses verify instead.
 func checkByBolt(tx *Tx) error {
 	var errs []error
 	for err := range tx.btx.Check() {

@@ -38,7 +38,7 @@ const rootFolder = 1
 //
 //   - wrote: a page or a part of one
 //   - resized: a file's size; a write past the end of a file is a resize and a write
-//   - renamed: a name in a directory is set, or removed if target is zero; a rename is one change
+//   - renamed: a directory loses the name in old, or gets the one in name; a rename does both
 //   - synced: the file's earlier changes are on the disk now
 //   - failed: a sync failed. The kernel then treats the file's pages as written, so no later sync
 //     writes them: their changes are lost.
@@ -128,8 +128,8 @@ func (i *image) walk(path string, n int, fn func(path string, folder bool, data 
 	return err
 }
 
-// journals returns, by name, the contents of all files whose names begin with that of the journal
-// file, such as a file that was set aside.
+// journals returns, by name, the contents of the journal file and of all files whose names begin
+// with its name, such as a file that was set aside.
 func (i *image) journals() map[string][]byte {
 	all := map[string][]byte{}
 	_ = i.walk("", rootFolder, func(path string, folder bool, data []byte) error {

@@ -82,9 +82,9 @@ func (i *image) sync(pending []change, file int) (rest []change) {
 	return rest
 }
 
-// databases returns the inode numbers of all files whose name ever began with that of the journal
-// file, and of all directories except locks/. It omits lock files and the queue file, which are
-// never synced, because nothing relies on their content after a power loss.
+// databases returns the inode numbers of all directories except locks/, and of all files whose name
+// ever began with the journal file's name. It omits lock files and the queue file. They are never
+// synced, because nothing relies on their content after a power loss.
 func (p *power) databases() map[int]bool {
 	db := map[int]bool{rootFolder: true}
 	for _, c := range p.log {
@@ -100,7 +100,7 @@ func ours(c change, db map[int]bool) bool {
 	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
 }
 
-// way says which sectors of each pending change (see ours) are on the disk, one bit for each.
+// way has a byte for each pending change (see ours), with a bit for each sector on the disk.
 type way []uint8
 
 const whole = 0xff
@@ -181,8 +181,8 @@ func choices(pending []change, db map[int]bool, random *rand.Rand) (all []way) {
 	return all
 }
 
-// apply applies the selected changes to a disk. It applies each change that cannot affect the
-// journal with a probability of one half. It returns a description of the selection.
+// apply applies the selected changes to a disk, and returns a description of the selection. The
+// selection ignores changes that cannot affect the journal; apply applies a random half of these.
 func (w way) apply(i *image, pending []change, db map[int]bool, random *rand.Rand) string {
 	var name strings.Builder
 	unit := 0

@@ -102,10 +102,10 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestStillQueue: a transaction stops waiting after maxWait in which no process wrote to the queue
-// file (the queue does not move). While the queue moves, readers and writers wait longer. Only
-// other processes wait in the moving queue. This process does not, because it gets SIGCHLD from its
-// children, and a thread that gets a signal may lose its place in the queue.
+// TestStillQueue: a transaction stops waiting if the queue does not move: no process has written to
+// the queue file for maxWait. While the queue moves, readers and writers wait longer. This process
+// does not wait in the moving queue, because it gets SIGCHLD from its children, and a thread that
+// gets a signal may lose its place in the queue.
 func TestStillQueue(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()
@@ -146,8 +146,8 @@ func TestStillQueue(t *testing.T) {
 	})
 }
 
-// TestQueued: a caller that stops waiting gets ErrBusy. If another process has recently written to
-// the queue file, and only then, the error is ErrQueued as well.
+// TestQueued: a caller that stops waiting gets ErrBusy. The error is also ErrQueued if, and only
+// if, a process has recently written to the queue file.
 func TestQueued(t *testing.T) {
 	s := newStore(t)
 	put(t, s, adding("a"))

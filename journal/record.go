@@ -70,7 +70,7 @@ const (
 	Live        State = "live"
 	RollingBack State = "rolling-back" // the ADD failed; it has pending DELs
 	Deleting    State = "deleting"     // the runtime or a sweep deletes it; it has pending DELs
-	Abandoned   State = "abandoned"    // dropped by unwindctl forget; the runtime's DEL will succeed
+	Abandoned   State = "abandoned"    // dropped by "unwindctl forget"; the runtime's DEL will succeed
 )
 
 // edges lists every legal change of state. Gone changes to Deleting at a DEL without a record, to
@@ -191,18 +191,18 @@ type Step struct {
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
 	// not host-local, or unwind does not know the delegate (see netconf.Chain.Steps).
 	MayAllocate bool `json:"mayAllocate,omitempty"`
-	// Tries counts the attempts of the delegate's DEL. A killed ADD also counts as an attempt, so that
-	// the DELs of the other delegates come first.
+	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first. If
+	// the delegate's ADD was killed, Tries begins at 1, so that the other DELs run before this one.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the failed attempts, except those before the end of a pause. Absent counts them
-	// from the first one at which the network's chain lacked the delegate, including that one in any
-	// case. It is 0 if the chain contained the delegate at the last failure.
+	// Failures counts the failed attempts, except those during a pause. Absent counts the failures
+	// while the network's chain lacks the delegate: the first one always, later ones not during a
+	// pause. If the chain contains the delegate or cannot be read, a failure resets Absent to 0.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last attempt failed
 	Code     uint   `json:"code,omitempty"` // the error code, never 0, if the last attempt failed
 	Next     Next   `json:"next,omitzero"`
-	// Started is set once the step's DEL was started: its address may be free (see decide.Gets).
+	// Started is set once the step's DEL has started. Its address may then be free (see decide.Gets).
 	Started bool `json:"started,omitempty"`
 }
 
@@ -212,7 +212,7 @@ type Next struct {
 	At  int64 `json:"at,omitempty"` // when the wait is over, if it has an end (CLOCK_BOOTTIME, ns)
 }
 
-// Why is the word for what a DEL waits for, in the journal, in unwindctl's output and in metrics.
+// Why says in one word what a DEL waits for, in the journal, unwindctl's output and metrics.
 type Why string
 
 const (
@@ -239,7 +239,7 @@ type Claim struct {
 	Address netip.Addr `json:"address"`
 	Step    int        `json:"step"` // the Index of that delegate's step
 	// Pool is the directory in which host-local keeps the address, or "" for any other IPAM plugin.
-	// For when two attachments must not have the same address, see netconf.SharedAddresses.
+	// netconf.SharedAddresses says when two attachments must not have the same address.
 	Pool string `json:"pool,omitempty"`
 }
 

@@ -51,8 +51,7 @@ func everything() *Record {
 	}
 }
 
-// visit calls tell for every exported field of every struct in v. The argument zero says whether
-// the field is zero.
+// visit passes to tell the name of each exported field of v's structs, and whether it is zero.
 func visit(v reflect.Value, tell func(field string, zero bool)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -158,10 +157,10 @@ func TestSince(t *testing.T) {
 
 var states = []State{Gone, Adding, Live, RollingBack, Deleting, Abandoned}
 
-// legal lists the allowed changes of state. The usual ones are adding → live → deleting → gone and,
-// if the ADD fails, adding or live → rolling-back → gone. A record may be written again in its
-// state. A DEL may create a record of an unknown attachment, and an ADD may write its lost record
-// again. Any state may become abandoned.
+// legal lists the allowed changes of state. Usually, a record goes adding → live → deleting → gone.
+// If the ADD fails, it goes from adding or live to rolling-back, and then to gone. It may also be
+// written without a change of state. A DEL may create the record of an unknown attachment, and an
+// ADD may write its record again after the journal has lost it. Any state may become abandoned.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Abandoned},
 	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Abandoned}, {Adding, Gone},

@@ -24,7 +24,7 @@ import (
 //     writer.
 //  2. A writer creates the journal file if it is missing (see replace). Open the file and acquire
 //     its flock, which readers share. Verify the file; a writer may have to replace it with a copy
-//     (see trust). In both steps, if the path has a new file by now, begin the step again.
+//     (see trust). In steps 1 and 2, if another file is at the path by now, begin the step again.
 //  3. A reader unlocks the queue file. A writer keeps it locked, so that no reader starts.
 //  4. Run one bbolt transaction. Before the commit, make room in the journal file (see makeRoom).
 //     Record in the queue file that the commit begins, and afterwards that it succeeded.
@@ -119,8 +119,8 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
-			// db.Close could hang, because bbolt may hold its mutexes. Without a Close, the file stays
-			// mapped, which would keep the flock, so unlock the file.
+			// db.Close could hang, because bbolt may hold its mutexes. Without it, the file stays mapped.
+			// The mapping would keep the flock, so unlock the file.
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -251,10 +251,10 @@ const chunk = 64 << 10
 
 // makeRoom allocates disk space after the pages in use, so that the disk cannot run full during the
 // commit. bbolt only sets the file's size, which allocates nothing. For an ADD's intent, makeRoom
-// also allocates space for the ADD's later commits, because after a failed commit, the journal must
-// be copied (see trust), which needs even more space. makeRoom does nothing on a file system that
-// cannot allocate in advance. On a copy-on-write file system (btrfs, ZFS), a commit can still run
-// out of space.
+// also allocates space for the ADD's later commits. If one of these failed, the journal would have
+// to be copied (see trust), which needs even more space. makeRoom does nothing on a file system
+// that cannot allocate in advance. On a copy-on-write file system (btrfs, ZFS), a commit can still
+// run out of space.
 func (tx *Tx) makeRoom(file *os.File) error {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
@@ -281,11 +281,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 }
 
 // pages returns the maximum number of pages that the commit writes. bbolt writes each changed page,
-// and the pages above it, to free pages. A changed record costs up to five times its size, because
-// bbolt splits a leaf of large records at the fifth, and all records of a network have about the
-// same size. 12 pages are for the rest: two leaves that are split or merged, the branches, the list
-// of buckets, and the page that bbolt leaves free at the end. The freelist takes 8 bytes for each
-// free page.
+// and the pages above it, to free pages. A changed record costs up to five times its size: bbolt
+// writes its whole leaf. bbolt splits a leaf of large records only at the fifth record, and all
+// records of a network have about the same size. 12 pages are for the rest: two leaves that are
+// split or merged, the branches, the list of buckets, and the page that bbolt leaves free at the
+// end. The freelist takes 8 bytes for each free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

@@ -119,7 +119,7 @@ func (p *process) setAside() answer                                { return p.as
 func (p *process) openWithBbolt() answer                           { return p.ask("stranger", "") }
 func (p *process) sleep() answer                                   { return p.ask("sleep", "") }
 
-// goOn makes a verb continue that answered "in", and then waits in the journal.
+// goOn continues a verb that has answered "in" and now waits with the journal open.
 func (p *process) goOn() answer { return p.ask("go", "") }
 
 func (a answer) is(want string) {
@@ -179,8 +179,8 @@ func (p *process) waitsFor(file string) {
 	sandbox.AwaitWaiters(p.t, p.pid(), filepath.Join(p.dir, file), 1, math.MaxInt)
 }
 
-// noLongerAwaits polls until no DEL waits for a lock. One look is not enough: between fork and
-// exec, a process that another test starts shares the lock on the third byte, like a waiting DEL.
+// noLongerAwaits polls until no DEL waits for a lock. One look is not enough: a process that
+// another test starts inherits a DEL's lock on the third byte (see Lock) and keeps it until exec.
 func (p *process) noLongerAwaits(id string) {
 	p.t.Helper()
 	for end := time.Now().Add(sandbox.Patience); p.awaited(id).text() != "false"; time.Sleep(5 * time.Millisecond) {
@@ -393,9 +393,8 @@ func (a *actor) list(ctx context.Context) (said string, err error) {
 	return said, err
 }
 
-// hold puts a record in a transaction, which first waits for a line from the test. If wreck is set,
-// the first run of the transaction damages the file, and Update runs the transaction again in a new
-// file.
+// hold runs a transaction that waits for a line from the test, and then puts a record. If wreck is
+// set, the first run damages the file instead, and Update runs the transaction again in a new file.
 func (a *actor) hold(wreck bool, id string) error {
 	return a.Update(context.Background(), func(tx *Tx) error {
 		a.tell("in")

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestSyncFails: the sync of the pages or of the meta page fails in a commit, so the commit may or
-// may not be on disk. From then on, the kernel treats the pages as written. Therefore the next
-// Update, in another process, copies the file.
+// TestSyncFails: in a commit, the sync of the pages or of the meta page fails. From then on, the
+// kernel treats the pages as written, whether or not they are on disk. Therefore the next Update,
+// in another process, copies the file.
 func TestSyncFails(t *testing.T) {
 	needDisk(t)
 	for i, after := range []string{"a c", "a b c"} {

@@ -11,8 +11,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Tx is a transaction on the journal, which ends when the function that received it returns, or a
-// copy of the records (see Snapshot).
+// Tx is either a transaction on the journal or a copy of the records (see Snapshot). A transaction
+// ends when the function that received it returns.
 type Tx struct {
 	btx    *bolt.Tx // nil: a snapshot, or no journal exists yet
 	size   int      // the bytes that it writes or deletes; 0: there is nothing to commit
@@ -244,9 +244,9 @@ func (tx *Tx) ByPod(p Pod) ([]*Record, error) {
 	})
 }
 
-// ByNetNS returns the records whose ADD was in a network namespace, which all have its inode. Like
-// ByPod, it omits abandoned and damaged records. The caller must ignore records of earlier boots,
-// in which another namespace may have had the same inode.
+// ByNetNS finds the records of a network namespace by its inode. Like ByPod, it omits abandoned and
+// damaged records. The caller must ignore records of earlier boots, in which another namespace may
+// have had the same inode.
 func (tx *Tx) ByNetNS(n NetNS) ([]*Record, error) {
 	if !n.Known() {
 		return nil, nil

@@ -153,7 +153,7 @@ func TestVerify(t *testing.T) {
 }
 
 // TestVerifyOneMeta: one of the two meta pages is enough. If the newer meta page is damaged, bbolt
-// uses the older one, and so the previous transaction.
+// uses the older one, which is that of the previous transaction.
 func TestVerifyOneMeta(t *testing.T) {
 	for id := range uint64(2) {
 		f := newFile(t)

@@ -81,11 +81,11 @@ var (
 )
 
 // watched returns a context that ends once nobody waits for the ADD any more. This is the case once
-// a DEL has waited for the attachment's lock for the duration awaited: a runtime runs one verb for
-// a container at a time, so the ADD's runtime is dead or has abandoned the ADD. It is also the case
-// once nobody has been able to read stdout for the duration unread. Both are checked only while a
-// delegate runs. A DEL that waits for another attachment's lock does not count, even if this ADD
-// holds that lock.
+// a DEL has waited for the attachment's lock as long as the parameter awaited says: a runtime runs
+// one verb for a container at a time, so the ADD's runtime is dead or has abandoned the ADD. It is
+// also the case once nobody has been able to read stdout for as long as the parameter unread says.
+// Both are checked only while a delegate runs. A DEL that waits for another attachment's lock does
+// not count, even if this ADD holds that lock.
 func (a *adding) watched(
 	ctx context.Context, awaited, unread time.Duration,
 ) (context.Context, context.CancelCauseFunc) {
@@ -182,8 +182,8 @@ func setResult(
 }
 
 // commit writes the record as live, with a delegate's result and claims. While other processes keep
-// writing to the journal, commit waits. If the result cannot be written, the ADD fails: after a
-// success, the record of a live attachment would lack the result, or would stay in state adding.
+// writing to the journal, commit waits. If the result cannot be written, the ADD fails. Otherwise,
+// the record of a live attachment would lack the result, or would stay in state adding.
 //
 // In the transaction that writes the claims, commit searches for other claims on the new addresses.
 // So if two ADDs get the same address at the same time, the second to commit detects the duplicate.

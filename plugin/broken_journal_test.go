@@ -88,7 +88,7 @@ func (n *node) blockJournal() (mend func()) {
 	}
 }
 
-// holdQueue locks the queue file and never writes to it, as a process other than unwind might.
+// holdQueue locks the queue file without writing to it, as a process that is not unwind might do.
 func (n *node) holdQueue() (mend func()) {
 	n.Helper()
 	f, err := os.OpenFile(filepath.Join(n.stateDir, "journal.lock"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -113,8 +113,8 @@ func (n *node) editJournal(edit func(*bolt.Tx) error) {
 
 // TestBrokenJournal: while the journal cannot be used, an ADD runs the chain, and unwind rolls a
 // failed ADD back from memory. But with onJournalFailure "fail", unwind refuses the ADD before any
-// plugin runs. A DEL always runs the plugins, with all addresses that are not freed yet. Once the
-// journal works again, the next DEL undoes what remains.
+// plugin runs. A DEL always runs the plugins, and their prevResult contains at least the addresses
+// that are not freed yet. Once the journal works again, the next DEL undoes what remains.
 func TestBrokenJournal(t *testing.T) {
 	breakages := []breakage{readOnly, fullDisk, newerFormat, groupWritable, linked, strangersTurn}
 	verbs := oneOf("ADD", "failing ADD", "failing ADD and DEL", "ADD refused", "failing DEL", "DEL")

@@ -25,8 +25,8 @@ var (
 			"ipam": {"type": "static", "addresses": [{"address": "%s"}]}%s}`, n.bridge, n.prefix(4, 7), extra)
 	}}
 
-	// Faulty plugins (testdata/faulty) behave as a test plans: see node.plan. In a plan, everyone
-	// stands for all instances that the plan does not name.
+	// Faulty plugins (testdata/faulty) do what the test has set with node.plan. In a plan, the
+	// variable everyone stands for all instances that the plan does not name.
 	p0, p1, p2 = faulty("p0"), faulty("p1"), faulty("p2")
 	p3, p4, p5 = faulty("p3"), faulty("p4"), faulty("p5")
 	everyone   = faulty("*")
@@ -40,8 +40,8 @@ func faulty(instance string) pluginConf {
 	return pluginConf{instance: instance, text: text}
 }
 
-// p0ofPool returns p0 with a host-local pool. first and last are the last bytes of the pool's first
-// and last address.
+// p0ofPool returns p0 with a host-local pool. The parameters are the final bytes of the pool's
+// first and last addresses.
 func p0ofPool(first, last int) pluginConf {
 	return pluginConf{instance: "p0", text: func(n *node, extra string) string {
 		return strings.TrimSuffix(n.pooled("p0", first, last), "}") + extra + "}"
@@ -83,7 +83,7 @@ func (c pluginConf) with(format string, a ...any) pluginConf {
 
 func (c pluginConf) masq() pluginConf { return c.with(`"ipMasq": true`) }
 
-// delay sets how long a call of a faulty plugin in mode late or orphan takes.
+// delay sets how long a call of a faulty plugin takes in the modes "late" and "orphan".
 func (c pluginConf) delay(ms int) pluginConf { return c.with(`"delayMS": %d`, ms) }
 
 // code sets the code of a faulty plugin's errors.
@@ -114,7 +114,7 @@ func (c pluginConf) CHECK(mode string) fault    { return c.on("CHECK", mode) }
 func (c pluginConf) GC(mode string) fault       { return c.on("GC", mode) }
 func (c pluginConf) STATUS(mode string) fault   { return c.on("STATUS", mode) }
 
-// inPod stands in a plan for all faulty plugins in the chains of pods whose names have this prefix.
+// inPod is for a plan: it stands for all faulty plugins of the pods whose names have this prefix.
 func inPod(name string) pluginConf { return faulty("pod:" + name) }
 
 // plan sets the faults of the faulty plugins, and replaces the previous plan. Without faults, all

@@ -13,8 +13,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// check runs the CHECK of each recorded delegate that is still in the chain, in chain order. A
-// delegate gets its configuration from the ADD. If its CHECK fails, check repeats the CHECK with
+// check runs the CHECK of each recorded delegate that is still in the chain, in chain order. The
+// delegate gets the recorded configuration. If its CHECK fails, check repeats the CHECK with
 // the present configuration. As without unwind, no delegate runs if the chain sets disableCheck, or
 // if the ADD's CNI version is older than 0.4.0. If the attachment is not live in the journal, check
 // logs a warning and uses the current chain. It does not fail for that reason, because Nomad

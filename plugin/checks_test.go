@@ -164,13 +164,13 @@ func (p *pod) wantDELs(count int) {
 
 // Resources of faulty plugins, host-local and firewall.
 
-// wantTaken checks that faulty plugins hold exactly these files: CONTAINER.INTERFACE.INSTANCE.
+// wantTaken checks that faulty plugins hold exactly these files (CONTAINER.INTERFACE.INSTANCE).
 func (n *node) wantTaken(files ...string) {
 	n.Helper()
 	n.wantEqual("taken", n.taken(), files)
 }
 
-// wantRules checks that faulty plugins hold exactly these rules: ADDRESS.INSTANCE.
+// wantRules checks that faulty plugins hold exactly these rules (ADDRESS.INSTANCE).
 func (n *node) wantRules(rules ...string) {
 	n.Helper()
 	n.wantEqual("rules", n.addressRules(), rules)
@@ -182,8 +182,8 @@ func (n *node) wantReserved(count int) {
 	n.want(len(n.reserved()) == count, "reserved, not %d: %v", count, n.reserved())
 }
 
-// wantOwners checks that host-local has assigned exactly these addresses: "ADDRESS CONTAINER
-// INTERFACE".
+// wantOwners checks that host-local has assigned exactly these addresses. Each owner has the form
+// "ADDRESS CONTAINER INTERFACE".
 func (n *node) wantOwners(owners ...string) {
 	n.Helper()
 	var got []string
@@ -252,8 +252,7 @@ func (p *pod) wantGone() {
 	}
 }
 
-// awaitGone waits until the pod has no record, because the sweep that a STATUS started may still
-// run.
+// awaitGone waits until the sweep that a STATUS started has removed the pod's record.
 func (p *pod) awaitGone() {
 	p.Helper()
 	eventually(p, "no record of "+p.ContainerID, func() bool { return p.record() == nil })
@@ -301,7 +300,7 @@ func (n *node) wantLocks(count int) {
 	n.wantCount("locks", len(n.names(filepath.Join(n.stateDir, "locks"))), count)
 }
 
-// wantAbandoned checks that the pod has a record in state abandoned, as after unwindctl forget.
+// wantAbandoned checks that the pod has a record in state abandoned, as after "unwindctl forget".
 func (p *pod) wantAbandoned() {
 	p.Helper()
 	p.want(p.abandoned(p.key()) != nil, "%s is not forgotten", p.ContainerID)
@@ -358,7 +357,7 @@ func (p *pod) wantPing() {
 
 // unwind's output and history.
 
-// wantLogged checks that the log of the verbs that succeeded contains a text.
+// wantLogged checks that verbs that succeeded have logged a text.
 func (n *node) wantLogged(text string) {
 	n.Helper()
 	n.want(strings.Contains(n.log(), text), "the log has no %q", text)
@@ -386,7 +385,7 @@ func (n *node) wantDetails(details string) {
 	n.want(n.said.said.Details == details, "details %q, not %q", n.said.said.Details, details)
 }
 
-// wantEvents checks how the events in the history begin.
+// wantEvents checks how each event in the history begins.
 func (n *node) wantEvents(beginnings ...string) {
 	n.Helper()
 	n.want(slices.EqualFunc(n.events(), beginnings, strings.HasPrefix), "events: %q, not %q",

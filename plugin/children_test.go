@@ -89,9 +89,9 @@ func TestDelEndsALoop(t *testing.T) {
 	n.wantClean()
 }
 
-// TestDelDuringAdd: the runtime sends the DEL of an attachment whose ADD still runs, so the runtime
-// no longer waits for that ADD. The ADD ends and rolls everything back. But if the ADD of another
-// attachment is releasing this one, the DEL waits for that ADD, which continues.
+// TestDelDuringAdd: the runtime sends the DEL of an attachment whose ADD still runs. The runtime no
+// longer waits for that ADD, so the ADD ends and rolls everything back. But if another attachment's
+// ADD is releasing this attachment, the DEL waits, and the other ADD continues.
 func TestDelDuringAdd(t *testing.T) {
 	adds := oneOf("its delegate hangs", "it hangs in its rollback too", "of another attachment")
 	each1(t, adds, func(t *testing.T, which choice) {
@@ -154,8 +154,8 @@ func TestDaemonOutlivesUnwind(t *testing.T) {
 	})
 }
 
-// leftBy returns the child processes that faulty plugins with this CNI_PATH started in a role:
-// daemon or orphan.
+// leftBy returns the child processes that faulty plugins started in a role, "daemon" or "orphan".
+// The CNI_PATH of these plugins is path.
 func leftBy(t testing.TB, path, role string) []int {
 	t.Helper()
 	var pids []int
@@ -268,8 +268,8 @@ func (p *pod) askOnNode(verb string, commands ...string) {
 	p.askBy(verb, `exec unshare --pid --fork --kill-child --mount-proc sh -c '`+script+`; exit $?' "$0"`)
 }
 
-// askBy runs a verb of unwind through a shell command, in which $0 is unwind, in a new mount
-// namespace. The list of a GC contains only this pod.
+// askBy runs a shell command in a new mount namespace. In the command, $0 is unwind, which gets the
+// verb. If the verb is GC, the runtime's list contains only this pod.
 func (p *pod) askBy(verb, command string) {
 	p.Helper()
 	p.outer = "1.1.0" // this version has all verbs

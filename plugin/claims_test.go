@@ -15,7 +15,7 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// turn is one of the two verbs of a race. A faulty plugin holds the call that fault names.
+// turn is one of the two verbs of a race. A faulty plugin holds up the call that fault describes.
 type turn struct {
 	fault fault
 	pod   *pod
@@ -23,7 +23,7 @@ type turn struct {
 	begun *underWay
 }
 
-// await waits until the verb has ended or, if goOn is false, until the plugin holds its call. If
+// await waits until the verb has ended or, if goOn is false, until the plugin holds up the call. If
 // goOn is true, await lets the plugin continue. await returns after the given time at the latest,
 // because one verb may wait for the other.
 func (t *turn) await(most time.Duration, goOn bool) {
@@ -41,8 +41,8 @@ func (t *turn) await(most time.Duration, goOn bool) {
 	}
 }
 
-// race starts the first pod's verb, and waits until a plugin holds the call of ofFirst. It then
-// does the same for the second pod. Finally, it lets the first verb continue, then the second.
+// race starts the first verb, and waits until a plugin holds up the call that ofFirst describes. It
+// then does the same with the second verb. Finally, it lets the first continue, then the second.
 func (n *node) race(first *pod, ofFirst fault, second *pod, ofSecond fault) {
 	n.Helper()
 	one, other := &turn{fault: ofFirst, pod: first}, &turn{fault: ofSecond, pod: second}
@@ -84,10 +84,10 @@ func (p *pod) wantAllOfADD() {
 }
 
 // TestLateDELAgainstClaim: A's DEL failed twice, so unwind freed A's address, and B gets that
-// address. A's late DEL begins at each phase of B's ADD, or B's ADD at each phase of A's DEL. Both
-// verbs end, even if one waits for the other. After that, B has its rule. After B's DEL, nothing of
-// A is left. The late DEL runs only p1 or, if the journal has no record of A, A's whole chain. For
-// A and B with the same container ID, see the comment below.
+// address. A's late DEL begins in each phase of B's ADD. Conversely, B's ADD begins in each phase
+// of A's DEL. Both verbs end, even if one waits for the other. Then B has its rule. After B's DEL,
+// nothing of A is left. If the journal has no record of A, the late DEL runs A's whole chain;
+// otherwise, it runs only p1. For A and B with the same container ID, see the comment below.
 func TestLateDELAgainstClaim(t *testing.T) {
 	type phase struct {
 		name  string
@@ -172,8 +172,8 @@ func (p *pod) awaitTries(count int) {
 	})
 }
 
-// killCaller waits until the last call of a faulty plugin is this one, and kills the unwind process
-// that made the call, as a runtime does at its timeout.
+// killCaller waits until the newest call of a faulty plugin is the given one. It then kills the
+// unwind process that made this call, as a runtime does at its timeout.
 func (n *node) killCaller(call string) {
 	n.Helper()
 	var last logged
@@ -189,8 +189,8 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
-// TestRuleBeforeAddress: p1's DEL, which finds the rule by the address, fails. unwind frees the
-// address only after the second try. Until then, no other pod gets the address with its rule.
+// TestRuleBeforeAddress: p1's DEL, which finds p1's rule by the pod's address, fails. unwind frees
+// the address only after the second try. Until then, the rule cannot apply to another pod.
 func TestRuleBeforeAddress(t *testing.T) {
 	ends := oneOf(
 		"it works again",
@@ -245,7 +245,7 @@ func TestRuleBeforeAddress(t *testing.T) {
 
 // TestAddressOfAnotherStore: an IPAM plugin other than host-local frees a pod's address, and
 // another pod gets it. In the first pod's late DEL, a plugin that removes rules by address doesn't
-// get the address. This holds even after a sweep, when unwind has only the runtime's input.
+// get the address. This is also true after a sweep has deleted the first pod's record.
 func TestAddressOfAnotherStore(t *testing.T) {
 	frees := oneOf(
 		"it frees, then fails",

@@ -85,9 +85,9 @@ func wasKilled(err error) bool {
 	return errors.As(err, &cniErr) && strings.HasSuffix(cniErr.Msg, "signal: killed")
 }
 
-// recovery is what a runtime may do after unwind was killed. An attachment that was live at that
-// time stays live until its DEL or, once its namespace is gone, until the pod's next sandbox is
-// added. The DELs contain a different chain, so they undo only what the journal contains.
+// recovery is what a runtime may do after unwind was killed. A live attachment stays live until its
+// DEL. If its namespace is gone, the ADD of the pod's next sandbox also releases it. The DELs
+// contain a different chain, so they undo only what the journal contains.
 type recovery struct {
 	name string
 	of   func(p *pod)
@@ -123,7 +123,7 @@ func (p *pod) recoverByNextSandbox() {
 	next.add()
 	_, gone := os.Stat(p.NetNS)
 	// A DEL that was tried twice pauses, and the next sandbox's ADD does not wait for it. If a plugin
-	// is killed in its ADD, that counts as a try.
+	// is killed in its ADD, that counts as the first try of its DEL.
 	isReady := func(s journal.Step) bool { return s.Tries < 2 }
 	if e := p.record(); (e != nil) != (live && gone == nil) && (e == nil || slices.ContainsFunc(e.Steps, isReady)) {
 		p.Errorf("the old sandbox, live %t, its namespace %v, is in the journal as %+v", live, gone, e)
@@ -245,8 +245,8 @@ var aftermaths = []aftermath{
 	}},
 }
 
-// end runs the aftermath and, after nextADD, a GC. They must undo what the killed verb left. Except
-// after a reboot, end deletes the bystander, which must be live. Nothing may be left.
+// end runs the aftermath and, after nextADD, a GC. They must undo what the killed verb left. Unless
+// the aftermath is a reboot, the bystander must be live, and end deletes it. Nothing may be left.
 func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.plan()
 	f.of(n, a, bystander)
@@ -263,7 +263,7 @@ func (f aftermath) end(n *node, d death, a, bystander *pod) {
 }
 
 // TestKilledThenRecovered kills unwind at the crash points of ADD, DEL, GC and STATUS. One
-// aftermath follows each kill. make proof tests all aftermaths at each point; other runs skip
+// aftermath follows each kill. "make proof" tests all aftermaths at each point; other runs skip
 // points, and use the aftermaths in turn. New crash points are covered automatically. The test
 // shows what SIGKILL leaves. The journal's tests show what a power loss leaves.
 func TestKilledThenRecovered(t *testing.T) {
@@ -392,8 +392,8 @@ func TestPowerLossInAVerb(t *testing.T) {
 }
 
 // losePower removes what a power loss may remove: lock files, the network namespace, and the
-// kernel's state, for which the files of the plugins "kernel…" and "last" stand. It moves the
-// record to an earlier boot.
+// kernel's state. The files of the plugins "kernel…" and "last" stand for that state. The record
+// moves to an earlier boot.
 func (p *pod) losePower() {
 	p.Helper()
 	for _, lost := range []string{"state/locks/*", "faulty/taken/*.kernel*", "faulty/taken/*.last*"} {

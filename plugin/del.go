@@ -40,9 +40,9 @@ type deleting struct {
 //     ADD. If an operator dropped that ADD, and no other is recorded, there is nothing to do.
 //  3. Undo the records (see undo.Worker.Undo), and write the DELs that are still pending.
 //
-// A failing journal does not stop a pod's DEL. Neither does an invalid configuration, unless the
+// A failing journal does not stop a pod's DEL. An invalid configuration can stop it only if the
 // journal contains no record of the attachment. After a crash, the record still contains every DEL
-// that may not have run.
+// that may be needed.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Env.Budgets.Undo)
 	defer cancel()

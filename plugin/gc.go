@@ -24,9 +24,9 @@ import (
 //  1. Sweep the GC's own network, by the runtime's list of valid attachments and by evidence on the
 //     node (see decide.Evidence). Sweep all other networks by evidence alone: the old name of a
 //     renamed network never gets a GC again. In those networks, a failure is only logged.
-//  2. Run the GC of all delegates, if the chain's CNI version has that verb, with the runtime's
-//     list and the attachments that unwind keeps (see listKept). Skip this step if the list cannot
-//     be trusted (see sweep.MassReleaseError) or a record is damaged.
+//  2. If the chain's CNI version has GC, run it on all delegates. They get the runtime's list, and
+//     the attachments that unwind keeps (see listKept). Skip this step if the list cannot be
+//     trusted (see sweep.MassReleaseError) or a record is damaged.
 //
 // gc continues after an error, and returns the errors of its own network.
 //

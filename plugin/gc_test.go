@@ -294,7 +294,7 @@ func TestGCWithFailingDELs(t *testing.T) {
 // TestGCByList combines pods of each kind with lists of each kind. A GC never releases an
 // attachment with a process in its namespace, and always releases one with a pending DEL. If the
 // namespace is gone, the GC releases the attachment unless a list contains it. If the namespace is
-// empty, the same holds, but only in a GC with a list.
+// empty, the GC releases the attachment only if there is a list, and the list lacks it.
 func TestGCByList(t *testing.T) {
 	null, none := rawJSON(`null`), rawJSON(`[]`)
 	type test struct {
@@ -372,8 +372,8 @@ func TestListJudgesItsNetwork(t *testing.T) {
 	})
 }
 
-// TestGCInAnotherTimeNamespace: a GC runs in a different time namespace from the ADD. By the clock
-// of the GC, an attachment and an address without a record seem old. But unwind cannot tell their
+// TestGCInAnotherTimeNamespace: a GC runs in a different time namespace from the ADD. By its clock,
+// the attachment seems old, and so does an address that has no record. But unwind cannot tell their
 // age in that namespace, so it keeps both.
 func TestGCInAnotherTimeNamespace(t *testing.T) {
 	t.Parallel()

@@ -14,8 +14,8 @@ import (
 )
 
 // keeper creates a plugin, a shell script, that reads and writes no file. Its ADD creates a
-// directory, which node.taken lists, and its DEL removes that directory. more contains commands
-// that the script runs first.
+// directory, which node.taken lists, and its DEL removes that directory. The script first runs the
+// commands in the parameter more.
 func (n *node) keeper(name, more string) {
 	n.Helper()
 	n.mkdir(filepath.Join(n.faultyDir(), "taken"))
@@ -300,7 +300,7 @@ func TestHostileDelegate(t *testing.T) {
 	})
 }
 
-// TestNoProc runs STATUS, GC, ADD and DEL without /proc. unwind cannot tell that pod a is dead, so
+// TestNoProc runs STATUS, GC, ADD and DEL without /proc. unwind cannot tell that a pod is dead, so
 // STATUS and GC release nothing. unwind refuses an ADD, because skel reads /proc after the ADD, and
 // would fail. A DEL succeeds.
 func TestNoProc(t *testing.T) {
@@ -332,7 +332,7 @@ func TestNoProc(t *testing.T) {
 	n.wantClean()
 }
 
-// TestNoPermission runs unwind as a user who may not write to stateDir.
+// TestNoPermission: unwind may not write to stateDir. ADD obeys onJournalFailure, and DEL succeeds.
 func TestNoPermission(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

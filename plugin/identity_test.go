@@ -398,9 +398,9 @@ func TestAddOverLive(t *testing.T) {
 }
 
 // TestInterruptedAfterAnother: a container ID is added again without a DEL, and unwind is killed
-// before it prints the new result. libcni's cache still contains the result of the earlier ADD,
-// whose namespace exists. The journal has recorded that ADD, so the cached result is no reason to
-// keep anything: the next ADD, or a sweep, undoes what is left. In one case, a DEL of the earlier
+// before it prints the new result. libcni's cache still contains the result of the first ADD, and
+// the first namespace still exists. But unwind ran the first ADD, so the cached result is no reason
+// to keep anything: the next ADD, or a sweep, undoes what is left. In one case, a DEL of the first
 // ADD is pending.
 func TestInterruptedAfterAnother(t *testing.T) {
 	results := oneOf("no result", "a result of its own", "no result, beside a pending DEL")
@@ -482,8 +482,8 @@ func TestPortOfNewGeneration(t *testing.T) {
 }
 
 // The chain of the tests below has resources that are keyed by container ID (bridge's masquerading,
-// portmap, host-local) and by address (firewall). In names, "past" means without unwind, so that
-// the journal doesn't contain the verb.
+// portmap, host-local) and by address (firewall). In names, "past" means without unwind: the
+// journal doesn't contain such a verb.
 
 // TestAddedAgainPastTheJournal: a container ID is deleted and added again without unwind. When
 // unwind undoes the recorded ADD, it must not touch resources of the later ADD. The DEL of the
@@ -611,8 +611,8 @@ func TestUnknownDELAtAnothersPath(t *testing.T) {
 	})
 }
 
-// TestUndonePastTheJournal: either an attachment is swept, and added again without unwind, or it is
-// deleted without unwind, and added again with it. The DEL of the second ADD leaves nothing.
+// TestUndonePastTheJournal: either an attachment is swept and added again without unwind, or it is
+// deleted without unwind and added again through unwind. The DEL of the second ADD leaves nothing.
 func TestUndonePastTheJournal(t *testing.T) {
 	undone := oneOf(
 		"swept, in another namespace",
@@ -672,9 +672,9 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 	})
 }
 
-// TestRollbackBesideAnother: an ADD fails in a namespace in which another container has the
-// interface, whether or not libcni's cache contains that container. The rollback takes nothing from
-// the other container.
+// TestRollbackBesideAnother: an ADD fails in a namespace in which another container already has an
+// interface of that name. The rollback takes nothing from the other container, whether or not
+// libcni's cache contains it.
 func TestRollbackBesideAnother(t *testing.T) {
 	each1(t, oneOf("the other cached", "the other not cached"), func(t *testing.T, other choice) {
 		n := newNode(t)

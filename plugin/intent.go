@@ -123,7 +123,7 @@ func (a *adding) putIntent(tx *journal.Tx) error {
 // have written the intent, so writeIntent then reads the journal again. If the journal contains the
 // intent, the ADD continues. If the journal lacks it or is damaged, journalFailed decides. If the
 // journal cannot be read, the ADD fails, because a record in state adding must not belong to an ADD
-// that succeeds. If write itself refuses the ADD, writeIntent returns that error.
+// that succeeds. If the transaction itself refuses the ADD, writeIntent returns its error.
 func (a *adding) writeIntent(ctx context.Context, write func(*journal.Tx) error) error {
 	a.record.Number = 0
 	err := a.Node.Journal.Update(ctx, write)
@@ -157,8 +157,8 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, and divides its time among them. It
-// stops once a slow DEL would be killed for lack of time. A later verb or sweep releases the rest.
+// releaseSamePod releases dead attachments of the same pod, each in its share of the time. It stops
+// when too little time is left for a slow DEL. A later verb or sweep releases the rest.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()

@@ -83,24 +83,24 @@ var allowedDifferences = []struct {
 		return d.class == "pending" && y.waitsForLeft(d.record) ||
 			d.class == "left: file" && slices.ContainsFunc(y.u.pending(), renamed)
 	}},
-	// LIMITS, "While the journal cannot be written": the rollback of a container's second ADD freed
-	// the address of the first ADD, which was not recorded. A rule with that address is left.
+	// LIMITS, "While the journal cannot be written": a container's first ADD was not recorded. The
+	// rollback of its second ADD freed the first ADD's address. A rule with that address is left.
 	{"a full disk", func(y *year, d difference) bool {
 		full := slices.Index(y.log, "full")
 		return d.class == "left: rule" && full >= 0 && slices.ContainsFunc(y.log[full:], func(line string) bool {
 			return strings.HasPrefix(line, "again ")
 		})
 	}},
-	// LIMITS, "An ACCEPT rule of firewall": either firewall's DEL failed, and unwind freed the address
-	// before the next try; or the ADD was not recorded, and its address is not in the pool that the
-	// chain uses now.
+	// LIMITS, "An ACCEPT rule of firewall": firewall's DEL failed, and unwind freed the address before
+	// it retried that DEL. Or the ADD was not recorded, and its address is not in the present pool,
+	// because dataDir has changed.
 	{"an ACCEPT rule", func(y *year, d difference) bool {
 		failed := y.did("again ", "break firewall", "remove firewall", "renew firewall")
 		return d.class == "left: rule" && (failed || y.did("off", "uninstall", "nostate") && y.did("set dataDir")) &&
 			!strings.Contains(strings.ReplaceAll(d.text, "rule -A CNI-FORWARD ", ""), "rule -A ")
 	}},
-	// LIMITS, "CRI-O without a conflist": the configuration in libcni's cache contains only the path
-	// of the chainFile. That file lacks the plugin by now, and no record contains the plugin.
+	// LIMITS, "CRI-O without a conflist": the journal was emptied, and the configuration in libcni's
+	// cache contains only the path of the chainFile. A plugin that has left that file gets no DEL.
 	{"a plugin that left the chain of a pod that nobody recorded", func(y *year, d difference) bool {
 		crio := slices.ContainsFunc(y.log, func(line string) bool {
 			return strings.HasPrefix(line, "del ") && strings.HasSuffix(line, " crio")
@@ -108,8 +108,8 @@ var allowedDifferences = []struct {
 		return strings.HasPrefix(d.class, "left: ") && y.u.chosen.ChainFile && crio &&
 			y.did("nostate", "uninstall") && y.did("remove ", "set main")
 	}},
-	// LIMITS, "An ADD that bypassed unwind": the runtime has no result under the network's new name,
-	// so the DEL seems to belong to an ADD that never ran.
+	// LIMITS, "An ADD that bypassed unwind": the chain cannot be read, and the runtime has no result
+	// under the network's new name. The DEL seems to be for an ADD that never ran, and does nothing.
 	{"bypassed, unreadable and renamed", func(y *year, d difference) bool {
 		at := func(word string) int {
 			return slices.IndexFunc(y.log, func(line string) bool { return strings.HasPrefix(line, word) })
@@ -124,8 +124,8 @@ var allowedDifferences = []struct {
 				strings.Contains(d.text, "requested IP address "+p.ip.String()+" is not available")
 		})
 	}},
-	// A pod started only in U. Either a file of a plugin that has left the chain remains, or the cache
-	// file that the pod's DEL needs.
+	// A pod started only in U. A file of a plugin that has left the chain remains. The pod's file in
+	// libcni's cache may remain, too, because the pod's DEL needs it.
 	{"a pod that started with unwind alone", func(y *year, d difference) bool {
 		return slices.Contains([]string{"left: file", "left: cache"}, d.class) &&
 			slices.ContainsFunc(slices.Collect(maps.Keys(y.only)), func(name string) bool {
@@ -136,8 +136,8 @@ var allowedDifferences = []struct {
 	{"a child that hangs", func(y *year, d difference) bool {
 		return strings.HasSuffix(d.class, " is slow") && len(y.u.budgets) > 0
 	}},
-	// SPEC, GC: a GC reports what it could not clean up. Without unwind, a GC doesn't retry the DELs
-	// that have failed.
+	// CNI specification, GC: a GC reports what it could not clean up. Without unwind, a GC doesn't
+	// retry the DELs that have failed.
 	{"GC reports a DEL that keeps failing", func(y *year, d difference) bool {
 		for name, b := range y.net.binaries {
 			mode, gone := b.modes["DEL"], y.net.wiped || b.missing
@@ -147,8 +147,8 @@ var allowedDifferences = []struct {
 		}
 		return false
 	}},
-	// LIMITS, "Plugins that hang": the hanging plugin has left the chain or was replaced, so in P, the
-	// runtime no longer calls it.
+	// LIMITS, "Plugins that hang": the hanging plugin has left the chain or was replaced. In P, the
+	// runtime no longer calls it. In U, unwind still runs its DEL.
 	{"a plugin of the ADD that hangs", func(y *year, d difference) bool {
 		return d.class == "DEL fails" && strings.Contains(d.text, "signal: killed") && y.net.hangsIn("DEL") &&
 			y.did("remove ", "ipam ", "set main", "set name")
@@ -176,8 +176,8 @@ func (y *year) did(words ...string) bool {
 	})
 }
 
-// waitsForLeft reports whether each pending DEL of a record either waits for a later plugin's DEL,
-// or has failed and belongs to a plugin with port mappings or without a present configuration.
+// waitsForLeft reports whether a record's pending DELs may stay pending: each waits for a later
+// plugin's DEL, or has failed and its plugin has port mappings or no present configuration.
 func (y *year) waitsForLeft(e *journal.Record) bool {
 	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))
@@ -185,8 +185,8 @@ func (y *year) waitsForLeft(e *journal.Record) bool {
 	})
 }
 
-// steps contains an action for each first word of a step. An action returns true if it may have
-// changed what live pods have. In that case, compareLive must follow.
+// steps maps the first word of a step to an action, which gets the step's other words. The action
+// returns true if it may have changed what live pods have. In that case, run calls compareLive.
 var steps map[string]func(y *year, w []string) bool
 
 func (y *year) run(sequence []string) {
@@ -238,7 +238,7 @@ func (y *year) compareCalls(who string, p, u []plainCall) {
 		}
 		return d
 	}
-	// A verb that fails in P may have done less. Times are comparable only on a quiet machine.
+	// Times are comparable only on a quiet machine, and if the verb did all its work in P.
 	if slow := longest(u); sandbox.Long() && lastP.err == nil && slow > 5*time.Second && slow > 3*longest(p) {
 		y.differs(lastU.verb+" is slow", "%s %s takes %s instead of %s", lastU.verb, who, slow, longest(p))
 	}
@@ -450,7 +450,7 @@ func init() {
 		"del": func(y *year, w []string) bool {
 			return y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, w[1]) })
 		},
-		// restart POD: delete it and add it under the same ID, as nerdctl does, even if the DEL fails
+		// restart POD: delete it as nerdctl does, and add it under the same ID even if the DEL fails
 		"restart": func(y *year, w []string) bool {
 			y.eachPod(w[0], func(world *plainWorld, p *plainPod) []plainCall { return world.delete(p, "nerdctl") })
 			if y.found.class != "" {
@@ -566,7 +566,7 @@ func init() {
 				y.Fatalf("no key %q", w[0])
 			}
 		}),
-		// ipam PLUGIN [deleted]: replace the IPAM plugin; with deleted, the old one's program is removed
+		// ipam PLUGIN [deleted]: replace the IPAM plugin; "deleted" also removes the old one's program
 		"ipam": configure(func(y *year, w []string) {
 			if y.net.ipam != w[0] {
 				y.net.binaries[y.net.ipam].gone = len(w) > 1

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// likePlainSeedEnv is the first seed, such as one that an earlier run has printed. Without
-	// likePlainCountEnv, TestLikePlain then runs only the sequence of this seed.
+	// likePlainSeedEnv sets the first seed, such as one that an earlier run has printed. If it is set
+	// and likePlainCountEnv is not, TestLikePlain runs only the sequence of that seed.
 	likePlainSeedEnv = "UNWIND_LIKEPLAIN_SEED"
-	// likePlainCountEnv is the number of sequences.
+	// likePlainCountEnv sets the number of sequences.
 	likePlainCountEnv = "UNWIND_LIKEPLAIN_COUNT"
-	// likePlainWithoutEnv is a regular expression for the steps to leave out, so that a known
+	// likePlainWithoutEnv sets a regular expression for the steps to leave out, so that a known
 	// difference doesn't hide others.
 	likePlainWithoutEnv = "UNWIND_LIKEPLAIN_WITHOUT"
-	// likePlainSeed is the default first seed, except in make proof.
+	// likePlainSeed is the default first seed. `make proof` uses the time instead.
 	likePlainSeed = 700_001
 	// likePlainWorkers is how many sequences run at the same time.
 	likePlainWorkers = 4
@@ -44,8 +44,8 @@ type setup struct {
 
 func (s setup) String() string { return strings.Replace(fmt.Sprintf("%#v", s), "plugin.", "", 1) }
 
-// difference is something that is worse with unwind than without. While the test shortens the
-// sequence, the class must stay the same.
+// difference is something that is worse with unwind than without. Its class is the kind of
+// difference, which stays the same while shrinkYear shortens the sequence.
 type difference struct {
 	class, text string
 	record      *journal.Record // set only in class "pending"
@@ -82,7 +82,7 @@ func (a *attempt) TempDir() string {
 // runYear runs a sequence on two new machines. It returns the first difference (if there is none,
 // its class is empty) and a log of what happened.
 func runYear(t testing.TB, s setup, steps []string) (found difference, log []string) {
-	// If a plugin hangs, each pod's DEL is tried five times, for 10 s each, on both machines.
+	// If a plugin hangs, a sequence takes minutes: U tries each pod's DEL five times, up to 10 s each.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*sandbox.Patience)
 	defer cancel()
 	a := &attempt{TB: t, ctx: ctx}
@@ -117,13 +117,13 @@ func likePlain(t *testing.T, s setup, steps ...string) {
 
 // TestLikePlain: whatever happens on a machine in a year, unwind makes nothing worse. Two machines,
 // one without unwind (P) and one with unwind (U), go through the same random sequence of steps of
-// runtimes, operators and failures. After each step and at the end, TestLikePlain checks that
+// runtimes, operators and failures. TestLikePlain checks that
 //
 //   - every verb that succeeds in P succeeds in U (of a DEL and its retries, the last one counts);
 //   - no live pod in U lacks an address file, a link, a rule or a connection that it has in P;
-//   - what is left in U is also left in P, and no DEL is pending;
-//   - no verb in U takes both more than 5 s and more than three times as long as in P (only in make
-//     proof, on a quiet machine).
+//   - at the end, what is left in U is also left in P, and no DEL that succeeded in P is pending;
+//   - no verb in U takes both more than 5 s and more than three times as long as in P (checked only
+//     in `make proof`, on a quiet machine).
 //
 // allowedDifferences contains the exceptions.
 func TestLikePlain(t *testing.T) {
@@ -133,7 +133,7 @@ func TestLikePlain(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv(likePlainCountEnv)); err == nil {
 		count = n
 	}
-	first := uint64(likePlainSeed) // make proof runs new sequences each time; other runs don't
+	first := uint64(likePlainSeed) // `make proof` runs new sequences each time; other runs don't
 	if sandbox.Long() {
 		first = uint64(time.Now().UnixNano())
 	}
@@ -182,8 +182,8 @@ func TestLikePlain(t *testing.T) {
 		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
 }
 
-// reportYear runs a sequence with a difference twice more, and prints the difference and the
-// sequence. If short is set, it shortens the sequence before it prints it: see shrinkYear.
+// reportYear repeats a sequence with a difference twice, and then reports the difference and the
+// sequence. If short is set, it reports the shorter sequence that shrinkYear returns.
 func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
 	again := 0
 	for range 2 {

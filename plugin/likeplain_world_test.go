@@ -311,7 +311,7 @@ func (w *plainWorld) pluginsOf() (all []string) {
 
 func (w *plainWorld) poolDir(i int) string { return filepath.Join(w.dir, fmt.Sprintf("ipam%d", i)) }
 
-// writeFile writes the operator's conflist, unless it is to be missing.
+// writeFile writes the operator's conflist, or half of it, or nothing: see network.unreadable.
 func (w *plainWorld) writeFile() {
 	w.Helper()
 	for _, name := range w.names(w.confDir()) {
@@ -374,7 +374,7 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	defer cancel()
-	if w.net.hangs() && verb != "STATUS" { // the sweep of a STATUS may hang, but not the STATUS
+	if w.net.hangs() && verb != "STATUS" { // a STATUS never hangs, only the sweep that it starts
 		file := filepath.Join(w.hangsDir(), "hangs")
 		_ = os.Remove(file)
 		done := make(chan struct{})
@@ -480,7 +480,7 @@ func (w *plainWorld) add(p *plainPod) plainCall {
 	return c
 }
 
-// del runs a DEL, up to five times until it succeeds.
+// del runs a DEL until it succeeds, at most five times.
 func (w *plainWorld) del(p *plainPod, cached bool, path string) (calls []plainCall) {
 	w.Helper()
 	rt := p.rt
@@ -538,8 +538,8 @@ func (p *plainPod) path() string {
 	return ""
 }
 
-// delete runs the DELs with which a runtime ends a pod, and removes the namespace when that runtime
-// does. style is nerdctl, crio or containerd.
+// delete runs the DELs with which a runtime ends a pod. It removes the namespace at the same point
+// as that runtime. style names the runtime: nerdctl, crio or containerd.
 func (w *plainWorld) delete(p *plainPod, style string) (calls []plainCall) {
 	w.Helper()
 	passed := func(more []plainCall) bool {
@@ -812,7 +812,7 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 		}
 		hosts := hostIP.FindAllStringSubmatch(line, -1)
 		hasIP := slices.ContainsFunc(hosts, func(m []string) bool { return m[1] == p.ip.String() })
-		// A rule of the container with another address or subnet was left by an earlier ADD.
+		// A rule with another address or subnet was left by an earlier ADD of the container.
 		if subnet, err := netip.ParsePrefix(podNetwork.FindString(line)); err == nil && !subnet.Contains(p.ip) {
 			continue
 		}
@@ -824,8 +824,8 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	return slices.Compact(have)
 }
 
-// chainOwners returns the owner's ID or the network of each iptables chain, from the comments of
-// the rules. says is the pattern of the ID or of the network.
+// chainOwners returns what the rules' comments say about each iptables chain: its container's ID if
+// says is ownerID, or its network if says is ruleNetwork.
 func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {

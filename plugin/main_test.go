@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// unlockedEnv is the environment variable that keeps init from locking the main thread. The real
-	// program does not lock it.
+	// unlockedEnv is the environment variable that keeps init from locking the main thread. unwind
+	// itself does not lock it.
 	unlockedEnv = "UNWIND_TEST_UNLOCKED"
 	// headlessEnv is the environment variable that makes this program end its first thread: see
 	// headless.

@@ -44,7 +44,7 @@ func TestFaultMatrixAdd(t *testing.T) {
 // TestFaultMatrixDel: after a successful ADD, each plugin of a chain of four fails its DEL in every
 // way. The runtime's DEL still runs the DELs of the other plugins. With onDelFailure "report", it
 // returns an error with the failed plugin's type, code and message. With "defer", it returns no
-// error. Once the plugins work again, a DEL leaves nothing, and the runtime's second DEL succeeds.
+// error. Once the plugins work again, a DEL leaves nothing, and a repeated DEL succeeds.
 func TestFaultMatrixDel(t *testing.T) {
 	modes := []string{
 		"fail", "fail-effect", "hang", "hang-effect", "crash", "crash-effect", "stderr", "ignore-term",

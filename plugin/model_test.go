@@ -62,8 +62,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// hit runs a verb. If w.killAt is set, hit kills unwind at that crash point. healthy reports
-// whether neither a kill nor a plugin failure was set.
+// hit runs a verb. If w.killAt is set, hit kills unwind at that crash point. The result healthy is
+// false if a kill or a plugin's failure was set.
 func (w *world) hit(verb func() error) (healthy bool, err error) {
 	healthy, at := w.healthy(), w.killAt
 	if w.killAt = 0; at == 0 {
@@ -84,8 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// An ADD in the same namespace may release the attachment, as the test's plugins create no
-	// interface to prove it live. An ADD in a new one must not while a process is in the old one.
+	// An ADD in the same namespace may release the attachment: the test's plugins create no interface
+	// that proves it live. If the ADD is in a new namespace, a process in the old one proves it live.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)
@@ -121,8 +121,8 @@ func (p *pod) addressOfAdd(list *libcni.NetworkConfigList) (string, error) {
 	return address(p, result), nil
 }
 
-// roomFor runs a GC without a list. It then reports whether an ADD of the pod must succeed, because
-// the pod is not live, and live attachments use at most one of the two addresses.
+// roomFor runs a GC without a list. It then reports whether an ADD of the pod must succeed: the pod
+// is not live, and at most one other pod is, so one of the two addresses is free.
 func (w *world) roomFor(p *pod) bool {
 	w.locksFree()
 	w.mustAsk("GC", nil)
@@ -180,7 +180,6 @@ func (w *world) someProcess(try *rapid.T) {
 	}
 }
 
-// end ends the process in a container, if there is one.
 func (r *resident) end() {
 	if r.process != nil {
 		r.pod.end(r.process)

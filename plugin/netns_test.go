@@ -85,9 +85,9 @@ func (p *pod) awaitUnlinked() {
 }
 
 // TestNetNSOfDEL: when the DEL comes, the pod's network namespace may be at its path, elsewhere, or
-// gone. If unwind finds the namespace, plugin p0 gets a path to it or, if there is none, a
-// descriptor that unwind holds open. If the namespace is gone, p0 gets the path that the runtime
-// sent. In all cases, nothing of the pod remains, and other containers keep their interfaces.
+// gone. If it is gone, plugin p0 gets the path that the runtime sent. Otherwise, p0 gets a path to
+// the namespace. If the namespace has no path, p0 gets that of a descriptor that unwind holds open.
+// In all cases, nothing of the pod remains, and other containers keep their interfaces.
 func TestNetNSOfDEL(t *testing.T) {
 	places := oneOf(
 		"named by the runtime",
@@ -224,10 +224,10 @@ func TestDELNamesHostNetNS(t *testing.T) {
 	})
 }
 
-// TestDELNamesAnother: a DEL's path leads to a namespace that is in no record. If the path isn't
-// the recorded one either, unwind assumes that the DEL is for an unrecorded ADD, and passes the
-// path to the plugins, as without unwind. Either way, unwind undoes the recorded ADD in that ADD's
-// own namespace.
+// TestDELNamesAnother: a DEL's path leads to a namespace that is in no record. unwind undoes the
+// recorded ADD in that ADD's own namespace. If the path is in no record either, the DEL may be for
+// an unrecorded ADD. unwind then also runs the plugins' DELs with that path, as a runtime does
+// without unwind.
 func TestDELNamesAnother(t *testing.T) {
 	places := oneOf("it is elsewhere", "it is at the path of its ADD")
 	each1(t, places, func(t *testing.T, where choice) {
@@ -258,7 +258,7 @@ func TestDELNamesAnother(t *testing.T) {
 }
 
 // TestNamespaceOutOfReach: the pod's namespace is not at its path and has no process, but it is
-// mounted elsewhere. bridge gets that mount's path; without a namespace, its nat chain would stay.
+// mounted elsewhere. bridge gets that mount's path. Without a path, bridge's nat chain would stay.
 func TestNamespaceOutOfReach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -413,17 +413,16 @@ func (n *node) wantHeld(count int) {
 	n.wantCount("held", len(n.names(n.heldDir())), count)
 }
 
-// standIn installs the stand-in for a provider's plugin. After uninstall, the plugin's DELs fail.
+// standIn installs a provider plugin's stand-in. uninstall removes it, so that its DELs fail.
 func (n *node) standIn(plugin string) (uninstall func()) {
 	n.Helper()
 	n.link(plugin, filepath.Join(n.path[2], "standin"))
 	return func() { must(n, os.Remove(filepath.Join(n.path[0], plugin))) }
 }
 
-// TestShownToProviders: if the DEL of a provider's plugin releases the address without unwind, it
-// also does so with unwind, even if the container's namespace is gone or has another ADD's
-// interface. If the namespace is gone, the DELs of terway and ovn-kubernetes fail with unwind and
-// without it.
+// TestShownToProviders: the DELs of kube-ovn and sriov release the address, even if the container's
+// namespace is gone or has another ADD's interface. The DELs of terway and ovn-kubernetes fail if
+// the namespace is gone. All four behave the same with unwind and without it.
 func TestShownToProviders(t *testing.T) {
 	plugins := []string{"terway", "kube-ovn", "sriov", "ovn-k8s-cni-overlay"}
 	befores := oneOf(
@@ -488,6 +487,35 @@ func TestShownToProviders(t *testing.T) {
 			n.want(slices.Contains(n.links(a.NetNS), "eth0"), "another's interface is gone")
 		}
 		n.wantClean()
+	})
+}
+
+// TestGoesWithNetNS: ovn-kubernetes' DEL fails once the namespace is gone, for example after a
+// reboot. A sweep then skips this DEL, and runs the other plugin's, so that no record stays.
+func TestGoesWithNetNS(t *testing.T) {
+	whens := oneOf("the runtime forgot the pod", "the runtime's DEL failed", "a reboot")
+	each1(t, whens, func(t *testing.T, when choice) {
+		n := newNode(t)
+		n.mkdir(n.heldDir())
+		n.chain(object(`{"type": "ovn-k8s-cni-overlay", "dir": %q}`, n.heldDir()), p1)
+		n.standIn("ovn-k8s-cni-overlay")
+		a := n.add("a")
+		a.dropNetNS()
+		switch {
+		case when.is("the runtime's DEL failed"):
+			n.wantError(a.tryDel())
+		case when.is("a reboot"):
+			a.ofEarlierBoot()
+		}
+		n.sweep()
+		n.wantRecords(0)
+		dels := 0
+		for _, l := range n.callLog() {
+			if l.Command == "DEL" && l.Instance == "p1" {
+				dels++
+			}
+		}
+		n.wantCount("DELs of p1", dels, 1)
 	})
 }
 

@@ -38,7 +38,7 @@ type Plugin struct {
 	CacheDir string
 	// Unread reports whether nobody can read Stdout any more. nil means that somebody always can.
 	Unread func() bool
-	// Behind starts this program again, to run a sweep in the background of a STATUS (see
+	// Behind runs a STATUS's sweep in the background, in a new process of this program (see
 	// StartSweep). If Behind is nil, a STATUS starts no sweep.
 	Behind func(conf []byte) (ended <-chan error, err error)
 }
@@ -163,8 +163,8 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// If no delegate declares the capability ips, the first delegate gets the static addresses (see
-// AdoptIPs). It does not get those of a Kubernetes pod, because Multus sends them only to plugins
+// If no delegate declares the capability "ips", the first delegate gets static addresses (see
+// AdoptIPs), except for a Kubernetes pod: Multus sends a pod's static addresses only to plugins
 // that declare the capability.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Verb.Conf.LoadChain()
@@ -199,15 +199,15 @@ func (o *op) awaitExchange(ctx context.Context, look func() bool) {
 	}
 }
 
-// overridesNetNS reports whether CNI_NETNS_OVERRIDE is set, so that CNI_NETNS may be the runtime's
-// own network namespace.
+// overridesNetNS reports whether CNI_NETNS_OVERRIDE is true. If it is, CNI_NETNS may be the
+// runtime's own network namespace.
 func (o *op) overridesNetNS() bool {
 	override := o.args.NetnsOverride
 	return strings.EqualFold(override, "TRUE") || override == "1"
 }
 
-// takeLock acquires the lock of the verb's own attachment. If the journal fails, takeLock calls the
-// function without and returns its result. If that is nil, the verb continues without the lock.
+// takeLock acquires the lock of the verb's own attachment. If the journal fails, takeLock returns
+// the result of without(err). If that result is nil, the verb continues without the lock.
 func (o *op) takeLock(
 	ctx context.Context, p journal.Patience, without func(error) error,
 ) (err error) {

@@ -16,9 +16,9 @@ import (
 // succeeds without unwind, it must also succeed with unwind. unwind must not retry the pending DELs
 // forever.
 
-// tire changes each of the pod's pending DELs so that its next failure counts as the 300th, at
-// which unwind may drop the DEL. If the chain lacked the plugin at the last failure, the record
-// then says so of all failures.
+// tire changes each pending DEL of the pod's newest record so that its next failure counts as the
+// 300th, at which unwind may drop the DEL. If the record says that the chain lacked the plugin at
+// the last failure, tire makes it say so of all 299 failures.
 func (p *pod) tire() {
 	p.Helper()
 	p.edit(func(e *journal.Record) {
@@ -59,9 +59,9 @@ func (n *node) removeLeakedRules() {
 	})
 }
 
-// TestOneIDOnePath: after a DEL that failed, a container is added again with the same ID and at the
-// same path, and unwind is killed in that ADD. The runtime's next DEL contains the first ADD's
-// result. That DEL undoes both ADDs, and leaves nothing.
+// TestOneIDOnePath: after a failed DEL, a container is added again with the same ID and the same
+// CNI_NETNS, and unwind is killed in this second ADD. The runtime's next DEL contains the first
+// ADD's result, but it undoes both ADDs, and leaves nothing.
 func TestOneIDOnePath(t *testing.T) {
 	each1(t, oneOf("bridge's DEL fails", "the last plugin's"), func(t *testing.T, first choice) {
 		n := newNode(t)
@@ -292,8 +292,8 @@ func TestIPAMReplaced(t *testing.T) {
 }
 
 // TestRestartedWhileOff: while unwind is off, nerdctl restarts a container. nerdctl's DEL has no
-// path, so a rule that refers to bridge's iptables chain leaks. The last DEL goes through unwind.
-// That rule makes bridge fail in a scratch namespace, so unwind runs bridge without a namespace.
+// CNI_NETNS, so a rule that refers to bridge's iptables chain leaks. In the last DEL, unwind first
+// runs bridge in a scratch namespace, where it fails because of this rule, and then without one.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -469,8 +469,8 @@ func TestEarlierBoot(t *testing.T) {
 		})
 }
 
-// TestObservingInAnotherNetwork: if a network sets disableGC to true and sweepOnStatus to false,
-// the verbs of another network do not sweep it, but unwindctl sweep does.
+// TestObservingInAnotherNetwork: a network sets disableGC to true and sweepOnStatus to false. Then
+// STATUS and GC of another network keep its attachments, but `unwindctl sweep` may release them.
 func TestObservingInAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

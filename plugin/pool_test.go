@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// useVarLib makes libcni store its cache below varLib, which giveVarLib mounts at /var/lib. So
-// unwind finds the cache in the cache's default directory. useVarLib returns a pod with which a
-// test calls giveVarLib.
+// useVarLib makes libcni store its cache below varLib. giveVarLib mounts varLib at /var/lib, so
+// unwind finds the cache in the default directory. A test calls giveVarLib on the pod that
+// useVarLib returns.
 func (n *node) useVarLib() (runtime *pod) {
 	n.Helper()
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.varLib(), "cni"), &nodeExec{node: n})
@@ -237,7 +237,7 @@ func (h *holders) got(address, id string) {
 	h.adds++
 }
 
-// gives checks that the address still belongs to its holder, which then releases it.
+// gives is called before a holder releases its address. It checks that the holder still has it.
 func (h *holders) gives(address, id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 
 // useIPAMD sets a chain that begins with a stand-in for aws-cni and its daemon, with a pool of 40
 // addresses. A reserved address is a symbolic link to its container ID. As with aws-cni 1.23.2, the
-// DEL finds addresses by container ID alone, and exits 0 even while the daemon is down. A file
-// named "away" means that it is down. Each call appends a line to a log: the verb, the container
-// ID, and the addresses in prevResult.
+// DEL finds addresses by container ID alone, and exits 0 even while the daemon is down. The
+// daemon is down while a file named "away" exists. Each call appends a line to a log: the verb, the
+// container ID, and the addresses in prevResult.
 func (n *node) useIPAMD() {
 	n.Helper()
 	n.mkdir(n.ipamdDir())
@@ -112,7 +112,7 @@ func (n *node) link(name, program string) {
 
 // TestAzure runs a STATUS, and adds and deletes a pod, with each of Azure's conflists. The pod gets
 // an address from CNS, from azure-vnet-ipam's pool, or from neither. It has no host port, because
-// the stand-ins of other tests assign the same addresses.
+// the port's rules would contain an address that the stand-ins of other tests also assign.
 func TestAzure(t *testing.T) {
 	type conflist struct {
 		name      string

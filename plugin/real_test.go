@@ -22,8 +22,8 @@ import (
 )
 
 // TestReferencePlugins runs chains of the reference plugins without and with unwind. Both ways must
-// return the same result, agree on CHECK, and leave nothing on the host after DEL. make test runs
-// each chain with only one of IPv4, IPv6 and dual stack.
+// return the same result, agree on CHECK, and leave nothing on the host after DEL. `make test`
+// runs each chain with only one of IPv4, IPv6 and dual stack.
 func TestReferencePlugins(t *testing.T) {
 	t.Parallel()
 	const (
@@ -269,7 +269,7 @@ func (p *pod) traces(m marks) (traces []string) {
 	return append(traces, p.inside()...)
 }
 
-// inside returns the interfaces and the routing rules by source in the pod's namespace, if any.
+// inside returns the pod's interfaces except lo, and its routing rules that have a source address.
 func (p *pod) inside() (traces []string) {
 	p.Helper()
 	there, err := ns.GetNS(p.NetNS)

@@ -106,7 +106,7 @@ func (n *node) addPast(name string) *pod {
 	return p
 }
 
-// tryGC runs a GC with changes to unwind's entry, such as a list (see valid).
+// tryGC runs a GC with changes to unwind's entry, such as a list of valid attachments (see valid).
 func (n *node) tryGC(changes ...keys) error {
 	n.Helper()
 	return n.request("GC", changes)
@@ -295,8 +295,8 @@ func (n *node) beginStatus() *underWay {
 	return n.begin(func() error { return n.ask("STATUS", nil, chain...).err() })
 }
 
-// kill runs a verb in which unwind kills itself at the nth crash point named point or, if point is
-// "", at the nth of all crash points. If the verb ends before that crash point, it must succeed.
+// kill runs a verb in which unwind kills itself at a crash point: at the nth with this name or, if
+// the name is "", at the nth of all. If the verb ends before that crash point, it must succeed.
 func (n *node) kill(point string, nth int, verb func() error) (killed bool) {
 	n.Helper()
 	killed, err := n.tryKill(point, nth, verb)
@@ -317,8 +317,8 @@ func (n *node) mustKill(point string, nth int, verb func() error) {
 	n.want(n.kill(point, nth, verb), "it was not killed")
 }
 
-// until repeats a verb until the journal has this number of records, because a DEL may have to
-// wait.
+// until repeats a verb until the journal has this number of records. One call may be too few,
+// because a pending DEL may have to wait (see journal.Next).
 func (n *node) until(records int, verb func()) {
 	n.Helper()
 	eventually(n, fmt.Sprint(records, " records"), func() bool {

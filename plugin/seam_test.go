@@ -25,13 +25,13 @@ import (
 )
 
 // fakes are plugins that run without a process. Each allocates something at ADD, and releases it at
-// DEL, unless its mode says otherwise. Run checks that the journal has a step for each plugin that
-// is about to allocate something, or still holds something.
+// DEL, unless its mode says otherwise. Before an ADD, and before a DEL that has something to
+// release, Run checks that the journal has a step of the plugin.
 type fakes struct {
 	*seam
 	mu    sync.Mutex
 	taken map[string]bool   // by "CONTAINER PLUGIN"
-	mode  map[string]string // by "VERB PLUGIN"; "it" in a mode is the effect of the verb
+	mode  map[string]string // by "VERB PLUGIN"; in "fails after it", "it" is the effect of the verb
 	calls []string          // each is "VERB PLUGIN"
 }
 

@@ -141,7 +141,7 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 	return func() { must(n, os.Remove(flag)) }
 }
 
-// pauseLast makes the first pending DEL of each of the last count records due after the pause.
+// pauseLast changes the last count records: the DEL of each one's first step waits for the pause.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
 	all, until := n.records(), journal.BootNanos()+int64(pause)

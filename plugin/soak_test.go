@@ -38,8 +38,8 @@ const (
 	soakPoints = 10
 )
 
-// soakFaults are the possible faults. In 1 of 20 pairs, the plugin at index fails command in mode.
-// A DEL fails until the next sweep, because all DELs work during a sweep.
+// soakFaults are the possible faults; 1 of 20 pairs has one. mode is how the command of the plugin
+// at index fails. All DELs work during a sweep, so a DEL fails only until the next sweep.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -60,7 +60,7 @@ type soak struct {
 	count  struct{ faults, addFailed, delFailed, retried, sweeps, swept atomic.Int64 }
 }
 
-// point contains measurements made while no pod exists. Only pairs may keep growing.
+// point contains measurements made while no pod exists. Of its fields, only pairs may keep growing.
 type point struct {
 	pairs       int64
 	file        int64 // bytes of the journal's file, which doubles when it is full
@@ -79,8 +79,8 @@ func (p point) String() string {
 		p.pairs, p.used>>10, p.journal>>10, p.file>>10, p.heap>>10, p.goroutines, p.descriptors, p.mappings)
 }
 
-// TestSoak adds and deletes pods, 32 at a time: 100 pairs of ADD and DEL in make test, 300 in make
-// matrix, 10,000 in make proof, or the number in UNWIND_TEST_SOAK. The node's history is full, and
+// TestSoak adds and deletes pods, 32 at a time: 100 pairs of ADD and DEL in `make test`, 300 in
+// `make matrix`, 10,000 in `make proof`, or UNWIND_TEST_SOAK pairs. The node's history is full, and
 // the test's process sweeps all the time. In 1 of 20 pairs, a plugin fails, is killed, or kills
 // unwind. All other ADDs and DELs must succeed, and no address may have two owners. At ten points,
 // while no pod exists, nothing may be left: no address, record, lock file, process, zombie, mount
@@ -146,7 +146,7 @@ func (s *soak) age() {
 	}
 }
 
-// hurt makes the DELs of soakFaults fail or, if yes is false, succeed.
+// hurt makes the DELs of soakFaults fail if yes is true; otherwise, it makes them succeed.
 func (s *soak) hurt(yes bool) {
 	plan := map[string]map[string]string{}
 	for _, f := range soakFaults {
@@ -157,7 +157,7 @@ func (s *soak) hurt(yes bool) {
 	s.setModes(plan)
 }
 
-// round runs pairs until the given number have begun since the test's start, and sweeps meanwhile.
+// round runs pairs, and sweeps at the same time, until the test has begun that many pairs in total.
 // At the end, it sweeps with working plugins until no record is left.
 func (s *soak) round(seed uint64, until int64) {
 	s.hurt(true)
@@ -199,7 +199,7 @@ func (s *soak) round(seed uint64, until int64) {
 	eventually(s, "what is dead is released", func() bool { return s.sweepAll() == 0 })
 }
 
-// sweepAll sweeps in this process, and returns the number of attachments that it found.
+// sweepAll sweeps in this process, and returns the number of findings.
 func (s *soak) sweepAll() int {
 	ctx, cancel := context.WithTimeout(context.Background(), sandbox.Patience)
 	defer cancel()
@@ -298,7 +298,7 @@ func (s *soak) steady(points []point) {
 	if last.heap > first.heap+1<<20 {
 		s.Errorf("the sweeper's heap has grown from %d to %d bytes", first.heap, last.heap)
 	}
-	const chance = 5 // the Go runtime may create as many of each; a leak in the sweep would add dozens
+	const chance = 5 // the Go runtime may add this many of each; a leak in the sweep would add dozens
 	if last.goroutines > first.goroutines+chance || last.descriptors > first.descriptors+chance ||
 		last.mappings > first.mappings+soakWorkers {
 		s.Errorf("the sweeper had\n%s, now it has\n%s", first, last)

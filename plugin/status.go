@@ -25,8 +25,8 @@ const (
 // STATUS only to a chain of CNI 1.1.0 or later. So for an older chain, status only logs a missing
 // binary: an error would make the node not ready, and the node would lose its running pods.
 //
-// status also judges the attachments, without a runtime's list, and starts a sweep if that would
-// release something. It does so because STATUS is the verb that runtimes call most often.
+// status also judges the attachments, without a runtime's list, and starts a sweep if something can
+// be released, because STATUS is the verb that runtimes call most often.
 //
 // A runtime calls STATUS without a deadline, while it holds a lock that every pod waits for
 // (go-cni). So status returns within Budgets.Status, even if a plugin hangs.
@@ -97,7 +97,7 @@ func (o *op) sweepIfDue(ctx context.Context, chain *netconf.Chain) {
 	})
 }
 
-// health checks the binaries, the delegates' STATUS, and the journal's error, sent on journaled.
+// health checks the binaries, the delegates' STATUS, and the journal's error from journaled.
 func (o *op) health(
 	ctx context.Context, chain *netconf.Chain, journaled <-chan error,
 ) error {

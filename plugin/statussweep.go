@@ -26,8 +26,8 @@ import (
 // the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS, which is no argument, because every user can
-//	                read arguments; it is in sealed memory, by which sweepBehind recognizes it
+//	stdin           the configuration of the STATUS (every user could read it in the arguments),
+//	                in sealed memory, which shows sweepBehind that a STATUS started the process
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others
 //	environment     the environment of the STATUS, without CNI_COMMAND

@@ -105,8 +105,8 @@ func TestStatusHasNoList(t *testing.T) {
 	})
 }
 
-// TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address with an
-// empty file, in which host-local never wrote the owner. They do so even if the pool is not full.
+// TestStatusReleasesEmpty: a STATUS, and the sweep after a failed ADD, release an address if its
+// file is empty and host-local never wrote an owner. They do so even if the pool is not full.
 func TestStatusReleasesEmpty(t *testing.T) {
 	each1(t, oneOf("STATUS", "a failed ADD"), func(t *testing.T, by choice) {
 		n := newNode(t)
@@ -237,7 +237,7 @@ func TestSlowDELBehindStatus(t *testing.T) {
 }
 
 // TestStatusOpensJournalOnce: a STATUS opens the journal once, however many DELs are pending, and
-// starts no sweep while none of them is due. ADD and DEL of another pod open it twice each.
+// starts no sweep while none of them is due. ADD and DEL of another pod each open it twice.
 func TestStatusOpensJournalOnce(t *testing.T) {
 	each1(t, []int{1, 300}, func(t *testing.T, many int) {
 		n := newNode(t)
@@ -249,7 +249,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 		a.wantDELs(0)
 		n.plan()
 		b := n.newPod("b")
-		// unwind opens the journal once more for a slow DEL, so both repeat until the DEL is fast.
+		// a slow DEL opens the journal once more, so the test repeats the pair until the DEL is fast
 		eventually(n, "a pair that opens the journal so often", func() bool {
 			return n.openings(b.add) == 2 && n.openings(b.del) == 2
 		})

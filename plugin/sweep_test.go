@@ -34,8 +34,8 @@ func (n *node) sweep() []sweep.Finding {
 	return findings
 }
 
-// worker returns a worker that sweeps in this process. It counts as started by the runtime, because
-// process 1 of the machine is in other namespaces than the tests: see facts.Node.SameNamespaces.
+// worker returns a worker that sweeps in this process. It sets Invoked, because this process is not
+// in the namespaces of process 1 (see facts.Node.SameNamespaces).
 func (n *node) worker() *undo.Worker {
 	conf := netconf.DefaultConf()
 	conf.StateDir, conf.LogLevel = n.stateDir, slog.LevelWarn
@@ -253,7 +253,7 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// These constants equal those of the same names in the packages decide and sweep.
+// The constant often equals decide's manyTries, and maxFailing equals sweep's maxFailing.
 const (
 	often      = 20
 	maxFailing = 20
@@ -306,7 +306,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()
 	}
-	// The agent sweeps once a minute, so a pause after at most 20 tries is over.
+	// The agent sweeps once a minute. Up to 20 tries, pauses last at most 30 s, so they are over.
 	n.pauseLast(25, 0)
 	wantSweepOfAgent(20)
 	n.pauseLast(25, 0)
@@ -373,9 +373,9 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// TestForeignContainerIDAgain: this disk is a copy of another machine's, and a container ID of that
-// machine is added here. unwind runs no DEL of the other machine's attachment. It removes that
-// attachment's host-local file from this disk.
+// TestForeignContainerIDAgain: this disk is a copy of another machine's, and an ADD here has the
+// container ID of an attachment of that machine. unwind runs no DEL of that attachment, but removes
+// its host-local file from this disk.
 func TestForeignContainerIDAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -122,9 +122,9 @@ func product(names [][]string) [][]int {
 	return ways
 }
 
-// told reports whether this run includes a way. make test includes one way of each test, and picks
-// it by the length of the test's name. make matrix includes enough ways that each alternative
-// occurs at least once. make proof includes all ways.
+// told reports whether this run includes a way. `make test` includes one way of each test, which it
+// picks by the length of the test's name. `make matrix` includes enough ways that each alternative
+// occurs at least once. `make proof` includes all ways.
 func told(test string, way []int, names [][]string) bool {
 	first, most := 0, 0
 	for _, choices := range names {
@@ -146,8 +146,8 @@ func told(test string, way []int, names [][]string) bool {
 	return sandbox.Long()
 }
 
-// inTurn runs a test at a crash point with one of the ways, so that successive points use the ways
-// in turn. In make proof, it runs the test with all ways. killed reports whether one of the runs
+// inTurn runs a test at one crash point. `make proof` runs it with all ways. Otherwise, each point
+// gets one way, and successive points use the ways in turn. killed reports whether one of the runs
 // was killed.
 func inTurn[W any](t *testing.T, at int, ways []W, tell func(t *testing.T, way W) (killed bool)) (killed bool) {
 	t.Helper()

@@ -37,7 +37,7 @@ type resident struct {
 	*pod
 	there   bool        // its network namespace is at the path
 	process *os.Process // a process in the namespace, or nil
-	live    bool        // its ADD succeeded, and nothing since then allows its release
+	live    bool        // its ADD succeeded, and nothing has happened since that allows its release
 	address string      // the address that its last ADD returned
 	earlier []*pod      // the same container with earlier network namespaces, which still exist
 }
@@ -128,8 +128,8 @@ func (w *world) locksFree() {
 	})
 }
 
-// firewallRules returns the firewall plugin's rules with the node's addresses, as iptables
-// arguments.
+// firewallRules returns the firewall plugin's rules for addresses in the node's subnet, in the
+// format of iptables-save.
 func (w *world) firewallRules() []string {
 	w.Helper()
 	if !w.real {
@@ -138,7 +138,7 @@ func (w *world) firewallRules() []string {
 	return w.rules(strings.TrimSuffix(w.subnet, "0/24"))
 }
 
-// addressRules returns p1's rules, as ADDRESS.p1.
+// addressRules returns p1's rules in the form ADDRESS.p1.
 func (w *world) addressRules() []string {
 	w.Helper()
 	rules := w.node.addressRules()
@@ -205,7 +205,7 @@ func (w *world) invariants() {
 	}
 }
 
-// instances returns the faulty plugins of the chain, which create files.
+// instances returns the chain's instances of the test plugin "faulty". Each creates a file.
 func (w *world) instances() []string {
 	if w.real {
 		return []string{"p0", "p2"}
@@ -213,8 +213,8 @@ func (w *world) instances() []string {
 	return []string{"p0", "p1", "p2"}
 }
 
-// owed returns the files and rules that the DELs in the journal would remove, by the names that the
-// faulty plugins give them.
+// owed returns what the DELs in the journal would remove: files as CONTAINER.INTERFACE.INSTANCE,
+// and rules as ADDRESS.INSTANCE.
 func (w *world) owed() map[string]bool {
 	owed := map[string]bool{}
 	for _, e := range w.records() {
@@ -229,9 +229,9 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end repairs the plugins, and ends all containers: with the runtime's DELs or, if forgotten is
-// set, without. Two GCs follow: if host-local's file says that a DEL's address belongs to another
-// dead container, the DEL waits for the second GC.
+// end repairs the plugins, and ends all containers. If forgotten is set, the runtime sends no DELs
+// before the two GCs. If host-local's file says that a DEL's address belongs to another dead
+// container, the DEL waits for the second GC.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()
@@ -258,7 +258,7 @@ func (w *world) end(forgotten bool) {
 	w.nothingLeft()
 }
 
-// trial is a testing.TB for one of rapid's runs, which fails and cleans up on its own.
+// trial is the testing.TB of a single rapid run, so each run fails and cleans up separately.
 type trial struct {
 	testing.TB
 	try *rapid.T

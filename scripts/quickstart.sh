@@ -7,8 +7,8 @@
 #
 # Environment variables:
 #   NODE      the name of the node, if the cluster has several nodes
-#   ON_NODE   a command prefix that runs a command on the node, if that is a container: "docker exec -i kind-control-plane"
-#   ARCHIVE   the image of a release, unwind-VERSION-image.tar; without it, make image builds an image
+#   ON_NODE   if the node is a container, the command that runs commands in it: "docker exec -i kind-control-plane"
+#   ARCHIVE   the image of a release, unwind-VERSION-image.tar; without ARCHIVE, "make image" builds an image
 #
 # Use an idle node: pods that start on it meanwhile get this script's network. When the script ends, even by an error or
 # Ctrl-C, it restores the node's own network, and removes what it installed, except the image and a non-empty journal.

@@ -36,8 +36,8 @@ type outcome struct {
 }
 
 // exec runs an unwindctl command on the selected nodes, and prints the outputs in the nodes' order.
-// Before a careful command on several nodes, it asks the user, unless --yes is set. If a careful
-// command fails on a node, exec starts it on no further nodes, unless --keep-going is set.
+// Without --yes, it asks the user for confirmation of a careful command on several nodes. Without
+// --keep-going, it starts a careful command on no further nodes after the command failed on one.
 func (o *options) exec(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())
@@ -193,7 +193,7 @@ func summarize(ctx context.Context, failed map[string][]string, code, nodes int)
 	return term.Coded{Code: code, Text: text}
 }
 
-// bounded buffers output. It returns errFull for more than mostOutput bytes.
+// bounded is a buffer for output. Write returns errFull if there are more than mostOutput bytes.
 type bounded struct {
 	text strings.Builder
 	full bool

@@ -1,4 +1,4 @@
-// Command kubectl-unwind is a kubectl plugin: kubectl unwind exec runs unwindctl on all nodes.
+// Command kubectl-unwind is a kubectl plugin: "kubectl unwind exec" runs unwindctl on all nodes.
 //
 // It runs on the operator's machine, on any operating system, so it shares only package term with
 // unwindctl. It runs the user's kubectl, with the user's kubeconfig and permissions.
@@ -52,7 +52,7 @@ func rootCommand() *cobra.Command {
 			"nodes), and the nodes on which nothing was run.\n\n" +
 			"You need these permissions:\n" +
 			"  in the agents' namespace: list and get pods, get and create pods/exec\n" +
-			"  in the cluster: list nodes, to see the nodes without an agent\n" +
+			"  in the cluster: list nodes, for --selector and to see the nodes without an agent\n" +
 			"Permission to exec into an agent's pod amounts to root on its node.\n\n" +
 			"The exit code is the highest exit code of unwindctl on any node. It is 1 if all other\n" +
 			"nodes succeeded and a node has no agent or did not respond, 2 after a usage error, and\n" +

@@ -30,8 +30,8 @@ const (
 	// reads its pages from disk at the first verb after a boot.
 	maxSize = 5_080_000
 	// maxInitAllocs bounds the allocations of all packages before main. A regexp in a global variable
-	// needs hundreds. knftables, a dependency of host-local's helper package, needed 677, and took a
-	// tenth of the time until main.
+	// needs hundreds. unwind once linked knftables, through host-local's package allocator. knftables
+	// needed 677, and took a tenth of the time until main.
 	maxInitAllocs = 300
 )
 
@@ -44,8 +44,8 @@ type cost struct {
 
 // costs returns the cost of each verb for a chain with the given number of plugins.
 //
-// Each commit syncs twice: its pages, and then the meta page that makes them valid. Whatever the
-// chain, an ADD commits its intent and the result that contains an address, and a DEL commits its
+// Each commit syncs twice: its pages, and then the meta page that makes them valid. An ADD commits
+// its intent and the first result: in the test, all plugins return the same. A DEL commits its
 // end. STATUS and GC write only the time of their last sweep, at most once a minute.
 //
 // The bounds on system calls are a tenth above the numbers that were measured. A GC that may not
@@ -67,7 +67,7 @@ func costs(plugins int) map[string]cost {
 const secondDEL = "DEL again"
 
 // maxThreads and maxWakes bound the threads of a verb, and how often one thread wakes another. Both
-// numbers depend on the scheduler, so the test compares the lowest of several runs: an ADD of three
+// numbers depend on the scheduler, so the test compares the lowest of several runs. An ADD of three
 // plugins has 6 to 8 threads, and 6 to 20 wake-ups on an idle machine or up to 70 on a busy one.
 const (
 	maxThreads = 10
@@ -83,8 +83,8 @@ var idle = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|sched_yield|epo
 // ofProcesses matches calls that inspect other processes. The test doesn't count these either.
 var ofProcesses = regexp.MustCompile(`"/proc/[1-9]`)
 
-// trace contains what strace recorded of a verb: the system calls of its own threads, by name, and
-// its processes.
+// trace contains what strace recorded of a verb: the number of its delegates (processes), and the
+// system calls of its own threads, in total (calls) and by name.
 type trace struct {
 	byName                                            map[string]int
 	calls, syncs, openings, processes, threads, wakes int
@@ -92,7 +92,7 @@ type trace struct {
 }
 
 // traced runs a verb of the released binary under strace. It repeats a STATUS that times
-// out, because strace may cause that on a busy machine.
+// out, because strace may be the cause on a busy machine.
 func traced(t *testing.T, binary, dir, verb string, plugins []string) trace {
 	t.Helper()
 	for tries := 1; ; tries++ {
@@ -177,8 +177,8 @@ func TestCost(t *testing.T) {
 		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} {
 			traced(t, binary, dir, verb, plugins)
 		}
-		// least contains the lowest numbers of three rounds or more. On a busy machine, threads wake each
-		// other more often, and a slow DEL is recorded as tried, which takes two more syncs.
+		// least contains the lowest numbers of all rounds. On a busy machine, more than three rounds run:
+		// there, threads wake each other more often, and a slow DEL takes two more syncs (see markAfter).
 		least := map[string]trace{}
 		distorted := func(verb string) bool {
 			seen := least[verb]

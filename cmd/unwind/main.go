@@ -24,8 +24,8 @@ func main() {
 	// idle threads for nothing, on cores that the node needs to start its pods.
 	runtime.GOMAXPROCS(1)
 	ctx, stop := context.WithCancel(context.Background())
-	// Until a plugin is slow, a signal kills this process. From then on, a signal stops only the verb,
-	// and unwind rolls back a stopped ADD. The handler needs a thread, so most verbs never install it.
+	// The signal handler needs a thread, so it is installed only once a plugin is slow. Before that, a
+	// signal kills this process. After that, a signal stops the verb, and unwind rolls back an ADD.
 	handleSignals := sync.OnceFunc(func() {
 		asked := make(chan os.Signal, 1)
 		signal.Notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)

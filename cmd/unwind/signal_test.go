@@ -28,8 +28,8 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// stopped sends SIGTERM to an ADD whose delegate has run for the time long. It returns false if
-// SIGTERM killed the plugin, because it did not handle signals yet.
+// stopped sends SIGTERM to an ADD after its delegate has run for the given time. It returns false
+// if the plugin did not handle signals yet, so that SIGTERM killed it.
 func stopped(t *testing.T, binary string, long time.Duration) bool {
 	t.Helper()
 	dir := t.TempDir()

@@ -163,8 +163,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckFails: if a step fails, check reports the cause and a remedy. After the case's repair,
-// such as a sweep or the next check, nothing of the check is left.
+// TestCheckFails: if a step fails, check reports the cause and a remedy. Whatever the check leaves
+// behind is gone after the case's repair, such as a sweep or the next check.
 func TestCheckFails(t *testing.T) {
 	const tooSmall = "10.78.0.2" // the pool's only address, which the live pod has
 	var record string            // the live pod's record

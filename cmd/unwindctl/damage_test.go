@@ -30,9 +30,9 @@ var reads = [][]string{
 // most is the maximum memory of a command that reads the journal, in bytes.
 const most = 200 << 20
 
-// putThree writes to a journal three times, as verbs do: a new record whose key sorts just after
-// that of the container near, and twice the record whose key sorts just before. It runs in its own
-// process, because bbolt may overflow the stack when it reads a damaged file.
+// putThree writes to a journal three times, as verbs do: once a new record, and twice another one.
+// Their keys sort just after and just before the key of a container, whose ID is near. A separate
+// process runs putThree, because bbolt may overflow the stack when it reads a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {
@@ -62,15 +62,15 @@ func deadEntry(id string) *journal.Record {
 	})
 }
 
-// TestFlipped flips one bit of a journal, and then writes three records as verbs do. After that, no
+// TestFlipped flips one bit of a journal, and then makes three writes, as verbs do. After that, no
 // command that reads the journal hangs, uses too much memory, or prints a wrong result without an
 // error. If a command reports that the file is damaged, the next ADD sets the file aside. Verbs
 // don't verify the file, so the three writes may succeed in a damaged file.
 //
 // `make proof` covers 2,000 random bytes, and each byte in the first key of each leaf page, because
-// damage to such a key can make bbolt read forever. Shorter runs take a sample of these bytes. No
-// bit of a meta page is flipped: if the newest meta page is damaged, bbolt uses the previous
-// transaction. For random bytes, and in `make test`, only list and one other command run.
+// damage to such a key can make bbolt read forever. Shorter runs take a sample of these bytes. For
+// random bytes, and in `make test`, only "list" and one other command run. No bit of a meta page is
+// flipped: if the newest meta page is damaged, bbolt silently uses the previous transaction.
 func TestFlipped(t *testing.T) {
 	n := newMachine(t)
 	n.netns("add")

@@ -140,7 +140,7 @@ func TestManual(t *testing.T) {
 }
 
 // TestReadmeSession: the commands in README.md print the output that README.md shows. In that
-// output, "…" stands for any text, and a space for one or more spaces, because the widths of
+// output, "…" stands for any text. A space stands for one or more spaces, because the widths of
 // columns vary.
 func TestReadmeSession(t *testing.T) {
 	if !apart(t) {
@@ -171,9 +171,9 @@ var (
 	longFlag = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 )
 
-// TestDocumentedCommands: all commands of unwindctl, their flags, and all targets of make that the
-// documents name exist. For `kubectl unwind`, the test only checks that the command and its flags
-// occur in Go code, and that an unwindctl command follows --.
+// TestDocumentedCommands: the documents name only existing commands and flags of unwindctl, and
+// existing targets of make. For `kubectl unwind`, the test only checks that the command and its
+// flags occur in Go code, and that the unwindctl command after "--" exists.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel()
 	root, _ := commands()
@@ -217,8 +217,8 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// unknownCommand returns the first command that root lacks, or the first flag that the command
-// lacks.
+// unknownCommand returns the command in words if root lacks it, or else the first flag in words
+// that this command lacks.
 func unknownCommand(root *cobra.Command, words []string) string {
 	cmd := root
 	for _, word := range words {

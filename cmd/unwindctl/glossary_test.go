@@ -41,8 +41,8 @@ func TestGlossary(t *testing.T) {
 	}
 }
 
-// TestVocabulary: the documents name all flags (except common ones such as --json), configuration
-// keys, environment variables, metrics, labels, label values and alerts of the code, and no others.
+// TestVocabulary: the documents name exactly the flags (except common ones such as --json),
+// configuration keys, environment variables, metrics, labels, label values and alerts in the code.
 func TestVocabulary(t *testing.T) {
 	t.Parallel()
 	read := func(pattern string) (text string) {

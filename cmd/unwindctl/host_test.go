@@ -186,8 +186,8 @@ func (n *machine) child(pid int) int {
 	return child
 }
 
-// descriptors checks that a process has a descriptor for the plugin to install, but none for a
-// mount namespace. Descriptors for the plugin and for network namespaces must be close-on-exec.
+// descriptors checks that a process has a descriptor for the plugin that it installs, but none for
+// a mount namespace. Descriptors for the plugin and for network namespaces must be close-on-exec.
 func (n *machine) descriptors(pid int) {
 	n.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -225,8 +225,8 @@ func TestUninstallDuringADD(t *testing.T) {
 	}
 }
 
-// installed checks that a pod can be added and deleted, whatever an earlier install left, and
-// reports whether unwind is in use.
+// installed checks that a pod can be added and deleted, and reports whether unwind is in use. An
+// earlier install may have been killed.
 func (n *runtimeMachine) installed(id string) bool {
 	n.Helper()
 	list, err := n.first()

@@ -66,8 +66,8 @@ func asList(c conf) conf {
 	return conf{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []any{map[string]any(c)}}
 }
 
-// installers contains stand-ins for programs that edit conflists when they start. scripts/providers
-// describes the real programs among them, such as istio.
+// installers contains stand-ins for programs that edit conflists when they start. Some imitate real
+// programs, such as istio: see scripts/providers.
 var installers = []struct {
 	name     string
 	provider string // the provider's file
@@ -177,9 +177,9 @@ func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 	return count("ADD"), list.Plugins[0].Network.Type == netconf.Name, err
 }
 
-// TestInstallers: pods start, whatever an installer other than linkerd's does to unwind's file
-// before or after install. After the next install, off or uninstall, or once an agent has
-// reconciled, only unwind's own file may contain unwind, and each plugin runs once.
+// TestInstallers: an installer runs before unwind's install, or after it. Pods still start, except
+// with linkerd, which renames the network. After the next install, off or uninstall, or once an
+// agent has reconciled, only unwind's own file may contain unwind, and each plugin runs once.
 func TestInstallers(t *testing.T) {
 	t.Parallel()
 	for i, inst := range installers {

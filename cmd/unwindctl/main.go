@@ -36,7 +36,7 @@ import (
 )
 
 // init keeps other goroutines off the main thread, so that they cannot change its namespaces. Other
-// processes see these as the namespaces of the whole process (see install.EnterHost).
+// processes see the main thread's namespaces as the whole process's (see install.EnterHost).
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -119,7 +119,7 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
-// waiting returns the context of a command, with a time limit for queries and the socket of --cri.
+// waiting returns a command's context, with the socket of --cri and a time limit for queries.
 func waiting(cmd *cobra.Command) context.Context {
 	within, only := node.LookTimeout, ""
 	if slices.Contains([]string{"sweep", "install", "on"}, cmd.Name()) {

@@ -19,9 +19,9 @@ import (
 	"cni-unwind/plugin/record"
 )
 
-// agentMetrics maps the metrics that the agent serves to their labels, in alphabetical order. Never
-// rename a metric, because users' dashboards and alerts contain its name. Counters end in _total.
-// ofAgent lists the metrics that are absent without an agent or runtime, or while unwind is on.
+// agentMetrics maps each of the agent's metrics to its labels, in alphabetical order. Never rename
+// a metric, because users' dashboards and alerts contain its name. Counters end in _total. ofAgent
+// lists the metrics that need an agent or a runtime, or exist only while unwind is off.
 var agentMetrics, ofAgent = map[string][]string{
 	"unwind_attachments":                             {"network", "state"},
 	"unwind_build_info":                              {"goversion", "version"},

@@ -40,8 +40,8 @@ var (
 	member = regexp.MustCompile("`(\\w+)\\.([A-Z][\\w.]*)`")
 )
 
-// TestNames: each link in a document leads to an existing file and heading. Each path, Go file,
-// test and package member that a document names exists.
+// TestNames: each link in a document leads to an existing file and heading. Documents name only
+// paths, Go files, tests and package members that exist.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	r := readRepository(t, "../..")

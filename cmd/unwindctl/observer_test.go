@@ -88,9 +88,9 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestConfinedSweep: a sweep without CAP_SYS_PTRACE keeps all records in state live, because a
-// process that it cannot inspect, such as process 1, may be in their network namespaces. It also
-// keeps records from an earlier boot.
+// TestConfinedSweep: a sweep without CAP_SYS_PTRACE releases no attachment in state live, because a
+// process that it cannot inspect, such as process 1, may be in the network namespace. Nor does it
+// release attachments from an earlier boot.
 func TestConfinedSweep(t *testing.T) {
 	t.Parallel()
 	n := newMachine(t)
@@ -104,8 +104,8 @@ func TestConfinedSweep(t *testing.T) {
 	n.judged(home)
 }
 
-// addKinds adds an attachment in each state and a second one in state live, "gone". It then removes
-// the network namespace of "gone".
+// addKinds adds an attachment in each state except abandoned, and a second live one, "gone". It
+// then removes the network namespace of "gone".
 func (n *machine) addKinds(where place) {
 	n.Helper()
 	n.add(where, "there", n.pin("there"))

@@ -153,7 +153,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 			ts.Fatalf("%v, want exit code %d", err, want)
 		}
 	},
-	// live ID…: attaches pods that the runtime lists.
+	// live ID…: attaches pods, and adds them to the runtime's list.
 	// leak ID…: attaches pods that then disappear without a DEL. ID*3 stands for ID0, ID1 and ID2.
 	"live": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.live(manyIDs(args)...) },
 	"leak": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.leak(manyIDs(args)...) },
@@ -194,8 +194,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// list [ID…]: sets the pods that the runtime lists. With "error", listing pods fails.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
-	// clock kept|set: gives /dev/null, which the kernel creates at the boot, the time of the boot
-	// (kept) or an earlier time, as if somebody had changed the wall clock since then (set).
+	// clock kept: gives /dev/null the time of the boot, when the kernel creates it.
+	// clock set: gives it an earlier time, as if somebody had changed the wall clock since the boot.
 	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
 		if args[0] == "set" {
@@ -320,7 +320,7 @@ func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 		CapabilityArgs: map[string]any{"portMappings": []any{map[string]any{"hostPort": n.ports, "containerPort": 80, "protocol": "tcp"}}}}
 }
 
-// live attaches pods that the runtime lists.
+// live attaches pods, and adds them to the runtime's list.
 func (n *plainNode) live(ids ...string) {
 	n.Helper()
 	n.netns(ids...)
@@ -448,8 +448,8 @@ func manyIDs(names []string) (all []string) {
 	return all
 }
 
-// TestPlainNodeWhileADDs: ADDs without unwind run while two sweeps, whose list of pods is older
-// than these ADDs, release dead pods. The live and the dead pods fill the pool, so the ADDs get
+// TestPlainNodeWhileADDs: two sweeps release dead pods while ADDs run without unwind. The sweeps'
+// list of pods is older than these ADDs. The live and the dead pods fill the pool, so the ADDs get
 // addresses that a sweep has just released. In the end, live pods have everything that their ADDs
 // created, and nothing of the dead pods is left.
 func TestPlainNodeWhileADDs(t *testing.T) {

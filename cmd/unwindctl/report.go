@@ -118,7 +118,7 @@ func (r *reporter) run(cmd *cobra.Command) error {
 	return r.err
 }
 
-// writeNew creates a file. It returns an error if the file exists, and leaves no incomplete file.
+// writeNew creates a file, which must not exist. If writing fails, it removes the incomplete file.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -173,7 +173,7 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	return stdout.Bytes(), err
 }
 
-// networks adds the conflists, and the attachments of their networks in libcni's cache.
+// networks adds to the report the conflists, and libcni's cached attachments of their networks.
 func (r *reporter) networks(ctx context.Context) {
 	at := node.Directories{ConfDir: r.target.ConfDir, StateDir: r.stateDir}
 	r.failed("conflists", at.Resolve(ctx))
@@ -233,7 +233,7 @@ func (r *reporter) versions(ctx context.Context) {
 
 var ofCNI = regexp.MustCompile(`(?i)cni|^\*|^table|^\s*chain`)
 
-// rules returns the lines of a program's output that contain CNI, or that begin a table or a chain.
+// rules returns the lines of a program's output that mention CNI, or that begin a table or a chain.
 func rules(ctx context.Context, args []string) (kept []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -73,7 +73,7 @@ func (r *running) address() (at string) {
 	return at
 }
 
-// get returns an agent's HTTP response: the status, and the body from the next line on.
+// get returns an agent's HTTP response: one line with the status, and then the body.
 func (r *running) get(path string) string {
 	r.Helper()
 	answer, err := http.Get("http://" + r.address() + path)

@@ -189,8 +189,8 @@ var verbs = map[string]verb{
 	},
 	// netns ID…: creates network namespaces, mounted at netns/ID.
 	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
-	// add ID…: attaches pods through unwind, each in a new network namespace. With ID@FILE, add uses
-	// the namespace of the process whose ID is in the file.
+	// add ID…: attaches pods through unwind, each in a new network namespace. ID@FILE instead uses
+	// the network namespace of the process whose PID is in FILE.
 	// old ID…: the same, but the attachments are past their grace period.
 	// dead ID…: the same, but then removes the network namespaces.
 	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
@@ -288,8 +288,8 @@ var verbs = map[string]verb{
 	"awaits": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) {
 		eventually(n, args[0], func() bool { return n.agent.says(args[0]) > 0 })
 	},
-	// installed WANT: waits until unwind's conflist matches this description: see
-	// nodetest.Dirs.Installed.
+	// installed WANT: waits until unwind's conflist matches the description WANT (see
+	// nodetest.Dirs.Installed).
 	"installed": func(n *scripted, _ *testscript.TestScript, _ bool, args []string) { n.await(args[0]) },
 	// get PATH [TEXT]: waits until the last agent's HTTP response contains the text, and prints the
 	// response. $AT is the agent's address.

@@ -24,8 +24,8 @@ func wrapCommand() *cobra.Command {
 		Changed: "wrapped: unwind runs the chain"})
 }
 
-// rewriteCommand makes cmd apply r to a conflist, and print the result or, with --in-place, write
-// it to the file.
+// rewriteCommand makes cmd apply r to a conflist and print the result. With --in-place, cmd writes
+// the result to the file instead.
 func rewriteCommand(cmd *cobra.Command, r install.Rewrite) *cobra.Command {
 	cmd.Args = term.OneArg
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -47,8 +47,8 @@ func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }
 
-// InFile changes the values of those keys of a bucket that begin with key. It uses bbolt directly
-// and bypasses package journal.
+// InFile changes every value in a bucket whose key has the given prefix. It uses bbolt directly and
+// bypasses package journal.
 func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {

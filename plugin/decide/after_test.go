@@ -9,9 +9,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestEnd: a DEL is dropped once it has failed 300 times, not counting failures before the end of a
-// pause, provided that the namespace is gone. If an address may depend on the DEL, the chain must
-// also have lacked the plugin at each of the last 300 failures.
+// TestEnd: a DEL is dropped once it has failed 300 times and the namespace is gone. Failures before
+// the end of a pause don't count. If an address may depend on the DEL, the chain must also have
+// lacked the plugin at each of the last 300 failures.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	type try struct {
@@ -97,6 +97,22 @@ func TestAfter(t *testing.T) {
 				t.Errorf("done %t, want %t (-want +got):\n%s", done, tt.done, diff)
 			}
 		})
+	}
+}
+
+// TestNeedless: a sweep skips a DEL only if the namespace is proven gone, and the provider itself
+// removes everything that the DEL would have removed.
+func TestNeedless(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		plugin          string
+		netNSGone, want bool
+	}{
+		{"ovn-k8s-cni-overlay", true, true}, {"ovn-k8s-cni-overlay", false, false}, {"bridge", true, false}, {"own", true, false},
+	} {
+		if got := Needless(&journal.Step{Type: tt.plugin}, tt.netNSGone); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ const (
 type Judgment struct {
 	Verdict Verdict
 	Reason  Reason
-	Warn    bool // live, for a reason that a sweep logs as a warning
+	Warn    bool // the verdict is Live, but a sweep logs the reason as a warning
 }
 
 // Releasable reports whether the attachment should be released.
@@ -152,8 +152,8 @@ func decideUnlisted(ev Evidence) Judgment {
 }
 
 // Stray contains the evidence on the owner of a host-local reservation or of a file in libcni's
-// cache, if the journal does not contain that owner. The runtime's list covers the owner by
-// container ID, regardless of the interface.
+// cache, if the journal does not contain that owner. An owner is listed if the runtime's
+// list contains its container, with any interface.
 type Stray struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
@@ -238,7 +238,7 @@ func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in
 // the journal and in metrics; it is "" for most reasons to keep an attachment. Text is for people,
-// and may add details to the text that belongs to the code.
+// and may contain more details than the usual text for the code.
 type Reason struct {
 	Code string
 	Text string

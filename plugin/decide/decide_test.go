@@ -198,8 +198,8 @@ func proven(ev Evidence) bool {
 	return ev.Locked == False && ev.SameNamespaces == True && ev.AddedUnseen == False && (here || foreign)
 }
 
-// keptByMore reports whether the runtime's list contains the attachment according to more, but is
-// unknown according to less. In this case, the list may be the only reason to keep the attachment.
+// keptByMore reports whether Listed is True in the first evidence and Unclear in the second. If so,
+// the runtime's list may be the only reason to keep the attachment.
 func keptByMore(more, less Evidence) bool {
 	return more.Listed == True && less.Listed == Unclear
 }

@@ -53,7 +53,7 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls to() for each event that the runtime does not cause for a container: a delegate that
+// node calls to() for each event of a container that the runtime does not cause: a delegate that
 // outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
@@ -187,7 +187,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 }
 
 // mayAdd reports whether the runtime may send an ADD of a container. The runtime adds a pod's next
-// sandbox only after it has sent its last verb for the previous one.
+// sandbox only after it has sent the last verb of the previous sandbox.
 func (m *protocol) mayAdd(s *state, i int8) bool {
 	c := &s.c[i]
 	switch {
@@ -252,7 +252,7 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 	})
 }
 
-// kill kills a process. Its delegate keeps running, and holds the lock.
+// kill kills a process. Its delegate, unless it hangs, keeps running and holds the lock.
 func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--
@@ -297,7 +297,7 @@ func (pr *process) delegate() lostDelegate {
 	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
 }
 
-// loses empties the journal, and reports whether the model allows that here. All running processes
+// loses empties the journal, and reports whether the model allows this loss. All running processes
 // must be ADDs that work on their own records, because an ADD has its record in memory, too. Every
 // other record must be live, because an ADD that is being undone would lose its pending DELs.
 func (m *protocol) loses(s *state) bool {

@@ -115,7 +115,7 @@ const (
 	over   // the runtime sends nothing more
 )
 
-// The states of a record. If the state is gone, as in the zero value, there is no record.
+// The states of a record. A record that does not exist has the zero value, gone.
 const (
 	gone = int8(iota)
 	adding
@@ -134,7 +134,7 @@ type record struct {
 	state  int8
 	steps  uint8 // pending DELs, one bit for each step
 	claim  int8  // the address, or none
-	told   bool  // a DEL or a sweep created it without the ADD's record, so it has no namespace
+	told   bool  // a DEL or a sweep created it, not the ADD, so it has no namespace
 	booted bool  // it is from an earlier boot
 	clean  bool  // portmap's ADD failed
 	freed  bool  // bridge's DEL may have been started
@@ -168,7 +168,7 @@ type process struct {
 	add    bool
 	on     int8  // the container that it works on
 	n      int8  // the number of the record that it undoes
-	back   int8  // the pc after the record is undone; none: the process ends
+	back   int8  // the pc after the record is undone, or none if the process then ends
 	seen   uint8 // records of its own container that it has handled, one bit for each number
 	step   int8  // the running delegate, and its bit in the masks: 0 bridge, 1 firewall, 2 portmap
 	tried  uint8 // DELs tried in this pass
@@ -192,7 +192,7 @@ const (
 	pFind                // find the next record
 	pIntent              // write the intent
 	pAdd                 // run a delegate's ADD
-	pCommit              // after bridge's ADD, write the address and the state live
+	pCommit              // after bridge's ADD, write the address and the state "live"
 	pPrint               // print success; the journal does not change
 	pMark                // gather facts, and write that the undoing begins
 	pNext                // choose the next DEL, its address and its namespace
@@ -208,7 +208,7 @@ const (
 	noPath               // a path that never exists
 )
 
-// lostDelegate is a call of a delegate. In state.orphan, the unwind process of the call was killed.
+// lostDelegate is a call of a delegate. For a call in state.orphan, the unwind process was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8
@@ -383,7 +383,7 @@ func (s *state) drop(i int8, p int) {
 	}
 }
 
-// judge calls Decide with the evidence on a record.
+// judge calls Decide with the evidence about a record.
 func (m *protocol) judge(s *state, i int8, r *record) Judgment {
 	c := &s.c[i]
 	answer := func(b bool) Truth { return TruthOf(b, nil) }
@@ -416,13 +416,13 @@ func (c *sandboxed) knows(n int8) bool {
 	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n })
 }
 
-// unlisted reports whether the runtime's list shows that a container is dead. The list contains
-// containers, not ADDs.
+// unlisted reports whether the runtime's list shows that a container is dead. The list names
+// containers, so it never shows that only one of a container's ADDs is dead.
 func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
 
-// pass returns the facts about a record that the product's decisions get.
+// pass returns the facts about a record with which the model calls the product's decisions.
 func (m *protocol) pass(s *state, p int, r *record) Pass {
 	pr := &s.p[p]
 	newer := &s.c[pr.on].r[0]

@@ -80,8 +80,8 @@ func (m *protocol) takeLock(s state, p int, to func(string, state)) {
 	to("takes its lock", s)
 }
 
-// stops makes an ADD that was asked to stop end or roll back. It returns false if the ADD has
-// passed the point at which it can stop.
+// stops ends or rolls back an ADD that was asked to stop. It returns false if the ADD has passed
+// the point at which it can stop.
 func (m *protocol) stops(s state, p int, to func(string, state)) bool {
 	pr := &s.p[p]
 	switch pr.pc {
@@ -281,7 +281,7 @@ func (m *protocol) add(s state, p int, to func(string, state)) {
 }
 
 // commit continues after a delegate's ADD. After bridge's ADD, it writes the address and the state
-// live. After any other ADD, the next step is the next delegate's ADD, or printing the result.
+// "live". After any other ADD, the next step is the next delegate's ADD, or printing the result.
 func (m *protocol) commit(s state, p int, to func(string, state)) {
 	pr := &s.p[p]
 	if pr.step > 0 {
@@ -305,8 +305,8 @@ func (m *protocol) commit(s state, p int, to func(string, state)) {
 		m.goLive(&next, p)
 		m.commitFails(next, p, what+", but the commit fails, and the journal has it", to)
 	}
-	// If pr.bare is set, the ADD writes nothing, even if the journal has its intent: the ADD does not
-	// know that.
+	// If pr.bare is set, the ADD assumes that its intent is not in the journal, so it writes nothing
+	// there. A record that is only in memory becomes live nevertheless.
 	if !pr.bare || s.record(pr.on, pr.n).memory {
 		m.goLive(&s, p)
 	}

@@ -12,15 +12,15 @@ import (
 )
 
 // TestPure: decisions do no I/O and read no clock, so the model of the protocol can run them
-// unchanged. The test checks the package's imports, and the names that it uses of other packages.
+// unchanged. The test checks which packages decisions import, and which of their names they use.
 func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",
 		"cni-unwind/journal", "cni-unwind/plugin/known"}
-	// Of these packages, decisions may use only these names.
+	// Of these packages, decisions may use only the listed names.
 	used := map[string][]string{"time": {"Duration", "Nanosecond", "Millisecond", "Second", "Minute", "Hour"},
 		"fmt": {"Sprintf", "Errorf"}}
-	// Decisions must not use these names.
+	// Of this package, decisions may use all names except the listed ones.
 	denied := map[string][]string{"journal": {"Store", "Tx", "Lock", "BootNanos", "Now"}}
 	files, err := os.ReadDir(".")
 	if err != nil {

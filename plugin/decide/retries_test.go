@@ -11,9 +11,9 @@ import (
 
 const minute = int64(time.Minute)
 
-// TestDueTable keeps the tables in README.md in step with Due and After. Each row of the first
-// table lacks the cause for which the DEL in the row before it waits. So the test also proves the
-// order of the rows.
+// TestDueTable keeps the tables in README.md in step with Due and After. In the first table, each
+// row removes the reason why the DEL in the row above waits. So the test also proves the order of
+// the rows.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
 	s := journal.Step{Type: "p", Tries: 1, Config: withIPAM("spiderpool")}
@@ -36,8 +36,8 @@ func TestDueTable(t *testing.T) {
 		asked.IgnorePause = true
 		table += fmt.Sprintf("| %s | %s | %s |\n", words, cell(p), cell(asked))
 	}
-	row("a newer ADD of the attachment is live", func() {})
-	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live", func() { p.NewerLives = false })
+	row("a newer ADD of the attachment is live, or still running", func() {})
+	row("the plugin releases addresses by pod (spiderpool), and another sandbox of the pod is live, or its ADD is still running", func() { p.NewerLives = false })
 	row("the DEL releases an address, to which a host port may forward until the DEL of a later plugin (portmap) succeeds", func() {
 		p.PodLives = false
 		p.Claims, p.Steps = []journal.Claim{{}}, []journal.Step{{Index: 1, Type: "portmap", Config: withPorts}}

@@ -19,10 +19,10 @@ const (
 	manyTries = 20
 )
 
-// Pause returns the time that a sweep waits before it retries a failed DEL, given the number of
-// tries so far. After the first try, there is no pause, so that the pod's next ADD, which may
-// follow a rollback at once, can retry the DEL. jitter, from 0 to 1, makes the pause 50 to 100 % of
-// its maximum, so that a node's attachments don't retry simultaneously.
+// Pause returns the time to wait before a failed DEL is retried, given the number of tries so far.
+// After the first try, there is no pause: the pod's next ADD may follow a rollback at once, and can
+// then retry the DEL. jitter, from 0 to 1, makes the pause 50 to 100 % of its maximum, so that a
+// node's attachments don't retry simultaneously.
 func Pause(tries int, jitter float64) time.Duration {
 	if tries < 2 {
 		return 0
@@ -68,8 +68,8 @@ func Due(s *journal.Step, p Pass) journal.Next {
 // FreesByPod reports whether a step's DEL also frees the addresses of the pod's other sandboxes.
 func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
-// Left returns the time until a pause is over. If that is longer than any pause, the pause was set
-// in another boot, whose clock means nothing now, and Left returns 0.
+// Left returns the time until a pause is over. It returns 0 if that time is longer than any pause:
+// the pause was then set in another boot, whose clock means nothing now.
 func Left(n journal.Next, p Pass) time.Duration {
 	left := time.Duration(n.At - p.Now)
 	if left > longPause {
@@ -78,17 +78,18 @@ func Left(n journal.Next, p Pass) time.Duration {
 	return max(0, left)
 }
 
-// Reserved reports whether an address that the delegate at an index of the chain allocated must
-// stay reserved, because the pending DEL of a later delegate needs it:
+// Reserved reports whether the address that a delegate allocated must stay reserved, because the
+// pending DEL of a later delegate needs it. index is the allocating delegate's place in the chain.
 //
 //   - A delegate with port mappings needs the address until its DEL succeeds: before that, a pod
 //     that got the address would also get the traffic of the host ports.
 //   - A delegate whose ADD succeeded, and that may remove rules by address alone, needs the address
-//     until its DEL was tried twice, and while its binary is missing: once the address is free, the
-//     DEL does not get it (see Gets).
+//     until its DEL was tried twice, or longer while its binary is missing: once the address is
+//     free, its DEL no longer gets it (see Gets).
 //
-// A delegate does not need the address after a reboot, if its ADD failed, or if its plugin has left
-// the chain. In the last case, the runtime gets no error, so the container's next ADD may need it.
+// After a reboot, no delegate needs the address. A delegate whose ADD failed does not need it, nor
+// does one whose plugin has left the chain. The runtime gets no error for the DEL of a plugin that
+// has left, so the container's next ADD may come, and may need the address.
 func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
 
 // needing returns the steps whose DELs need an address that the delegate at an index allocated (see
@@ -202,7 +203,7 @@ type NetNS struct {
 	Unknown bool
 	Sent    bool // the runtime sent a path for this DEL
 	// Anothers is set if the path that the runtime sent leads to the namespace of another attachment
-	// in the journal, or to the runtime's own.
+	// in the journal, or to the runtime's own namespace.
 	Anothers bool
 }
 
@@ -219,10 +220,10 @@ const (
 	ShowNowhere Shown = "nowhere" // a path that never exists
 )
 
-// Show decides which CNI_NETNS a step's DEL gets. Some delegates release nothing without a path,
-// and ovs-cni finds its port by the path. In a sweep, even these delegates get no path if the
-// namespace was not found: with a path, an agent that finds resources by pod or device could
-// release the resources of the pod's next sandbox.
+// Show decides which CNI_NETNS a step's DEL gets. If the namespace was not found, most delegates
+// still get the path that the runtime sent: some release nothing without a path, and ovs-cni finds
+// its port by the path. In a sweep, these delegates get no path: with one, an agent that finds
+// resources by pod or device could release the resources of the pod's next sandbox.
 func Show(s *journal.Step, n NetNS) Shown {
 	facts := known.ByType(s.Type)
 	switch {
@@ -242,6 +243,12 @@ func Show(s *journal.Step, n NetNS) Shown {
 	return ShowSent // as without unwind
 }
 
+// Needless reports whether a sweep skips a step's DEL, given whether the ADD's namespace is proven
+// gone (see known.Plugin.GoesWithNetNS).
+func Needless(s *journal.Step, netNSGone bool) bool {
+	return netNSGone && known.ByType(s.Type).GoesWithNetNS
+}
+
 // maxFailures is the number of failures after which unwind may drop a pending DEL. Only tries after
 // the pause count, so this takes about a day (see Pause). unwind counts tries instead of time, so
 // reboots don't matter.
@@ -253,13 +260,11 @@ type Outcome struct {
 	Code   uint   // the error code, if the DEL failed
 	Words  string // the error message, if the DEL failed
 
-	// The facts about a DEL that failed. Early is set if the pause after the previous try was not
-	// over, NotInChain if the network's chain can be read and lacks the plugin, NetNSGone if the ADD's
-	// namespace is proven gone, and MayHold if an address may depend on the DEL (see MayHold).
-	Early      bool
-	NotInChain bool
-	NetNSGone  bool
-	MayHold    bool
+	// The facts about a DEL that failed.
+	Early      bool // the pause after the previous try was not over
+	NotInChain bool // the network's chain can be read, and lacks the plugin
+	NetNSGone  bool // the ADD's namespace is proven gone
+	MayHold    bool // an address may depend on the DEL (see func MayHold)
 
 	Jitter float64 // from 0 to 1 (see Pause)
 }
@@ -303,19 +308,19 @@ func MayHold(s *journal.Step, held []journal.Claim) bool {
 		slices.ContainsFunc(held, func(c journal.Claim) bool { return c.Step == s.Index })
 }
 
-// Retry is a configuration for the retry of a DEL that failed with its recorded one.
+// Retry says with which configuration unwind retries a DEL that failed with the recorded one.
 type Retry int
 
 // The configurations for a retry.
 const (
-	Present       Retry = iota // the plugin's present one, which it would get without unwind
+	Present       Retry = iota // the plugin's present configuration, as without unwind
 	RecordedInNew              // the recorded one, with the chain's present cniVersion
 )
 
-// Retries returns the configurations with which unwind retries, in this order, a DEL that failed
-// with its recorded configuration. unwind stops at the first success. With its present
+// Retries returns the configurations with which unwind retries a DEL that failed with its recorded
+// configuration. unwind tries them in order, and stops at the first success. With its present
 // configuration, portmap might search for its rules in the wrong place. So if a plugin with port
-// mappings rejects the recorded one as invalid, unwind first changes only its cniVersion.
+// mappings rejects the recorded configuration as invalid, unwind first changes only its cniVersion.
 func Retries(s *journal.Step, code uint) []Retry {
 	if s.ADD == journal.AddPassed && HasPorts(s) && slices.Contains(unread, code) {
 		return []Retry{RecordedInNew, Present}

@@ -9,8 +9,8 @@ import (
 )
 
 // TestVerdictTables keeps the tables of verdicts in README.md in step with Decide and DecideStray.
-// Each row changes the evidence that decided the row before it, so no two rows have the same
-// reason.
+// Each row changes the evidence that decided the row above, so it must have a new reason (see
+// verdictTable).
 func TestVerdictTables(t *testing.T) {
 	const readme = "README.md"
 	table := &verdictTable{T: t, reasons: map[string]bool{}}

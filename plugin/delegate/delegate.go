@@ -123,7 +123,7 @@ func (c *Call) environ() []string {
 }
 
 // explain returns the Failure of a delegate that did not succeed. If unwind killed the delegate,
-// the message says why. Otherwise, it is the delegate's own or, if there is none, libcni's.
+// the message says why. Otherwise, the message is the delegate's own or, without one, libcni's.
 func (c *Call) explain(
 	ctx context.Context, status syscall.WaitStatus, stdout, stderr []byte,
 ) *Failure {

@@ -51,8 +51,8 @@ func TestReapedElsewhere(t *testing.T) {
 	}
 }
 
-// TestTraced: Run gets the exit code of a delegate that a debugger traces, although the pidfd is
-// readable before the debugger lets Run get it. The debugger is the test binary, started again.
+// TestTraced: Run gets the exit code of a delegate that a debugger traces. The pidfd is readable
+// before the debugger releases the exit code. The debugger is the test binary, started again.
 func TestTraced(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("tracing a process needs root")

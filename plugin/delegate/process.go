@@ -205,8 +205,8 @@ func (p *process) readInto(o *output, i int) {
 	o.write(p.buffer[:n])
 }
 
-// reap reports whether the process has exited, and if so, sets its status. If the process has not
-// exited although its pidfd was ready, it is being traced; wait then continues without the pidfd.
+// reap reports whether the process has exited, and if so, sets its status. While a debugger delays
+// the status, reap returns false although the pidfd is ready, and wait continues without the pidfd.
 func (p *process) reap() (exited bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

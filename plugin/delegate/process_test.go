@@ -128,8 +128,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestNoSpin: Run sleeps while a delegate runs, even if the delegate's pipes are closed early or
-// kept open. The test is not parallel, because it measures the CPU time of the whole process.
+// TestNoSpin: Run sleeps while a delegate runs, even if the delegate closes its pipes or a daemon
+// keeps them open. The test is not parallel, because it measures the CPU time of the whole process.
 func TestNoSpin(t *testing.T) {
 	processorTime := func() time.Duration {
 		var used unix.Rusage
@@ -293,8 +293,8 @@ func TestDescriptorsOfADelegate(t *testing.T) {
 	all.Wait()
 }
 
-// TestEnvironment: a variable of the call replaces the one that unwind inherited. No variable
-// occurs twice.
+// TestEnvironment: a variable that the Call sets replaces an inherited variable of the same name.
+// No variable occurs twice.
 func TestEnvironment(t *testing.T) {
 	t.Setenv("CNI_IFNAME", "old")
 	t.Setenv("REPLACED", "old")

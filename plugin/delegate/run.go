@@ -25,16 +25,16 @@ type Runner interface {
 
 // Processes runs each delegate as a process.
 type Processes struct {
-	Point func(name string) // called where a crash would leave a different state; nil outside tests
+	Point func(name string) // called at each crash point (see undo.Env.Point); nil outside tests
 	Slow  func()            // called when a delegate takes longer than slowAfter; may be nil
 }
 
 // Run executes a delegate in its own process group and returns its standard output:
 //
 //  1. Find the binary.
-//  2. Lock the goroutine to its thread until Run returns. The kernel kills the process when the
-//     thread that started it ends (PR_SET_PDEATHSIG), so that a delegate dies with its unwind
-//     process. Without LockOSThread, another goroutine could end the thread earlier.
+//  2. Lock the goroutine to its thread until Run returns. The delegate dies with unwind, because
+//     the kernel kills the process when the thread that started it ends (PR_SET_PDEATHSIG). Without
+//     LockOSThread, another goroutine could end that thread earlier.
 //  3. Open the pipes, write the configuration, and start the process (see process.start).
 //  4. Poll until the process has exited and its output has ended. If ctx ends first, kill the whole
 //     group (see process.wait).

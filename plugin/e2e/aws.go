@@ -19,16 +19,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// awsDir is the directory that aws-cni knows as /var/run/aws-node. It avoids /var/run: from Root,
-// that absolute link would lead to the machine's own /run.
+// awsDir is the directory that aws-cni knows as /var/run/aws-node. The node's /var/run links to
+// /run. A test, which sees the node's files below Root, would follow it to the machine's own /run.
 const awsDir = "/run/aws-node"
 
 // awsVersion is the format version of ipamd's file.
 const awsVersion = "vpc-cni-ipam/1"
 
 // ConfigureAWS gives the node the network of the AWS VPC CNI. The chain consists of the real
-// aws-cni and egress-cni, portmap, and the plugins in more. unwind's grace period is short, so that
-// tests don't wait long for its end.
+// aws-cni and egress-cni, portmap, and the plugins that the caller adds (more). unwind's grace
+// period is short, because tests wait for its end.
 func (n *Node) ConfigureAWS(unwind bool, more ...string) {
 	n.Helper()
 	for _, plugin := range []string{"aws-cni", "egress-cni"} {

@@ -136,7 +136,7 @@ func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 }
 
 // awsRefuses: the daemon refuses the DEL, and never releases the address on its own while it runs.
-// When it restarts, it keeps the address, because a new sandbox of the same pod has an interface.
+// At its next start, it keeps the address, because the pod has a new sandbox with an interface.
 func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Refuse("open /var/run/aws-node/ipam.json.tmp1: no space left on device")
@@ -193,9 +193,9 @@ func (n *aws) reuse(t *testing.T, next func(address string)) (e2e.AWSLeft, int) 
 	return left, pending
 }
 
-// uidMismatch is an error of ipamd with security groups for pods: ipamd does not know the sandbox,
-// but another sandbox of the pod exists. After this error, aws-cni's DEL removes the rules for the
-// address in its prevResult, even if another pod has that address.
+// uidMismatch is ipamd's error if security groups for pods are enabled, ipamd does not know the
+// sandbox, and a pod of the same name exists with another UID. After this error, aws-cni's DEL
+// removes the rules for the address in its prevResult, even if another pod has that address.
 const uidMismatch = "pod UID mismatch: got , expected 7f3c1b6e-5a0e-4b2c-9d1f-3f0f8a7c2e11"
 
 // addNext starts a second pod, which must get the first pod's former address.

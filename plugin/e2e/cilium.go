@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// ciliumDir is the directory that cilium-cni knows as /var/run/cilium. It avoids /var/run: from
-// Root, that absolute link would lead to the machine's own /run.
+// ciliumDir is the directory that cilium-cni knows as /var/run/cilium. The node's /var/run links to
+// /run. A test, which sees the node's files below Root, would follow it to the machine's own /run.
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"
@@ -23,8 +23,8 @@ const (
 )
 
 // ConfigureCilium gives the node Cilium's network. The chain consists of the real cilium-cni and
-// the plugins in more. The socket of Cilium's agent exists, but no process listens on it, as after
-// a kill of the agent.
+// the plugins that the caller adds (more). The socket of Cilium's agent exists, but no process
+// listens on it, as if the agent had been killed.
 func (n *Node) ConfigureCilium(unwind bool, more ...string) {
 	n.Helper()
 	text, err := os.ReadFile(Path(n, "testdata/conflists/cilium.conflist"))

@@ -13,7 +13,7 @@ import (
 
 // TestE2ECnitool runs every verb of CNI 1.1 with cnitool, libcni's own tool. cnitool's GC sends
 // plugins no list of valid attachments. unwind must not treat such a GC like one with an empty
-// list. Before libcni sends GC, it sends a DEL for each attachment in its cache (GCNetworkList).
+// list. Before such a GC, libcni sends DEL for the network's cached attachments (GCNetworkList).
 func TestE2ECnitool(t *testing.T) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap, n.Faulty()}, Unwind: true,

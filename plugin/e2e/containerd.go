@@ -91,8 +91,8 @@ func (v Version) config() string {
 		"[plugins.\"io.containerd.cri.v1.runtime\"]\n  restrict_oom_score_adj = true\n", PauseImage)
 }
 
-// MovedCNI returns the text of a file that containerd's configuration can import. The file sets
-// these two CNI directories.
+// MovedCNI returns the text of a file that sets containerd's two CNI directories. containerd's
+// configuration can import the file.
 func (v Version) MovedCNI(confDir, binDir string) string {
 	if v.Major == 1 {
 		return fmt.Sprintf("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  conf_dir = %q\n  bin_dir = %q\n", confDir, binDir)

@@ -96,7 +96,7 @@ func containers(t *testing.T, n *e2e.Node, e engine, unwind bool, row func(...an
 // TestE2ENerdctlNetworks: unwindctl refuses to wrap the conflist of a network that nerdctl created.
 // nerdctl reads the network's subnet and bridge from the first plugin of the file. If unwind came
 // first, nerdctl would assign the same subnet to its next network, and would never remove the
-// bridge. unwindctl ipam also lists networks that nerdctl created.
+// bridge. "unwindctl ipam" also lists networks that nerdctl created.
 func TestE2ENerdctlNetworks(t *testing.T) {
 	t.Parallel()
 	n := e2e.NewNode(t)

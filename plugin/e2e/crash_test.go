@@ -15,7 +15,7 @@ import (
 const atOnce = 4
 
 // TestE2EKill: containerd is killed while plugins are running. If systemd kills containerd, the
-// plugins survive, because containerd's unit has KillMode=process. If their cgroup runs out of
+// plugins survive, because containerd's unit has KillMode=process. If the unit's cgroup runs out of
 // memory, the plugins are killed, too. The test covers both cases.
 func TestE2EKill(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("containerd is killed while it starts or stops %d pods, and started again; addresses/netns/veths/rules", atOnce),

@@ -18,8 +18,8 @@ type Crio struct {
 	podman *Podman
 }
 
-// crioConf makes CRI-O run without systemd, also on cgroups v1. As by default, pods have no infra
-// container: CRI-O would need CAP_SYS_RESOURCE to set its oom_score_adj.
+// crioConf makes CRI-O run without systemd, also on cgroups v1. By default, pods have no infra
+// container. With one, CRI-O would need CAP_SYS_RESOURCE, to set the container's oom_score_adj.
 const crioConf = `[crio]
 root = "/var/lib/containers/storage"
 runroot = "/run/containers/storage"

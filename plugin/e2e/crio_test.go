@@ -151,8 +151,8 @@ func TestE2ECrioKill(t *testing.T) {
 	}
 }
 
-// TestE2ECrioReboot: the machine reboots and keeps or loses CRI-O's storage, or /run is emptied
-// without a reboot. With unwind, the old pods' resources are available to the new pods.
+// TestE2ECrioReboot: the machine reboots, or it reboots without CRI-O's storage, or only /run is
+// emptied. With unwind, the old pods' resources are available to the new pods.
 func TestE2ECrioReboot(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O: 10 pods on a /28; then the same pods are started; addresses/netns/veths/rules when they run, and when they are gone",
 		"CHAIN", "EVENT", "BEFORE", "RUNNING", "NOT STARTED", "GONE", "PENDING")
@@ -227,9 +227,9 @@ func TestE2ECrioHostPort(t *testing.T) {
 	}
 }
 
-// TestE2ECrioInstall runs install, doctor, off, on and uninstall with CRI-O's default CNI
-// directories and with OpenShift's. Pods can start at each stage, and a pod that started before the
-// install can be deleted after it.
+// TestE2ECrioInstall runs the unwindctl commands "install", "doctor", "off", "on" and "uninstall",
+// with CRI-O's default CNI directories and with OpenShift's. Pods can start after "install", "off"
+// and "uninstall". A pod that started before "install" can be deleted after it.
 func TestE2ECrioInstall(t *testing.T) {
 	for _, dirs := range []e2e.CrioNetwork{
 		{ConfDir: e2e.ConfDir, PluginDir: e2e.PluginDir},

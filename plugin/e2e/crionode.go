@@ -12,8 +12,8 @@ type CrioNode struct {
 	Unwind bool
 }
 
-// NewCrioNode creates a node with or without unwind. With a statusGrace, CRI-O sends STATUS not
-// only at its start, but also afterwards.
+// NewCrioNode creates a node with or without unwind. CRI-O sends STATUS at its start and, if
+// statusGrace is not "", also afterwards.
 func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
 	if Short() {
 		t.Skip("CRI-O is not built for a short run")

@@ -11,9 +11,9 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EDirectories: install uses the CNI directories that containerd itself reports, even if they
-// are set in a file that containerd's configuration imports. While containerd is down, install
-// refuses to guess.
+// TestE2EDirectories: "unwindctl install" uses the CNI directories that containerd itself reports,
+// even if they are set in a file that containerd's configuration imports. While containerd is down,
+// "unwindctl install" refuses to guess.
 func TestE2EDirectories(t *testing.T) {
 	e2e.EachContainerd(t, func(t *testing.T, v e2e.Version) {
 		n := e2e.NewNode(t)

@@ -55,9 +55,9 @@ func clearDisks(t testing.TB) {
 	}
 }
 
-// removeAllCgroups removes the node's own cgroup. It also removes containerd's cgroups in /k8s.io,
-// for containers without a cgroup of the kubelet (containerd pkg/oci/spec.go
-// populateDefaultUnixSpec). The caller must first end all processes in these cgroups.
+// removeAllCgroups removes the node's own cgroup. It also removes the cgroups in /k8s.io, which
+// containerd creates for containers to which the kubelet gives no cgroup (containerd
+// pkg/oci/spec.go populateDefaultUnixSpec). The caller must first end all processes in them.
 func removeAllCgroups(t testing.TB, disk string) {
 	removeCgroups(t, "/"+filepath.Base(disk))
 	containers, _ := filepath.Glob(filepath.Join(disk, "containerd/io.containerd.grpc.v1.cri/*/*"))

@@ -32,8 +32,8 @@ const nodes = 500
 func hangs(i int) bool { return i < 100 && i%10 == 0 }
 
 // TestKubernetesFleet: kubectl unwind, with a real kubectl, runs doctor on 500 nodes. Ten of them
-// hang: on five, the exec request gets no response, and on five, unwindctl prints nothing. kubectl
-// unwind reports these ten nodes, and prints the output of all others.
+// hang: five do not respond to the exec request, and on the other five, unwindctl prints nothing.
+// kubectl unwind reports these ten nodes, and prints the output of all others.
 func TestKubernetesFleet(t *testing.T) {
 	var execs atomic.Int32
 	server := httptest.NewTLSServer(fleet(&execs))

@@ -14,7 +14,7 @@ import (
 type object map[string]any
 
 // writePause writes an archive (OCI image layout 1.0) of PauseImage. The image contains only
-// program.
+// the given program.
 func writePause(archive, program string) error {
 	binary, err := os.ReadFile(program)
 	if err != nil {

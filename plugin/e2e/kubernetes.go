@@ -57,8 +57,8 @@ current-context: e2e
 `
 
 // kubeletConfig changes the kubelet's defaults, because the machine may use cgroups v1, or may not
-// allow cgroups at all. The first %s is the runtime's socket, the second the cgroup of the node's
-// pods.
+// allow cgroups at all. The first %s is the runtime's socket, and the second is the cgroup of the
+// node's pods.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://%s
@@ -272,7 +272,7 @@ func (c *Cluster) run(env []string, program string, args ...string) (stdout, std
 }
 
 // KubectlEnv returns the environment of the cluster's administrator. PATH contains kubectl,
-// kubectl-unwind and the newest containerd's ctr, and HOME is on the control plane's disk.
+// kubectl-unwind and ctr of the newest containerd. HOME is on the control plane's disk.
 func (c *Cluster) KubectlEnv() []string {
 	c.Helper()
 	shim := filepath.Join(c.control.Dir, "bin/kubectl")

@@ -129,8 +129,8 @@ func (d *days) needs(w *e2e.Worker, plugin, kubeconfig string) string {
 }
 
 // use writes the provider's conflist, as an installer does. unwind reads this file at each verb.
-// Without unwind, the runtime reads it with a delay, so on that worker, use waits until the
-// runtime's CNI configuration contains text or, with in=false, no longer contains it.
+// The runtime without unwind reads it with a delay, so use waits until the CNI configuration of
+// that runtime contains the given text or, with in=false, no longer contains it.
 func (d *days) use(w *e2e.Worker, network e2e.Network, text string, in bool) {
 	d.Helper()
 	w.Configure(network)
@@ -170,8 +170,8 @@ func (d *days) pass(day day) {
 	d.Logf("%s: %s", day.what, since(began))
 }
 
-// pods starts pods on each worker, and waits until they are ready. The pods get consecutive host
-// ports, starting with first, or none if first is 0.
+// pods starts pods on each worker, and waits until they are ready. If first is not 0, the pods get
+// consecutive host ports, starting with that port.
 func (d *days) pods(app string, first int) {
 	d.Helper()
 	count := 3
@@ -221,8 +221,8 @@ func stuck(w *e2e.Worker) string {
 	return fmt.Sprintf("%d stay Terminating: %s", len(names), strings.Join(names, ", "))
 }
 
-// nothing() sweeps until the pods have left nothing on either worker, except pending DELs of the
-// removed plugin. It returns the number of these DELs. If that takes too long, it fails the test.
+// nothing() sweeps until only DELs of the removed plugin are pending, and returns their number. It
+// fails the test if the pods leave anything else on either worker for longer than podTime.
 func (d *days) nothing(day day) (pending int) {
 	d.Helper()
 	other := func(plugin string) bool { return plugin != day.gone }

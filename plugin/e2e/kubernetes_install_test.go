@@ -22,7 +22,7 @@ const (
 )
 
 // TestKubernetesInstall installs, uses and removes unwind on a cluster with running pods. One
-// worker has a bridge network, the other a network like kindnet's. The main steps are:
+// worker has a bridge network, the other has one like kindnet's. The main steps are:
 //
 //  1. Helm installs the chart, upgrades it to the next build and rolls it back.
 //  2. unwind is switched off. It stays off while agents restart, nodes are drained, and nodes
@@ -128,8 +128,8 @@ func (i *installed) whilePodsComeAndGo(step string, do func(w *e2e.Worker) strin
 	i.table.Row(append(cells, since(began))...)
 }
 
-// rounds repeatedly starts and stops three pods on each worker: until done returns true, but at
-// least the given number of times. It returns the number of rounds.
+// rounds starts and stops three pods on each worker, at least the given number of times, and then
+// until done returns true. It returns the number of rounds.
 func (i *installed) rounds(least int, done func() bool) (rounds int) {
 	i.Helper()
 	for over := false; !over; rounds++ {
@@ -233,8 +233,8 @@ func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	return lines[len(lines)-1]
 }
 
-// allNodes runs unwindctl commands on all nodes with kubectl unwind. Their output must contain each
-// node, and the output of list must contain each pod.
+// allNodes uses kubectl unwind to run unwindctl commands on all nodes. Every node must appear in
+// the output of each command, and every pod in the output of list.
 func (i *installed) allNodes() {
 	i.Helper()
 	began, cells := time.Now(), []any{"kubectl unwind exec: doctor, list, ipam, sweep --dry-run"}
@@ -312,8 +312,8 @@ func (i *installed) reboot(w *e2e.Worker) string {
 	return i.staysOff(w)
 }
 
-// staysOff fails the test unless unwind is off on a worker, and the marker file, doctor and /readyz
-// all report how it was switched off.
+// staysOff fails the test unless unwind is off on a worker. The marker file, doctor and /readyz
+// must all report how it was switched off.
 func (i *installed) staysOff(w *e2e.Worker) string {
 	i.Helper()
 	by := "kubectl unwind as "
@@ -338,8 +338,8 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	// uninstall exits with code 6 if it keeps the journal. It keeps the journal while pods that unwind
-	// started are running.
+	// uninstall keeps a journal that contains attachments, here those of the running pods, and then
+	// exits with code 6.
 	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6"
 	if err != nil && !kept || !strings.Contains(out, want) {
 		i.Errorf("kubectl unwind exec -- %s: %v\n%s%s", verb, err, out, stderr)
@@ -387,8 +387,8 @@ func (i *installed) empty(w *e2e.Worker) string {
 func (i *installed) rest(w *e2e.Worker) string {
 	i.Helper()
 	owed := len(w.Journal())
-	// The runtime lists a deleted pod's sandbox until the kubelet's next garbage collection, which
-	// runs once a minute.
+	// A sweep keeps a deleted pod's attachment while the runtime lists the pod's sandbox: until the
+	// kubelet's next garbage collection, which runs once a minute.
 	e2e.Eventually(i, 3*podTime, "a sweep empties the journal", func() bool {
 		w.Unwindctl("sweep")
 		return len(w.Journal()) == 0

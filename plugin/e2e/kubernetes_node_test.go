@@ -15,8 +15,8 @@ import (
 // hangingStatus: a plugin's STATUS hangs. With unwind, the node's Ready condition becomes false,
 // and its message names the plugin. Once the plugin works again, the node becomes ready.
 func (p pair) hangingStatus(t *testing.T, table *e2e.Table) {
-	// statusTime bounds a STATUS with unwind, whatever hangs: unwind's own limit is 20 s, plus 5 s for
-	// a busy machine.
+	// statusTime is the most that STATUS may take with unwind: unwind's own limit of 20 s, and 5 s
+	// more for a busy machine.
 	const statusTime, patience = 25 * time.Second, 30 * time.Second
 	began := time.Now()
 	well := map[*e2e.Worker]time.Duration{}

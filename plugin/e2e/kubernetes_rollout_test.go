@@ -13,8 +13,8 @@ import (
 )
 
 // now and next are the versions of the two untagged builds from `make e2e-now` and `make e2e-next`.
-// The repository's chart runs the image of now. nextChart, built like the chart of a release, runs
-// the image of next by its digest.
+// The repository's chart runs the image of the first build. The chart at nextChart is built like a
+// release's chart, and names the image of the second build by its digest.
 const (
 	now  = "v0.0.0-20260101000000-000000000001"
 	next = "v0.0.0-20260102000000-000000000002"
@@ -26,7 +26,7 @@ func nextChart(t *testing.T) string {
 }
 
 // roll runs a helm command that replaces the agents, while pods start and stop. Afterwards, each
-// node must have the agent and the plugin of this version.
+// node must have the agent and the plugin of the given version.
 func (i *installed) roll(step, version string, helm ...string) {
 	i.Helper()
 	began, before := time.Now(), i.agents()
@@ -49,8 +49,8 @@ func (i *installed) roll(step, version string, helm ...string) {
 	i.table.Row(append(cells, since(began))...)
 }
 
-// runs() fails the test unless a node has the agent and the plugin of a version, and /metrics, the
-// plugin itself and doctor all report that version.
+// runs() fails the test unless a node's agent is ready, and reports the given version of itself and
+// of the plugin in /metrics. The plugin itself and doctor must also report this plugin version.
 func (i *installed) runs(w *e2e.Worker, version string) {
 	i.Helper()
 	readyz, err := i.ask(w, "readyz")

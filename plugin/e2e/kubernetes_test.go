@@ -39,7 +39,7 @@ func (p pair) each(f func(w *e2e.Worker)) {
 	f(p.unwind)
 }
 
-// chain returns a network with the chain bridge, firewall, faulty.
+// chain returns a network whose plugins are bridge, firewall and faulty.
 func chain(n *e2e.Node, subnet string, unwind bool) e2e.Network {
 	return e2e.Network{Subnet: subnet, Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: unwind}
 }
@@ -164,7 +164,7 @@ func checkPods(t *testing.T, w *e2e.Worker) {
 }
 
 // checkAddresses fails the test unless each pod has its own address, which is reserved and answers
-// a ping, and no other address is reserved. For a few seconds, it waits for the late DELs of
+// a ping, and no other address is reserved. It first waits a few seconds for the DELs of
 // deleted pods, whose addresses may still be reserved.
 func checkAddresses(t *testing.T, w *e2e.Worker) {
 	t.Helper()

@@ -26,8 +26,8 @@ func (w *Worker) connect() {
 	w.do(func() error { return setUp(nodeLink, w.address) })
 }
 
-// mac returns the MAC address of the worker's interface. A reboot doesn't change it, because the
-// other nodes have cached it.
+// mac returns the MAC address of the worker's interface. It must stay the same after a reboot,
+// because the other nodes have cached it.
 func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
@@ -50,9 +50,9 @@ func addBridge(name, address string) error {
 	return setUp(name, address)
 }
 
-// addPort creates a veth pair: one end is on the bridge, and the other in the network namespace. It
-// first removes the pair from before a reboot. That pair may still exist, because the kernel
-// removes a network namespace with a delay.
+// addPort creates a veth pair, with one end on the bridge and the other in the network namespace.
+// It first removes an older pair of the same name, which may still exist shortly after a reboot,
+// because the kernel removes a network namespace with a delay.
 func addPort(name string, mac net.HardwareAddr, ns *os.File) error {
 	if err := removeLink(name); err != nil {
 		return err

@@ -16,18 +16,18 @@ const (
 )
 
 // MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0. It
-// returns a pod with an additional network, and the definition of that network. It accepts the
-// pod's status, but does not store it. It answers as if every requested pod existed.
+// returns any requested pod, with an additional network, and the definition of that network. It
+// accepts a pod's status, but does not store it.
 type MultusAPI struct {
 	n          *Node
 	definition string // spec.config of the additional network
 	server     *http.Server
 }
 
-// ConfigureMultus gives the node a network with the real multus. Each pod is in a cluster network,
-// whose chain is bridge, firewall and the plugins in more, and in an additional network. Each
-// network has addresses for 6 pods. With unwind and front, unwind runs Multus. With unwind but
-// without front, Multus runs unwind for each of the two networks.
+// ConfigureMultus gives the node a network with the real multus. Each pod joins two networks, each
+// with addresses for 6 pods. The chain of the cluster network is bridge, firewall and the given
+// plugins. The additional network has only bridge. If unwind and front are true, unwind runs
+// Multus. If only unwind is true, Multus runs unwind for each of the two networks.
 func (n *Node) ConfigureMultus(unwind, front bool, more ...string) *MultusAPI {
 	n.Helper()
 	if err := os.Symlink(tool(n, "multus/multus"), n.File(PluginDir, "multus")); err != nil {

@@ -25,13 +25,13 @@ const Small = "10.22.0.0/28"
 type Network struct {
 	Subnet  string   // host-local's pool
 	Last    string   // the last address to assign; "" for all
-	Gateway string   // host-local's gateway, without a default route; "" makes the bridge the gateway
+	Gateway string   // a gateway that is not the bridge, without a default route; "" for the bridge
 	Plugins []string // the plugins after bridge or ptp, as JSON
 	Version string   // the CNI version; "" for 1.1.0 if the runtime supports it, and 1.0.0 if not
 	// Kindnet selects a network like kindnet's: ptp instead of bridge, a CNI version without STATUS,
 	// and another directory for host-local's files.
 	Kindnet bool
-	// Unwind makes unwindctl wrap the chain in unwind's entry. The entry also gets these Keys.
+	// Unwind makes unwindctl wrap the chain in unwind's entry, to which Keys are added.
 	Unwind bool
 	Keys   map[string]any
 }
@@ -198,7 +198,7 @@ func (n *Node) held(command string) []string {
 func (n *Node) Calls() map[string]int   { return n.calls("") }
 func (n *Node) Refused() map[string]int { return n.calls("fail") }
 
-// calls returns, for each command, the number of faulty's calls in a mode, or in all modes for "".
+// calls counts faulty's calls by command. If mode is not "", it counts only calls in that mode.
 func (n *Node) calls(mode string) map[string]int {
 	n.Helper()
 	data, err := os.ReadFile(filepath.Join(n.faultyDir(), "log"))
@@ -257,8 +257,8 @@ func (n *Node) reserved(pool string) map[string]string {
 	return owners
 }
 
-// AddNetNS creates a network namespace in /run/netns, where runtimes pin theirs. It doesn't run ip
-// netns add, which would mount a directory over the runtimes' files.
+// AddNetNS creates a network namespace in /run/netns, where runtimes pin theirs. It doesn't run
+// "ip netns add", because that would mount a directory over the runtimes' files.
 func (n *Node) AddNetNS(name string) {
 	n.Helper()
 	n.Write("/run/netns/"+name, "")

@@ -49,8 +49,8 @@ const (
 )
 
 // dataDirs are directories in /var/lib that the node bind-mounts from its disk, over the overlay.
-// On an overlay, files have other inode numbers than on the disk, and a container's overlay cannot
-// be created.
+// On an overlay, a container's own overlay cannot be created, and files have other inode numbers
+// than on the disk.
 var dataDirs = []string{"cni", "containerd", "containers", "kubelet", "etcd"}
 
 // NewNode creates a node that ends with the test.

@@ -15,8 +15,8 @@ import (
 
 // TestE2EOcicniLeak: the ADD and the DEL of a pod's sandboxes fail. CRI-O sends only one DEL for
 // each sandbox, and then removes libcni's cache entry. With unwind, nothing leaks while the plugin
-// fails. Once the plugin works again, each of these makes unwind retry the pending DELs: CRI-O's
-// next STATUS, GC or ADD, or a sweep.
+// fails. Once the plugin works again, unwind retries the pending DELs at CRI-O's next STATUS, GC or
+// ADD, or in a sweep.
 func TestE2EOcicniLeak(t *testing.T) {
 	table := e2e.NewTable(t, fmt.Sprintf("ocicni: %d sandboxes of a pod fail ADD and DEL on a /28 with a live pod; addresses/netns/veths/rules", e2e.Tries),
 		"CHAIN", "CNI", "THEN", "MEANWHILE", "PENDING", "FIRST WITHOUT ADDRESS", "AFTER THE REPAIR", "PENDING")
@@ -76,9 +76,9 @@ func TestE2EOcicniLeak(t *testing.T) {
 }
 
 // TestE2EOcicniDEL: a pod's first DEL fails, and CRI-O removes libcni's cache entry. With unwind,
-// the second DEL releases everything. After the first DEL, unwind still keeps the address, because
-// the failing plugin may have rules for it: unwind keeps an address until it has tried such a
-// plugin's DEL twice.
+// the second DEL releases everything. After the first DEL, the address is still reserved, because
+// the failing plugin may have to remove rules by address. unwind does not free the address before
+// it has tried that plugin's DEL twice.
 func TestE2EOcicniDEL(t *testing.T) {
 	table := e2e.NewTable(t, "ocicni: a pod's first DEL fails; addresses/netns/veths/rules", "CHAIN", "AFTER DEL 1", "AFTER DEL 2")
 	for _, unwind := range []bool{false, true} {

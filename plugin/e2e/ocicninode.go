@@ -16,8 +16,8 @@ type OcicniNode struct {
 	live   Left // the live pod's resources
 }
 
-// NewOcicniNode creates a node with or without unwind. Its conflist supports only this CNI version
-// or, with "", both 1.0.0 and 1.1.0.
+// NewOcicniNode creates a node with or without unwind. The node's conflist supports only the given
+// CNI version. If that is "", the conflist supports 1.0.0 and 1.1.0.
 func NewOcicniNode(t *testing.T, unwind bool, version string) OcicniNode {
 	n := NewNode(t)
 	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind})

@@ -82,7 +82,7 @@ func (n *PlainNode) Ctl(code int, args ...string) string {
 	return stdout
 }
 
-// Found is a finding of unwindctl sweep --json.
+// Found is a finding in the output of "unwindctl sweep --json".
 type Found struct {
 	ContainerID, Address, Verdict, Result, Why string
 	Cached                                     bool

@@ -25,8 +25,8 @@ func newPlainE2E(t *testing.T, v e2e.Version, last string, live int) *plainE2E {
 	return &plainE2E{e2e.NewPlainNode(t, v, last, live)}
 }
 
-// wantLeaked checks which addresses unwindctl ipam and sweep --dry-run report as leaked and as
-// live, and which reason ipam gives for each. Neither command may change anything.
+// wantLeaked checks the state and the reason of each address in "unwindctl ipam", and the number of
+// leaked and live addresses in "unwindctl sweep --dry-run". Neither command may change anything.
 func (n *plainE2E) wantLeaked(leaked int, list string) {
 	n.Helper()
 	all := n.Look()
@@ -110,8 +110,8 @@ func (n *plainE2E) freeFailing() {
 	n.Unchanged("a sweep within the grace period", leaked)
 	n.Age()
 	if listed > 0 {
-		// containerd 1.6 keeps a sandbox until its DEL succeeds. That DEL releases the address, but
-		// leaves firewall's rules, which are recorded nowhere.
+		// containerd 1.6 keeps a sandbox until its DEL succeeds. That DEL releases the address. It leaves
+		// firewall's rules: the ADD failed, so libcni has no result from which firewall gets the address.
 		n.wantSweep("while the runtime lists them", map[string]int{"live": len(n.Live) + listed})
 		n.Unchanged("a sweep while the runtime lists them", leaked)
 		n.RemovePods(nil)

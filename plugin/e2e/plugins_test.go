@@ -10,8 +10,8 @@ import (
 	"cni-unwind/plugin/e2e"
 )
 
-// TestE2EPluginsBefore: with unwind, pods that cannot start leave nothing, even with the previous
-// release of the reference plugins.
+// TestE2EPluginsBefore: with unwind, pods that cannot start leave no resources, even with the
+// previous release of the reference plugins.
 func TestE2EPluginsBefore(t *testing.T) {
 	t.Parallel()
 	for _, unwind := range []bool{false, true} {

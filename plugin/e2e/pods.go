@@ -138,8 +138,8 @@ func (w *Worker) AwaitPods(prefix string, count int, within time.Duration) (took
 	}
 }
 
-// DeletePods runs kubectl delete in the worker's namespace. Without --wait=false, it waits until
-// the API server has removed the pods.
+// DeletePods runs "kubectl delete" in the worker's namespace. It waits until the API server has
+// removed the pods, unless args contain --wait=false.
 func (w *Worker) DeletePods(args ...string) {
 	w.Helper()
 	w.cluster.Kubectl(append([]string{"delete", "--namespace", w.Namespace(), "--timeout=120s"}, args...)...)
@@ -172,8 +172,8 @@ func (w *Worker) Silent(pods []KubePod) []string {
 }
 
 // SilentToPods pings the pods from each of the worker's own pods, and returns those that don't
-// answer. First, it waits until each of the worker's own pods has a network namespace with the
-// address that the API server reports, because the API server's state may lag behind.
+// answer. First, it waits until each of the worker's own pods has the address that the API server
+// reports for it, because the API server's state may lag behind.
 func (w *Worker) SilentToPods(pods []KubePod) (silent []string) {
 	w.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Second) {

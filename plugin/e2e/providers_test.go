@@ -68,8 +68,8 @@ var situations = []struct {
 }
 
 // TestE2EProviders runs the real plugins of providers in each situation, with and without unwind.
-// With unwind, at most as many addresses stay assigned as without unwind, all later pods start, and
-// no address stays assigned in the end.
+// With unwind, each situation leaves no more addresses assigned than without unwind. All later pods
+// start, and in the end, no address is assigned.
 func TestE2EProviders(t *testing.T) {
 	const title = "%d pods, or %d sandboxes in a crash loop; %d addresses; then %d pods start"
 	table := e2e.NewTable(t, fmt.Sprintf(title, e2e.TrialPods, e2e.Sandboxes, len(e2e.ProviderPool), e2e.TrialPods),

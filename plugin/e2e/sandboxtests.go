@@ -38,8 +38,8 @@ type TestResult struct {
 	Took  time.Duration
 }
 
-// failNet is the network of the runtime class failClass, whose shim and first plugin fail on demand
-// (as in containerd's script/test/utils.sh).
+// failNet is the network of the runtime class failClass. The network's first plugin and the class's
+// shim fail on demand (as in containerd's script/test/utils.sh).
 const (
 	failNetDir  = "/etc/cni/failpoint.d"
 	failNetName = "containerd-net-failpoint"
@@ -123,8 +123,8 @@ func (n *Node) builtSandboxTests() string {
 var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
 
 // RunSandboxTests runs the tests, and returns the result of each test and the output of all. Then
-// it replaces cni-bridge-fp, the plugin that fails on demand, with bridge, because cni-bridge-fp
-// fails without its settings file, which its test has removed.
+// it replaces the plugin cni-bridge-fp with bridge: a test that makes this plugin fail removes the
+// plugin's settings at its end. Without them, the plugin fails all DELs of that test's pods.
 func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
 	n := c.node
 	n.Helper()

@@ -20,8 +20,8 @@ func (c *CRI) Config() string {
 	return answer.GetInfo()["cniconfig"]
 }
 
-// AwaitConfig waits until the CNI configuration that the runtime uses contains text or, with
-// in=false, no longer contains it.
+// AwaitConfig waits until the CNI configuration that the runtime uses contains the text. With
+// in=false, it waits until the configuration does not contain the text.
 func (c *CRI) AwaitConfig(text string, in bool) {
 	c.node.Helper()
 	what := "the runtime's network has " + text

@@ -115,8 +115,8 @@ func (n *Trial) DelAll(t *testing.T, name string) {
 }
 
 // TrialOutcome is the result of a situation. Held counts the addresses that are assigned right
-// after it, and Refused the later pods that fail to start. End and Pending count what is left once
-// all pods are deleted: the assigned addresses, and the attachments with pending DELs.
+// after the situation. Refused counts the later pods that fail to start. Once all pods are deleted,
+// End counts the assigned addresses, and Pending counts the attachments with pending DELs.
 type TrialOutcome struct{ Held, Refused, End, Pending int }
 
 // Outcome runs a situation. Then it repairs the plugin, starts the daemon if the situation stopped

@@ -103,7 +103,7 @@ func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(
 
 // Heal requests the runtime's status repeatedly, as kubelet does, until the journal contains only
 // records of running pods or healTime has passed. containerd 1 never calls STATUS, so with
-// containerd 1, Heal runs one sweep instead, as the timer does.
+// containerd 1, Heal runs one sweep instead, as unwind's systemd timer does.
 func (c *Containerd) Heal() time.Duration {
 	n := c.node
 	n.Helper()

@@ -15,8 +15,8 @@ import (
 )
 
 // Upstream runs the reference plugins' own integration suite in a copy of its sources, and returns
-// the state of each spec. If wrapped is true, it first wraps the suite's configurations, and
-// finally fails the test if the journal is not empty.
+// the state of each spec. If wrapped is true, the suite's configurations run through unwind, and
+// the journal must be empty after the suite.
 func Upstream(t *testing.T, module string, wrapped bool) map[string]string {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools")

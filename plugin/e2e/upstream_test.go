@@ -12,7 +12,7 @@ import (
 )
 
 // TestE2EUpstream: the integration suite of the reference plugins passes with its own
-// configurations, and with these configurations after unwindctl wrap.
+// configurations, and with the output of "unwindctl wrap" for these configurations.
 func TestE2EUpstream(t *testing.T) {
 	sandbox.Need(t)
 	built, err := filepath.Glob("../../.tools/e2e/upstream-*/.built")

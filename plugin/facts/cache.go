@@ -51,8 +51,8 @@ func (c Cached) CNIArgs() string {
 // Pod returns the ADD's pod, from CNI_ARGS (see isPod).
 func (c Cached) Pod() journal.Pod { return netconf.PodOf(c.CNIArgs()) }
 
-// Chain returns the chain that the runtime ran, and unwind's configuration for it. through reports
-// whether the chain ran through unwind; if not, the configuration contains the defaults.
+// Chain returns the chain that the runtime ran, and unwind's configuration for it. For a chain
+// without unwind, through is false, and the configuration contains the defaults.
 func (c Cached) Chain() (chain *netconf.Chain, conf *netconf.Conf, through bool, err error) {
 	list, err := netconf.ParseConflist(c.Config)
 	if err != nil {
@@ -107,9 +107,9 @@ func fileName(k journal.Key) string {
 	return fmt.Sprintf("%s-%s-%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// readCached reads a file of libcni's cache, or returns nil if there is none. A file that does not
-// contain an ADD with that name counts as missing: libcni writes files in place, so a file may be
-// incomplete after a power loss, or while libcni writes it.
+// readCached reads a file of libcni's cache. It returns nil if there is no such file, if the file
+// is incomplete, or if its content does not match its name. libcni writes files in place, so a file
+// may be incomplete after a power loss, or while libcni writes it.
 func (n *Node) readCached(name string) (*Cached, error) {
 	c := &Cached{Path: filepath.Join(n.cacheDir(), name)}
 	data, err := netconf.ReadFile(c.Path)
@@ -147,10 +147,10 @@ func (c Cached) netNSThere() bool {
 }
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
-// unwind was off or the journal could not be written. The DELs of the recorded ADD find resources
-// by container ID, so they would release the resources of the later ADD, too. The runtime's DEL
-// undoes both ADDs. The evidence is an interface (see CachedInterface) in a namespace that belongs
-// to no record and is not the host's.
+// unwind was off or the journal could not be written. Then unwind leaves both ADDs to the runtime's
+// DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also release
+// the resources of the later ADD. The evidence is an interface (see CachedInterface) in a namespace
+// that belongs to no record and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {

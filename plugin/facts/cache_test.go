@@ -25,10 +25,10 @@ func nodeAt(t *testing.T) *Node {
 	}
 }
 
-// TestLater: Later detects an ADD that is not in the journal by the ADD's entry in libcni's cache.
-// The entry must name an existing namespace that belongs to no record, and that contains the
-// interface. If the cached result has addresses, the interface must have one of them. A file that
-// is not a cache entry of the attachment proves nothing.
+// TestLater: if an ADD is not in the journal, Later detects it by its entry in libcni's cache. The
+// entry must name an existing namespace that belongs to no record, and that contains the interface.
+// If the cached result has addresses, the interface must have one of them. A file that is not a
+// cache entry of the attachment proves nothing.
 func TestLater(t *testing.T) {
 	t.Parallel()
 	const own = "/proc/self/ns/net"

@@ -82,8 +82,8 @@ func Known(f decide.Fact) (v decide.Truth, looked bool) {
 	return decide.Unclear, false
 }
 
-// GraceOf returns an attachment's grace period: n.GracePeriod or, if the attachment is not in
-// n.Network, the grace period in the record, if any.
+// GraceOf returns n.GracePeriod for an attachment in n.Network. For any other attachment, it
+// returns the grace period in the attachment's record or, if there is none, n.GracePeriod.
 func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	if recorded := e.Added.GracePeriod; e.Network != n.Network && recorded != 0 {
 		return recorded
@@ -91,8 +91,8 @@ func (n *Node) GraceOf(e *journal.Record) time.Duration {
 	return n.GracePeriod
 }
 
-// GraceLeft returns how much of an attachment's grace period remains. Once it is negative, a list
-// without the attachment can prove it dead.
+// GraceLeft returns how much of an attachment's grace period remains. Once the result is negative,
+// the attachment's absence from a list can prove that it is dead.
 func (n *Node) GraceLeft(e *journal.Record) time.Duration {
 	return cmp.Or(n.ListGrace, n.GraceOf(e)) - time.Duration(journal.BootNanos()-e.Updated.Boot)
 }

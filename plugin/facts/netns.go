@@ -85,9 +85,9 @@ func IsNoNetNS(err error) bool {
 
 var errElsewhere = errors.New("another network namespace is at this path")
 
-// openSame opens one particular network namespace (see Open). If another namespace is at the path,
-// the error is errElsewhere. But if that namespace has the same inode, the kernel has reused the
-// inode, so the wanted namespace is gone, and openSame returns an empty place without an error.
+// openSame opens one particular network namespace (see Open). If a namespace with another inode is
+// at the path, the error is errElsewhere. If another namespace has reused the inode, the wanted one
+// is gone, and openSame returns an empty place without an error.
 func openSame(path string, id journal.NetNS, ifname string) (Place, error) {
 	place, err := Open(path, ifname)
 	if err == nil && id.Same(place.Seen.Netns) {
@@ -151,8 +151,8 @@ func search(
 // linkOf returns a network namespace's link text, as in /proc/PID/ns/net.
 func linkOf(id journal.NetNS) string { return fmt.Sprintf("net:[%d]", id.Ino) }
 
-// lookAtMounts returns the paths at which each network namespace is mounted in this process's mount
-// namespace, by its link text.
+// lookAtMounts returns, by link text, the paths at which each network namespace is mounted in this
+// process's mount namespace.
 func lookAtMounts() (map[string][]string, error) {
 	all := map[string][]string{}
 	f, err := os.Open("/proc/self/mountinfo")
@@ -228,8 +228,8 @@ func makeVisits(all <-chan visit) {
 }
 
 // OnThread runs fn on a thread that ends after fn, so that no other goroutine gets a thread in
-// another network namespace. It never uses the main thread, whose namespace /proc shows as the
-// process's.
+// another network namespace. It never uses the main thread, because /proc shows that thread's
+// namespace as the process's.
 func OnThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -248,20 +248,15 @@ func OnThread(fn func()) {
 type Interface struct {
 	Netns     journal.NetNS
 	Addresses []netip.Addr
-	mac       string // "" for an all-zero one, such as a loopback's
+	occupant  string // see Occupant
 	index     int    // 0: the namespace has no interface of that name
 }
 
 func (s Interface) There() bool { return s.index != 0 }
 
-// Occupant describes the interface as in journal.Added.Occupant. It returns "" for a loopback,
-// which every namespace has.
-func (s Interface) Occupant() string {
-	if s.mac == "" {
-		return ""
-	}
-	return fmt.Sprintf("%d %s", s.index, s.mac)
-}
+// Occupant describes the interface as in journal.Added.Occupant. It returns "" if there is none, or
+// for the loopback, which every namespace has.
+func (s Interface) Occupant() string { return s.occupant }
 
 // Is reports whether the interface exists, and has at least one of the given addresses, if any are
 // given.
@@ -282,7 +277,7 @@ func (s *Interface) inspect(netns ns.NetNS, name string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// Kernels before 5.14 give a socket no cookie; an error leaves it at zero.
+	// Kernels before 5.14 do not return the namespace's cookie. After an error, it is zero.
 	s.Netns.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if name == "" {
 		return nil
@@ -293,8 +288,8 @@ func (s *Interface) inspect(netns ns.NetNS, name string) error {
 		return err
 	}
 	s.index = links[i].Index
-	if mac := links[i].HardwareAddr; slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
-		s.mac = mac.String()
+	if links[i].Flags&net.FlagLoopback == 0 {
+		s.occupant = fmt.Sprintf("%d %s", s.index, links[i].HardwareAddr)
 	}
 	addresses, err := links[i].Addrs()
 	s.Addresses = addressesOf(addresses)

@@ -142,14 +142,23 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestOccupant: Occupant finds the interface that already has a given name. It ignores lo, which
-// every namespace has.
+// TestOccupant: Occupant finds the interface that already has a given name, even if it has no MAC
+// address, such as cilium's netkit. It ignores lo, which every namespace has.
 func TestOccupant(t *testing.T) {
 	t.Parallel()
 	sandbox.Need(t)
 	path := filepath.Join(t.TempDir(), "netns")
 	netnsAt(t, path, "eth0")
-	for name, want := range map[string]bool{"eth0": true, "lo": false, "none": false} {
+	netns, err := ns.GetNS(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Close()
+	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN}
+	if err := netns.Do(func(ns.NetNS) error { return netlink.LinkAdd(tun) }); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"eth0": true, "tun0": true, "lo": false, "none": false} {
 		seen, err := InterfaceAt(path, name)
 		if got := seen.Occupant(); err != nil || (got != "") != want {
 			t.Errorf("%s: %q (%v)", name, got, err)

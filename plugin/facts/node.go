@@ -108,7 +108,7 @@ func SearchPathsThere(env map[string]string) bool {
 	return len(env) > 0
 }
 
-// present returns the absolute directories of a path list that exist.
+// present returns those directories of a path list that are absolute and exist.
 func present(list string) string {
 	dirs := slices.DeleteFunc(filepath.SplitList(list), func(dir string) bool {
 		info, err := os.Stat(dir)
@@ -130,12 +130,12 @@ func (n *Node) otherHost(e *journal.Record) decide.Truth {
 	return decide.TruthIf(ours != "" && ours == theirs, e.Added.Host.Machine != n.Host.Machine)
 }
 
-// SameNamespaces reports whether this process runs in the namespaces of an ADD. Only then is a
-// namespace or process that it cannot see really gone: in a container that mounts the state
-// directory, every network namespace of the host seems to be gone. The namespace numbers that an
-// ADD of an earlier boot recorded mean nothing now, except the number of the initial PID namespace.
-// For such an ADD, this process's PID namespace must have the recorded number, and its other
-// namespaces must be those of process 1.
+// SameNamespaces reports whether this process runs in the namespaces of an ADD. Otherwise, what it
+// cannot see may still exist: in a container that mounts the state directory, every network
+// namespace of the host seems to be gone. After a reboot, the recorded namespace numbers mean
+// nothing, except the number of the initial PID namespace. So for an ADD of an earlier boot, this
+// process's PID namespace must have the recorded number, and its other namespaces must be those of
+// process 1.
 func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	theirs := e.Added.Host
 	if n.SameBoot(e) == decide.False {
@@ -145,8 +145,8 @@ func (n *Node) SameNamespaces(e *journal.Record) decide.Truth {
 	return n.inNamespaces(theirs)
 }
 
-// inNamespaces reports whether this process runs in the given namespaces. If a runtime started this
-// process, it does, because a runtime starts every verb in the same namespaces.
+// inNamespaces reports whether this process runs in the given namespaces. A process that a runtime
+// started always does, because a runtime starts every verb in the same namespaces.
 func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 	differ := func(theirs, ours string) bool { return theirs != "" && theirs != ours }
 	switch ours := n.Host; {
@@ -164,10 +164,10 @@ func (n *Node) inNamespaces(theirs journal.Host) decide.Truth {
 // firstPIDNS is the initial PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 const firstPIDNS = "pid:[4026531836]"
 
-// seesAsRuntime reports whether this process runs in the runtime's namespaces, without a recorded
-// ADD to compare with. It does if it is in the namespaces of each runtime that returned the list,
-// even if these are a container's (kind, k3d, LXC). It also does if it is in the initial PID
-// namespace, which is never a container's own, and in process 1's other namespaces.
+// seesAsRuntime is like SameNamespaces, but needs no recorded ADD. One proof is that this process
+// shares the namespaces of each runtime that returned the list, even if they are a container's
+// (kind, k3d, LXC). The other proof is that it is in the initial PID namespace, which is never a
+// container's own, and in process 1's other namespaces.
 func (n *Node) seesAsRuntime() (bool, error) {
 	elsewhere := func(pid int) bool {
 		return pid == 0 || n.inNamespaces(namespacesOf(procOf(pid))) != decide.True

@@ -48,8 +48,8 @@ func (s *seen[T]) get(anew bool, look func() (T, error)) (T, error) {
 }
 
 // OpenByProcess opens a network namespace through a process in it, or returns an empty Place. An
-// error means that the namespace may contain a process that cannot be inspected. Without other
-// evidence on the attachment, callers set rescan, because cached facts may lack a new process.
+// error means that the namespace may contain a process that cannot be inspected. Callers without
+// other evidence about the attachment set rescan, because cached facts may lack a new process.
 func (v *View) OpenByProcess(id journal.NetNS, ifname string, rescan bool) (Place, error) {
 	place, err := search(id, ifname, func(again bool) ([]string, error) {
 		all, err := v.members.get(rescan || again, lookAtMembers)
@@ -68,7 +68,7 @@ func (v *View) ProcessIn(id journal.NetNS, rescan bool) (bool, error) {
 	return place.There(), err
 }
 
-// lookAtMembers returns paths to each network namespace that contains a process, by its link text.
+// lookAtMembers returns, by link text, paths to each network namespace that contains a process.
 func lookAtMembers() (map[string][]string, error) {
 	all := map[string][]string{}
 	pids, err := Processes()

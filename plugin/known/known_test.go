@@ -66,6 +66,7 @@ func TestColumns(t *testing.T) {
 		{"Pinned", func(p *Plugin) bool { return p.Pinned }, "bridge ptp macvlan ipvlan vlan host-device dummy tap loopback tuning sbr vrf"},
 		{"Scratch", func(p *Plugin) bool { return p.NetNS == Scratch }, "bridge ptp tuning sbr"},
 		{"NeedsNetNS", func(p *Plugin) bool { return p.NeedsNetNS }, "sbr"},
+		{"GoesWithNetNS", func(p *Plugin) bool { return p.GoesWithNetNS }, "ovn-k8s-cni-overlay"},
 		{"None", func(p *Plugin) bool { return p.NetNS == None }, "host-device"},
 		{"FreesByPod", func(p *Plugin) bool { return p.FreesByPod }, "spiderpool"},
 		{"ByContainer", func(p *Plugin) bool { return p.ByContainer },
@@ -80,8 +81,8 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// TestExecutesIPAM: some plugins execute the binary that ipam.type names only with certain
-// configurations.
+// TestExecutesIPAM: whether a plugin executes its IPAM plugin (ipam.type) may depend on other keys
+// of its configuration.
 func TestExecutesIPAM(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

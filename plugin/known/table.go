@@ -1,5 +1,5 @@
-// Package known is a table of facts about CNI plugins, taken from their source code. Each row is a
-// plugin, which may be an IPAM plugin, and each field is a fact. The package does no I/O.
+// Package known is a table of facts about CNI plugins, including IPAM plugins. The facts are taken
+// from the plugins' source code. Each row describes a plugin. The package does no I/O.
 package known
 
 import (
@@ -15,18 +15,22 @@ type Plugin struct {
 	// ExecutesIPAM reports whether the plugin's ADD executes the binary that ipam.type names. The
 	// function is nil if the ADD never does, or if that is unknown.
 	ExecutesIPAM func(ipam string, config Object) bool
-	// DefaultIPAM is the IPAM plugin of an entry without ipam.type.
+	// DefaultIPAM is the IPAM plugin that the plugin uses if its configuration has no ipam.type.
 	DefaultIPAM string
 
-	// Pinned is set if the plugin's DEL only opens CNI_NETNS, so that any path of the namespace will
-	// do, such as /proc/PID/fd/N.
+	// Pinned is set if the plugin's DEL only opens CNI_NETNS. Such a DEL may get any path to the
+	// namespace, for example /proc/PID/fd/N.
 	Pinned bool
-	// NetNS is the CNI_NETNS of the plugin's DEL if the DEL cannot get the container's namespace (see
-	// decide.Show).
+	// NetNS is the CNI_NETNS of the plugin's DEL if the container's namespace cannot be used or (for
+	// Scratch) lacks the interface: see decide.Show.
 	NetNS NetNS
 	// NeedsNetNS is set if the plugin's DEL fails without a namespace, even if it has nothing to
 	// release.
 	NeedsNetNS bool
+
+	// GoesWithNetNS is set if the plugin's DEL fails once the container's namespace is gone, and the
+	// provider itself then removes everything that the DEL would have removed.
+	GoesWithNetNS bool
 
 	// FreesByPod is set if a DEL for one sandbox of a pod also releases what its other sandboxes use.
 	FreesByPod bool
@@ -38,10 +42,10 @@ type Plugin struct {
 // Object is a plugin's configuration, by key.
 type Object = map[string]json.RawMessage
 
-// NetNS is the CNI_NETNS of a DEL that cannot get the container's namespace.
+// NetNS is a kind of CNI_NETNS: see Plugin.NetNS.
 type NetNS string
 
-// The values of NetNS. If NetNS is "", the runtime's own DEL gets the path that the runtime sent.
+// The values of NetNS. If NetNS is "", a DEL gets the path that the runtime sent for it, if any.
 const (
 	Scratch NetNS = "scratch" // a new namespace with an interface of the same name and addresses
 	None    NetNS = "none"    // no CNI_NETNS
@@ -78,11 +82,11 @@ const reference = "containernetworking/plugins 1.10.0"
 var table = []Plugin{
 	// The reference plugins. In cmdAdd, the plugins in plugins/main except loopback call ipam.ExecAdd.
 	// In cmdDel, the Pinned plugins pass CNI_NETNS only to ns.GetNS or ns.WithNetNSPath, and the other
-	// plugins do not read CNI_NETNS. Only firewall, which has no row, removes rules by address alone,
-	// in cmdDel.
+	// plugins do not read CNI_NETNS. Only firewall's cmdDel removes rules by address alone; firewall
+	// has no row.
 	//
-	// A bridge or ptp DEL finds its ipMasq rules by the addresses of the interface. The host end
-	// disappears with the interface. bridge's macspoofchk creates rules, too.
+	// A DEL of bridge or ptp finds its ipMasq rules by the interface's addresses. The veth's host end
+	// disappears with the interface. bridge removes its macspoofchk rules only if it has a namespace.
 	{Name: "bridge", Source: reference,
 		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "ptp", Source: reference,
@@ -127,9 +131,12 @@ var table = []Plugin{
 		Name: "flannel", Source: "flannel-io/cni-plugin 1.9.1, 6f13a99d",
 		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},
-	// go-controller/pkg/cni/cni.go, cmdDel: a DEL removes the port of the sandbox.
+	// go-controller/pkg/cni/cni.go, cmdDel: a DEL removes the port of the sandbox, if it can open
+	// CNI_NETNS. pkg/controllermanager/node_controller_manager.go, checkForStaleOVSInternalPorts: every
+	// minute, ovnkube-node removes the ports whose interface is gone.
 	{
-		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0", ByContainer: true,
+		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
+		GoesWithNetNS: true, ByContainer: true,
 	},
 	// pkg/plugin/plugin.go, CmdAdd; a DEL finds its port by the namespace's path
 	{Name: "ovs", Source: "k8snetworkplumbingwg/ovs-cni 01654939", ExecutesIPAM: always},

@@ -58,9 +58,9 @@ func (c *Conf) LoadChain() (chain *Chain, err error) {
 	return chain, err
 }
 
-// ParseChain reads a conflist, or the configuration of a single plugin. For a chainFile, it adds,
-// like libcni, the plugins in the neighboring directory that has the network's name, unless
-// loadOnlyInlinedPlugins is set. defaultVersion is for a conflist without cniVersion.
+// ParseChain reads a conflist, or the configuration of a single plugin. If the conflist is a
+// chainFile without loadOnlyInlinedPlugins, ParseChain adds the plugins in the directory next to it
+// that has the network's name, as libcni does. defaultVersion is used if cniVersion is absent.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {
@@ -179,9 +179,9 @@ func (ch *Chain) Config(i int, c *Conf) json.RawMessage {
 	return Marshal(object)
 }
 
-// Steps returns every delegate of the chain as a step, with its configuration. A delegate without a
-// row in package known may allocate addresses itself, unless an earlier delegate names an IPAM
-// plugin.
+// Steps returns the chain's delegates as steps. MayAllocate is true in two cases: the delegate has
+// an IPAM plugin other than host-local; or package known has no row for it, and no earlier delegate
+// names an IPAM plugin.
 func (ch *Chain) Steps(c *Conf) []journal.Step {
 	var steps []journal.Step
 	named := false // a delegate before this one names its IPAM plugin
@@ -204,8 +204,8 @@ func (ch *Chain) Only(plugin string) int {
 	return first
 }
 
-// mergeArgs adds injected args to a delegate's, as multus does. An injected key replaces the
-// delegate's own, both in args and in args.cni.
+// mergeArgs adds injected args to a delegate's own args, as multus does. In args and in args.cni,
+// an injected key replaces the delegate's key of the same name.
 func mergeArgs(own, injected json.RawMessage) json.RawMessage {
 	merged := ObjectOf(own)
 	for key, value := range ObjectOf(injected) {
@@ -286,8 +286,8 @@ func (ch *Chain) capabilities() map[string]bool {
 
 // AdoptIPs gives the first delegate the capability "ips", if unwind's entry declares it and no
 // delegate does. For a container with static addresses, podman adds this capability to the list's
-// first plugin, which is unwind, instead of the first delegate (containers/common 0.50,
-// libnetwork/cni/run.go, setup).
+// first plugin (containers/common 0.50, libnetwork/cni/run.go, setup). With unwind, that plugin is
+// unwind; without unwind, it would be the first delegate.
 func (ch *Chain) AdoptIPs(c *Conf) {
 	if c.Capabilities[ips] && !ch.capabilities()[ips] {
 		first := map[string]bool{ips: true}

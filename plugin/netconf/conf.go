@@ -57,8 +57,8 @@ type Conf struct {
 // meant for the delegates (multus pkg/types: addDeviceIDInConfList, addCNIArgsInConfList).
 var InjectedKeys = []string{"args", "deviceID", "pciBusID"}
 
-// ignoredKeys are libcni's own keys, which unwind knows and ignores. "plugins" occurs in a file
-// that unwindctl writes, which is both a plugin's configuration and a list.
+// ignoredKeys are keys of libcni, which unwind ignores without a warning. A file that unwindctl
+// writes contains "plugins", because it is both a plugin's configuration and a list.
 var ignoredKeys = []string{"type", "cniVersions", "disableCheck", "loadOnlyInlinedPlugins",
 	"plugins"}
 
@@ -142,8 +142,8 @@ func DefaultConf() *Conf {
 	}
 }
 
-// Observes reports whether the configuration allows no sweep, as after unwindctl install --observe.
-// An ADD or a DEL then undoes only its own attachment.
+// Observes reports whether the configuration forbids every sweep, as it does after "unwindctl
+// install --observe". An ADD or a DEL then undoes only its own attachment.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
 func (c *Conf) Warn(format string, args ...any) {

@@ -159,7 +159,7 @@ func TestWrongTypes(t *testing.T) {
 func wantDefault(t *testing.T, key string, got *Conf) {
 	t.Helper()
 	want := defaults()
-	switch key { // parse sets these two keys, but the later null or wrong value counts
+	switch key { // parse also sets these two keys, but in JSON, the last of two equal keys counts
 	case "name":
 		want.Name = ""
 	case "cniVersion":

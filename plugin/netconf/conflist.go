@@ -52,7 +52,7 @@ func ParseConflist(data []byte) (*Conflist, error) {
 		return nil, err
 	}
 	c := &Conflist{Name: list.Name, CNIVersion: list.CNIVersion, Data: data}
-	if list.Type == Name { // unwindctl's .json file, which also contains a list, or its copy
+	if list.Type == Name { // unwindctl's .json file, or a copy of it: a plugin that contains a list
 		list.Plugins = slices.Concat([]json.RawMessage{data}, list.Plugins)
 	}
 	for i, raw := range list.Plugins {
@@ -213,14 +213,14 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 // Copy returns the path of the copy that unwindctl keeps of the provider's configuration.
 func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Name+".conflist") }
 
-// ReadProvider reads a provider's configuration. If the provider's installer has made this file
-// from unwind's file (antrea's install_cni_chaining, cilium's chaining mode), it contains unwind.
-// ReadProvider then replaces unwind's entry with the plugins of unwind's chain, and returns the
-// path of the file with these plugins, which is the first suitable one of:
+// ReadProvider reads a provider's configuration. This file contains unwind if the provider's
+// installer has made it from unwind's file (antrea's install_cni_chaining, cilium's chaining mode).
+// ReadProvider then replaces unwind's entry with the plugins of the chain, and returns the path of
+// the file with these plugins. That is the first suitable one of:
 //
-//  1. the entry's chainFile, unless that contains unwind itself;
+//  1. the entry's chainFile, unless the chainFile contains unwind itself;
 //  2. the first configuration in path's directory that has the same network name and does not
-//     contain unwind, because the installer would have used that one without unwind;
+//     contain unwind: on a node without unwind, the installer would have used this file;
 //  3. the copy that unwindctl keeps of the provider's configuration.
 //
 // If unwind's entry contains the chain itself, ReadProvider returns the configuration unchanged.
@@ -241,8 +241,8 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 		"neither another file of network %q nor %s contains them", list.Name, list.Unwind.Copy())
 }
 
-// ReplaceUnwind returns the chain's configuration, with the plugins around unwind's entry added
-// before and after the chain's own. It omits a plugin whose type the result already contains.
+// ReplaceUnwind returns the plugins of c, with the chain's plugins in place of unwind's entry, and
+// the other keys of the chain. It omits a plugin of c whose type the result already contains.
 func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	var before, after []json.RawMessage
 	place, types := &before, slices.Clone(chain.Types)

@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// TestChainFileRenamed: an installer has removed or renamed chainFile, or has replaced it with a
-// file made from unwind's own conflist, which contains unwind. LoadChain then uses the file that a
-// runtime without unwind would use for the same network. If the replaced file is the network's only
-// one, LoadChain uses the copy in stateDir.
+// TestChainFileRenamed: an installer has removed or renamed chainFile, or has overwritten it with a
+// list that contains unwind. LoadChain then uses the file that a runtime without unwind would use
+// for the same network. If the network has no file besides an overwritten chainFile, LoadChain uses
+// the copy in stateDir.
 func TestChainFileRenamed(t *testing.T) {
 	const ours = `{"cniVersion": "1.0.0", "name": "podnet", "type": "unwind", "chainFile": "/x"}`
 	one := func(network, plugin string) string {

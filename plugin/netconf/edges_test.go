@@ -283,8 +283,8 @@ func TestPodOf(t *testing.T) {
 	}
 }
 
-// TestVersionsOfResults: SameVersion treats an absent version as 0.1.0. ConvertResult returns a
-// result with an invalid version unchanged, with an error.
+// TestVersionsOfResults: SameVersion treats an absent version as 0.1.0. If a result has an invalid
+// version, ConvertResult returns an error and the unchanged result.
 func TestVersionsOfResults(t *testing.T) {
 	for _, tt := range []struct {
 		a, b string

@@ -100,9 +100,9 @@ func (r *Result) Addresses() []netip.Addr {
 	return all
 }
 
-// ReadResult returns the result that libcni would pass on, given a delegate's output on ADD (cni
-// pkg/invoke, ExecPluginWithResult): decoded into libcni's types and encoded again, without unknown
-// fields. An output without a version gets the configuration's version (cni#895).
+// ReadResult decodes a delegate's output on ADD into libcni's types and encodes it again, without
+// unknown fields. libcni would pass on the same result (cni pkg/invoke, ExecPluginWithResult). An
+// output without a version gets the configuration's version (cni#895).
 func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	r, err := decodeResult(stdout, cniVersion)
 	if err != nil {
@@ -111,7 +111,7 @@ func ReadResult(stdout []byte, cniVersion string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
-// decodeResult decodes the output into any, as libcni does, so that both reject the same numbers.
+// decodeResult decodes into a map[string]any, as libcni does, to reject the same numbers as libcni.
 func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(stdout, &fields); err != nil {
@@ -129,9 +129,9 @@ func decodeResult(stdout []byte, cniVersion string) (types.Result, error) {
 	return create.Create(says, stdout)
 }
 
-// ConvertResult converts a result to another CNI version. It returns a result that already has the
-// version unchanged, and nil for an empty one. It returns a panic as an error, because libcni's
-// converters panic on a null element.
+// ConvertResult converts a result to another CNI version. A result that already has this version
+// stays unchanged, and an empty result becomes nil. If libcni's converters panic, as they do on a
+// null element, ConvertResult returns an error.
 func ConvertResult(raw json.RawMessage, to string) (converted json.RawMessage, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -219,8 +219,8 @@ func AddressesOf(raw json.RawMessage) []netip.Addr {
 	return r.Addresses()
 }
 
-// SandboxOf returns the sandbox of the container's interface in a result, which is the path of a
-// network namespace, or "". For a virtual machine, sandbox is not a path (SPEC 1.1 §5).
+// SandboxOf returns the path of the container's network namespace: the sandbox of its interface in
+// a result, or "". For a virtual machine, sandbox is not a path (SPEC 1.1 §5).
 func SandboxOf(raw json.RawMessage, ifname string) string {
 	r, _ := ParseResult(raw)
 	for _, i := range r.Interfaces {

@@ -16,8 +16,8 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Lost is nil while the verb writes the journal. If it no longer does, Lost is the reason, and the
-	// attachment's record stays as it is.
+	// Lost is the reason why the verb no longer writes the journal, or nil while it does. If Lost is
+	// set, the attachment's record stays as it is.
 	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool
@@ -125,8 +125,8 @@ func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 	return err
 }
 
-// Renew reads the journal again. This is necessary after acquiring a lock, because another process
-// may have changed the records before that.
+// Renew reads the journal again. A verb that has just acquired a lock needs this, because another
+// process may have changed the records before.
 func (r *Recorder) Renew(ctx context.Context) error {
 	err := r.Store.View(ctx, r.TakeSnapshot)
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
 	return lives || err != nil
 }
 
-// AddedAgain returns the other records of a record's attachment.
+// AddedAgain returns the records of other ADDs of e's attachment, except abandoned records.
 func (s *Snapshot) AddedAgain(e *journal.Record) ([]*journal.Record, error) {
 	records, err := s.Pending(e.Key)
 	return slices.DeleteFunc(records,

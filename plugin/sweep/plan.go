@@ -43,8 +43,8 @@ type Finding struct {
 	// Records contains the attachment's records before the release, newest first. If the attachment is
 	// dead, but this sweep does not release it, the steps say what their DELs wait for now.
 	Records []*journal.Record
-	// Older contains the verdict on each older record, by its own evidence. The sweep does not use
-	// these verdicts: it releases all records of an attachment, or none.
+	// Older contains the verdict on each older record, from the evidence for that record. The sweep
+	// does not use these verdicts: it releases all records of an attachment, or none.
 	Older []Finding
 
 	counts bool // the mass-release guard counts it (see holdsNothing)
@@ -204,9 +204,9 @@ func (s *Sweep) covers(k journal.Key) bool {
 // time.
 type MassReleaseError struct {
 	Dead, Live int
-	// Fresh is set if the attachments seem dead for the first time. In that sweep, the runtime's list
-	// is not trusted for anything else either. Later sweeps still keep these attachments, but release
-	// attachments that die later.
+	// Fresh is set if too many attachments seem dead for the first time. The runtime's list may be
+	// wrong, so this sweep judges no attachment that is not in the journal. Later sweeps also keep the
+	// attachments that this sweep keeps, but release attachments that die later.
 	Fresh bool
 }
 
@@ -236,8 +236,8 @@ func holdsNothing(records []*journal.Record, ev decide.Evidence) bool {
 }
 
 // guardMassRelease keeps the dead attachments that it counts, if they are too many. If an earlier
-// sweep already kept some of them, guardMassRelease keeps only these, and lets the sweep release
-// the attachments that died later, unless the later ones alone are too many.
+// sweep kept some of them, the others alone decide: if the others are too many, guardMassRelease
+// keeps all; otherwise, it keeps only those that the earlier sweep kept.
 func (s *Sweep) guardMassRelease(findings []Finding) error {
 	live := 0
 	var dead, kept []*Finding
@@ -348,8 +348,8 @@ func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, e
 }
 
 // findEmpty returns the reservations of a pool that have no owner. It omits an address that a
-// record in the journal claims: its file had an owner, for example before a power loss. That
-// address stays reserved until the record is deleted.
+// record in the journal claims: the address's file had an owner once, for example before a power
+// loss. Such an address stays reserved until the record is deleted.
 func (s *Sweep) findEmpty(ctx context.Context, pool Pool) ([]ipam.Reservation, error) {
 	found, err := ipam.Scan(pool.Dir)
 	return slices.DeleteFunc(found, func(r ipam.Reservation) bool {

@@ -141,7 +141,7 @@ func freeHeld(ctx context.Context, o *owner) (err error) {
 	return err
 }
 
-// portmap's DEL removes rules by container ID, but only with a port mapping; onePort is made up.
+// portmap's DEL needs a port mapping, but removes rules by container ID, so onePort can be made up.
 const (
 	portMappings = "portMappings"
 	onePort      = `[{"hostPort": 1, "containerPort": 1, "protocol": "tcp"}]`
@@ -167,7 +167,7 @@ func (s *Sweep) reconstruct(o *owner) (*journal.Record, error) {
 	}
 	e.Steps = o.chain.Steps(&conf)
 	if o.cached == nil {
-		// Only this sweep runs the DELs, so no DEL may wait for a later plugin's DEL, or for onePort. A
+		// Only this sweep runs the DELs, and onePort is made up. So no DEL may wait for a later DEL. A
 		// DEL waits for no plugin whose ADD failed (see decide.Reserved), so mark each ADD as failed.
 		for i := range e.Steps {
 			e.Steps[i].ADD = journal.AddFailed
@@ -196,7 +196,7 @@ func resultOf(o *owner) json.RawMessage {
 }
 
 // claimsOf returns a claim for each address of an owner. Each claim belongs to the first step that
-// allocates from host-local. If there is none, the claim's step is -1, before all others.
+// allocates from host-local. If no step does, the claim's step is -1, which is before all steps.
 func claimsOf(o *owner, steps []journal.Step) (claims []journal.Claim) {
 	claim := journal.Claim{Step: -1}
 	for _, s := range slices.Backward(steps) {

@@ -126,8 +126,8 @@ func TestReconstruct(t *testing.T) {
 }
 
 // TestUndatedGetsDELs: if the clock was changed, an ADD that is not in the journal may be from an
-// earlier boot. Its DELs then run only if none of them can release an address of a cluster-wide
-// IPAM plugin.
+// earlier boot. Its DELs then run only if no IPAM plugin except host-local can have assigned an
+// address.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()
 	for plugins, want := range map[string]bool{

@@ -101,8 +101,8 @@ type gathering struct {
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
-	// noChain contains the files of libcni's cache whose chain cannot be used, by error: if a
-	// chainFile is missing, all files of its network have the same error.
+	// noChain contains, for each error, the files of libcni's cache whose chain it makes unusable. If
+	// a chainFile is missing, all files of its network have the same error.
 	noChain map[string][]string
 	errs    []error
 }

@@ -37,7 +37,7 @@ type Options struct {
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the pauses of DELs
 	Quick    bool // part of an ADD or a STATUS: don't repeat warnings each time
-	// Stops makes the end of Run's context also kill the DELs in progress.
+	// Stops kills the DELs in progress when Run's context is canceled. Without Stops, they go on.
 	Stops bool
 	// Progress, if set, is called after each attempt to release an attachment, by one goroutine at
 	// a time.
@@ -52,7 +52,7 @@ var ErrNotTried = errors.New("not attempted: interrupted or out of time")
 //  1. Plan: read the journal and judge every record, without acquiring locks. If too many records
 //     in state live seem dead, keep them (see MassReleaseError).
 //  2. Apply: release the dead attachments, the least recently changed first, some in parallel. Lock
-//     each, and judge it again by its current record. If another process owns the lock, skip it.
+//     each, and judge it again by its current record. Skip those that another process has locked.
 //  3. Judge and release the attachments that are not in the journal, in the same two steps (see
 //     undoOwner). Without the runtime's list, release none.
 //  4. Release host-local addresses that have no owner at all.
@@ -148,9 +148,9 @@ func (s *Sweep) Due(ctx context.Context) (due bool, err error) {
 	return due, err
 }
 
-// noteEnd stores the time at which a sweep of all networks ended, at most once a minute, because a
-// STATUS comes every few seconds. A sweep that can judge nothing in the journal, as in a container,
-// does not count.
+// noteEnd stores the time at which a sweep of all networks ended. It does so at most once a minute,
+// because a STATUS comes every few seconds. A sweep that can judge nothing in the journal, as in a
+// container, does not count.
 func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	unknown, judged := false, false
 	for _, f := range findings {
@@ -171,8 +171,8 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 // maxFailing limits how many attachments with only failed DELs a periodic sweep tries.
 const maxFailing = 20
 
-// Apply releases the dead attachments that are ready to retry: first those with a DEL that has not
-// failed yet, and then the others, the fewest tries first.
+// Apply releases the dead attachments that are ready: first those with a DEL that has not failed
+// yet, and then the others, those with the fewest tries first.
 func (s *Sweep) Apply(ctx context.Context, findings []Finding) {
 	var ready, failing []*Finding
 	for i := range findings {
@@ -226,8 +226,7 @@ func (s *Sweep) releaseEach(ctx context.Context, ready []*Finding) {
 }
 
 // release releases one attachment, if no other unwind process owns its lock and time remains.
-// Unless Stops is set, a signal does not interrupt the release, because a killed DEL would stay
-// pending.
+// A signal interrupts the release only if Stops is set, because a killed DEL stays pending.
 func (s *Sweep) release(ctx context.Context, w *undo.Worker, f *Finding) error {
 	if ctx.Err() != nil {
 		return ErrNotTried

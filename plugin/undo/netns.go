@@ -120,7 +120,7 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 // while the host end of the interface exists, because the kernel destroys a namespace only some
 // time after its last user has ended. If the record names no host end, it also returns false after
 // an error of the search (err). If the ADD did not identify the namespace, locate has not searched
-// for it. provenGone then returns false unless no namespace is at the recorded path.
+// for it. provenGone then ignores err, but requires that no namespace is at the recorded path.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")

@@ -25,6 +25,9 @@ import (
 // try runs the DEL of a step if it is due, stores the outcome in the step, and reports whether the
 // step is done.
 func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *delegate.Failure) {
+	if !u.Mode.ofVerb() && decide.Needless(s, u.state == gone) {
+		return true, nil
+	}
 	p := u.pass(ctx, true)
 	before := *s
 	if s.Next = decide.Due(s, p); s.Next.Why != journal.RunNow {

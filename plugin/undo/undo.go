@@ -102,12 +102,12 @@ func (w *Worker) Undo(
 // the record must be written before the first DEL:
 //
 //   - in a sweep, or before a new ADD, always: the next pass must know that this one has begun;
-//   - if the record has new claims: after a DEL has released an address, only its claim names it;
+//   - if the record has new claims: once a DEL has released an address, only a claim names it;
 //   - at the runtime's DEL, if the record is not in the journal and has a result or claims. A new
 //     record without them is not written, because the runtime repeats a DEL that is killed.
 func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) (unwritten bool) {
 	mode := request.Mode
-	if unwritten = request.Changed; mode != Requested { // the runtime's DEL has called ClaimHeld
+	if unwritten = request.Changed; mode != Requested { // in a DEL, the caller calls ClaimHeld
 		unwritten = w.ClaimHeld(e)
 	}
 	if mode == Rollback {
@@ -122,7 +122,7 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 		Interrupted(e.Steps)
 	case journal.Live:
 		e.State = journal.Deleting
-		// unwind may have been killed after it recorded the first result
+		// the first result makes a record live, but the later delegates' ADDs may have been cut off
 		if mode == Requested && w.Verb.Conf.NeverAdded() {
 			Interrupted(e.Steps[min(1, len(e.Steps)):])
 		}
@@ -186,8 +186,8 @@ type undoing struct {
 	// steps that this pass has completed.
 	byAddress []int
 	// env contains the search paths of the ADD's process. It is nil if the runtime's verb names the
-	// attachment, after a reboot, or if a recorded directory no longer exists. The DELs then get the
-	// search paths of this process.
+	// attachment, if the ADD may be from an earlier boot, or if a recorded directory no longer exists.
+	// The DELs then get the search paths of this process.
 	env map[string]string
 	ran int // number of delegates that ran
 }
@@ -269,7 +269,7 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 		if c.Pool == "" || !u.Record.Freed(c) && u.state != gone {
 			continue
 		}
-		// also true if a power loss cut off the file's text
+		// left is also true if a power loss cut off the file's text
 		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
 		if err != nil || !left || u.claimedAgain(ctx, c) || decide.Reserved(c.Step, p) {
 			continue
@@ -342,7 +342,7 @@ func (w *Worker) Due(
 }
 
 // FailedTries returns the fewest tries of a record's pending DELs if all of them have failed, and
-// otherwise 0. A DEL that waits for one of them does not count (see decide.Reserved).
+// otherwise 0. It ignores a DEL that waits for a later plugin's DEL (see decide.Reserved).
 func FailedTries(e *journal.Record) (tries int) {
 	for i := range e.Steps {
 		switch s := &e.Steps[i]; {

@@ -14,7 +14,7 @@ import (
 
 // TestHeld: held omits a claim only if the attachment certainly no longer has the address. A file
 // of host-local that cannot be read, or whose text a power loss cut off, may be the attachment's.
-// While the plugin is in the chain, unwind does not drop a DEL whose address is held.
+// unwind drops a DEL whose address is held only if the DEL's plugin has left the chain.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	pool := t.TempDir()
@@ -43,8 +43,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestProvenGone: if the ADD could not identify its namespace, the namespace is gone once its path
-// leads to none. An error that leaves the question open does not prove that.
+// TestProvenGone: if the ADD could not identify its namespace, the namespace counts as gone if no
+// namespace is at its path. An error that leaves open what is at the path does not prove that.
 func TestProvenGone(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

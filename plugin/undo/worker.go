@@ -117,9 +117,9 @@ func (w *Worker) Safely(do func() error) (err error) {
 //	nerdctl      none
 //
 // Status is less than the 30 s after which the kubelet reports a node as not ready if the runtime
-// has not responded (maxWaitForContainerRuntime, pkg/kubelet/kubelet.go). It leaves a plugin's
-// STATUS several seconds, as a runtime does without unwind, because on a busy node the plugin may
-// need them.
+// has not responded (maxWaitForContainerRuntime, pkg/kubelet/kubelet.go). A plugin's STATUS
+// may need several seconds on a busy node. Budgets.Status leaves it that time, as a runtime does
+// without unwind.
 type Budgets struct {
 	Undo     time.Duration // a DEL, the rollback of an ADD, or the wait for the attachment's lock
 	GC       time.Duration // a whole GC

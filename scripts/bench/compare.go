@@ -54,8 +54,8 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 	return c, nil
 }
 
-// run adds and deletes pods of each kind in rounds. Each round runs a number of pods (parallel) of
-// one kind at the same time, then as many of the next kind. The first kind changes with each round.
+// run adds and deletes pods in rounds. In a round, the kinds of networks take turns, and each gets
+// as many simultaneous pods as parallel says. The first kind changes with each round.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel
@@ -144,7 +144,7 @@ func goneAll(pods []*pod) error {
 }
 
 // timed contains the duration of each operation and of all together, and the CPU time per
-// operation. The CPU time includes this process's, because a runtime also starts and reaps plugins.
+// operation. This process's CPU time counts too, because a runtime also starts and reaps plugins.
 type timed struct {
 	each      []time.Duration
 	wall      time.Duration
@@ -181,7 +181,7 @@ func processorTime() (used time.Duration) {
 	return used
 }
 
-// results writes durations in the format of go test -bench
+// results writes durations in the format of `go test -bench`
 // (https://go.dev/design/14313-benchmark-format).
 type results struct {
 	out   io.Writer

@@ -16,7 +16,7 @@ const runtimeTimeout = time.Minute
 // and then deletes all of them at the same time. It alternates between a network without unwind and
 // one with unwind. It prints how many ADDs and DELs failed or exceeded the runtime's timeout, and
 // the time until the last one ended. It repeats the failed DELs until none fails. To measure a busy
-// machine, run nice -n 19 make bench ARGS="-drain 120" next to two busy loops.
+// machine, run `nice -n 19 make bench ARGS="-drain 120"` next to two busy loops.
 func benchDrain(ctx context.Context, work string, pods, rounds int) error {
 	var networks []*network
 	for i, kind := range []string{plain, unwound} {

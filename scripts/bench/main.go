@@ -6,8 +6,8 @@
 // directory, because disk syncs take most of the time. Everything runs in new network, mount and
 // PID namespaces, and disappears at the end.
 //
-// make bench runs it as root in the project's directory. The durations of ADDs and DELs go to the
-// file in -out, in the format of go test -bench, for benchstat. Bench prints all other results.
+// `make bench` runs it as root in the project's directory. The durations of ADDs and DELs go to the
+// file that -out names, in the format of `go test -bench`, for benchstat. Bench prints the rest.
 package main
 
 import (
@@ -35,7 +35,7 @@ import (
 // runs in the namespaces.
 const workEnv = "UNWIND_BENCH_DIR"
 
-// init keeps goroutines that change their network namespace off the main thread: see netns.
+// init reserves the main thread for main, because netns changes its thread's network namespace.
 func init() { runtime.LockOSThread() }
 
 type options struct {
@@ -108,8 +108,8 @@ func main() {
 	}
 }
 
-// enterNamespaces runs this program again in namespaces of its own, and removes its files
-// afterwards.
+// enterNamespaces runs this program again in new namespaces. Afterwards, it removes the work
+// directory.
 func enterNamespaces(ctx context.Context) error {
 	work, err := os.MkdirTemp(".tools", "bench-")
 	if err != nil {
@@ -174,8 +174,8 @@ func bench(ctx context.Context, work string, o options) error {
 	return benchStatus(ctx, work, o.live)
 }
 
-// prepare keeps mounts inside the mount namespace, mounts /proc for the PID namespace, mounts an
-// empty /run, where tuning and other plugins keep files, and brings up the loopback interface.
+// prepare keeps mounts inside the mount namespace. It mounts /proc for the PID namespace, and an
+// empty /run, where tuning and other plugins keep files. It also brings up the loopback interface.
 func prepare() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount --make-rprivate /: %w", err)

@@ -33,8 +33,8 @@ var chains = map[string]struct {
 }
 
 // The kinds of networks that a comparison runs. "plain" is without unwind. With "unwind", the
-// journal has 10 records, and with "unwind-full", as many as -live says. "noop" begins the chain
-// with a plugin that does nothing. With "multus", multus runs the chain.
+// journal has 10 records. With "unwind-full", it has as many as the flag -live says. "noop" begins
+// the chain with a plugin that does nothing. With "multus", multus runs the chain.
 const (
 	plain      = "plain"
 	unwound    = "unwind"
@@ -89,7 +89,7 @@ func newNetwork(work, kind string, number int, chainName string, fails bool) (*n
 
 func (n *network) stateDir() string { return filepath.Join(n.work, "state") }
 
-// chain returns the given number of plugins and, if fails is set, another plugin, which fails.
+// chain returns the given number of plugins. If fails is set, it appends a plugin that fails.
 func (n *network) chain(bridge, subnet string, plugins int, fails bool) string {
 	chain := []string{
 		fmt.Sprintf(`{"type": "bridge", "bridge": "%s", "isGateway": true, "ipam": {"type": "host-local", "subnet": "%s", "dataDir": "%s/ipam"}}`,
@@ -153,8 +153,8 @@ func (p *pod) secondDel(ctx context.Context) error {
 	return p.cni.DelNetworkList(ctx, p.list, &rt)
 }
 
-// failedAdd runs an ADD that fails, and cleans up after it: it sends the runtime's DEL, except with
-// unwind, which rolls the ADD back by itself.
+// failedAdd runs an ADD that fails, and cleans up after it with a DEL. With unwind, it sends no
+// DEL, because unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("the ADD succeeded")

@@ -14,7 +14,7 @@ import (
 const sweepRounds = 5
 
 // benchSweep times the release of pods of bridge + tuning + portmap whose namespaces no longer
-// exist. Without unwind, each pod gets a DEL; with unwind, unwindctl sweep releases all.
+// exist. Without unwind, each pod gets a DEL. With unwind, `unwindctl sweep` releases all pods.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	work = filepath.Join(work, "sweep")
 	deleted, err := newNetwork(work, plain, 10, "3", false)

@@ -50,8 +50,8 @@ func (v versions) unknown(name, text string) (bad []string) {
 	return bad
 }
 
-// claims returns the software that, according to a document, was tested: pairs of a name and the
-// versions. A claim is a sentence, or a row of a table with a column "run" or "run in tests".
+// claims returns a document's claims that software was tested, each as a name and its versions. A
+// claim is a sentence, or a row of a table with a column "run" or "run in tests".
 func claims(document string) (all [][2]string) {
 	for _, sentence := range split.Split(document, -1) {
 		if wasRun.MatchString(sentence) && !wasRead.MatchString(sentence) {
@@ -146,7 +146,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestClaims: in each form of a claim, claims finds a version that was not tested.
+// TestClaims: claims finds each form of a claim, and unknown finds the untested versions in it.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	run := versions{}
@@ -197,7 +197,7 @@ func TestFirstCommands(t *testing.T) {
 	}
 }
 
-// TestHelp: make without arguments lists the commands of README.md's section "Try it" first, and
+// TestHelp: `make` without arguments lists the commands of README.md's section "Try it" first, and
 // then every other target that has a description. Each line fits into 80 columns.
 func TestHelp(t *testing.T) {
 	t.Parallel()

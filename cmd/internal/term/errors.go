@@ -59,7 +59,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Program configures a command as the root of a program: its help, --version and suggestions.
+// Program configures a program's root command: help, --version, and suggestions for unknown names.
 func Program(root *cobra.Command) *cobra.Command {
 	root.Args = NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -92,7 +92,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	}
 	like := slices.DeleteFunc(cmd.SuggestionsFor(args[0]), func(name string) bool {
 		sub, _, _ := cmd.Find([]string{name})
-		// cobra suggests on, off and run for almost any short word
+		// cobra suggests "on", "off" and "run" for almost any short word
 		return len(name) < 4 && !strings.HasPrefix(args[0], name[:2]) &&
 			!slices.Contains(sub.SuggestFor, args[0])
 	})
@@ -103,7 +103,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return Usage("%w", err)
 }
 
-// checkHelp makes cobra's own commands help and completion reject unknown names. For shell
+// checkHelp makes cobra's own commands, "help" and "completion", reject unknown names. For shell
 // completion, it removes the backquotes in the flags' help texts.
 func checkHelp(root *cobra.Command) {
 	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], cobra.ShellCompRequestCmd) {

@@ -70,8 +70,8 @@ func (o *Output) Set(value string) error {
 // IsObject reports whether the format is JSON. The caller then prints its results with PrintObject.
 func (o *Output) IsObject() bool { return o.Format == JSON }
 
-// formatVersion is the version of the object that -o json prints, under the key "version". Within a
-// version, releases may add keys, but don't remove a key or change its meaning.
+// formatVersion is the version of the object that -o json prints, under the key "version". Releases
+// with the same format version may add keys, but don't remove a key or change its meaning.
 const formatVersion = 1
 
 // PrintObject prints an object of keys and values as JSON. It escapes control characters.

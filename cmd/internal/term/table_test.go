@@ -65,7 +65,7 @@ func TestFitEmpty(t *testing.T) {
 	}
 }
 
-// TestFitFairly: the text that exceeds its minimum width by more is cut first.
+// TestFitFairly: of two texts, the one that exceeds its minimum width by more is cut first.
 func TestFitFairly(t *testing.T) {
 	t.Parallel()
 	table := NewTable(Column{Name: "POD", Least: 10}, Column{Name: "REASON", Least: 4})
@@ -80,8 +80,8 @@ func TestFitFairly(t *testing.T) {
 	}
 }
 
-// TestWrap: a text that must not be cut continues on the next lines. It is broken between words,
-// except within a word that is too long.
+// TestWrap: a text that must not be cut continues on the next lines. It is broken between words.
+// Only a word that is wider than the column is broken itself.
 func TestWrap(t *testing.T) {
 	t.Parallel()
 	table := NewTable(Column{}, Column{}, Column{Least: 8, Wrap: true})

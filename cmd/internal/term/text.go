@@ -89,7 +89,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Because returns a reason with a leading colon, to end a sentence, or "" if the reason is empty.
+// Because returns ": " and the reason, as the end of a sentence, or "" if the reason is empty.
 func Because(reason string) string {
 	if reason == "" {
 		return ""
@@ -131,8 +131,8 @@ func Print(out io.Writer, text string) error {
 	return err
 }
 
-// Wrap breaks lines that are wider than width, between words. It indents each continuation to the
-// second column of the line, if there is one, or else to the first word.
+// Wrap breaks each line that is wider than width, at blanks. It indents each continuation to the
+// second column of the line, if there is one, or else to the line's first word.
 func Wrap(text string, width int) string {
 	var wrapped strings.Builder
 	for line := range strings.Lines(text) {

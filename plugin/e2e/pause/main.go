@@ -47,8 +47,8 @@ func main() {
 	}
 }
 
-// killAll kills processes until no other process is left, because on a busy machine, a killed
-// process keeps its cgroup, its sockets and its locks for some time.
+// killAll kills all processes except the first and itself, and waits until they have ended: on a
+// busy machine, a killed process keeps its cgroup, its sockets and its locks for some time.
 func killAll() error {
 	for {
 		err := unix.Kill(-1, unix.SIGKILL)

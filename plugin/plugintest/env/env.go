@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// KillAt makes the plugin kill itself with SIGKILL at the n-th crash point (see undo.Env), as in
-	// "2", or at the n-th with a name, as in "added 2".
+	// KillAt makes the plugin kill itself with SIGKILL at a crash point (see undo.Env). "2" means the
+	// second of all crash points, and "added 2" means the second crash point named "added".
 	KillAt = "UNWIND_TEST_KILL_AT"
-	// FailAt makes the n-th commit of the journal fail: "commit 1" before the first has written
-	// anything, "committed 1" after it has written everything.
+	// FailAt makes a commit of the journal fail. With "commit 1", the first commit fails before it
+	// writes anything. With "committed 1", the first commit fails after it has written everything.
 	FailAt = "UNWIND_TEST_FAIL_AT"
-	// Budgets changes time budgets of the plugin: "Children=500ms Stop=1s". Long sets the others.
+	// Budgets changes some of the time budgets in Long. An example is "Children=500ms Stop=1s".
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
 	// there. If the delegate has a deadline, unwind then behaves as if the deadline had passed. PLUGIN
@@ -34,10 +34,10 @@ const (
 	UID = "UNWIND_TEST_UID"
 )
 
-// Long contains the time budgets in tests. They are so long that no working delegate is killed,
+// Long contains the time budgets in tests. Most are so long that no working delegate is killed,
 // even on a slow machine. A test shortens the budgets that it is about. Step, Children and Exchange
-// keep their defaults. Tests often use up the last two, because a child of a killed unwind's
-// delegate hangs, or a missing file stays missing.
+// keep their defaults. Many tests use up Children, because a delegate's child hangs after unwind
+// was killed, or Exchange, because a missing file stays missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,

@@ -50,8 +50,8 @@ var journalVerbs = map[string]func(writer, []string) error{
 	"record": writer.recordEvents, "count": writer.count,
 }
 
-// put reads a record from each file, and puts it. A file may contain variables of the script as
-// $NAME, and $MACHINE for the kind of this machine's ID.
+// put reads a record from each file, and puts it. In a file, $MACHINE stands for the kind of this
+// machine's ID, and any other $NAME for a variable of the script.
 func (w writer) put(files []string) error {
 	for _, file := range files {
 		e := &journal.Record{}

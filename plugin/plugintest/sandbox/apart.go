@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// apartFrom is the environment variable with the name of the test that a process runs for Apart.
+// apartFrom is an environment variable. In a process that Apart starts, it is the test's name.
 const apartFrom = "UNWIND_TEST_APART"
 
 // Apart runs a test or a subtest in namespaces of its own, so that it can run in parallel with

@@ -21,9 +21,9 @@ func Rounds(test, matrix, proof int) int {
 	return proof
 }
 
-// Sampled reports whether a case of a matrix is in a sample of one case in oneIn. It gets the index
-// of the case in each dimension. The sample contains the cases whose indexes add up to a multiple
-// of oneIn, so it is spread over all dimensions.
+// Sampled reports whether a case of a matrix belongs to a sample of 1/oneIn of the cases. indexes
+// contains the case's index in each dimension. The sample contains the cases whose indexes add up
+// to a multiple of oneIn, so it is spread over all dimensions.
 func Sampled(oneIn int, indexes ...int) bool {
 	sum := 0
 	for _, i := range indexes {

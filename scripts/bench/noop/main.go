@@ -1,5 +1,5 @@
 // Noop is the smallest CNI plugin in Go: it reads its configuration and prints an empty result. A
-// plugin that runs a chain, such as unwind, cannot cost less.
+// plugin that runs a chain, such as unwind, costs at least as much.
 package main
 
 import (

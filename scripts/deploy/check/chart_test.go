@@ -54,8 +54,8 @@ func objects(t *testing.T, text []byte) map[string]any {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, doc)
 		}
-		// The API server decodes objects the same way. yaml.UnmarshalStrict would accept hostPid for
-		// hostPID.
+		// json.UnmarshalStrict rejects hostPid for hostPID, like the API server. yaml.UnmarshalStrict
+		// would accept it.
 		if strict, err := json.UnmarshalStrict(data, object); err != nil || len(strict) > 0 {
 			t.Errorf("%s: %v, %v\n%s", name, err, strict, doc)
 		}
@@ -81,7 +81,7 @@ func render(chart *chart.Chart, release, namespace string, values map[string]any
 	return engine.Render(chart, all)
 }
 
-// manifests returns the output of helm template for a release "unwind" in kube-system.
+// manifests returns the output of `helm template` for a release "unwind" in kube-system.
 func manifests(t *testing.T, chart *chart.Chart, values map[string]any) []byte {
 	t.Helper()
 	return manifestsAs(t, chart, "unwind", "kube-system", values)
@@ -105,7 +105,7 @@ func installed(t *testing.T, values map[string]any) map[string]any {
 	return objects(t, manifests(t, load(t), values))
 }
 
-// the returns the object of type T.
+// the[T] returns the object whose type is T.
 func the[T any](all map[string]any) (found T) {
 	for _, object := range all {
 		if one, is := object.(T); is {
@@ -211,8 +211,8 @@ func TestChartEverything(t *testing.T) {
 	equal(t, "the PodMonitor's port", container.Ports[0].Name, *monitor.PodMetricsEndpoints[0].Port)
 }
 
-// TestChartNames: two releases share no object, and kubectl unwind finds the agents of both by
-// their labels. An image in Docker Hub's library, such as "unwind", is not pulled by default.
+// TestChartNames: two releases share no object, and "kubectl unwind" finds the agents of both by
+// their labels. By default, no node pulls an image without a registry and an owner in its name.
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -277,7 +277,7 @@ func TestChartListen(t *testing.T) {
 	}
 }
 
-// TestChartNotes: the notes explain what stays after helm uninstall, with commands that name the
+// TestChartNotes: the notes explain what stays after `helm uninstall`, with commands that name the
 // release and its namespace.
 func TestChartNotes(t *testing.T) {
 	t.Parallel()

@@ -24,9 +24,9 @@ var promQL = parser.NewParser(parser.Options{})
 // scraped contains the series that Prometheus has stored.
 type scraped []storage.Series
 
-// scrape stores series in promtool's notation, one value for each step.
-// `unwind_attachments{state="live"} 0+1x9` counts from 0 to 9. The value _ is a scrape without the
-// metric.
+// scrape stores the described series. A description in promtool's notation has one value for each
+// step: `unwind_attachments{state="live"} 0+1x9` counts from 0 to 9. The value _ is a scrape
+// without the metric.
 func scrape(t *testing.T, descriptions ...string) scraped {
 	t.Helper()
 	var all scraped

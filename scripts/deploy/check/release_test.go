@@ -22,13 +22,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// release is a release in a directory, as make release writes it.
+// release is a release in a directory, as `make release` writes it.
 type release struct {
 	*testing.T
 	dir, version string
 }
 
-// TestRelease checks the release in the directory UNWIND_RELEASE, which make release-check builds:
+// TestRelease checks the release that `make release-check` builds in the directory UNWIND_RELEASE:
 // its parts refer to each other by the right names, versions and checksums.
 func TestRelease(t *testing.T) {
 	dir := os.Getenv("UNWIND_RELEASE")
@@ -259,9 +259,9 @@ func (r release) image(archive string) {
 	equal(r.T, "architectures", architectures, []string{"amd64", "arm64"})
 }
 
-// packages checks that there is a deb and an rpm for each architecture. Each deb must contain the
-// plugin of the archive; unwindctl, licenses and a man page; the scripts of scripts/release; and
-// units that run the package's unwindctl.
+// packages checks that there is a deb and an rpm for each architecture. Each deb must contain
+// unwindctl, licenses, a man page, and the same plugin as the archive. Its scripts must be those of
+// scripts/release, and its units must run the package's unwindctl.
 func (r release) packages() {
 	for _, format := range []string{"deb", "rpm"} {
 		if all, _ := filepath.Glob(filepath.Join(r.dir, "unwind_*."+format)); len(all) != 2 {

@@ -112,7 +112,7 @@ func (a *agent) run(ctx context.Context) error {
 }
 
 // switchOff switches unwind off if this agent runs with --off. Without --off, it switches unwind on
-// again if an earlier agent with --off switched it off. If somebody else did, unwind stays off.
+// again if an earlier agent with --off switched it off, but not if anybody else switched it off.
 func (a *agent) switchOff(setup install.Setup) error {
 	const byFlag = "run --off"
 	dir := a.journalDir(setup)
@@ -141,8 +141,8 @@ func (a *agent) sweepEach(ctx context.Context, setup install.Setup, paths node.R
 	}
 }
 
-// journalDir returns the state directory: the first known one of --state-dir, the directory that
-// unwind's conflist names, the directory that it last named, and the default.
+// journalDir returns --state-dir, or else the state directory that unwind's conflist names, or else
+// the last one that the conflist named, or else the default.
 func (a *agent) journalDir(setup install.Setup) string {
 	if setup.StateDir != "" {
 		return setup.StateDir

@@ -137,8 +137,8 @@ func TestDedupLogger(t *testing.T) {
 	}
 }
 
-// TestDedupHandler: the handler drops a warning that the previous round also logged, whether an
-// attribute comes from the logger or from the call.
+// TestDedupHandler: the handler drops a warning that the previous round also logged. Warnings with
+// different attributes are different, even if the attributes come from the logger.
 func TestDedupHandler(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

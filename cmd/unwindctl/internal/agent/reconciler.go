@@ -42,8 +42,8 @@ type reconciler struct {
 }
 
 // maxRepairs is the number of repairs after which the reconciler pauses repairs for an Interval, so
-// that it and another program don't overwrite a file forever. An installer that watches the
-// directory's first file makes two repairs necessary.
+// that it and another program don't overwrite a file forever. It is more than two, because two
+// repairs are normal with an installer that watches the directory's first file.
 const maxRepairs = 4
 
 type status struct {
@@ -55,8 +55,8 @@ type status struct {
 // agentName is the name of the agent in the history.
 const agentName = "the agent"
 
-// goneAfter is the time after which a missing provider's file counts as removed. Some providers
-// remove their file before they write it again.
+// goneAfter is how long the provider's file must be missing before it counts as removed. Some
+// providers remove their file before they write it again.
 const goneAfter = 5 * time.Second
 
 // debounce is the time that the reconciler waits after a change in the directory, because a
@@ -130,9 +130,9 @@ func (r *reconciler) watch(w *fsnotify.Watcher) {
 }
 
 // matters reports whether a change to a file triggers the reconciler. In the plugin directory, only
-// the file unwind matters, and in the state directory only the off switch. Elsewhere, every file
-// matters except durable.Replace's temporary files for unwind's conflist. On a full disk, each
-// attempt to write the conflist would trigger the next one through such a file.
+// unwind's plugin matters; in the state directory, only the off switch matters. Elsewhere, every
+// file matters except durable.Replace's temporary files for unwind's conflist. On a full disk, they
+// would make each failed attempt to write the conflist trigger the next attempt.
 func (r *reconciler) matters(path string) bool {
 	switch dir, file := filepath.Dir(path), filepath.Base(path); dir {
 	case filepath.Clean(r.BinDir):
@@ -149,15 +149,15 @@ func (r *reconciler) matters(path string) bool {
 //
 //  1. While another agent has the lock, the reconciler does nothing.
 //  2. If unwind's conflist has disappeared and the provider's file is unchanged, somebody has
-//     switched unwind off by hand. The reconciler records that, as unwindctl off does. It waits for
-//     debounce first, because rm -r of the directory removes one file after the other.
-//  3. While unwind is switched off, or cilium has renamed unwind's conflist, the reconciler removes
-//     unwind's conflist.
+//     switched unwind off by hand. The reconciler records that, as "unwindctl off" does. But first
+//     it waits for debounce: an "rm -r" of the directory may remove the provider's file just after.
+//  3. While unwind is switched off, the reconciler keeps unwind's conflist out of use. If cilium
+//     has renamed unwind's conflist, the reconciler writes no new one.
 //  4. If the provider's file has been missing for goneAfter, the reconciler uses the directory's
 //     next conflist. If there is none, or if --provider-conf is set, it removes unwind's conflist,
 //     because every ADD would fail. The runtime can then report that it has no network.
-//  5. The reconciler writes the binary, even over a newer one (unless only that one can read the
-//     journal), and then unwind's conflist. If the provider's file is unreadable, neither changes.
+//  5. The reconciler writes the binary, even over a newer one, and then unwind's conflist. It
+//     writes neither if the provider's file is unreadable, or if the journal needs a newer binary.
 func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 	if !r.alone() {
 		r.found.Store(&status{Reason: install.AnotherAgent})
@@ -280,7 +280,7 @@ func (r *reconciler) changed() bool {
 // remember stores the provider's file that unwind's conflist names, so that changed can compare it.
 func (r *reconciler) remember(named string) {
 	source, _ := os.Stat(named)
-	if named != "" && !missing(r.Path()) { // if missing, the provider's file may have changed, too
+	if named != "" && !missing(r.Path()) { // if the conflist is missing, named may have changed, too
 		r.named, r.source = named, source
 	}
 }

@@ -71,8 +71,8 @@ func (k *reconciling) reconciles() string {
 
 func (k *reconciling) says(text string) int { return strings.Count(k.log.String(), text) }
 
-// TestReconcile runs the scripts of testdata/agent. Each script has a directory of its own, with
-// the runtime's directories net.d (conflists) and plugins, and the agent's state directory, state.
+// TestReconcile runs the scripts of testdata/agent. Each script runs in its own directory, which
+// contains "net.d" (conflists), "plugins" (binaries) and "state" (the agent's state directory).
 // When a script starts, net.d contains a provider's file, and the agent has not reconciled yet.
 func TestReconcile(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -104,7 +104,7 @@ func story(do func(k *reconciling, args []string) error) func(*testscript.TestSc
 	}
 }
 
-// agentAgain implements agent [KEY=VALUE…]: it restarts the agent with these settings.
+// agentAgain implements "agent [KEY=VALUE…]": it restarts the agent with these settings.
 func agentAgain(k *reconciling, args []string) error {
 	k.again(func(r *reconciler) {
 		paths := r.paths
@@ -125,7 +125,7 @@ func agentAgain(k *reconciling, args []string) error {
 	return nil
 }
 
-// mended implements the command mended: it removes the problem from the runtime's configuration.
+// mended implements "mended": it removes the problem from the runtime's configuration.
 func mended(k *reconciling, _ []string) error {
 	paths := k.paths
 	paths.Problems = nil
@@ -133,14 +133,14 @@ func mended(k *reconciling, _ []string) error {
 	return nil
 }
 
-// reconcileWant implements reconcile [WANT]: it runs the reconciler, and checks the description of
-// unwind's conflist.
+// reconcileWant implements "reconcile [WANT]": it runs the reconciler, and checks that unwind's
+// conflist then has the description WANT.
 func reconcileWant(k *reconciling, args []string) error {
 	return same(k.reconciles(), append(args, "")[0])
 }
 
-// reconcileOnce implements once [MOST]: it runs the reconciler once, and checks that the next run
-// is due within the time MOST.
+// reconcileOnce implements "once [MOST]": it runs the reconciler once, and checks that the next
+// run is due within the time MOST.
 func reconcileOnce(k *reconciling, args []string) error {
 	most, err := time.ParseDuration(append(args, "24h")[0])
 	if again := k.reconcile(context.Background()); err != nil || again > most {
@@ -149,14 +149,14 @@ func reconcileOnce(k *reconciling, args []string) error {
 	return nil
 }
 
-// wantInUse implements inuse REASON: it checks the reason in the agent's status. The metric
-// unwind_status has this reason as its label state.
+// wantInUse implements "inuse REASON": it checks the reason in the agent's status. In the metric
+// unwind_status, this reason is the value of the label "state".
 func wantInUse(k *reconciling, args []string) error {
 	return same(string(k.status().Reason), args[0])
 }
 
-// wantReady implements ready TEXT [METRIC]: it checks that /readyz contains the text, and /metrics
-// the metric.
+// wantReady implements "ready TEXT [METRIC]": it checks that /readyz contains TEXT, and that
+// /metrics contains METRIC.
 func wantReady(k *reconciling, args []string) error {
 	server, w := &server{agent: k.agent, setup: k.Setup, found: k.status}, httptest.NewRecorder()
 	server.readyz(w, nil)
@@ -171,15 +171,15 @@ func wantReady(k *reconciling, args []string) error {
 	return nil
 }
 
-// newerJournal implements the command newer: it creates a journal that only newer releases read.
+// newerJournal implements "newer": it creates a journal that only newer releases can read.
 func newerJournal(k *reconciling, _ []string) error {
 	store := &journal.Store{Dir: k.Setup.StateDir}
 	err := store.Update(context.Background(), func(*journal.Tx) error { return nil })
 	return errors.Join(err, journaltest.MakeNewer(store))
 }
 
-// offBy implements off [BY]: it checks that, according to the off switch, BY has switched unwind
-// off. Without BY, it checks that unwind is not switched off.
+// offBy implements "off [BY]": it checks that unwind is switched off, and that the off switch names
+// BY as the cause. Without BY, it checks that unwind is not switched off.
 func offBy(k *reconciling, args []string) error {
 	by := ""
 	if off := install.ReadOff(k.Setup.StateDir); off != nil {
@@ -188,12 +188,12 @@ func offBy(k *reconciling, args []string) error {
 	return same(by, append(args, "")[0])
 }
 
-// wantSaid implements says N TEXT: it checks how often the log contains the text.
+// wantSaid implements "says N TEXT": it checks that the log contains TEXT exactly N times.
 func wantSaid(k *reconciling, args []string) error {
 	return same(strconv.Itoa(k.says(args[1])), args[0])
 }
 
-// provide implements provider FILE NETWORK [CAPABILITY…]: it replaces a provider's file atomically.
+// provide implements "provider FILE NETWORK [CAPABILITY…]": it atomically replaces a conflist.
 func provide(k *reconciling, args []string) error {
 	k.Rename(filepath.Join(k.Dir, args[0]), nodetest.Conflist(args[1], args[2:]...))
 	return nil
@@ -254,13 +254,13 @@ func TestRuntimeSilent(t *testing.T) {
 	}
 }
 
-// writeVersion implements version FILE VERSION: it writes a plugin with this version.
+// writeVersion implements "version FILE VERSION": it writes a plugin with this version.
 func writeVersion(k *reconciling, args []string) error {
 	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)
 	return os.WriteFile(filepath.Join(k.Dir, args[0]), []byte(plugin), 0o755)
 }
 
-// wantTypes implements list FILE TYPE…: it checks the plugins of a conflist.
+// wantTypes implements "list FILE TYPE…": it checks that a conflist lists exactly these plugins.
 func wantTypes(k *reconciling, args []string) error {
 	c, err := netconf.ReadConflist(filepath.Join(k.Dir, args[0]))
 	if err != nil {
@@ -269,8 +269,8 @@ func wantTypes(k *reconciling, args []string) error {
 	return same(strings.Join(c.Types, " "), strings.Join(args[1:], " "))
 }
 
-// installBy implements install [CONF]: it does the same as unwindctl install, with CONF as
-// --provider-conf.
+// installBy implements "install [CONF]": it switches unwind on and writes unwind's conflist, as
+// "unwindctl install" does. CONF is the value of --provider-conf.
 func installBy(k *reconciling, args []string) error {
 	k.Source = append(args, k.Source)[0]
 	if err := k.SwitchOn(k.Setup.StateDir); err != nil {
@@ -283,14 +283,14 @@ func installBy(k *reconciling, args []string) error {
 	return err
 }
 
-// passTime implements the command pass: it changes the agent's recorded times, as if goneAfter and
+// passTime implements "pass": it changes the agent's recorded times, as if goneAfter and
 // the agent's Interval had passed.
 func passTime(k *reconciling, _ []string) error {
 	k.gone, k.repaired = k.gone.Add(-goneAfter), k.repaired.Add(-k.Interval)
 	return nil
 }
 
-// alwaysThere implements the command always: until the script calls always again, unwind's conflist
+// alwaysThere implements "always": until the script calls "always" again, unwind's conflist
 // must exist at every moment.
 func alwaysThere(k *reconciling, _ []string) error {
 	if k.stop == nil {
@@ -301,8 +301,8 @@ func alwaysThere(k *reconciling, _ []string) error {
 	return nil
 }
 
-// otherAgent implements other lock|refused|release: another agent acquires the lock, fails to
-// acquire it, or releases it.
+// otherAgent implements "other lock", "other refused" and "other release": another agent
+// acquires the lock, must fail to acquire it, or releases it.
 func otherAgent(k *reconciling, args []string) (err error) {
 	switch args[0] {
 	case "lock":

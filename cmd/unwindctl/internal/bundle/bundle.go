@@ -65,7 +65,7 @@ func (b *Bundle) AddJSON(name string, data []byte) error {
 	return nil
 }
 
-// redact replaces the secrets in the JSON value of a key. It keeps the paths of files.
+// redact replaces the secrets in the value of a JSON key. It keeps the path of a secret file.
 func (b *Bundle) redact(key string, value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -104,8 +104,8 @@ func (b *Bundle) redact(key string, value any) any {
 	return value
 }
 
-// secret replaces a secret. Add then replaces it in later files, too, unless it is so short that it
-// may be a common word.
+// secret returns the replacement of a secret. It also makes Add replace this secret in later files,
+// unless the secret is so short that it may be a common word.
 func (b *Bundle) secret(text string) string {
 	if len(text) >= 6 && !slices.Contains(b.secrets, text) {
 		b.secrets = append(b.secrets, text)

@@ -184,7 +184,7 @@ func (e *examination) attachments(found *inspect.Report) {
 func addProcesses(k journal.Key) (processes []string) {
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environments {
-		data, _ := os.ReadFile(path) // without the permission, or after its end, it has no variables
+		data, _ := os.ReadFile(path) // empty if the process has ended, or may not be read
 		vars, process := strings.Split(string(data), "\x00"), filepath.Dir(path)
 		name, _ := os.ReadFile(filepath.Join(process, "comm"))
 		program := strings.TrimSpace(string(name))

@@ -56,8 +56,8 @@ func (e *examination) runtime(ctx context.Context) (node.Runtime, error) {
 	return r, nil
 }
 
-// network examines the conflist that the runtime uses. It returns unwind's entry and chain if they
-// are usable.
+// network examines the conflist that the runtime uses. It returns unwind's entry and chain, each
+// nil if it is unusable.
 func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Conf, *netconf.Chain) {
 	own := install.Setup{ConfDir: r.ConfDir, File: e.OwnFile(r)}
 	obstacle := own.Obstacle(e.StateDir)
@@ -133,7 +133,7 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	return ours.Unwind, e.entry(ctx, r, ours, copied)
 }
 
-// entry examines unwind's conflist, or a copy of it, and returns the chain if it is usable.
+// entry examines unwind's conflist or a copy of it. It returns the chain, or nil if it is unusable.
 func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist, copied bool,
 ) *netconf.Chain {

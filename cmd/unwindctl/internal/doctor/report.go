@@ -57,8 +57,8 @@ func (r *Report) First() (text, remedy string) {
 	return c.What + ": " + strings.TrimSuffix(c.Text, "."), c.Remedy
 }
 
-// Print prints a table of the problems with their remedies and, if all is set, of the checks that
-// passed. As JSON, it prints all checks; as a Line, the worst problem and the number of others.
+// Print prints a table of the problems, with their remedies. If all is set, it adds passed checks.
+// As JSON, it prints all checks. As a Line, it prints the worst problem, and counts the others.
 func (r *Report) Print(out io.Writer, o *term.Output, all bool) error {
 	if o.IsObject() {
 		return o.PrintObject(out, "checks", r.checks, "plugin", r.plugin)

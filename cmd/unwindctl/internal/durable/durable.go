@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Replace replaces a file with new content and mode. After a crash or a power loss the file is
-// either complete or unchanged. This process's user owns it. The temporary file is in the same
-// directory, with an extension that no runtime loads. If the process is killed, the temporary file
-// stays until it is stale and a later Replace, Rename or Remove of the same path removes it.
+// Replace replaces or creates a file. After a crash or a power loss, the file is either complete or
+// unchanged. It belongs to this process's user. The temporary file is in the same directory, with
+// an extension that no runtime loads. If the process is killed, the temporary file stays until it
+// is stale and a later Replace, Rename or Remove of the same path removes it. The calls:
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close
@@ -27,7 +27,7 @@ func Replace(path string, content io.Reader, mode fs.FileMode) error {
 	return replace(path, content, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// ReplaceLike is Replace, but copies the mode and the owner from like (fchown before fchmod).
+// ReplaceLike is Replace, but copies another file's mode and owner (fchown before fchmod).
 func ReplaceLike(path string, content io.Reader, like fs.FileInfo) error {
 	return replace(path, content, func(f *os.File) error {
 		var err error
@@ -65,7 +65,7 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 }
 
 // Create creates an empty file, which takes no space on most file systems. It does not change an
-// existing file.
+// existing file. Its calls:
 //
 //	openat(DIR, NAME, O_CREAT), close, open(DIR), fsync, close
 func Create(path string) error {
@@ -110,7 +110,7 @@ func Rename(path, to string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// Remove removes a file durably. A missing file is not an error.
+// Remove removes a file durably. A missing file is not an error. Its calls:
 //
 //	unlink, open(DIR), fsync, close
 func Remove(path string) error {

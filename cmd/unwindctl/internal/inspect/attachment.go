@@ -60,7 +60,7 @@ func (a *Attachment) PendingDEL() bool {
 	return a.State == journal.RollingBack || a.State == journal.Deleting
 }
 
-// Dead reports whether a sweep should release the attachment, by its pending DELs or its verdict.
+// Dead reports whether pending DELs or the verdict mean that a sweep should release the attachment.
 func (a *Attachment) Dead() bool {
 	return a.PendingDEL() || a.Verdict == decide.Dead || a.Verdict == decide.Foreign
 }
@@ -68,9 +68,9 @@ func (a *Attachment) Dead() bool {
 // Busy reports whether a running operation holds the attachment's lock.
 func (a *Attachment) Busy() bool { return a.finding != nil && a.finding.Busy }
 
-// Status returns the state of an attachment for tables and metrics: the verdict if it is unknown,
-// foreign or recent, or if it is dead and the journal's state is adding or live; or else the
-// journal's state.
+// Status returns an attachment's state for tables and metrics. It is "recent" for a recent
+// attachment, "unknown" or "foreign" if that is the verdict, and "dead" for a dead attachment whose
+// state in the journal is adding or live. Otherwise, it is the state in the journal.
 func (a *Attachment) Status() string {
 	if a.finding == nil {
 		return string(a.State)
@@ -78,8 +78,8 @@ func (a *Attachment) Status() string {
 	return status(a.State, a.finding.Judgment)
 }
 
-// status returns an attachment's Status. state is the journal's, or "" for an attachment that is
-// not in the journal.
+// status implements Status. state is "" for an attachment that is not in the journal. Its status is
+// then "recent" or the verdict.
 func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():
@@ -196,8 +196,8 @@ func PrintAttachments(out io.Writer, attachments []Attachment, o *term.Output) e
 	return t.Print(out, o)
 }
 
-// names returns arguments that name the attachments. For an attachment without a container ID,
-// these are its addresses.
+// names returns arguments that name the attachments (see Find): an attachment's key or, if it has
+// no container ID, its addresses.
 func names(attachments []Attachment) (names []string) {
 	for _, a := range attachments {
 		if a.ContainerID == "" {

@@ -60,8 +60,8 @@ func Filter(attachments []Attachment, keep func(*Attachment) bool) (kept []Attac
 	return kept
 }
 
-// ofOneContainer returns the attachments in found whose container ID is exactly id. If there are
-// none, it returns found, or a usage error if found belongs to more than one container.
+// ofOneContainer narrows the found attachments to those whose container ID is exactly id. If there
+// are none, it returns all that were found, or a usage error if they belong to several containers.
 func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	whole := Filter(found, func(a *Attachment) bool { return a.ContainerID == id })
 	if len(whole) > 0 {
@@ -75,7 +75,7 @@ func ofOneContainer(arg, id string, found []Attachment) ([]Attachment, error) {
 	return found, nil
 }
 
-// several returns the error that an argument names several attachments.
+// several returns the usage error for an argument that names several attachments.
 func several(arg string, found []Attachment, remedy string) error {
 	some := strings.Join(names(found[:min(4, len(found))]), ", ")
 	if len(found) > 4 {
@@ -248,8 +248,8 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainOwners writes which of a pool's reservations an argument names (see Find), and their
-// owners.
+// explainOwners describes those of a pool's reservations that an argument names (see Find), with
+// their owners.
 func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 	for _, r := range p.Reservations {
 		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,

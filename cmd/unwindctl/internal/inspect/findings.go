@@ -79,8 +79,8 @@ const (
 
 var Results = []string{Released, WouldBeReleased, Pending, Kept}
 
-// PrintFindings prints a table of the findings, and their counts (see Counted). Unless all is set,
-// it leaves out live attachments, except recent ones and those for which Warn or Busy is set.
+// PrintFindings prints a table of the findings, and their counts (see Counted). The table shows a
+// live attachment only if it is recent, if its Warn or Busy is set, or if the argument all is true.
 func PrintFindings(out io.Writer, findings []sweep.Finding, dryRun, all bool,
 	o *term.Output) error {
 	t := term.NewTable(
@@ -173,8 +173,8 @@ func Result(f *sweep.Finding, dryRun bool) (result, why string) {
 	return result, why
 }
 
-// Counted returns the word under which a finding is counted: its result or, if it is not dead, its
-// state or "busy".
+// Counted returns the word under which a finding is counted: "recent", "busy", the verdict "live"
+// or "unknown", or else the result.
 func Counted(f *sweep.Finding, dryRun bool) string {
 	switch {
 	case f.Recent():

@@ -44,7 +44,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// TestBar: output to a pipe contains the bar, too.
+// TestBar: the bar is printed even if the output is not a terminal.
 func TestBar(t *testing.T) {
 	size := int64(13)
 	s := &Set{Size: &size, Counts: Counts{Used: 4, Live: 1, Leaked: 3}}
@@ -68,7 +68,6 @@ func newHostLocal(t *testing.T, ipam string) *pool {
 	return &pool{ipamtest.New(t, ipam)}
 }
 
-// read reads the pool of a configuration.
 func (h *pool) read(config string) (*Pool, error) {
 	return readPool(sweep.Pool{Network: "podnet", Dir: h.Pool(), Config: json.RawMessage(config)}, &Report{})
 }
@@ -150,7 +149,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// untilFull requests addresses until host-local has none left. It must assign the given number.
+// untilFull checks that host-local can assign exactly the given number of addresses.
 func (h *pool) untilFull(addresses int) {
 	h.Helper()
 	for i := range addresses + 1 {

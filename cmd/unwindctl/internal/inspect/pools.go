@@ -50,9 +50,9 @@ type Set struct {
 	Number *int     `json:"set"`
 	Family string   `json:"family"`
 	Ranges []string `json:"ranges"`
-	// Size is the number of addresses that host-local can assign. It is exact and less than 2^53.
-	// Size and Free are null for a larger set (Unbounded), which never fills up, and for addresses
-	// outside the ranges.
+	// Size is the number of addresses that host-local can assign. It is less than 2^53, so JSON
+	// readers represent it exactly. Size and Free are null for addresses outside the ranges and for a
+	// larger set (Unbounded), which never fills up.
 	Size      *int64 `json:"size"`
 	Free      *int64 `json:"free"`
 	Unbounded bool   `json:"unbounded"`

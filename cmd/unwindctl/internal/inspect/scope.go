@@ -33,8 +33,8 @@ type Scope struct {
 }
 
 // List returns the list of attachments from the runtime or from Valid, or nil if the flags ask for
-// no list. An error other than a UsageError means that no runtime was found, or that one returned
-// no list. The list is then nil, because an empty list means that the runtime has no attachments.
+// no list. An error other than a UsageError means that no runtime was found, or that it returned no
+// list. List then returns nil, because an empty list would mean that there are no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":
@@ -66,7 +66,7 @@ func (s Scope) ListFlags() (flags string) {
 }
 
 // readValid reads the list from Valid. Without Force, it refuses an empty list: the script that
-// wrote the list has probably failed, and a sweep would release every attachment without a process.
+// wrote it has probably failed, and a sweep would release every attachment that has no process.
 func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	if s.Valid != "-" {
 		f, err := os.Open(s.Valid)
@@ -93,7 +93,7 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 }
 
 // Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. If
-// this process does not run as root, Unwritable ignores a lack of permission, which root may have.
+// this process is not root, Unwritable ignores a missing permission, because root may have it.
 func Unwritable(stateDir string) error {
 	const access = "let only root write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -115,8 +115,8 @@ func Unwritable(stateDir string) error {
 	return term.WithHint(access, "%w", err)
 }
 
-// CheckNetwork returns an error if neither a conflist nor an attachment of this node, now or in the
-// history, names the network. It returns nil if it cannot read a file that may name the network.
+// CheckNetwork returns an error if no conflist and no present or past attachment of this node names
+// the network. It returns nil if it cannot read a file that may name the network.
 func CheckNetwork(ctx context.Context, at node.Directories, network string) error {
 	if network == "" {
 		return nil
@@ -159,8 +159,8 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 		"this network", network, strings.Join(at.All(), ", "))
 }
 
-// Pools returns the host-local pools in the scope, with or without unwind, and the networks that
-// unwind runs.
+// Pools returns the host-local pools in the scope, whether or not unwind runs their chains, and all
+// networks that unwind runs.
 func (s Scope) Pools() ([]sweep.Pool, []sweep.Network, error) {
 	pools, networks, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {

@@ -25,8 +25,8 @@ type shown struct {
 	Summary []string `json:"summary"`
 }
 
-// Show prints the attachments that an argument names. If other records or the history cannot be
-// read, it prints them all the same, and then returns an error.
+// Show prints the attachments that an argument names. It prints them even if other records or the
+// history cannot be read, but then returns an error.
 func (r *Report) Show(out io.Writer, arg string, o *term.Output) error {
 	found, err := Find(r.Attachments, arg)
 	if err != nil {
@@ -122,8 +122,8 @@ type Fact struct {
 	NotLooked bool   `json:"notLooked,omitempty"` // unknown because it was not examined
 }
 
-// factsOf returns the evidence for a verdict. It marks facts that were not examined, because other
-// evidence was sufficient or the fact means nothing, for example after a reboot.
+// factsOf returns the evidence for a verdict, and marks facts that were not examined. A fact is not
+// examined if other evidence is sufficient, or if it means nothing, for example after a reboot.
 func factsOf(f *sweep.Finding) []Fact {
 	ev := f.Evidence
 	fact := func(question string, of decide.Fact) Fact {

@@ -14,7 +14,7 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// TestStepState covers states that depend on the current time, which scripts cannot test.
+// TestStepState covers states that depend on the current time, so scripts cannot test these states.
 func TestStepState(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

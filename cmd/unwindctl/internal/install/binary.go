@@ -90,8 +90,8 @@ func askPlugin(ctx context.Context, path string, env ...string) (
 	defer cancel()
 	for {
 		stdout, stderr, err = runPlugin(ctx, path, env...)
-		// Retry while the file is open for writing: a child of this process may have inherited that
-		// descriptor, and keeps it until it executes its program.
+		// Retry while the file is open for writing: a child of this process may hold the inherited
+		// descriptor until the child executes its program.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
 			return stdout, stderr, err
 		}
@@ -145,8 +145,8 @@ func (s Setup) PluginMissing() bool {
 }
 
 // InstallBinary is the step that installs the plugin atomically. A running instance of the previous
-// plugin is not affected. If a newer release has written the journal, so that the plugin cannot
-// read it, the step returns an error.
+// plugin is not affected. The step returns an error if a newer release has written the journal,
+// because the plugin could not read it.
 func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	from, err := s.binary()
 	if err != nil {
@@ -175,8 +175,8 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	return changes, err
 }
 
-// sameContent reports whether a and the file at path have the same content. It reads both in pieces
-// to save memory in the agent. It returns false if either cannot be read.
+// sameContent reports whether a reader and a file have the same content. It reads both in pieces to
+// save memory in the agent. It returns false if either cannot be read.
 func sameContent(a io.Reader, path string) bool {
 	b, err := os.Open(path)
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// content returns the text of unwind's conflist. It keeps keys that somebody has added to unwind's
-// entry or, in a list, at the top level. The network's name and the capabilities, and a list's
-// disableCheck and disableGC, come from the provider's file.
+// content returns the text of unwind's conflist. It keeps the keys that somebody has added to
+// unwind's entry or to the top level of a list. The network's name and the capabilities come from
+// the provider's file. In a list, disableCheck and disableGC do, too.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	list, entry, err := split(old)
 	if err != nil {
@@ -32,9 +32,9 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 		set("cniVersion", `"1.0.0"`)
 	}
 	if filepath.Ext(p.path) == ".json" {
-		// From a single plugin's configuration, libcni makes a list, to which it copies only the name
-		// and the version (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". But
-		// if an installer appends its plugin to "plugins" and writes a list, that list runs unwind, too.
+		// libcni wraps a single plugin's configuration in a list with only a name and a version at the
+		// top level (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". If an
+		// installer appends its plugin to "plugins" and writes a list, that list still runs unwind.
 		version := list["cniVersion"]
 		if s.CNIVersion != "" {
 			version = netconf.Marshal(s.CNIVersion)
@@ -153,9 +153,9 @@ const repaired = "changed"
 //     replace unwind (netconf.ReadProvider).
 //  2. A copy of unwind's conflist is removed. Otherwise, the runtime would load the copy once the
 //     conflist itself is removed.
-//  3. Plugins that an installer has added to unwind's conflist, where unwind doesn't run them, move
-//     to the end of the provider's file. The caller then writes or removes unwind's conflist. A
-//     crash in between leaves the plugins in both files, so they run twice rather than not at all.
+//  3. Plugins that an installer has added to unwind's conflist move to the end of the provider's
+//     file, because unwind runs only the plugins of that file. The caller then writes or removes
+//     unwind's conflist. After a crash in between, the plugins run twice rather than not at all.
 //
 // An error names the files that cannot be changed; the other changes are valid.
 func (s Setup) repairs() (all []*Change, err error) {

@@ -28,12 +28,12 @@ const binaryEnv = "UNWIND_BINARY"
 // A thread can enter a mount namespace only if it shares its root and working directory with no
 // other thread. So one thread enters the namespaces and executes the program again, which moves the
 // whole program. It executes /proc/self/exe, because the program's path may not exist on the host.
-// With inChild, a child process executes the program (see runOnHost).
+// With inChild, a child process executes the program (see runOnHost). Of the files opened here,
+// only the plugin's stays open in the new program, whose children do not inherit it. The calls
+// without inChild:
 //
-// Only the plugin's file stays open across the exec. Children of the new program don't inherit it.
-//
-//	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), unshare(CLONE_FS), setns, setns,
-//	execve
+//	open("/proc/1/ns/mnt"), open("/proc/1/ns/net"), open(unwind), fcntl(F_SETFD),
+//	unshare(CLONE_FS), setns, setns, execve
 func EnterHost(ctx context.Context, inChild bool) error {
 	if os.Getpid() == 1 {
 		return term.Usage("--host: unwindctl is process 1 of the container's own PID namespace, so " +
@@ -108,9 +108,9 @@ func runOnHost(ctx context.Context, namespaces, binary []int) error {
 		cmd.Env = append(os.Environ(), binaryEnv+"="+openFiles+"3")
 	}
 	ended := make(chan error)
-	// The kernel sends Pdeathsig when the thread that started the child exits, so that thread waits
-	// for the child. It must not be the main thread, whose namespaces other processes see as this
-	// process's namespaces.
+	// The kernel sends Pdeathsig when the thread that started the child exits. So this thread waits
+	// for the child. It must not be the main thread, because other processes see the main thread's
+	// namespaces as this process's.
 	go func() {
 		err := enter(namespaces)
 		if err == nil {

@@ -23,8 +23,8 @@ type Options struct {
 	Conf, Binary, StateDir string
 	Observe, DryRun        bool
 
-	ProgramDir string // for unwindctl and the plugin; "" to copy or remove neither
-	UnitDir    string // for systemd units; "" to write or remove none
+	ProgramDir string // of unwindctl and the plugin; if "", neither is copied or removed
+	UnitDir    string // of the systemd units; if "", none is written or removed
 	Output     term.Output
 
 	// Only for off and uninstall.

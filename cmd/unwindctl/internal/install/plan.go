@@ -81,7 +81,7 @@ func (p *Plan) Repairs() (texts []string) {
 }
 
 // readOwn reads unwind's conflist, even if unwindctl off or cilium has renamed it. It returns nil
-// if there is no file or if it is Broken, and an error if unwindctl did not write the file.
+// if the file is missing or Broken, and an error if unwindctl did not write it.
 func (s Setup) readOwn(p *Plan) (*netconf.Conflist, error) {
 	path, hint := p.path, "correct it; to switch unwind off immediately, run rm "+p.path
 	err := fs.ErrNotExist
@@ -171,10 +171,10 @@ func (s Setup) checkDirectory(p *Plan) error {
 	return nil
 }
 
-// besideMultus sorts before Multus's own files, 00-multus.conf and 00-multus.conflist. Multus uses
-// the first other .conf or .conflist for the cluster network, and ignores .json files (multus 4.3.0
-// cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
-// findMasterPlugin). If Multus used unwind's conflist, Multus would call itself through unwind.
+// besideMultus is a name that sorts before Multus's files, 00-multus.conf and 00-multus.conflist.
+// Multus uses the first other .conf or .conflist for the cluster network, and ignores .json files
+// (multus 4.3.0 cmd/thin_entrypoint/main.go getMasterConfigPath, pkg/server/config/generator.go
+// findMasterPlugin). If Multus used unwind's conflist, it would call itself through unwind.
 const besideMultus = "00-multus-unwind.json"
 
 // firstOther returns the first conflist in the directory that is neither unwind's conflist nor a
@@ -199,8 +199,8 @@ func (s Setup) Without(r node.Runtime) string {
 }
 
 // Provider returns the provider's file that unwind's conflist names. It returns "" if that file
-// exists in ConfDir, but is not the file that the runtime would use without unwind. Provider always
-// returns a file in another directory, because somebody chose that file on purpose.
+// exists in ConfDir, but is not the file that the runtime would use without unwind. If the file is
+// in another directory, somebody chose it on purpose, so Provider always returns it.
 func (s Setup) Provider(r node.Runtime) string {
 	named := s.Entry().ChainFile
 	first := s.Without(r)

@@ -138,8 +138,8 @@ func removePrograms(ctx context.Context, dir, needed string) (changes []*Change)
 	return changes
 }
 
-// removeProgram returns the change that removes a program, unless it is needed, or is another
-// program that has the name unwind or unwindctl.
+// removeProgram returns the change that removes a program. The file stays if it is needed, or if it
+// is another program that is also called unwind or unwindctl.
 func removeProgram(ctx context.Context, path, needed string) *Change {
 	if needed != "" {
 		return remove(path, needed)

@@ -2,8 +2,8 @@
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
 // writes the binary before the conflist, each atomically, so the node works if the install is
-// interrupted at any point. Inline and Restore change a single file: they move a chain into
-// unwind's entry, and back.
+// interrupted at any point. Inline and Restore change a single file: Inline moves its chain into
+// unwind's entry, and Restore moves the chain back.
 package install
 
 import (
@@ -24,9 +24,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The default names of unwind's conflist, both of which sort first. Every runtime loads a list of
-// plugins (.conflist); podman loads only lists. CRI runtimes also load a single plugin's
-// configuration (.json), which mesh installers neither patch nor mistake for the provider's file
+// The default names of unwind's conflist. Both sort first. podman loads only lists of plugins
+// (.conflist). CRI runtimes also load a single plugin's configuration (.json). ownJSON is
+// the default there: mesh installers neither patch it nor mistake it for the provider's file
 // (go-cni opts.go loadFromConfDir, ocicni pkg/ocicni/ocicni.go loadNetworks; istio
 // cni/pkg/install/cniconfig.go, linkerd2-proxy-init cni-plugin/deployment/scripts/install-cni.sh).
 const (
@@ -38,9 +38,9 @@ const (
 var forms = []string{".json", ".conflist"}
 
 // OwnFile returns the name of unwind's conflist: --unwind-file, or else the name of the existing
-// file, or else the default for the runtime. The existing file is the first file in the directory,
-// or a file that unwindctl off or cilium has renamed. Its name comes before the default, so that
-// the extension stays the same even if a later command finds another runtime, or none.
+// file, or else the default for the runtime. The existing file is the first one in the directory,
+// if it is unwind's, or else one that unwindctl off or cilium has renamed. Its name comes before
+// the default, so the extension stays the same if a later command finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -106,9 +106,9 @@ func stem(path string) string { return strings.TrimSuffix(path, filepath.Ext(pat
 
 func isKept(c *netconf.Conflist) bool { return strings.HasSuffix(c.Path, node.OffSuffix) }
 
-// names reports whether a configuration contains unwind or, as its "clusterNetwork", the conflist
-// own (if not ""). Multus's configuration contains plugins ("delegates") or the path of a conflist
-// ("clusterNetwork"). If either runs unwind, a Multus in unwind's chain would call unwind.
+// names reports whether a configuration contains unwind or, if own is not "", has the file own as
+// its "clusterNetwork". Multus's configuration contains plugins ("delegates") or the path of a
+// conflist ("clusterNetwork"). If these run unwind, a Multus in unwind's chain calls unwind again.
 func names(data []byte, own string) bool {
 	var value any
 	if json.Unmarshal(data, &value) != nil {
@@ -170,8 +170,8 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 // askWithin limits how long unwindctl off and uninstall wait for a runtime that does not respond.
 const askWithin = 500 * time.Millisecond
 
-// FindInstalled is Find for the commands on, off and uninstall. It queries the runtimes, for up to
-// within, only if the flags don't set both directories and the usual ones don't contain unwind.
+// FindInstalled is Find for the commands on, off and uninstall. It queries no runtime if the flags
+// set both directories, or if the usual directories contain unwind. The timeout of Find is within.
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {

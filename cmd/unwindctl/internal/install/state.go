@@ -219,9 +219,9 @@ func (l *AgentLock) Release() {
 
 // AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
 // it is not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens
-// no file of the state directory.
+// no file of the state directory. It reads /proc/locks (proc_locks(5)), which has lines like:
 //
-//	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF	(proc_locks(5))
+//	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF
 func AgentProcess(stateDir string) string {
 	var st unix.Stat_t
 	if unix.Lstat(AgentLockPath(stateDir), &st) != nil {

@@ -98,8 +98,8 @@ func (c *Changes) none() bool {
 	return !slices.ContainsFunc(c.List, func(one *Change) bool { return one.Change != "unchanged" })
 }
 
-// Record adds an event to the history if a change was made. why is the error with which the command
-// ended, or nil.
+// Record adds an event to the history if a change was made. The event contains the command's error
+// (why), unless it is nil.
 func (c *Changes) Record(stateDir string, kind journal.EventKind, by string, why error) {
 	if c.DryRun || !slices.ContainsFunc(c.List, func(one *Change) bool {
 		return one.apply != nil && !one.again && infinitives[one.Change] != ""
@@ -145,13 +145,13 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 	return term.Print(out, c.String())
 }
 
-// WriteConflist returns the step that writes unwind's conflist atomically, as planned. From then
-// on, unwind is in use. The step doesn't replace an equivalent file.
+// WriteConflist returns the step that writes unwind's conflist atomically, as planned. If the
+// existing file is equivalent, the step omits 3 and 4.
 //
 //  1. Copy the provider's file. If that fails, set p.CopyErr, and continue without a copy.
 //  2. Repair other programs' files.
-//  3. Write unwind's conflist.
-//  4. Remove the file that unwindctl off has kept. If a crash leaves it, the next off replaces it.
+//  3. Write unwind's conflist. From then on, unwind is in use.
+//  4. Remove the conflist named *.off. If a crash leaves it, the next unwindctl off replaces it.
 func (s Setup) WriteConflist(p *Plan) Step {
 	return func(ctx context.Context) ([]*Change, error) {
 		file := &Change{Change: "unchanged", What: fmt.Sprintf("%s (network %s, chain %s of %s)", p.path,
@@ -261,8 +261,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 	return changes, nil
 }
 
-// takeBack is the step for a conflist of unwind that cilium has renamed. It replaces cilium's
-// suffix with OffSuffix: in chaining mode, cilium also copies conflists that have its own suffix.
+// takeBack is the step that replaces cilium's suffix with OffSuffix, if cilium has renamed unwind's
+// conflist. In chaining mode, cilium may copy a file with its suffix, and the copy runs unwind.
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {

@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestPlaces: a directory that no flag names comes from the runtime. If a runtime uses the conflist
-// directory, a plugin directory that a flag names comes before the runtime's plugin directories.
+// TestPlaces: a directory that no flag sets comes from the runtime. A plugin directory from a flag
+// comes before the runtime's own, or is the only one if the flags match no runtime.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and

@@ -327,15 +327,15 @@ func (u *uninstall) removeFiles(ctx context.Context) (changes []*Change, err err
 }
 
 // cachedNaming returns the number of attachments that libcni has cached with a configuration that
-// names unwind (cni libcni/api.go cachedInfo). CRI-O runs a DEL with that configuration (ocicni
-// pkg/ocicni/ocicni.go loadNetworkFromCache).
+// names unwind (cni libcni/api.go cachedInfo). CRI-O runs their DELs with that configuration, so it
+// still needs the plugin (ocicni pkg/ocicni/ocicni.go loadNetworkFromCache).
 func cachedNaming(dir string, attachments []inspect.Attachment) (int, error) {
 	node := facts.Node{CacheDir: dir}
 	files, err := node.Cache()
 	count := 0
 	for _, f := range files {
-		// Don't count an attachment without a record whose namespace is gone: the runtime forgot it,
-		// and a sweep has released it.
+		// Don't count an attachment that has no record and whose namespace is gone: the runtime has
+		// forgotten it, and a sweep has released it.
 		kept := f.NetNS == "" || durable.Exists(f.NetNS) ||
 			slices.ContainsFunc(attachments, func(a inspect.Attachment) bool {
 				return a.ContainerID == f.ContainerID

@@ -20,8 +20,8 @@ import (
 )
 
 // Inline returns a list whose only plugin is unwind, with the source's bytes as unwind's chain. If
-// the source already contains unwind, Inline moves the plugins next to it into the chain; without
-// such plugins, it returns nil. It refuses a source that runtimes or unwind refuse or misread.
+// the source already contains unwind, Inline moves the list's other plugins into the chain, or
+// returns nil if there are none. It refuses a source that runtimes or unwind reject or misread.
 func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	if bad != nil {
 		return nil, bad
@@ -64,8 +64,8 @@ func Inline(src *netconf.Conflist, bad error) (out []byte, err error) {
 	return out, nil
 }
 
-// listKeys are the keys that libcni reads at the top of a list, exactly as written. unwind's
-// decoder also accepts "Plugins" for "plugins", so it could run a chain that libcni does not run.
+// listKeys are a list's top-level keys, in the only spelling that libcni reads. unwind's decoder
+// accepts "Plugins", too, so without a check, unwind could run a chain that libcni does not run.
 var listKeys = []string{"cniVersion", "cniVersions", "name", "disableCheck", "disableGC",
 	"loadOnlyInlinedPlugins", "plugins", "type"}
 
@@ -338,8 +338,8 @@ func replace(path string, text []byte) error {
 	return durable.ReplaceLike(path, bytes.NewReader(text), like)
 }
 
-// fits returns an error if no runtime could use the text in this file: "name" is missing, or libcni
-// (LoadNetworkConf), which goes by the extension, would take a list for one plugin or vice versa.
+// fits returns an error if no runtime could use the text in this file, because "name" is missing or
+// the extension is wrong: libcni reads a list only from a .conflist file (LoadNetworkConf).
 func fits(path string, text []byte) error {
 	var named struct {
 		Name string `json:"name"`

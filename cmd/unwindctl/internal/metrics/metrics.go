@@ -44,7 +44,7 @@ func (source collector) Collect(to chan<- prometheus.Metric) {
 	(&collection{Source: source(), to: to}).collect()
 }
 
-// helps contains the help text and the labels of each metric, by its name without unwind_.
+// helps contains each metric's help text and labels. The keys are the names without "unwind_".
 var helps = map[string][]string{
 	"attachments": {"Attachments in the journal, by their state in unwindctl list.",
 		"network", "state"},

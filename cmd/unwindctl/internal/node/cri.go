@@ -37,8 +37,8 @@ const (
 	ActTimeout  = 10 * time.Second
 )
 
-// criTimeout is the time limit of a query, unless its context is from Waiting. A CRI Status query
-// has at least this time, because the runtime may run CNI's STATUS first. Tests set it higher.
+// criTimeout is the timeout of a query whose context is not from Waiting. A CRI Status query always
+// has at least this timeout, because the runtime may run CNI's STATUS first. Tests increase it.
 var criTimeout = ActTimeout
 
 // maxCRIMessage is the maximum size of the runtime's response in bytes, as in the kubelet.
@@ -55,7 +55,7 @@ var CRISockets = []string{
 const WithoutRuntime = "found no CRI runtime, so sweeps have no list of pods; if the node has " +
 	"a runtime, set its socket with --cri"
 
-// ErrNoRuntime means that no runtime listens on the sockets. Callers that need none may ignore it.
+// ErrNoRuntime means that no runtime listens on the sockets. A sweep also works without a runtime.
 var ErrNoRuntime = errors.New("found no container runtime; set its socket with --cri " +
 	"SOCKET, or pass a list with --valid-attachments FILE --network NAME")
 
@@ -73,9 +73,9 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for the queries of one command. Each query times out after within. If
-// only is not "", queries to other sockets fail. A query that takes longer than LookTimeout names
-// its socket on stderr. For 3 s after a timeout, queries to the same socket fail immediately.
+// Waiting returns a context for one command's queries. Their timeout is within, but for Status at
+// least criTimeout. If only is not "", queries to other sockets fail. After LookTimeout, a query
+// names its socket on stderr. For 3 s after a timeout, queries to the same socket fail immediately.
 func Waiting(
 	ctx context.Context, stderr io.Writer, within time.Duration, only string,
 ) context.Context {
@@ -134,8 +134,8 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-// call queries a runtime. The timeout is criTimeout or, in a context from Waiting, the longer one
-// of least and the context's own timeout.
+// call queries a runtime. The timeout is criTimeout. In a context from Waiting, it is instead the
+// context's own timeout, but at least the duration least.
 func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {
@@ -298,11 +298,11 @@ func FindPodSandboxes(ctx context.Context, sockets []string) (all *facts.List, e
 }
 
 // ask replaces r's directories with those that the runtime reports in its response to CRI's
-// Status(verbose). Every containerd with CRI v1 reports them: "cniconfig" is go-cni's
-// configuration, and "config" is the CRI plugin's, with imported files and defaults (containerd
-// 1.6.20 pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14 cni.go
-// GetConfig). These keys are not an API. CRI-O's response lacks both (cri-o server/runtime_status.go
-// createRuntimeInfo), so CRI-O's directories come from its configuration files.
+// Status(verbose). Every containerd with CRI v1 reports them: the key "cniconfig" contains go-cni's
+// configuration, and "config" contains the CRI plugin's configuration, with imports and defaults
+// (containerd 1.6.20 pkg/cri/server/status.go, 2.3 internal/cri/server/status.go; go-cni 1.1.14
+// cni.go GetConfig). The keys are not an API. CRI-O's response has neither (cri-o
+// server/runtime_status.go createRuntimeInfo), so its directories come from configuration files.
 //
 // containerd 2 runs CNI's STATUS before it responds, so Status may be slow, and has a long timeout.
 // ask queries the version first, and skips Status if that query times out. ask returns false for a

@@ -19,12 +19,12 @@ import (
 // fields contain the values of the flags, or "" for a flag that is not set.
 type Directories struct{ ConfDir, StateDir string }
 
-// Resolve sets each directory that is "": ConfDir to the runtime's conflist directory (if there are
-// several, to the one with unwind's conflist), and StateDir to the one in unwind's conflist, or to
-// the default. Resolve queries the runtimes only if none of their usual directories contains
-// unwind's conflist, because the query makes containerd 2 run STATUS, which sweeps. In a container
-// without a runtime, conflist and journal, Resolve returns an error unless a directory was set,
-// because the container does not show the state of the node.
+// Resolve sets each directory that is "". ConfDir becomes the runtimes' first conflist directory
+// that contains unwind's conflist, or else their first one. StateDir becomes the one in unwind's
+// conflist, or else the default. Resolve queries the runtimes only if none of their usual
+// directories contains unwind's conflist: a query makes containerd 2 run STATUS, which sweeps. If
+// no directory was set, Resolve returns an error in a container that has no runtime, no conflist
+// and no journal, because that container does not show the state of the node.
 func (w *Directories) Resolve(ctx context.Context) error {
 	given := *w != Directories{}
 	if err := w.resolve(ctx, "/"); err != nil || given || !w.empty() || !inContainer() {

@@ -30,7 +30,7 @@ type distribution struct {
 }
 
 var distributions = []distribution{
-	// Also on GKE, Talos, Bottlerocket and Flatcar. The CRI plugin creates the last path.
+	// This also matches GKE, Talos, Bottlerocket and Flatcar. The CRI plugin creates the last path.
 	{containerd, []string{"/etc/containerd/config.toml", containerdSocket,
 		"/var/lib/containerd/io.containerd.grpc.v1.cri"},
 		DefaultConfDir, DefaultBinDir, containerdSocket},

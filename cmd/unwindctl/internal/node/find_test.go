@@ -132,7 +132,7 @@ func finds(t *testing.T, files map[string]string, want []Runtime) {
 	}
 }
 
-// shorten replaces texts[i] with beginnings[i] if texts[i] begins with that.
+// shorten replaces texts[i] with beginnings[i] if texts[i] begins with it.
 func shorten(texts, beginnings []string) {
 	for i := range min(len(texts), len(beginnings)) {
 		if strings.HasPrefix(texts[i], beginnings[i]) {
@@ -141,8 +141,8 @@ func shorten(texts, beginnings []string) {
 	}
 }
 
-// TestFindAsks: Find asks containerd for its directories. It also handles directories of k3s and
-// MicroK8s that move with each release.
+// TestFindAsks: Find asks containerd for its directories. If an upgrade would move them, Find
+// reports a problem (k3s) or returns paths that stay valid (MicroK8s).
 func TestFindAsks(t *testing.T) {
 	t.Parallel()
 	const cniconfig = `{"PluginDirs": ["/told/", "/x"], "PluginConfDir": "/c/", "PluginMaxConfNum": 1, "Prefix": "eth", "Networks": []}`

@@ -23,8 +23,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The default directories of runtimes: containerd internal/cri/config/config_unix.go, CRI-O
-// pkg/config/config_unix.go.
+// The default directories of runtimes (containerd internal/cri/config/config_unix.go, CRI-O
+// pkg/config/config_unix.go).
 const (
 	DefaultConfDir = "/etc/cni/net.d"
 	DefaultBinDir  = "/opt/cni/bin"
@@ -47,7 +47,7 @@ type Runtime struct {
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0
 }
 
-// Check adds a problem if containerd would also run the provider's file.
+// Check adds a problem if containerd would run the provider's file in addition to unwind's.
 func (r *Runtime) Check() {
 	if r.MaxConfs != 1 {
 		r.Problems = append(r.Problems, fmt.Sprintf("max_conf_num is %d according to %s: "+
@@ -116,10 +116,10 @@ func (r Runtime) version(ctx context.Context) (major, minor int) {
 }
 
 // SweepAdvice says whether the runtime triggers sweeps itself, and if not, what to do. containerd
-// 2.0 and later calls STATUS each time that a kubelet requests its status (go-cni cni.go Status).
-// CRI-O calls GC when it starts. If cni_status_grace_period is set, CRI-O 1.36 and later also calls
-// STATUS while it is ready (cri-o internal/config/cnimgr/cnimgr.go). Other runtimes call neither
-// STATUS nor GC.
+// 2.0 and later calls STATUS each time that a kubelet requests containerd's status (go-cni cni.go
+// Status). CRI-O calls GC when it starts. CRI-O 1.36 and later also calls STATUS every few
+// seconds if cni_status_grace_period is set (cri-o internal/config/cnimgr/cnimgr.go). Other
+// runtimes call neither STATUS nor GC.
 func (r Runtime) SweepAdvice(ctx context.Context) string {
 	major, minor := r.version(ctx)
 	switch {
@@ -183,12 +183,12 @@ func Find(ctx context.Context, root string) ([]Runtime, error) {
 	return find(root, func(r *Runtime) bool { return r.ask(ctx, root) })
 }
 
-// Read returns the runtimes with the directories of their distributions. It does not query them.
+// Read is like Find, but does not query the runtimes, so it returns their usual directories.
 func Read(root string) ([]Runtime, error) {
 	return find(root, func(*Runtime) bool { return true })
 }
 
-// find returns the runtimes of a machine for which ask returns true.
+// find returns those runtimes below root for which ask returns true.
 func find(root string, ask func(*Runtime) bool) ([]Runtime, error) {
 	var all []*Runtime
 	for _, d := range distributions {

@@ -24,8 +24,8 @@ import (
 	"cni-unwind/plugin/sweep"
 )
 
-// Read returns the pools of the networks in conflist directories such as /etc/cni/net.d, with or
-// without unwind. If several files use the same pool, the file with unwind wins. Read leaves out
+// Read returns the pools of all networks, with or without unwind, whose conflists are in confDirs,
+// such as /etc/cni/net.d. If several files use the same pool, the file with unwind wins. Read omits
 // the pools of a network that unwind runs with another state directory, because their owners are in
 // another journal. networks contains the networks that unwind runs with stateDir. The error names
 // the files and chains that cannot be read; Read still reads all others.
@@ -117,8 +117,8 @@ func Taken(pool string) (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// Ranges returns the range sets in a configuration from OfNode, as host-local itself reads them, or
-// nil if there are none, for example because the runtime passes them (capability ipRanges).
+// Ranges returns the range sets in a configuration from OfNode, as host-local itself reads them. It
+// returns nil if there are none, for example because the runtime passes them (capability ipRanges).
 func Ranges(config json.RawMessage) (sets []Set, err error) {
 	var given allocator.Net
 	err = json.Unmarshal(config, &given)
@@ -206,8 +206,8 @@ func (s Set) Has(a netip.Addr) bool {
 	})
 }
 
-// Unbounded is the size of a set with 2^53 addresses or more, such as an IPv6 /64. JSON readers
-// represent smaller numbers exactly (RFC 8259 §6), and no file system holds so many files.
+// Unbounded is the size of a set with 2^53 addresses or more, such as an IPv6 /64. No file
+// system holds so many files. JSON readers represent all smaller numbers exactly (RFC 8259 §6).
 const Unbounded = 1 << 53
 
 // Size returns the number of assignable addresses of the set, at most Unbounded.

@@ -35,7 +35,7 @@ func TestNerdctlsNetworks(t *testing.T) {
 }
 
 // TestOfNode: for flannel, OfNode returns the ranges that flannel passes to host-local on this
-// node. The ranges of calico may be unknown.
+// node. For calico, it returns an error if only the Kubernetes API knows the ranges.
 func TestOfNode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -107,8 +107,8 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// FuzzRanges reads a plugin's configuration. If it has a pool, the pool's path is absolute and ends
-// with the network's name. The size of each range set is valid.
+// FuzzRanges checks arbitrary plugin configurations. A pool's path is absolute and ends with the
+// network's name. A range set's size is from 0 to Unbounded.
 func FuzzRanges(f *testing.F) {
 	for _, ipam := range []string{
 		`"subnet": "10.1.0.0/24"`, `"subnet": "10.1.0.0/31"`, `"subnet": "fd00::/64", "dataDir": "/tmp/../x"`,

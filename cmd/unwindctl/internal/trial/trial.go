@@ -138,8 +138,8 @@ func (c *check) run() {
 }
 
 // step runs a step, unless the check was interrupted, and reports the step's outcome. It returns
-// false if the check must not go on. An interrupt does not kill a running plugin, because unwind
-// would later send a killed plugin another DEL.
+// false if the check must not go on. An interrupt does not kill a running plugin: unwind sends a
+// killed plugin another DEL later, so the attachment could outlast the check.
 func (c *check) step(name string, do func(context.Context) (string, error)) bool {
 	if c.ctx.Err() != nil {
 		return false
@@ -182,8 +182,8 @@ func (c *check) remedy(text string) string {
 	return "unwindctl check --plain shows whether this also fails without unwind"
 }
 
-// in gets a plugin list from read, calls take to run steps with a new attachment of that list, and
-// removes the attachment. It returns false if any step of the check has failed.
+// in creates an attachment with the plugin list that read returns, calls take to run steps with it,
+// and removes it. The result is false if any step of the check has failed.
 func (c *check) in(read func(*space) (*libcni.NetworkConfigList, error), take func(*space)) bool {
 	s := c.space(fmt.Sprintf("%s%08x", prefix, rand.Uint32()))
 	if c.step("namespace", func(context.Context) (_ string, err error) {

@@ -29,9 +29,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// WorkDir contains a directory for each attachment of a check. It is on the same disk as libcni's
-// cache, so that a check detects a full disk, and finds what a killed check left even after a
-// reboot. A check doesn't use the runtime's cache, because other commands would mistake the check's
+// WorkDir contains a directory for each attachment of a check. It is on the disk of libcni's cache,
+// so a check detects if this disk is full. After a reboot, what a killed check left is still there.
+// A check doesn't use the runtime's cache, because other commands would mistake the check's
 // attachments for those of pods.
 const WorkDir = "/var/lib/cni/unwind-check"
 
@@ -47,7 +47,7 @@ const (
 const PluginName = "unwind-check-fail"
 
 // Plugin implements the plugin at the end of a chain that unwind must roll back. Its ADD always
-// fails, and its DEL fails while the file failing exists.
+// fails. Its DEL fails while there is a file named "failing" in the plugin's directory.
 func Plugin() {
 	onPurpose := errors.New("fails on purpose, for unwindctl check")
 	skel.PluginMainFuncs(skel.CNIFuncs{
@@ -101,7 +101,7 @@ func (s *space) bin(name string) string { return filepath.Join(s.dir, "bin", nam
 
 func (s *space) netns() string { return filepath.Join(netnses, s.id) }
 
-// make creates the directory, with the list, and the network namespace.
+// make creates the directory, writes the list into it, and creates the network namespace.
 func (s *space) make() error {
 	err := os.MkdirAll(s.dir, 0o700)
 	if err == nil {
