@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies the legal texts of everything that the programs link, on every platform, and of Go's
-# standard library, to DIRECTORY/MODULE@VERSION. A module without a license is an error.
+# Copies legal texts to DIRECTORY/MODULE@VERSION: those of Go's standard library, and of each module
+# that the programs link on any platform. A module without a license is an error.
 #
 # usage: scripts/release/licenses.sh DIRECTORY
 set -euo pipefail

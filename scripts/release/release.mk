@@ -2,8 +2,8 @@
 # .goreleaser.yaml, writes the archives, packages, bills of materials and krew's manifest. The
 # targets below write the other files. The Makefile includes this file, and sets VERSION.
 
-# The tools are in .tools/bin. As for `make tools`, each tool has a stamp file whose name contains
-# its version.
+# The tools are in .tools/bin. The targets are stamp files, as in `make tools`. The name of a stamp
+# file contains the version of its tool.
 GORELEASER := $(TOOLS)/bin/.goreleaser-$(GORELEASER_VERSION)
 CYCLONEDX  := $(TOOLS)/bin/.cyclonedx-gomod-$(CYCLONEDX_VERSION)
 CRANE      := $(TOOLS)/bin/.crane-$(CRANE_VERSION)
@@ -33,9 +33,9 @@ SITE = https://unwind.invalid
 # (https://reproducible-builds.org/specs/source-date-epoch).
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-# Go settings that change the bytes of a release, so they must not come from the machine. Each has a
-# value, because for an empty one, Go would use that of go env -w. Go's version is that of go.mod or
-# newer. The bills of materials name it, and GOTOOLCHAIN=go1.N.P selects it for a rebuild.
+# Go settings that change the bytes of a release, so they must not come from the machine. None is
+# empty, because Go would then use the value set with `go env -w`. The version of Go is at least the
+# one in go.mod. The bills of materials name it. For a rebuild, GOTOOLCHAIN=go1.N.P selects it.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
 release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/

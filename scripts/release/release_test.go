@@ -49,8 +49,8 @@ func TestNotes(t *testing.T) {
 //
 //   - They name each action by a commit, because a tag may be moved.
 //   - By default, a job may only read. A job with other permissions doesn't run make.
-//   - checkout leaves no token in .git.
-//   - They name no registry.
+//   - The action checkout leaves no token in .git.
+//   - They name no container registry. The repository's variable REGISTRY names it.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	files, _ := filepath.Glob("../../.github/workflows/*.yml")

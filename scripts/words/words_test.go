@@ -105,7 +105,7 @@ func refuse(t *testing.T, phrases []struct{ not, but string }, texts []text) {
 	}
 }
 
-// documents returns the paths of all documents, and of the alerts.
+// documents returns the paths of all documents, and of the Helm chart's YAML files.
 func documents(t *testing.T) []string {
 	t.Helper()
 	out, err := exec.Command("git", "ls-files", "*.md", "scripts/deploy/helm/*.yaml").Output()

@@ -7,18 +7,18 @@
 //	 "delayMS": 1000, "modes": {"DEL": "<mode>"}, "ipam": {"type": "host-local", …},
 //	 "rules": true, "result": "<text>", "needs": "/abs/file"}
 //
-// Only dir is required. modes override plan.json, so that faulty can fail with one configuration
-// and work with another. With ipam, faulty gets addresses from that plugin, as bridge does. With
-// rules, faulty creates a rule for each address in prevResult, as firewall does: the address alone
-// is the rule's key, so a DEL removes the rule even if the address has another owner by then. With
-// needs, each call fails and is not logged while that file is missing, like a plugin whose
-// kubeconfig or daemon is gone. dir contains:
+// Only "dir" is required. "modes" overrides plan.json, so that faulty can fail with one
+// configuration and work with another. With "ipam", faulty gets addresses from that plugin, as
+// bridge does. With "rules", faulty creates a rule for each address in prevResult, like firewall.
+// A rule's key is the address alone, so DEL removes the rule even if the address has a new owner.
+// While the file that "needs" names is missing, each call fails and is not logged, as if the
+// plugin's kubeconfig or daemon were gone. The directory "dir" contains:
 //
 //	taken/<containerID>.<ifname>.<instance>
 //	        created by an ADD that takes effect (content: the pid), removed by a DEL that takes
 //	        effect; CHECK fails without it
 //	rules/<address>.<instance>
-//	        created by an ADD and removed by a DEL, if the configuration has rules
+//	        created by an ADD and removed by a DEL, if the configuration has "rules"
 //	held/<command>.<containerID>.<instance>
 //	        created by a call in a hold mode; the call continues when the file is removed
 //	plan.json
@@ -31,8 +31,8 @@
 //	        created by the first call in a mode with "once"
 //	log
 //	        a JSON line (type record) at the start of each call, and one at its end if it ends by
-//	        itself. Each line is one append. Both lines of a call have the same pid, except in
-//	        mode "orphan", whose child writes the second.
+//	        itself. A single write appends each line. Both lines of a call have the same pid,
+//	        except in mode "orphan", whose child writes the second.
 //
 // The modes; those that end in -effect take effect (create or remove the files) first:
 //
@@ -55,9 +55,9 @@
 //
 // "Never" means ten minutes, so that a test that dies leaves no process for longer.
 //
-// ADD prints result unchanged. Without result, it prints prevResult (or an empty result), and adds
-// address and the addresses from the IPAM plugin to the ips. GC and STATUS create and remove
-// nothing, but like CHECK, they follow the plan. VERSION reads no configuration and is not logged.
+// ADD prints "result" unchanged. Without "result", it prints prevResult (or an empty result), with
+// "address" and the addresses from the IPAM plugin added to "ips". CHECK, GC and STATUS create and
+// remove nothing, but follow the plan. VERSION reads no configuration and is not logged.
 package main
 
 import (

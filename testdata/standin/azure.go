@@ -21,7 +21,7 @@ import (
 //     nothing (cni/network/network.go Add, Delete).
 //   - With ipam.type azure-cns, azure-vnet calls CNS, not a plugin. CNS identifies an address by
 //     the container and the interface: a repeated ADD gets the same address, and DEL releases it
-//     with or without a namespace (invoker_cns.go). addresses is the number of addresses in CNS.
+//     with or without a namespace (invoker_cns.go). CNS has conf.Addresses addresses.
 //   - With any other ipam.type, azure-vnet runs the plugin of that name (invoker_azure.go).
 func addAzure(c conf, args *skel.CmdArgs) error {
 	for _, name := range []string{"K8S_POD_NAME=", "K8S_POD_NAMESPACE="} {

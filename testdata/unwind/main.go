@@ -123,8 +123,8 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function that calls do at one point: if where is "commit 2", at the second point
-// named commit; if where is "2", at the second of all points; and if where is empty, at none.
+// at returns a function that calls do at the point that the string where names: "commit 2" is
+// the second point named commit, "2" is the second point of any name, and "" is none.
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]
