@@ -132,8 +132,8 @@ var table = []Plugin{
 		ExecutesIPAM: always, DefaultIPAM: "host-local",
 	},
 	// go-controller/pkg/cni/cni.go, cmdDel: a DEL removes the port of the sandbox, if it can open
-	// CNI_NETNS. pkg/controllermanager/node_controller_manager.go, checkForStaleOVSInternalPorts: every
-	// minute, ovnkube-node removes the ports whose interface is gone.
+	// CNI_NETNS. Every minute, ovnkube-node removes the ports whose interface is gone
+	// (pkg/controllermanager/node_controller_manager.go, checkForStaleOVSInternalPorts).
 	{
 		Name: "ovn-k8s-cni-overlay", Source: "ovn-kubernetes/ovn-kubernetes 1.3.0",
 		GoesWithNetNS: true, ByContainer: true,

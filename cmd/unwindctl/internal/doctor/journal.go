@@ -179,8 +179,8 @@ func (e *examination) attachments(found *inspect.Report) {
 	e.verdicts(found)
 }
 
-// addProcesses returns the processes of an attachment's ADD, except unwind's own: the plugin that is
-// running, and the programs that it has started. Each has the CNI variables in its environment.
+// addProcesses returns the processes of an attachment's ADD, except unwind's own: the running
+// plugin, and the programs that it has started. Each has the CNI variables in its environment.
 func addProcesses(k journal.Key) (processes []string) {
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environments {
