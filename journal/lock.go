@@ -302,9 +302,9 @@ const (
 )
 
 // LockSweep acquires the lock that a sweep started by STATUS needs. If another such sweep holds it,
-// LockSweep returns ErrBusy. But after sweepTime, the other sweep may hang. Then LockSweep returns
-// a nil Lock without an error, so the caller's sweep also runs, and sweepTime begins again. Two
-// sweeps at a time are safe, because each attachment has its own lock.
+// LockSweep returns ErrBusy. But once the other sweep has run for sweepTime, it counts as hung. So
+// LockSweep then returns a nil Lock without an error, the caller's sweep also runs, and sweepTime
+// begins again. Two sweeps at a time are safe, because each attachment has its own lock.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err

@@ -281,11 +281,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 }
 
 // pages returns the maximum number of pages that the commit writes. bbolt writes each changed page,
-// and the pages above it, to free pages. A changed record costs up to five times its size: bbolt
-// writes its whole leaf. bbolt splits a leaf of large records only at the fifth record, and all
-// records of a network have about the same size. 12 pages are for the rest: two leaves that are
+// and the pages above it, to free pages. For a changed record, bbolt writes up to five times the
+// record's size, because it writes the record's whole leaf. Such a leaf contains fewer than five
+// large records, of about the same size in a network. Another 12 pages are for two leaves that are
 // split or merged, the branches, the list of buckets, and the page that bbolt leaves free at the
-// end. The freelist takes 8 bytes for each free page.
+// end. In addition, the freelist takes 8 bytes for each free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

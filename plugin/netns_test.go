@@ -520,9 +520,9 @@ func TestGoesWithNetNS(t *testing.T) {
 }
 
 // TestNextPodAtSamePath: while a sweep, or the ADD of A's next sandbox, runs pod A's DELs, the
-// runtime removes A's network namespace and creates pod B's at the same path. bridge's DEL still
-// runs in A's namespace, so it removes A's interface, not B's. p0's DEL gets no path, because the
-// path now leads to B's namespace.
+// runtime replaces A's network namespace with pod B's at the same path. unwind keeps A's namespace
+// open, and bridge's DEL gets that, so it removes A's interface, not B's. p0's DEL would need the
+// original path, which now leads to B's namespace, so it gets none.
 func TestNextPodAtSamePath(t *testing.T) {
 	each1(t, []string{"sweep", "status", "gc", "ADD"}, func(t *testing.T, by string) {
 		n := newNode(t)

@@ -290,8 +290,8 @@ func (s *soak) steady(points []point) {
 	s.Helper()
 	first, last := points[0], points[len(points)-1]
 	half := points[len(points)/2]
-	// At each point, the journal has no records. The position of its last used page varies, because it
-	// depends on how many records existed at the same time.
+	// The journal is empty at each point. But the position of its last used page depends on how many
+	// records it contained at most at any time before, so it may vary.
 	if last.used > first.used+1<<10 || last.journal > max(2*first.journal, 512<<10) {
 		s.Errorf("the journal at first, half-way and now:\n%s\n%s\n%s", first, half, last)
 	}

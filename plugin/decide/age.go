@@ -21,11 +21,11 @@ type Clock struct {
 }
 
 // DecideGrace decides whether the grace period of an owner is over, from the ages of its files by
-// the wall clock. The parameter given is --grace-period; unless it is 0, it replaces grace.
+// the wall clock. The parameter "given" is --grace-period: if it is not 0, it replaces grace.
 //
 // A file time in the future proves nothing. Neither does a time before the boot if the clock was
 // changed in this boot, as on a board without a clock of its own, or in a virtual machine that was
-// paused. In these cases, the period is over only if given is not 0.
+// paused. In these cases, the period is over if --grace-period was given, and otherwise not.
 func DecideGrace(ages []time.Duration, clock Clock, grace, given time.Duration) Grace {
 	age, older := clock.SinceBoot, 0
 	for _, one := range ages {

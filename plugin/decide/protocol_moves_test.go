@@ -228,8 +228,8 @@ func (m *protocol) plainDELs(s *state, i int8) {
 }
 
 // unseen calls do() for each verb that the runtime may run for A while unwind is off. Such a verb
-// does not wait for unwind's DELs, so unseen does nothing while a process is running. Only the
-// result in libcni's cache shows that an ADD without unwind ran.
+// could run during unwind's own DELs, but the model leaves that out: unseen does nothing while a
+// process of unwind runs. Only the result in libcni's cache shows that an ADD without unwind ran.
 func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandboxed))) {
 	c := s.c[i]
 	if !m.off || i != 0 || s.atWork() {

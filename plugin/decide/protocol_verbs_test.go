@@ -181,8 +181,8 @@ func (m *protocol) answer(s *state, p int) {
 	m.end(s, p)
 }
 
-// named returns the number of the ADD whose namespace the runtime's DEL names. A DEL without a path
-// names the namespace in the cached result. If no result is cached, named returns 0.
+// named returns the number of the ADD in whose namespace the runtime sends its DEL. If the model's
+// DELs have no path, that is the ADD of the cached result, or 0 if no result is cached.
 func (m *protocol) named(c *sandboxed) int8 {
 	switch {
 	case !m.nameless:

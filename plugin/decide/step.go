@@ -188,8 +188,8 @@ var waits = map[journal.Why]string{
 		"address",
 }
 
-// Failing reports whether the last try of a step's DEL failed, and the next one waits only for the
-// end of its pause.
+// Failing reports whether a step's DEL failed at its last try, and now waits for nothing but the
+// end of the pause after that try.
 func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }
 
 // NetNS contains the facts that decide the CNI_NETNS of a DEL.
@@ -249,9 +249,9 @@ func Needless(s *journal.Step, netNSGone bool) bool {
 	return netNSGone && known.ByType(s.Type).GoesWithNetNS
 }
 
-// maxFailures is the number of failures after which unwind may drop a pending DEL. Only tries after
-// the pause count, so this takes about a day (see Pause). unwind counts tries instead of time, so
-// reboots don't matter.
+// maxFailures is the number of failures after which unwind may drop a pending DEL. A failure counts
+// only if the try came after the pause (see Pause), so 300 failures take about a day. unwind counts
+// tries instead of time, so reboots don't matter.
 const maxFailures = 300
 
 // Outcome is the result of one try of a DEL.

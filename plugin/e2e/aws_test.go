@@ -136,7 +136,7 @@ func (n *aws) awsKept(t *testing.T) (e2e.AWSLeft, int) {
 }
 
 // awsRefuses: the daemon refuses the DEL, and never releases the address on its own while it runs.
-// At its next start, it keeps the address, because the pod has a new sandbox with an interface.
+// Even its next start releases nothing, because the pod then has a new sandbox with an interface.
 func awsRefuses(t *testing.T, n *aws) (e2e.AWSLeft, int) {
 	n.add(t, "a", "web-0")
 	n.Refuse("open /var/run/aws-node/ipam.json.tmp1: no space left on device")

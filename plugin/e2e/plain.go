@@ -147,8 +147,8 @@ func (n *PlainNode) CheckLive() {
 	}
 }
 
-// FailPods tries to start pods while faulty fails their ADDs and DELs. Then it stops and removes
-// the pods that the runtime lists, as kubelet does.
+// FailPods tries to start pods whose ADDs and DELs the plugin "faulty" fails. Then it stops and
+// removes the pods that the runtime lists, as kubelet does.
 func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Helper()
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})

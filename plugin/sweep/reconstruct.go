@@ -74,8 +74,8 @@ func (s *Sweep) undoOwner(
 }
 
 // undoRecord runs the DELs of an owner's reconstructed record e, and releases the owner's
-// addresses. If e is nil because it could not be reconstructed, why is the error. If nothing
-// remains that another sweep would find, undoRecord sets Released, even if a DEL failed.
+// addresses. If the record could not be reconstructed, e is nil, and why contains the error. If
+// nothing remains that another sweep would find, undoRecord sets Released, even if a DEL failed.
 func (s *Sweep) undoRecord(
 	ctx context.Context, w *undo.Worker, f *Finding, e *journal.Record, why error,
 ) error {

@@ -101,8 +101,8 @@ type gathering struct {
 	all       []*owner
 	byKey     map[journal.Key]*owner
 	inJournal map[string]bool // container IDs
-	// noChain contains, for each error, the files of libcni's cache whose chain it makes unusable. If
-	// a chainFile is missing, all files of its network have the same error.
+	// noChain contains, by error, the files of libcni's cache whose chain is unusable because of that
+	// error. If a chainFile is missing, all files of its network have the same error.
 	noChain map[string][]string
 	errs    []error
 }

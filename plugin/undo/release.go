@@ -28,9 +28,9 @@ type Outcome struct {
 	Err      error           // why something remains, unless the verdict is the reason
 }
 
-// Release undoes an attachment other than the verb's own if it is dead, and writes the DELs that
-// are still pending. It returns nil if nothing remains. ctx limits the wait for the attachment's
-// lock: each caller holds a lock of its own, so two callers could wait for each other.
+// Release undoes a dead attachment other than the verb's own, and records the DELs that are still
+// pending. It returns nil if nothing remains. ctx limits the wait for the attachment's lock: each
+// caller holds a lock of its own, so two callers could wait for each other.
 func (w *Worker) Release(ctx context.Context, key journal.Key) error {
 	lock, err := w.Node.Journal.Store.Acquire(ctx, key,
 		journal.Patience{Children: w.Env.Budgets.Children})

@@ -51,8 +51,8 @@ type Set struct {
 	Family string   `json:"family"`
 	Ranges []string `json:"ranges"`
 	// Size is the number of addresses that host-local can assign. It is less than 2^53, so JSON
-	// readers represent it exactly. Size and Free are null for addresses outside the ranges and for a
-	// larger set (Unbounded), which never fills up.
+	// readers represent it exactly. A set of 2^53 or more addresses is Unbounded: it never fills up.
+	// For such a set, and for the addresses outside all ranges, Size and Free are null.
 	Size      *int64 `json:"size"`
 	Free      *int64 `json:"free"`
 	Unbounded bool   `json:"unbounded"`

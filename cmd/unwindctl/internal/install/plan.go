@@ -211,7 +211,7 @@ func (s Setup) Provider(r node.Runtime) string {
 }
 
 // PassesOver returns an error if chainFile is not the file that the runtime would use without
-// unwind. The error names the plugins that pods lack. PassesOver accepts a chain from another
+// unwind. The error names the plugins that pods would lack. PassesOver accepts a chain from another
 // directory, because it was chosen on purpose.
 func (s Setup) PassesOver(r node.Runtime, chainFile string) error {
 	first := s.Without(r)
