@@ -194,9 +194,9 @@ type Step struct {
 	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first. If
 	// the delegate's ADD was killed, Tries begins at 1, so that the other DELs run before this one.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the failed attempts, except those during a pause. Absent counts the failures
-	// while the network's chain lacks the delegate: the first one always, later ones not during a
-	// pause. If the chain contains the delegate or cannot be read, a failure resets Absent to 0.
+	// Failures counts the failed attempts, except those during a pause. Absent counts the same while
+	// the network's chain lacks the delegate, but always counts the first failure. If the chain
+	// contains the delegate or cannot be read, a failure resets Absent to 0.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last attempt failed

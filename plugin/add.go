@@ -41,8 +41,8 @@ type adding struct {
 //  2. Acquire the attachment's lock.
 //  3. Undo earlier ADDs of this attachment, and release dead attachments of its pod. Write the
 //     intent: the record in state adding, with the whole chain.
-//  4. Run each delegate. If its result differs from the previous delegate's, write the record in
-//     state live, with the result and claims on the new addresses.
+//  4. Run each delegate. After each one that changes the result, even before the last, write the
+//     record in state live, with the result and claims on the new addresses.
 //  5. Print the result.
 //  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD, even
 //     if the journal cannot be read or written.

@@ -79,7 +79,7 @@ func TestSweepAfterReboot(t *testing.T) {
 	n.wantClean()
 }
 
-// abandoned returns the record of an attachment that an operator has forgotten, or nil.
+// abandoned returns an attachment's record in state abandoned (see unwindctl forget), or nil.
 func (n *node) abandoned(key journal.Key) (mark *journal.Record) {
 	n.Helper()
 	err := n.store.View(n.Context(), func(tx *journal.Tx) (err error) {

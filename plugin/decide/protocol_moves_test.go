@@ -252,7 +252,8 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 	})
 }
 
-// kill kills a process. Its delegate, unless it hangs, keeps running and holds the lock.
+// kill kills a process. A hanging delegate ends with it; any other one keeps running and holds the
+// lock.
 func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--

@@ -198,8 +198,8 @@ type NetNS struct {
 	// Interface says whether that namespace has the ADD's interface. It is needed only for a plugin
 	// with known.Scratch.
 	Interface Truth
-	// Unknown is set if the record has neither a result nor a claim, so that the interface in a
-	// scratch namespace would have no address.
+	// Unknown is set if the record has neither a result nor a claim. The addresses are then unknown,
+	// so the interface in a scratch namespace would have none.
 	Unknown bool
 	Sent    bool // the runtime sent a path for this DEL
 	// Anothers is set if the path that the runtime sent leads to the namespace of another attachment

@@ -76,7 +76,7 @@ func TestE2ECrioLeak(t *testing.T) {
 			_, starts := c.RT.RunPod(e2e.Pod{Name: "next"})
 			table.Row(chain, one.trouble.Name, one.how, during, pending, without, stops, after, c.Pending(), word(starts))
 			if !one.unwind {
-				// CRI-O watches the plugin directory, so it may run no plugin while a binary is missing.
+				// CRI-O watches the plugin directory, so it possibly runs no plugin while a binary is missing.
 				missing := one.trouble.Name == e2e.Troubles[1].Name
 				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
 					t.Errorf("without unwind %s leaks, later %s, so the test proves nothing", during, after)

@@ -105,7 +105,7 @@ type days struct {
 	plain, unwind *e2e.Worker
 }
 
-// day is a change to the provider's chain.
+// day is a day on which somebody changes the provider's chain while pods run.
 type day struct {
 	name     string // a prefix of its pods' names
 	what     string

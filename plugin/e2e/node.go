@@ -128,8 +128,8 @@ func (n *Node) isReady() error {
 	return err
 }
 
-// enter moves the calling thread into the named namespaces of a process. On the node's thread, PID
-// 1 is the node's first process.
+// enter moves the calling thread into the named namespaces of a process. To a thread that is in the
+// node's mount namespace, PID 1 is the node's first process.
 func (n *Node) enter(pid int, names ...string) error {
 	// setns(2): a thread that enters a mount namespace must not share its fs attributes with other
 	// threads.

@@ -97,7 +97,7 @@ func TestE2EOcicniDEL(t *testing.T) {
 		switch {
 		case !unwind && second.Rules == 0:
 			t.Errorf("without unwind %s is left, so the test proves nothing", second)
-		case unwind && (second != (e2e.Left{}) || pending != 0):
+		case unwind && (first.Addresses != 1 || second != (e2e.Left{}) || pending != 0):
 			t.Errorf("unwind leaves %s after the first DEL, %s after the second, %d pending", first, second, pending)
 		}
 	}

@@ -80,7 +80,7 @@ var Printed = []struct{ Name, Text string }{
 	{"dns is a string", `{V, "dns": "10.9.0.2"}`},
 }
 
-// InVersion returns a Text of Printed, with the key cniVersion and this version in place of V.
+// InVersion replaces the V in a text (see Printed) with the key cniVersion and this version.
 func InVersion(text, cniVersion string) string {
 	return strings.ReplaceAll(text, "{V", fmt.Sprintf(`{"cniVersion": %q`, cniVersion))
 }

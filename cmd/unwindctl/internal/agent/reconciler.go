@@ -261,7 +261,8 @@ func (r *reconciler) removed() bool {
 		r.Obstacle(r.journalDir(r.Setup)) == nil
 }
 
-// recordRemoval records that unwind is switched off. After an error, the next run tries again.
+// recordRemoval records that somebody switched unwind off by removing its conflist. After an error,
+// the next run tries again.
 func (r *reconciler) recordRemoval() error {
 	dir, by := r.journalDir(r.Setup), "rm "+r.Path()
 	if err := install.WriteOff(dir, by); err != nil {

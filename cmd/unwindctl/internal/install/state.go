@@ -67,9 +67,9 @@ func ReasonOf(err error) Reason {
 	return Refused
 }
 
-// Obstacle returns the reason not to use unwind on this node, or nil. It does not consider the
-// provider's file. While there is an obstacle, the agent keeps unwind's conflist out of use. If
-// stateDir is "", Obstacle uses the setup's state directory. There are two obstacles:
+// Obstacle returns the reason not to use unwind on this node, or nil. It does not check whether the
+// provider's conflist can be used. While there is an obstacle, the agent keeps unwind's conflist
+// out of use. If stateDir is "", Obstacle uses the setup's one. There are two obstacles:
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has renamed unwind's conflist, as it renames all conflists but its own, unless
