@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -157,27 +158,27 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, each in its share of the time. It stops
-// when too little time is left for a slow DEL. A later verb or sweep releases the rest.
+// releaseSamePod releases dead attachments of the same pod, the fewest tries first, so a DEL that
+// hangs does not starve the others. It stops when too little time is left for a slow DEL. A later
+// verb or sweep releases the rest.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
 	ready := slices.DeleteFunc(slices.Clone(a.samePod),
 		func(e *journal.Record) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
+	slices.SortStableFunc(ready, func(a, b *journal.Record) int {
+		return cmp.Compare(undo.FailedTries(a), undo.FailedTries(b))
+	})
 	deadline, _ := ctx.Deadline()
 	for i, e := range ready {
-		left := time.Until(deadline)
-		if left < a.Env.Budgets.Step {
+		if time.Until(deadline) < a.Env.Budgets.Step {
 			a.log.Debug("out of time; the other attachments of the pod are released later",
 				"attachments", len(ready)-i)
 			return
 		}
-		one, cancelOne := context.WithTimeout(ctx,
-			max(left/time.Duration(len(ready)-i), a.Env.Budgets.Step))
-		if err := a.Release(one, e.Key); err != nil {
+		if err := a.Release(ctx, e.Key); err != nil {
 			a.Node.Log.Debug("deferred", "attachment", e.Key.String(), "err", err)
 		}
-		cancelOne()
 	}
 }
 

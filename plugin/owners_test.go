@@ -122,6 +122,33 @@ func TestNewSandbox(t *testing.T) {
 	})
 }
 
+// TestNewSandboxAfterSeveral: the runtime sends each dead sandbox only one DEL, as CRI-O does, and p1
+// fails each DEL. Each address waits for p1's second DEL. The pod's next ADD runs that for all of
+// the sandboxes, and not only for the last, so none keeps its address.
+func TestNewSandboxAfterSeveral(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.budget("Release=40s Step=20s") // as on a node, twice the minimum for one DEL
+	n.chain(bridge, p1)
+	a := n.add("a")
+	old := []*pod{a, a.nextSandbox("b"), a.nextSandbox("c")}
+	old[1].add()
+	old[2].add()
+	n.plan(p1.DEL("fail"))
+	for _, p := range old {
+		n.wantError(p.tryDel())
+		p.dropNetNS()
+	}
+	n.wantReserved(3)
+	d := a.nextSandbox("d")
+	d.add()
+	n.wantReserved(1)
+	n.plan()
+	d.del()
+	n.sweep()
+	n.wantClean()
+}
+
 // A duplicate is a live pod's address that host-local assigns to another pod, because host-local's
 // file for the address was lost. unwind reports an error instead of giving the address a new owner
 // (Azure CNS #4210).
