@@ -83,7 +83,10 @@ func TestE2ECrioLeak(t *testing.T) {
 				}
 				return
 			}
-			if !during.HasNothing() || without != 0 {
+			// CRI-O sends a sandbox whose DEL fails no other DEL. So the last sandbox's address waits for the
+			// failing plugin's second DEL, which the next ADD, a sweep or the agent runs.
+			waits := one.trouble.Name == e2e.Troubles[2].Name && during.Addresses == 1
+			if !during.HasNothing() && !waits || without != 0 {
 				t.Errorf("meanwhile unwind leaves %s; sandbox %d got no address", during, without)
 			}
 			if after != (e2e.Left{}) || starts != nil {
