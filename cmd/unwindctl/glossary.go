@@ -17,8 +17,8 @@ var glossary = []struct{ kind, word, meaning string }{
 		"devices may remain, and nothing retries the DEL"},
 	{"result", "would be released", "with --dry-run: sweep would release it"},
 	{"result", "pending", "dead, but not released yet; the next sweep tries again"},
-	{"result", "kept", "live, recent or unknown; or one of too many that seem dead: more than 10, " +
-		"and more than 30 % of the attachments of this boot"},
+	{"result", "kept", "live, busy, recent or unknown; or one of too many that seem dead: more than " +
+		"10, and more than 30 % of the attachments of this boot"},
 	{"address", "live", "its owner is live"},
 	{"address", "recent", "its owner is not on the runtime's list, but the list may be older " +
 		"than the owner"},
