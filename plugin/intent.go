@@ -166,8 +166,8 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 	defer cancel()
 	ready := slices.DeleteFunc(slices.Clone(a.samePod),
 		func(e *journal.Record) bool { return a.Spares(e) || !a.Ready(ctx, e, false) })
-	slices.SortStableFunc(ready, func(a, b *journal.Record) int {
-		return cmp.Compare(undo.FailedTries(a), undo.FailedTries(b))
+	slices.SortStableFunc(ready, func(one, other *journal.Record) int {
+		return cmp.Compare(undo.FailedTries(one), undo.FailedTries(other))
 	})
 	deadline, _ := ctx.Deadline()
 	for i, e := range ready {

@@ -128,7 +128,7 @@ func TestNewSandbox(t *testing.T) {
 func TestNewSandboxAfterSeveral(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.budget("Release=40s Step=20s") // as on a node, twice the minimum for one DEL
+	n.budget("Release=60s Step=30s") // as on a node, twice the minimum for one DEL
 	n.chain(bridge, p1)
 	a := n.add("a")
 	old := []*pod{a, a.nextSandbox("b"), a.nextSandbox("c")}

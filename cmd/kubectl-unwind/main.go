@@ -52,7 +52,7 @@ func rootCommand() *cobra.Command {
 			"nodes), and the nodes on which nothing was run.\n\n" +
 			"You need these permissions:\n" +
 			"  in the agents' namespace: list and get pods, get and create pods/exec\n" +
-			"  in the cluster: list nodes, for --selector and for the nodes without an agent\n" +
+			"  in the cluster: list nodes, for --selector and to see nodes without an agent\n" +
 			"Permission to exec into an agent's pod amounts to root on its node.\n\n" +
 			"The exit code is the highest exit code of unwindctl on any node. It is 1 if all other\n" +
 			"nodes succeeded and a node has no agent or did not respond, 2 after a usage error, and\n" +

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -156,12 +155,9 @@ func TestOccupant(t *testing.T) {
 	}
 	defer netns.Close()
 	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN}
-	_, tunErr := os.Stat("/dev/net/tun") // a container may lack it
-	if tunErr == nil {
-		tunErr = netns.Do(func(ns.NetNS) error { return netlink.LinkAdd(tun) })
-	}
-	if tunErr != nil && !errors.Is(tunErr, fs.ErrNotExist) {
-		t.Fatal(tunErr)
+	tunErr := netns.Do(func(ns.NetNS) error { return netlink.LinkAdd(tun) })
+	if tunErr != nil { // a kernel or a container may lack tun
+		t.Log(tunErr)
 	}
 	for name, want := range map[string]bool{"eth0": true, "tun0": tunErr == nil, "lo": false, "none": false} {
 		seen, err := InterfaceAt(path, name)

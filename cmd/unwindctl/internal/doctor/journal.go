@@ -121,8 +121,11 @@ func (e *examination) attachments(found *inspect.Report) {
 	for _, a := range found.Attachments {
 		key, age := a.Key.String(), time.Since(a.Since)
 		if a.Busy() && decide.KeepsContainer(a.State) && age > addingLong {
+			// a DEL that has just begun may hold the lock of a live attachment, too
 			if in := addProcesses(a.Key); len(in) > 0 {
 				adding = append(adding, key+" in "+strings.Join(in, ", "))
+			} else if a.State == journal.Adding {
+				adding = append(adding, key)
 			}
 		}
 		if !a.PendingDEL() || age <= pendingLong {
@@ -144,7 +147,8 @@ func (e *examination) attachments(found *inspect.Report) {
 	}
 	some := func(all []string) string { return strings.Join(all[:min(3, len(all))], ", ") }
 	if len(adding) > 0 {
-		e.add("pods", Warning, "that plugin probably hangs; once its process ends, unwind undoes the ADD",
+		e.add("pods", Warning,
+			"a plugin probably hangs: see its log, or kill its process; unwind then undoes the ADD",
 			"%s run for more than 2m: %s", term.Plural(len(adding), "ADD has", "ADDs have"), some(adding))
 	}
 	if len(long) > 0 {
