@@ -53,7 +53,7 @@ MANUAL ?= bin/man8
 # The number of pods that `make soak` adds and removes.
 PAIRS ?= 100000
 
-# The tests of the deployment files: a separate module, which is not in a release's archives.
+# The directory of the tests of the deployment files: a module that no release archive contains.
 CHECK := scripts/deploy/check
 
 # The packages that `make mutants` checks.
@@ -77,9 +77,9 @@ TEST_PROGRAMS := $(patsubst %/main.go,./%,$(wildcard testdata/*/main.go))
 # The plugins run iptables, which is in these directories. Not every user has them in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-# Each clone of the repository has its own linter caches. Clones with the same package would share
-# a cached finding, but it contains the path of the clone that was linted first. The linters would
-# report that path, and no comment in another clone could silence the finding.
+# Each clone of the repository has its own linter caches. A finding in a shared cache would contain
+# the path of the clone that was linted first. In another clone, the linters would report that path,
+# and no comment could silence the finding.
 export GOLANGCI_LINT_CACHE := $(TOOLS)/lint/golangci
 export STATICCHECK_CACHE   := $(TOOLS)/lint/staticcheck
 
@@ -131,8 +131,8 @@ test: deps tools build ## run all tests on real plugins and namespaces (10 minut
 matrix: deps tools build ## run the tests with larger samples (root)
 	UNWIND_TEST_LONG=matrix CGO_ENABLED=0 $(GO_TEST) -count=1 ./journal ./plugin/... ./cmd/unwindctl
 
-# The race detector finds only races between goroutines of one process. So of the tests that need
-# namespaces, this target runs only those with such goroutines (see sandbox.Concurrent).
+# The race detector finds no races between processes. So of the tests that need namespaces, this
+# target runs only those in which goroutines run in parallel (see sandbox.Concurrent).
 race: deps tools build ## run tests with the race detector (6 minutes, root)
 	CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 
@@ -171,7 +171,7 @@ workflows: go
 	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck= -pyflakes=
 
 # The tests are a separate module, because unwind itself doesn't need Prometheus, Helm and the
-# Kubernetes API types. They read files outside their module. go test doesn't notice changes to
+# Kubernetes API types. They read files outside their module. "go test" doesn't notice changes to
 # these files, so -count=1 disables its cache.
 chart: go workflows ## test the alerts, the dashboard and the Helm chart
 	cd $(CHECK) && go vet ./... && go test -count=1 ./...

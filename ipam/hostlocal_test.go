@@ -219,8 +219,8 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseOne: Release of one address removes a file that names the attachment, and a file that
-// is empty or ends in the middle of that name, as after a power loss. It keeps any other file.
+// TestReleaseOne: Release of one address removes its file if the file names the attachment, or
+// contains only the beginning of that name or nothing, as after a power loss. Any other file stays.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,

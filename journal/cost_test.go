@@ -8,8 +8,8 @@ import (
 	"cni-unwind/plugin/plugintest/sandbox"
 )
 
-// TestAllocations limits how often one Update (with opening the file) and reading 1,000 outlines of
-// records allocate memory. Unlike times, these counts don't depend on the machine.
+// TestAllocations limits the number of memory allocations in one Update (which opens the file) and
+// in one View of 1,000 outlines. Unlike times, these counts don't depend on the machine.
 func TestAllocations(t *testing.T) {
 	s := newStore(t)
 	e := adding("a", "10.0.0.1")

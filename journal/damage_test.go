@@ -211,8 +211,8 @@ func found(ctx context.Context, s *Store, k Key) error {
 	})
 }
 
-// TestDamage damages the journal file in hundreds of ways. None may crash or hang the process that
-// reads the file, and the journal must be usable again after at most one failed Update.
+// TestDamage damages the journal file in hundreds of ways. No damage may crash or hang a process
+// that reads the file. The journal must be usable again after at most one failed Update.
 func TestDamage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it damages a journal in hundreds of ways: make test")
@@ -393,7 +393,7 @@ func TestReportedDamage(t *testing.T) {
 	}
 }
 
-// damage overwrites a stored record with what the function value returns for the record's number.
+// damage replaces a stored record with the string value(n), where n is the record's number.
 func damage(t *testing.T, s *Store, k Key, value func(number uint64) string) {
 	t.Helper()
 	raw(t, s, func(btx *bolt.Tx) error {
@@ -474,7 +474,7 @@ func wantTold(t *testing.T, s *Store, when, want string) {
 	}
 }
 
-// ofPod returns a record of the pod that told looks up.
+// ofPod returns a record of the pod ns/pod, whose records told() lists.
 func ofPod(id string, addresses ...string) *Record {
 	e := adding(id, addresses...)
 	e.Added.Pod = Pod{Namespace: "ns", Name: "pod"}

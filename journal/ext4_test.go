@@ -153,8 +153,8 @@ func attachLoop(file string) (device *os.File, err error) {
 // flush, some reach the disk and some don't. The journal must then contain exactly the records as
 // of the last successful Update, or as of a later Update that failed or was still running.
 //
-// Here, the kernel's ext4 decides when it writes a page and its own metadata, whereas TestPowerLoss
-// also simulates the file system.
+// Here, the kernel's ext4 decides when it writes each page and the metadata of the file system.
+// TestPowerLoss, in contrast, also simulates the file system.
 func TestPowerLossOnExt4(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it mounts hundreds of disks: make test")

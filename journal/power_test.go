@@ -140,9 +140,9 @@ type power struct {
 	dirs     atomic.Int64
 }
 
-// failsAfter maps a step's index to the sync that then fails in another process's commit. Sync 1
-// writes the pages, and sync 2 writes the meta page. The next commit must not build on
-// pages that are not on disk.
+// failsAfter maps a step's index to a sync. After that step, another process commits, and this sync
+// of its commit fails. Sync 1 writes the pages, and sync 2 writes the meta page. The next commit
+// must not build on pages that are not on disk.
 var failsAfter = map[int]int64{5: 2, 7: 1}
 
 // TestPowerLoss simulates a power loss at every sync and after every step of a journal's life, and

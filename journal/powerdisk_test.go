@@ -38,7 +38,7 @@ const rootFolder = 1
 //
 //   - wrote: a page or a part of one
 //   - resized: a file's size; a write past the end of a file is a resize and a write
-//   - renamed: a directory loses the name in old, or gets the one in name; a rename does both
+//   - renamed: a directory loses the entry "old", gets the entry "name", or both
 //   - synced: the file's earlier changes are on the disk now
 //   - failed: a sync failed. The kernel then treats the file's pages as written, so no later sync
 //     writes them: their changes are lost.
@@ -151,7 +151,7 @@ func (i *image) write(dir string) error {
 	})
 }
 
-// sum returns a hash of all files that a path on the disk leads to.
+// sum returns a hash of all paths on the disk, and of the content of each file.
 func (i *image) sum(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

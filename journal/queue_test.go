@@ -102,10 +102,10 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestStillQueue: a transaction stops waiting if the queue does not move: no process has written to
-// the queue file for maxWait. While the queue moves, readers and writers wait longer. This process
-// does not wait in the moving queue, because it gets SIGCHLD from its children, and a thread that
-// gets a signal may lose its place in the queue.
+// TestStillQueue: the queue moves when a process writes to the queue file. If the queue does not
+// move for maxWait, a transaction stops waiting. While it moves, readers and writers wait longer.
+// The test's own process does not wait in the moving queue. It gets SIGCHLD from its children, and
+// a thread that gets a signal may lose its place in the queue.
 func TestStillQueue(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

@@ -51,7 +51,7 @@ func everything() *Record {
 	}
 }
 
-// visit passes to tell the name of each exported field of v's structs, and whether it is zero.
+// visit calls tell() for each exported field of v's structs: with its name and whether it is zero.
 func visit(v reflect.Value, tell func(field string, zero bool)) {
 	switch v.Kind() {
 	case reflect.Pointer:

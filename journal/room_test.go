@@ -74,8 +74,8 @@ func sizeOf(t *testing.T, s *Store) int64 {
 }
 
 // TestReserved: an intent reserves space for the commits that follow it, so these succeed even if
-// the disk is full by then. An intent for which there is no space fails before its commit begins:
-// after a failed commit, the next writer would have to copy the file.
+// the disk is full by then. An intent for which there is no space fails before its commit begins.
+// If the commit failed instead, the next writer would have to copy the file.
 func TestReserved(t *testing.T) {
 	for _, bytes := range []int{100, 3_000, 12_000} {
 		t.Run(fmt.Sprint(bytes), func(t *testing.T) {

@@ -156,7 +156,7 @@ func (a answer) text() string {
 	return "spawned"
 }
 
-// eitherIs checks the first answer of two actors that wait. first is the actor that answered first.
+// eitherIs checks the answer of the actor that answers first, and returns the two in that order.
 func eitherIs(want string, one, other *process) (first, second *process) {
 	one.t.Helper()
 	var got string

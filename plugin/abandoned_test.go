@@ -18,8 +18,8 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// parent is a way in which a runtime starts an ADD: directly or, if commands is not empty, by shell
-// commands in which $0 is the path of unwind.
+// parent is a way in which a runtime starts an ADD: directly, or by shell commands in which $0 is
+// the path of unwind.
 type parent struct {
 	name     string
 	commands string

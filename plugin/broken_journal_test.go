@@ -565,9 +565,9 @@ func TestJournalLostInFailingADD(t *testing.T) {
 }
 
 // TestJournalFailsOverPending: an earlier ADD of the container ID has a pending DEL, and a new ADD
-// cannot write its intent. The new ADD continues, and the earlier record stays. The DEL undoes both
-// ADDs. In the case "meanwhile", the journal breaks while the new ADD releases another sandbox of
-// the pod.
+// cannot write its intent. The new ADD continues, and the earlier record stays. The runtime's DEL
+// undoes both ADDs. In the case "meanwhile", the journal breaks while the new ADD releases another
+// sandbox of the pod.
 func TestJournalFailsOverPending(t *testing.T) {
 	each1(t, oneOf("before", "meanwhile"), func(t *testing.T, when choice) {
 		n := newNode(t)

@@ -163,7 +163,7 @@ func TestLateDELAgainstClaim(t *testing.T) {
 	})
 }
 
-// awaitTries waits until the pod's record says that its last step's DEL was tried count times.
+// awaitTries waits until the pod's record counts this many tries of the last step's DEL.
 func (p *pod) awaitTries(count int) {
 	p.Helper()
 	eventually(p, "on record as tried", func() bool {

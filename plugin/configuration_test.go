@@ -121,7 +121,7 @@ func TestChainFileIsLookedForAgain(t *testing.T) {
 
 // TestChainFileHangs: reading the chainFile hangs. CHECK and DEL of a pod in the journal don't need
 // the file. An ADD, and the DEL of a pod that is not in the journal, fail after 10 s and name the
-// file. A STATUS times out. A DEL that fails stays pending, because its retry needs the file.
+// file. A STATUS times out. A plugin's DEL that fails stays pending, as its retry needs the file.
 func TestChainFileHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -129,7 +129,7 @@ func TestNotesOfReleaseUnwritten(t *testing.T) {
 	})
 }
 
-// TestLastSweep: unwind stores the time when a sweep over all networks ended, at most once a
+// TestLastSweep: when a sweep over all networks ends, unwind stores the time, but at most once a
 // minute. A sweep that can judge no attachment doesn't count.
 func TestLastSweep(t *testing.T) {
 	each1(t, []string{"status", "gc", "sweep"}, func(t *testing.T, verb string) {

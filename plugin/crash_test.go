@@ -86,7 +86,7 @@ func wasKilled(err error) bool {
 }
 
 // recovery is what a runtime may do after unwind was killed. A live attachment stays live until its
-// DEL. If its namespace is gone, the ADD of the pod's next sandbox also releases it. The DELs
+// DEL or, if its namespace is gone, until the ADD of the pod's next sandbox. The runtime's DELs
 // contain a different chain, so they undo only what the journal contains.
 type recovery struct {
 	name string
@@ -245,8 +245,8 @@ var aftermaths = []aftermath{
 	}},
 }
 
-// end runs the aftermath and, after nextADD, a GC. They must undo what the killed verb left. Unless
-// the aftermath is a reboot, the bystander must be live, and end deletes it. Nothing may be left.
+// end runs the aftermath, and then a GC if the killed verb was nextADD. Except after a reboot, the
+// bystander must still be live, and end deletes it. At the end, nothing may be left.
 func (f aftermath) end(n *node, d death, a, bystander *pod) {
 	n.plan()
 	f.of(n, a, bystander)

@@ -245,9 +245,9 @@ func (p *pod) damageKey() {
 	})
 }
 
-// TestGCWithFailingDELs: a failing DEL doesn't keep a GC from running the other DELs. The GC's
-// error contains that failure, if there is room. The DEL stays pending, with its last error, and
-// every GC retries it.
+// TestGCWithFailingDELs: although some DELs fail, a GC runs all other DELs. The GC's error contains
+// the failures, if it has room for them. The failed DELs stay pending, with their last errors, and
+// every GC retries them.
 func TestGCWithFailingDELs(t *testing.T) {
 	type test struct {
 		name  string

@@ -251,7 +251,7 @@ func TestStateDirOfOthers(t *testing.T) {
 func TestHostileDelegate(t *testing.T) {
 	const (
 		result = `echo "{\"cniVersion\": \"1.0.0\", \"ips\": []}"`
-		// hangs tells unwind that the plugin hangs: see env.Hangs.
+		// hangs is a command that tells unwind that the plugin hangs: see env.Hangs.
 		hangs = `>HANGS/$CNI_COMMAND.$CNI_CONTAINERID.$CNI_IFNAME.bad; `
 		open  = `head -c 9990 /dev/zero | tr "\0" "["`
 		shut  = `head -c 9990 /dev/zero | tr "\0" "]"`

@@ -11,9 +11,9 @@ import (
 )
 
 // unwind identifies an ADD by its network namespace. In most tests of this file, an ADD that the
-// journal lacks has everything else in common with a recorded ADD: the container ID, the address,
-// the MAC address. Both have rules that are keyed by container ID (bridge, portmap) and by address
-// (firewall).
+// journal lacks differs from a recorded ADD only in its namespace: the container ID, the IP address
+// and the MAC address are the same. Both ADDs have rules that are keyed by container ID (bridge,
+// portmap) and by address (firewall).
 
 // withSameAddresses sets a chain that always gives the pod the same IP and MAC addresses, and
 // returns the pod. The chain doesn't use host-local.
@@ -326,8 +326,8 @@ func TestOldGenerationIsSettledFirst(t *testing.T) {
 }
 
 // TestOldGenerationMovesOn: unwind cannot yet completely undo an earlier ADD of the container ID.
-// The DEL after a later ADD first undoes the later ADD, then the earlier ADD, with the path of the
-// earlier namespace. If both ADDs got the same address, undoing the earlier ADD does not free it.
+// The DEL after a later ADD first undoes the later ADD, then the earlier ADD, with the earlier
+// namespace's path. Undoing the earlier ADD doesn't free an address that the later ADD still holds.
 func TestOldGenerationMovesOn(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -483,7 +483,7 @@ func TestPortOfNewGeneration(t *testing.T) {
 
 // The chain of the tests below has resources that are keyed by container ID (bridge's masquerading,
 // portmap, host-local) and by address (firewall). In names, "past" means without unwind: the
-// journal doesn't contain such a verb.
+// journal doesn't contain that ADD or DEL.
 
 // TestAddedAgainPastTheJournal: a container ID is deleted and added again without unwind. When
 // unwind undoes the recorded ADD, it must not touch resources of the later ADD. The DEL of the
@@ -673,7 +673,7 @@ func TestADDOverAnUnseenADD(t *testing.T) {
 }
 
 // TestRollbackBesideAnother: an ADD fails in a namespace in which another container already has an
-// interface of that name. The rollback takes nothing from the other container, whether or not
+// interface with the same name. The rollback takes nothing from the other container, whether or not
 // libcni's cache contains it.
 func TestRollbackBesideAnother(t *testing.T) {
 	each1(t, oneOf("the other cached", "the other not cached"), func(t *testing.T, other choice) {

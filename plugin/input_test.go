@@ -55,7 +55,7 @@ func TestRefused(t *testing.T) {
 		// skel's own message, as from every plugin.
 		{"no name", "ADD", keys{"name": nil}, 7, `missing network name`},
 
-		// skel reads the last of all keys such as "NAME" and "name". unwind reads only "name".
+		// skel ignores the case of a key, and reads the last "NAME" or "name". unwind reads only "name".
 		{"NAME and name", "ADD", `{"NAME": "good", "name": "../x", ENTRY`, 7, ``},
 
 		{"nothing", all, ``, 6, ``},
@@ -310,8 +310,8 @@ func TestVERSION(t *testing.T) {
 	n.untouched()
 }
 
-// TestErrorOfADD: the error of an ADD has the plugin's code, begins with the plugin's message, and
-// names pending DELs. It has the plugin's details if there is room. node.start checks its length.
+// TestErrorOfADD: an ADD's error has the plugin's code, begins with the plugin's message, and names
+// pending DELs. It has the plugin's details if they fit. node.start checks the error's length.
 func TestErrorOfADD(t *testing.T) {
 	each1(t, oneOf("short", "long, pending"), func(t *testing.T, message choice) {
 		n := newNode(t)

@@ -124,8 +124,8 @@ var allowedDifferences = []struct {
 				strings.Contains(d.text, "requested IP address "+p.ip.String()+" is not available")
 		})
 	}},
-	// A pod started only in U. A file of a plugin that has left the chain remains. The pod's file in
-	// libcni's cache may remain, too, because the pod's DEL needs it.
+	// A pod started only in U, where a file of a plugin that has left the chain remains. The pod's
+	// file in libcni's cache may remain, too, because the pod's DEL needs it.
 	{"a pod that started with unwind alone", func(y *year, d difference) bool {
 		return slices.Contains([]string{"left: file", "left: cache"}, d.class) &&
 			slices.ContainsFunc(slices.Collect(maps.Keys(y.only)), func(name string) bool {
@@ -176,8 +176,8 @@ func (y *year) did(words ...string) bool {
 	})
 }
 
-// waitsForLeft reports whether a record's pending DELs may stay pending: each waits for a later
-// plugin's DEL, or has failed and its plugin has port mappings or no present configuration.
+// waitsForLeft reports whether a record's DELs may all stay pending. Such a DEL waits for a later
+// plugin's DEL, or it has failed and its plugin has port mappings or no present configuration.
 func (y *year) waitsForLeft(e *journal.Record) bool {
 	return !slices.ContainsFunc(e.Steps, func(s journal.Step) bool {
 		left := s.Tries > 0 && (e.Network != y.u.net.name || !y.present(s.Type) || decide.HasPorts(&s))

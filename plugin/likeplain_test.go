@@ -182,8 +182,8 @@ func TestLikePlain(t *testing.T) {
 		(took / time.Duration(max(1, count))).Round(time.Millisecond), classes)
 }
 
-// reportYear repeats a sequence with a difference twice, and then reports the difference and the
-// sequence. If short is set, it reports the shorter sequence that shrinkYear returns.
+// reportYear runs a sequence twice more, to see whether its difference occurs again. It reports the
+// difference and the sequence or, if short is set, the shorter sequence of shrinkYear.
 func reportYear(t *testing.T, seed uint64, s setup, steps []string, found difference, log []string, short bool) {
 	again := 0
 	for range 2 {
@@ -216,7 +216,7 @@ func reportYear(t *testing.T, seed uint64, s setup, steps []string, found differ
 		found.text, s, b.String(), strings.Join(log, "\n"))
 }
 
-// shrinkYear removes from a sequence the steps that a difference of the same class doesn't need.
+// shrinkYear removes steps from a sequence while a difference of the same class still occurs.
 func shrinkYear(t testing.TB, s setup, steps []string, found difference, log []string) ([]string, difference, []string) {
 	for size := max(1, len(steps)/2); ; size /= 2 {
 		for at := len(steps) - size; at >= 0; at -= size {

@@ -33,9 +33,9 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// plainWorld is one of the two machines of a sequence. It has a directory with plugins, conflists
-// and state, and a network namespace of its own, so that both machines can use the same names and
-// subnets.
+// plainWorld is one of the two machines that run the same sequence of steps (see TestLikePlain). It
+// has a directory with plugins, conflists and state, and a network namespace of its own, so that
+// both machines can use the same names and subnets.
 type plainWorld struct {
 	*node
 	called  string // P (without unwind) or U (with unwind)
@@ -388,7 +388,7 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 					if _, err := os.Lstat(file); err == nil {
 						cancel()
 						// In P, libcni waits for the children of the plugin that it killed, so kill them at once. In
-						// U, leave them to unwind's next verb.
+						// U, leave them to unwind's next verb if this verb ends within 15 s.
 						if w.called == "U" {
 							select {
 							case <-done:
@@ -689,7 +689,7 @@ func (w *plainWorld) killHanging() {
 }
 
 // reboot removes what doesn't survive a reboot, and moves all records to an earlier boot. It first
-// frees a full disk, on which it could not change the records.
+// makes room on the disk, because it could not change the records on a full disk.
 func (w *plainWorld) reboot() {
 	w.Helper()
 	w.free()
@@ -824,8 +824,8 @@ func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string
 	return slices.Compact(have)
 }
 
-// chainOwners returns what the rules' comments say about each iptables chain: its container's ID if
-// says is ownerID, or its network if says is ruleNetwork.
+// chainOwners maps each iptables chain to its owner according to the rules' comments. The owner is
+// a container ID if the expression is ownerID, or a network if it is ruleNetwork.
 func chainOwners(rules []string, says *regexp.Regexp) map[string]string {
 	owners := map[string]string{}
 	for _, line := range rules {

@@ -14,8 +14,8 @@ import (
 
 // TestMistake: because of a mistake in its configuration or in the runtime's arguments, the last
 // plugin of a chain fails its ADD and each DEL. In half of the cases, unwind is killed before it
-// records the failed ADD. In the others, the runtime's DEL fails, as without unwind. Once the
-// configuration is corrected, the first or second DEL succeeds with it, and nothing is left.
+// records the failed ADD. In the others, the runtime's DEL fails, as without unwind. If the
+// configuration is then corrected, the runtime's first or second DEL uses it and leaves nothing.
 func TestMistake(t *testing.T) {
 	ptp := func(n *node, keys string) pluginConf {
 		return object(`{"type": "ptp"%s, "ipMasq": true, "ipam": %s}`, keys, n.hostLocal(n.subnet))

@@ -63,7 +63,7 @@ func TestModel(t *testing.T) {
 }
 
 // hit runs a verb. If w.killAt is set, hit kills unwind at that crash point. The result healthy is
-// false if a kill or a plugin's failure was set.
+// false if w.killAt was set, or if a plugin was set to fail.
 func (w *world) hit(verb func() error) (healthy bool, err error) {
 	healthy, at := w.healthy(), w.killAt
 	if w.killAt = 0; at == 0 {
@@ -84,8 +84,8 @@ func (w *world) someADD(try *rapid.T) {
 	if !same {
 		next.NetNS = w.netns(fmt.Sprintf("%s-%d", r.ContainerID, time.Now().UnixNano()))
 	}
-	// An ADD in the same namespace may release the attachment: the test's plugins create no interface
-	// that proves it live. If the ADD is in a new namespace, a process in the old one proves it live.
+	// In a new namespace, the ADD must fail if a process in the old one proves the attachment live. In
+	// the same namespace, it may succeed: the test's plugins create no interface that would prove it.
 	r.live = r.live && busy && !same
 	var address string
 	w.note("ADD %s in %s, live %t", r.ContainerID, filepath.Base(next.NetNS), r.live)

@@ -86,7 +86,7 @@ func (p *pod) awaitUnlinked() {
 
 // TestNetNSOfDEL: when the DEL comes, the pod's network namespace may be at its path, elsewhere, or
 // gone. If it is gone, plugin p0 gets the path that the runtime sent. Otherwise, p0 gets a path to
-// the namespace. If the namespace has no path, p0 gets that of a descriptor that unwind holds open.
+// the namespace. If the namespace has no path, p0 gets the path of a descriptor that unwind holds.
 // In all cases, nothing of the pod remains, and other containers keep their interfaces.
 func TestNetNSOfDEL(t *testing.T) {
 	places := oneOf(
@@ -516,8 +516,8 @@ func TestGoesWithNetNS(t *testing.T) {
 
 // TestNextPodAtSamePath: while a sweep, or the ADD of A's next sandbox, runs pod A's DELs, the
 // runtime replaces A's network namespace with pod B's at the same path. unwind keeps A's namespace
-// open, and bridge's DEL gets that, so it removes A's interface, not B's. p0's DEL would need the
-// original path, which now leads to B's namespace, so it gets none.
+// open, and gives it to bridge's DEL, which then removes A's interface, not B's. p0's DEL gets no
+// CNI_NETNS, because the path now leads to B's namespace.
 func TestNextPodAtSamePath(t *testing.T) {
 	each1(t, []string{"sweep", "status", "gc", "ADD"}, func(t *testing.T, by string) {
 		n := newNode(t)

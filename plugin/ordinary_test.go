@@ -195,9 +195,9 @@ func TestPluginChanged(t *testing.T) {
 	})
 }
 
-// TestCheckAfterChanges: CHECK of an older pod does not fail because a plugin has left the chain,
-// or because a plugin now rejects its recorded configuration. Nomad, for example, removes the
-// network of a container whose CHECK fails.
+// TestCheckAfterChanges: CHECK of an older pod succeeds even if a plugin has left the chain, or now
+// rejects its recorded configuration. Nomad, for example, removes the network of a container whose
+// CHECK fails.
 func TestCheckAfterChanges(t *testing.T) {
 	changes := oneOf("it left the chain", "its configuration changed", "the version, too")
 	each1(t, changes, func(t *testing.T, change choice) {
@@ -292,8 +292,8 @@ func TestIPAMReplaced(t *testing.T) {
 }
 
 // TestRestartedWhileOff: while unwind is off, nerdctl restarts a container. nerdctl's DEL has no
-// CNI_NETNS, so a rule that refers to bridge's iptables chain leaks. In the last DEL, unwind first
-// runs bridge in a scratch namespace, where it fails because of this rule, and then without one.
+// CNI_NETNS, so a rule that refers to bridge's iptables chain leaks. The last DEL runs bridge in a
+// scratch namespace first, where it fails because of this rule, and then without a namespace.
 func TestRestartedWhileOff(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -122,9 +122,9 @@ func TestNewSandbox(t *testing.T) {
 	})
 }
 
-// TestNewSandboxAfterSeveral: the runtime sends each dead sandbox only one DEL, as CRI-O does, and p1
-// fails each DEL. Each address waits for p1's second DEL. The pod's next ADD runs that for all of
-// the sandboxes, and not only for the last, so none keeps its address.
+// TestNewSandboxAfterSeveral: the runtime sends each dead sandbox only one DEL, as CRI-O does, and
+// p1 fails each DEL. Each address waits for p1's second DEL. The pod's next ADD runs this second
+// DEL for all of the sandboxes, and not only for the last, so none of them keeps its address.
 func TestNewSandboxAfterSeveral(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -17,8 +17,8 @@ import (
 )
 
 // TestResultsAreLibcnis runs a chain with libcni alone and through unwind, for many plugin outputs
-// in every CNI version. With both, ADD, CHECK and DEL must succeed or fail alike, each plugin must
-// get the same stdin, and the runtime the same result. The test does not compare the DELs after a
+// in every CNI version. Each verb must succeed both ways or fail both ways. Each plugin must get
+// the same stdin, and the runtime the same result. The test does not compare the DELs after a
 // failed ADD, because without unwind they get no prevResult.
 func TestResultsAreLibcnis(t *testing.T) {
 	t.Parallel()

@@ -336,8 +336,8 @@ func TestPoolRace(t *testing.T) {
 	n.nothingLeft()
 }
 
-// crash creates an empty file for an address, as host-local leaves if it dies before it writes the
-// owner. crash holds host-local's lock meanwhile, as host-local does.
+// crash creates an empty file for an address, like the file that host-local leaves if it dies
+// before it writes the owner. Meanwhile, crash holds the pool's lock, as host-local does.
 func (h *holders) crash() {
 	pool := filepath.Join(h.dataDir(), h.network)
 	if _, err := os.Stat(pool); err != nil {

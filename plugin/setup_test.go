@@ -40,8 +40,8 @@ func (n *node) hasty() {
 // versions sets the cniVersion of unwind's list and of the chain.
 func (n *node) versions(outer, inner string) { n.outer, n.inner = outer, inner }
 
-// newNetwork returns another network of the machine, with the bridge, the subnet and the present
-// chain of this one.
+// newNetwork adds a network to the machine. The new network gets the bridge, the subnet and the
+// current chain of n.
 func (n *node) newNetwork(name string) *node {
 	other := *n
 	other.network = n.first.network + "-" + name
@@ -141,7 +141,7 @@ func (n *node) breakPlugin(plugin string) (repair func()) {
 	return func() { must(n, os.Remove(flag)) }
 }
 
-// pauseLast changes the last count records: the DEL of each one's first step waits for the pause.
+// pauseLast delays the DEL of Steps[0] in each of the journal's last records; count says how many.
 func (n *node) pauseLast(count int, pause time.Duration) {
 	n.Helper()
 	all, until := n.records(), journal.BootNanos()+int64(pause)
@@ -169,7 +169,7 @@ func (p *pod) known() *pod {
 	return p
 }
 
-// add creates a pod and adds it.
+// add creates a pod and runs its ADD.
 func (n *node) add(name string) *pod {
 	n.Helper()
 	p := n.newPod(name)

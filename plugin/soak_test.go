@@ -38,8 +38,8 @@ const (
 	soakPoints = 10
 )
 
-// soakFaults are the possible faults; 1 of 20 pairs has one. mode is how the command of the plugin
-// at index fails. All DELs work during a sweep, so a DEL fails only until the next sweep.
+// soakFaults are the possible faults; 1 of 20 pairs has one. mode is how the plugin with this index
+// fails in this command. All DELs work during a sweep, so a DEL fails only until the next sweep.
 var soakFaults = []struct {
 	index         int
 	command, mode string
@@ -157,8 +157,8 @@ func (s *soak) hurt(yes bool) {
 	s.setModes(plan)
 }
 
-// round runs pairs, and sweeps at the same time, until the test has begun that many pairs in total.
-// At the end, it sweeps with working plugins until no record is left.
+// round runs pairs, and sweeps meanwhile. until is the test's total of pairs after the round.
+// At the end, round sweeps with working plugins until no record is left.
 func (s *soak) round(seed uint64, until int64) {
 	s.hurt(true)
 	done := make(chan struct{})

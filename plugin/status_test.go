@@ -179,9 +179,9 @@ func (n *node) flock(path string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// TestStatusEndsInTime: unwind's STATUS ends in time, even if a plugin hangs, a daemon holds a
-// plugin's output, or a lock is held. It fails only if a plugin's own STATUS hangs. No plugin's
-// process is left, whether the STATUS or its sweep started it. The sweep has its own time limit.
+// TestStatusEndsInTime: unwind's STATUS ends in time, even if a plugin hangs, a daemon keeps a
+// plugin's output open, or a lock is held. It fails only if a plugin's own STATUS hangs. No plugin
+// that the STATUS or its sweep started still runs. The sweep has its own time limit.
 func TestStatusEndsInTime(t *testing.T) {
 	const delHangs = "a DEL of the sweep hangs"
 	things := oneOf(
@@ -289,8 +289,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestCheckBesideOthers: a CHECK waits for no other verb, and no other verb waits for a CHECK, even
-// if the CHECK's unwind process was killed. CHECK creates no lock file.
+// TestCheckBesideOthers: a CHECK and other verbs never wait for each other, even after the CHECK's
+// unwind process was killed. CHECK creates no lock file.
 func TestCheckBesideOthers(t *testing.T) {
 	each1(t, oneOf("it lasts", "its unwind was killed"), func(t *testing.T, other choice) {
 		n := newNode(t)

@@ -249,7 +249,7 @@ func TestStatusOpensJournalOnce(t *testing.T) {
 		a.wantDELs(0)
 		n.plan()
 		b := n.newPod("b")
-		// a slow DEL opens the journal once more, so the test repeats the pair until the DEL is fast
+		// a slow DEL opens the journal once more, so the test repeats ADD and DEL until the DEL is fast
 		eventually(n, "a pair that opens the journal so often", func() bool {
 			return n.openings(b.add) == 2 && n.openings(b.del) == 2
 		})

@@ -306,7 +306,7 @@ func TestAgentKeepsPauses(t *testing.T) {
 		n.wantTimes(dels, "DEL p1")
 		n.forgetCalls()
 	}
-	// The agent sweeps once a minute. Up to 20 tries, pauses last at most 30 s, so they are over.
+	// Up to the 20th try, a DEL's pause is at most 30 s. So it is over: the agent sweeps every minute.
 	n.pauseLast(25, 0)
 	wantSweepOfAgent(20)
 	n.pauseLast(25, 0)

@@ -229,9 +229,9 @@ func (w *world) owed() map[string]bool {
 	return owed
 }
 
-// end repairs the plugins, and ends all containers. If forgotten is set, the runtime sends no DELs
-// before the two GCs. If host-local's file says that a DEL's address belongs to another dead
-// container, the DEL waits for the second GC.
+// end repairs the plugins, and ends all containers: by DELs or, if forgotten is set, without. Two
+// GCs must release the rest. The second is for a DEL that waits in the first, because host-local's
+// file says that its address belongs to another dead container.
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
 	w.heal()

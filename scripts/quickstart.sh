@@ -46,7 +46,7 @@ until_true() { # seconds what command...
 	done
 }
 
-# first prints the first of the given directories on the node that contains a file matching the pattern.
+# first looks on the node, and prints the first of the directories that contains a file matching the pattern.
 first() { # pattern directory...
 	local pattern=$1
 	shift
@@ -102,7 +102,7 @@ network() { # plugins
 	JSON
 }
 
-# failing installs a plugin on the node that fails each ADD, and fails each DEL until the file "works" exists.
+# failing installs a plugin on the node. The plugin fails each ADD, and until the file "works" exists, each DEL.
 failing() {
 	on_node "cat >$bin_dir/$name && chmod 755 $bin_dir/$name" <<-SH
 		#!/bin/sh
@@ -171,7 +171,7 @@ exhausted() {
 }
 
 # freed runs a sweep, and succeeds if all addresses of the network are free. While a pod is being started, freed fails,
-# because the pod has an address. The variable pools gets the output of unwindctl ipam.
+# because the pod has an address. freed sets the variable pools to the output of "unwindctl ipam".
 freed() {
 	unwindctl sweep >/dev/null 2>&1 || true # the failing plugin's DELs stay pending
 	pools=$(unwindctl ipam)

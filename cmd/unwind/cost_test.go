@@ -45,8 +45,8 @@ type cost struct {
 // costs returns the cost of each verb for a chain with the given number of plugins.
 //
 // Each commit syncs twice: its pages, and then the meta page that makes them valid. An ADD commits
-// its intent and the first result: in the test, all plugins return the same. A DEL commits its
-// end. STATUS and GC write only the time of their last sweep, at most once a minute.
+// its intent, and one result, because all plugins of the test return the same one. A DEL commits
+// its end. STATUS and GC write only the time of their last sweep, at most once a minute.
 //
 // The bounds on system calls are a tenth above the numbers that were measured. A GC that may not
 // inspect process 1 also reads the mounts, which takes 25 calls. If a process ends while a GC reads
@@ -177,7 +177,7 @@ func TestCost(t *testing.T) {
 		for _, verb := range []string{"ADD", "DEL", "STATUS", "GC"} {
 			traced(t, binary, dir, verb, plugins)
 		}
-		// least contains the lowest numbers of all rounds. On a busy machine, more than three rounds run:
+		// least contains the lowest numbers of all rounds. A busy machine needs more than three rounds:
 		// there, threads wake each other more often, and a slow DEL takes two more syncs (see markAfter).
 		least := map[string]trace{}
 		distorted := func(verb string) bool {

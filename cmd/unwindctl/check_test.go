@@ -26,7 +26,7 @@ import (
 type checkedNode struct {
 	*machine
 	pool   string
-	before []string      // the result of there before the first check
+	before []string      // what n.there returned before the first check
 	took   time.Duration // the duration of an ADD
 }
 

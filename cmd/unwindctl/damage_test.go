@@ -30,8 +30,8 @@ var reads = [][]string{
 // most is the maximum memory of a command that reads the journal, in bytes.
 const most = 200 << 20
 
-// putThree writes to a journal three times, as verbs do: once a new record, and twice another one.
-// Their keys sort just after and just before the key of a container, whose ID is near. A separate
+// putThree makes three writes to a journal, as verbs do. It adds a record whose key sorts just
+// after the given container's, and twice writes a record whose key sorts just before it. A separate
 // process runs putThree, because bbolt may overflow the stack when it reads a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
@@ -68,9 +68,9 @@ func deadEntry(id string) *journal.Record {
 // don't verify the file, so the three writes may succeed in a damaged file.
 //
 // `make proof` covers 2,000 random bytes, and each byte in the first key of each leaf page, because
-// damage to such a key can make bbolt read forever. Shorter runs take a sample of these bytes. For
-// random bytes, and in `make test`, only "list" and one other command run. No bit of a meta page is
-// flipped: if the newest meta page is damaged, bbolt silently uses the previous transaction.
+// damage to such a key can make bbolt read forever. Shorter runs take a sample of these bytes. Only
+// "list" and one other command run for random bytes and, in `make test`, for all bytes. No bit of a
+// meta page is flipped: if the newest one is damaged, bbolt silently uses the previous transaction.
 func TestFlipped(t *testing.T) {
 	n := newMachine(t)
 	n.netns("add")

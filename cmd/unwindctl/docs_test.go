@@ -217,8 +217,8 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 }
 
-// unknownCommand returns the command in words if root lacks it, or else the first flag in words
-// that this command lacks.
+// unknownCommand returns the command in a command line if unwindctl lacks it, or else the first
+// flag that this command lacks, or else "".
 func unknownCommand(root *cobra.Command, words []string) string {
 	cmd := root
 	for _, word := range words {

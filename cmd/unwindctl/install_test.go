@@ -225,8 +225,8 @@ func TestUninstallDuringADD(t *testing.T) {
 	}
 }
 
-// installed checks that a pod can be added and deleted, and reports whether unwind is in use. An
-// earlier install may have been killed.
+// installed checks that a pod can be added and deleted, even if an install was killed before. It
+// reports whether unwind is in use.
 func (n *runtimeMachine) installed(id string) bool {
 	n.Helper()
 	list, err := n.first()

@@ -178,8 +178,8 @@ func (n *runtimeMachine) pod() (plugins int, unwind bool, err error) {
 }
 
 // TestInstallers: an installer runs before unwind's install, or after it. Pods still start, except
-// with linkerd, which renames the network. After the next install, off or uninstall, or once an
-// agent has reconciled, only unwind's own file may contain unwind, and each plugin runs once.
+// with linkerd, which renames the network. After the next "install", "off" or "uninstall", or once
+// an agent has reconciled, only unwind's own file may contain unwind, and each plugin runs once.
 func TestInstallers(t *testing.T) {
 	t.Parallel()
 	for i, inst := range installers {

@@ -228,8 +228,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	// whole ID…: see wantWhole.
 	"whole": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.wantWhole(ids) },
 	// look NAME: saves a list of everything that the plugins have created on the node.
-	// same NAME [PART [PATTERN]]: checks that this list has not changed, except that all lines that
-	// match the pattern are gone. PART is all (the default), rules, reserved or cached.
+	// same NAME [PART [PATTERN]]: checks that the list's PART has not changed, except that all lines
+	// that match PATTERN are gone. PART is "all" (the default), "rules", "reserved" or "cached".
 	"look": func(n *plainNode, _ *testscript.TestScript, _ bool, args []string) { n.seen[args[0]] = n.look() },
 	"same": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		want, got := maps.Clone(n.seen[args[0]]), n.look()
@@ -247,7 +247,7 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	"eventually": func(_ *plainNode, ts *testscript.TestScript, neg bool, args []string) { untilItSucceeds(ts, neg, args) },
 }
 
-// newPlainNode returns a node whose chain begins with bridge. Its pool is from 10.77.0.2 to last.
+// newPlainNode returns a node with this chain and with a pool from 10.77.0.2 to the address last.
 func newPlainNode(t *testing.T, chain plainChain, last string) *plainNode {
 	t.Helper()
 	n := &plainNode{machine: newMachine(t), chain: chain, ports: 20000, seen: map[string]seen{}}

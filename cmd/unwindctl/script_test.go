@@ -51,8 +51,8 @@ var built string
 // programs thousands of times, and a test binary would take two or three times as long to start. In
 // this build, --install-dir is empty by default, so install writes only to the test's directories.
 //
-// go test doesn't know which files this build reads. So this package imports the plugin, and
-// underTest opens the other files: go test then runs the tests again if one of them has changed.
+// "go test" doesn't know which files this build reads. So this package imports the plugin, and
+// underTest opens the other files: "go test" then runs the tests again if one of them has changed.
 var underTest = sync.OnceValues(func() (dir string, err error) {
 	if dir := os.Getenv(programsEnv); dir != "" { // set by the parent process: see apart
 		return dir, nil
@@ -142,7 +142,7 @@ func expandFiles(env *testscript.Env) error {
 	})
 }
 
-// untilItSucceeds implements the command eventually: it runs a program until its exit code is 0.
+// untilItSucceeds implements the command "eventually": it runs a program until its exit code is 0.
 func untilItSucceeds(ts *testscript.TestScript, _ bool, args []string) {
 	for end := time.Now().Add(sandbox.Patience); ts.Exec(args[0], args[1:]...) != nil; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -304,7 +304,7 @@ var verbs = map[string]verb{
 	},
 }
 
-// addAll implements the command add, and returns the IDs.
+// addAll implements the command "add", and returns the IDs.
 func (n *machine) addAll(pods []string) (ids []string) {
 	n.Helper()
 	for _, pod := range pods {
@@ -321,8 +321,8 @@ func (n *machine) addAll(pods []string) (ids []string) {
 	return ids
 }
 
-// cri implements the command cri. With the ID "many", the list contains about 8 MB of annotations,
-// twice grpc's default limit for a message.
+// cri implements the command "cri". With the ID "many", the list contains about 8 MB of
+// annotations, twice grpc's default limit for a message.
 func (n *scripted) cri(ids []string) (socket string) {
 	if slices.Contains(ids, "silent") {
 		socket, _ = nodetest.Listen(n)

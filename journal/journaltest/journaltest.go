@@ -47,8 +47,8 @@ func Become(value string) func(_, _ []byte) []byte {
 	return func(_, _ []byte) []byte { return []byte(value) }
 }
 
-// InFile changes every value in a bucket whose key has the given prefix. It uses bbolt directly and
-// bypasses package journal.
+// InFile finds all keys in a bucket that begin with the given key, and changes their values. It
+// uses bbolt directly and bypasses package journal.
 func InFile(s *journal.Store, bucket, key string, change func(key, value []byte) []byte) error {
 	db, err := bolt.Open(s.Path(), 0o600, nil)
 	if err != nil {

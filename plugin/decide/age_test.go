@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestDecideGrace: an owner is as old as its youngest file. A file time in the future proves
-// nothing. Neither does a time before the boot if the clock was changed in this boot. In both
-// cases, the grace period is over only if --grace-period is given.
+// TestDecideGrace: an owner of addresses is as old as its youngest file. A file time in the future
+// proves nothing. If the clock was changed in this boot, a time before the boot proves nothing
+// either. In both cases, the grace period is over only if --grace-period is given.
 func TestDecideGrace(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute

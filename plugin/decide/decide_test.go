@@ -24,7 +24,7 @@ func TestDecide(t *testing.T) {
 		AddedUnseen: False}
 	foreign := earlier
 	foreign.OtherHost = True
-	// but returns ev after a change.
+	// but() returns a changed copy of ev.
 	but := func(ev Evidence, change func(*Evidence)) Evidence {
 		change(&ev)
 		return ev

@@ -94,7 +94,7 @@ func (m *protocol) converges(s state) string {
 	s.left = budgets{}
 	for i := range m.containers() {
 		c := &s.c[i]
-		// No sweep can find this ADD, which ran without unwind or without a record. So the model itself
+		// The journal lacks this ADD, and no sweep can reconstruct its record. So the model itself
 		// removes everything that the ADD created.
 		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) {
 			c.given = max(c.cached, s.has(i))

@@ -53,8 +53,8 @@ func (m *protocol) moves(s state) (all []move) {
 	return all
 }
 
-// node calls to() for each event of a container that the runtime does not cause: a delegate that
-// outlived its unwind process ends, the IPAM plugin's GC releases an address, or a sweep begins.
+// node calls to() for each event that concerns a container, but that the runtime does not cause: an
+// orphaned delegate ends, the IPAM plugin's GC releases an address, or a sweep begins.
 func (m *protocol) node(s state, i int8, to func(string, state)) {
 	what := func(format string) string { return fmt.Sprintf(format, name(int(i))) }
 	if o := s.orphan[i]; o.there {
@@ -174,7 +174,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 			}
 		})
 	}
-	// This DEL runs only while the namespace exists: later, it could harm another container.
+	// This DEL runs only while the namespace exists: later, the address may be another container's.
 	if m.plainDEL && c.phase == up && c.netns {
 		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
 	}
@@ -252,8 +252,8 @@ func (m *protocol) unseen(s state, i int8, do func(string, func(*state, *sandbox
 	})
 }
 
-// kill kills a process. A hanging delegate ends with it; any other one keeps running and holds the
-// lock.
+// kill kills a process. If the process's delegate hangs, the delegate ends, too. Otherwise, the
+// delegate keeps running and holds the lock.
 func (m *protocol) kill(s state, p int) state {
 	pr := s.p[p]
 	s.left.crashes--
@@ -298,9 +298,9 @@ func (pr *process) delegate() lostDelegate {
 	return lostDelegate{there: true, add: pr.pc == pAdd, step: pr.step, on: pr.on, n: pr.n, shows: pr.shows, place: pr.place}
 }
 
-// loses empties the journal, and reports whether the model allows this loss. All running processes
-// must be ADDs that work on their own records, because an ADD has its record in memory, too. Every
-// other record must be live, because an ADD that is being undone would lose its pending DELs.
+// loses empties the journal, and reports whether the model allows this loss. Each running process
+// must be an ADD that works on its own record, because this record is in memory, too. Every other
+// record must be live, because a record that is being undone would lose its pending DELs.
 func (m *protocol) loses(s *state) bool {
 	s.left.losses--
 	for i := range s.c {

@@ -208,7 +208,7 @@ const (
 	noPath               // a path that never exists
 )
 
-// lostDelegate is a call of a delegate. For a call in state.orphan, the unwind process was killed.
+// lostDelegate is a call of a delegate. state.orphan has the calls whose unwind process was killed.
 type lostDelegate struct {
 	there, add   bool
 	step, on, n  int8

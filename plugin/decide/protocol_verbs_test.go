@@ -181,8 +181,8 @@ func (m *protocol) answer(s *state, p int) {
 	m.end(s, p)
 }
 
-// named returns the number of the ADD in whose namespace the runtime sends its DEL. If the model's
-// DELs have no path, that is the ADD of the cached result, or 0 if no result is cached.
+// named returns the number of the ADD whose namespace the runtime's DEL names. If m.nameless is
+// set, that is the namespace in libcni's cached result. Without a cached result, named returns 0.
 func (m *protocol) named(c *sandboxed) int8 {
 	switch {
 	case !m.nameless:

@@ -12,7 +12,7 @@ import (
 )
 
 // TestPure: decisions do no I/O and read no clock, so the model of the protocol can run them
-// unchanged. The test checks which packages decisions import, and which of their names they use.
+// unchanged. The test checks what this package imports, and which imported names it uses.
 func TestPure(t *testing.T) {
 	t.Parallel()
 	imports := []string{"cmp", "encoding/json", "errors", "fmt", "math", "net/netip", "slices", "strings", "time",

@@ -12,8 +12,7 @@ import (
 const minute = int64(time.Minute)
 
 // TestDueTable keeps the tables in README.md in step with Due and After. In the first table, each
-// row removes the reason why the DEL in the row above waits. So the test also proves the order of
-// the rows.
+// row removes the reason why the DEL in the row above waits.
 func TestDueTable(t *testing.T) {
 	const readme = "README.md"
 	s := journal.Step{Type: "p", Tries: 1, Config: withIPAM("spiderpool")}

@@ -128,8 +128,7 @@ func childOf(t *testing.T, path string) int {
 	return 0
 }
 
-// TestWithoutPidfd: Run works in the same way on a kernel without pidfds, and if seccomp forbids
-// them.
+// TestWithoutPidfd: Run works just as well if the kernel has no pidfds, or if seccomp forbids them.
 func TestWithoutPidfd(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(noPidfd) != "" {

@@ -20,7 +20,7 @@ import (
 )
 
 // awsDir is the directory that aws-cni knows as /var/run/aws-node. The node's /var/run links to
-// /run. A test, which sees the node's files below Root, would follow it to the machine's own /run.
+// /run. A test sees the node's files below Root, but would follow this link to the machine's /run.
 const awsDir = "/run/aws-node"
 
 // awsVersion is the format version of ipamd's file.

@@ -14,7 +14,7 @@ import (
 )
 
 // ciliumDir is the directory that cilium-cni knows as /var/run/cilium. The node's /var/run links to
-// /run. A test, which sees the node's files below Root, would follow it to the machine's own /run.
+// /run. A test sees the node's files below Root, but would follow this link to the machine's /run.
 const (
 	ciliumDir   = "/run/cilium"
 	ciliumQueue = ciliumDir + "/deleteQueue"

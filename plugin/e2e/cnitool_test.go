@@ -12,8 +12,8 @@ import (
 )
 
 // TestE2ECnitool runs every verb of CNI 1.1 with cnitool, libcni's own tool. cnitool's GC sends
-// plugins no list of valid attachments. unwind must not treat such a GC like one with an empty
-// list. Before such a GC, libcni sends DEL for the network's cached attachments (GCNetworkList).
+// plugins no list of valid attachments. unwind must not treat this like an empty list. Before a GC,
+// libcni sends DEL for cached attachments (GCNetworkList), so the first GC runs without the cache.
 func TestE2ECnitool(t *testing.T) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall, e2e.Portmap, n.Faulty()}, Unwind: true,

@@ -212,7 +212,7 @@ func (c *CRI) RemovePods() (errs []error) {
 
 // RunAgain starts the pods of the previous boot again, as kubelet does. If the runtime lists a
 // pod's old sandbox, RunAgain first stops and removes that sandbox. After it has tried to start the
-// first pod, it calls the function began. It returns the number of pods that failed to start.
+// first pod, it calls began(). It returns the number of pods that failed to start.
 func (c *CRI) RunAgain(pods []Pod, old map[string]string, began func()) (failed int) {
 	c.node.Helper()
 	known := c.Pods()

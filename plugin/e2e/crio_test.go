@@ -76,15 +76,15 @@ func TestE2ECrioLeak(t *testing.T) {
 			_, starts := c.RT.RunPod(e2e.Pod{Name: "next"})
 			table.Row(chain, one.trouble.Name, one.how, during, pending, without, stops, after, c.Pending(), word(starts))
 			if !one.unwind {
-				// CRI-O watches the plugin directory, so it possibly runs no plugin while a binary is missing.
+				// CRI-O watches the plugin directory. Without a binary, it may run no plugin and leak nothing.
 				missing := one.trouble.Name == e2e.Troubles[1].Name
 				if !missing && (during.Addresses+during.Rules == 0 || after.Addresses+after.Rules == 0) {
 					t.Errorf("without unwind %s leaks, later %s, so the test proves nothing", during, after)
 				}
 				return
 			}
-			// CRI-O sends a sandbox whose DEL fails no other DEL. So the last sandbox's address waits for the
-			// failing plugin's second DEL, which the next ADD, a sweep or the agent runs.
+			// If a sandbox's DEL fails, CRI-O sends no second one. So the last sandbox's address waits until
+			// the next ADD, a sweep or the agent runs the failing plugin's DEL again.
 			waits := one.trouble.Name == e2e.Troubles[2].Name && during.Addresses == 1
 			if !during.HasNothing() && !waits || without != 0 {
 				t.Errorf("meanwhile unwind leaves %s; sandbox %d got no address", during, without)
@@ -97,9 +97,9 @@ func TestE2ECrioLeak(t *testing.T) {
 }
 
 // TestE2ECrioKill: CRI-O and its plugins are killed during an ADD, while three other pods run.
-// CRI-O forgets the sandbox of this ADD. Its only GC, at its next start, comes before the end of
-// the grace period, so the agent or a sweep must release the sandbox's resources. The three other
-// pods must keep their resources.
+// CRI-O forgets the sandbox of this ADD. It sends its only GC at its next start, before the grace
+// period ends. So the agent or a sweep must release the sandbox's resources. The three other pods
+// must keep theirs.
 func TestE2ECrioKill(t *testing.T) {
 	table := e2e.NewTable(t, "CRI-O and its plugins are killed during an ADD while three pods run; addresses/netns/veths/rules",
 		"CHAIN", "THEN", "LIVE", "KILLED", "RESTARTED", "AFTER", "RECORDS")

@@ -31,9 +31,9 @@ const nodes = 500
 
 func hangs(i int) bool { return i < 100 && i%10 == 0 }
 
-// TestKubernetesFleet: kubectl unwind, with a real kubectl, runs doctor on 500 nodes. Ten of them
+// TestKubernetesFleet: "kubectl unwind doctor", with a real kubectl, reaches 500 nodes. Ten of them
 // hang: five do not respond to the exec request, and on the other five, unwindctl prints nothing.
-// kubectl unwind reports these ten nodes, and prints the output of all others.
+// "kubectl unwind" reports these ten nodes, and prints the output of all others.
 func TestKubernetesFleet(t *testing.T) {
 	var execs atomic.Int32
 	server := httptest.NewTLSServer(fleet(&execs))
@@ -112,9 +112,9 @@ func fleet(execs *atomic.Int32) http.Handler {
 	return mux
 }
 
-// serveExec serves exec over WebSocket, with the output of unwindctl doctor on a healthy node. On a
-// node that hangs, it sends nothing. The first byte of a message is the number of its stream. The
-// last message is a status on stream 3.
+// serveExec serves exec over WebSocket, with the output of "unwindctl doctor" on a healthy node. If
+// the node hangs, serveExec sends nothing. The first byte of a message is the number of its stream.
+// The last message is a status on stream 3.
 func serveExec(i int) http.Handler {
 	return websocket.Server{
 		Handshake: func(config *websocket.Config, _ *http.Request) error {

@@ -240,8 +240,8 @@ func (c *Cluster) TryKubectl(args ...string) (string, error) {
 	return out, err
 }
 
-// KubectlUnwind runs kubectl unwind as the cluster's administrator, with kubectl and kubectl-unwind
-// in PATH.
+// KubectlUnwind runs "kubectl unwind" as the cluster's administrator, with kubectl and
+// kubectl-unwind in PATH.
 func (c *Cluster) KubectlUnwind(args ...string) (stdout, stderr string, err error) {
 	c.Helper()
 	env := c.KubectlEnv()

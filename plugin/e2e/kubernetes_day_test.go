@@ -15,8 +15,8 @@ import (
 // TestKubernetesOrdinaryDays makes the same changes to the provider's chain on a worker without
 // unwind and on one with unwind, while pods run. For example, a mesh is installed and uninstalled,
 // a kubeconfig gets another path, and the conflist gets another cniVersion. On both workers, all
-// pods start and terminate. With unwind, they terminate within three times the time without unwind,
-// plus ten seconds.
+// pods start and terminate. With unwind, the pods may take three times as long to terminate as
+// without unwind, plus ten seconds.
 func TestKubernetesOrdinaryDays(t *testing.T) {
 	c := e2e.NewCluster(t)
 	d := &days{

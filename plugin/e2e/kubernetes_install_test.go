@@ -195,7 +195,7 @@ func (i *installed) inUse(w *e2e.Worker, want bool) string {
 	return "not in use"
 }
 
-// agent runs unwindctl --host in the pod of a worker's agent.
+// agent runs "unwindctl --host" in the pod of a worker's agent.
 func (i *installed) agent(w *e2e.Worker, args ...string) (string, error) {
 	i.Helper()
 	return i.cluster.TryKubectl(append([]string{"-n", "kube-system", "exec", i.agents()[w.NodeName].name, "--", "/unwindctl", "--host"}, args...)...)
@@ -233,8 +233,8 @@ func (i *installed) awaitDoctor(w *e2e.Worker) string {
 	return lines[len(lines)-1]
 }
 
-// allNodes uses kubectl unwind to run unwindctl commands on all nodes. Every node must appear in
-// the output of each command, and every pod in the output of list.
+// allNodes runs unwindctl commands on all nodes with "kubectl unwind exec". Every node must appear
+// in the output of each command, and every pod in the output of "list".
 func (i *installed) allNodes() {
 	i.Helper()
 	began, cells := time.Now(), []any{"kubectl unwind exec: doctor, list, ipam, sweep --dry-run"}
@@ -334,11 +334,11 @@ func (i *installed) staysOff(w *e2e.Worker) string {
 	return "off, on record"
 }
 
-// unwind runs kubectl unwind exec on one node. The output must contain want.
+// unwind runs "kubectl unwind exec" on one node. The output must contain the text want.
 func (i *installed) unwind(w *e2e.Worker, verb, want string) string {
 	i.Helper()
 	out, stderr, err := i.cluster.KubectlUnwind("exec", "--nodes", w.NodeName, "--", verb)
-	// uninstall keeps a journal that contains attachments, here those of the running pods, and then
+	// "uninstall" keeps a journal that contains attachments, here those of the running pods. It then
 	// exits with code 6.
 	kept := verb == "uninstall" && err != nil && err.Error() == "exit status 6"
 	if err != nil && !kept || !strings.Contains(out, want) {

@@ -150,8 +150,8 @@ func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	}
 }
 
-// checkPods calls checkAddresses. It also fails the test unless the worker gets as many live
-// attachments and veths as it has pods.
+// checkPods calls checkAddresses. Then it waits until the worker has as many live attachments and
+// veths as pods, and fails the test if that takes too long.
 func checkPods(t *testing.T, w *e2e.Worker) {
 	t.Helper()
 	checkAddresses(t, w)

@@ -87,7 +87,7 @@ func (n *Node) Rules() (rules []string) {
 	return rules
 }
 
-// Attachment is a record in the journal, as unwindctl list --json prints it.
+// Attachment is a record in the journal, as "unwindctl list --json" prints it.
 type Attachment struct {
 	ContainerID string
 	State       string

@@ -32,7 +32,7 @@ func (w *Worker) mac() net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0}, net.ParseIP(w.address).To4()...)
 }
 
-// routes adds routes between the pods of this worker and the pods of each other worker.
+// routes adds routes between the pods of this worker and the pods of every other worker.
 func (w *Worker) routes() {
 	w.Helper()
 	for _, other := range w.cluster.Workers {

@@ -16,8 +16,8 @@ const (
 )
 
 // MultusAPI stands in for the API server, and supports only the requests of thin Multus 4.3.0. It
-// returns any requested pod, with an additional network, and the definition of that network. It
-// accepts a pod's status, but does not store it.
+// returns any requested pod, with an annotation that names an additional network, and returns that
+// network's definition. It accepts a pod's status, but does not store it.
 type MultusAPI struct {
 	n          *Node
 	definition string // spec.config of the additional network

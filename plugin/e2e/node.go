@@ -20,7 +20,7 @@ import (
 )
 
 // Node simulates a machine. It has its own namespaces, whose first process reaps orphans, and a
-// disk, which survives a reboot.
+// disk, which survives a reboot. These are its directories:
 //
 //	/run                            a tmpfs
 //	/etc, /opt, /usr/local/bin, …   an overlay of the node's files over the machine's
@@ -128,8 +128,8 @@ func (n *Node) isReady() error {
 	return err
 }
 
-// enter moves the calling thread into the named namespaces of a process. To a thread that is in the
-// node's mount namespace, PID 1 is the node's first process.
+// enter moves the calling thread into the named namespaces of a process. It looks pid up in /proc:
+// in the node's mount namespace, PID 1 is the node's first process.
 func (n *Node) enter(pid int, names ...string) error {
 	// setns(2): a thread that enters a mount namespace must not share its fs attributes with other
 	// threads.

@@ -147,8 +147,8 @@ func (n *PlainNode) CheckLive() {
 	}
 }
 
-// FailPods tries to start pods whose ADDs and DELs the plugin "faulty" fails. Then it stops and
-// removes the pods that the runtime lists, as kubelet does.
+// FailPods makes the plugin "faulty" fail ADD and DEL for new pods, and tries to start these pods.
+// Then, as kubelet does, it stops and removes those of them that the runtime lists.
 func (n *PlainNode) FailPods(prefix string, count int) {
 	n.Helper()
 	n.PlanPods(prefix, map[string]string{"ADD": "fail", "DEL": "fail"})

@@ -74,7 +74,7 @@ func (c *Cluster) apply(objects ...object) {
 	c.Kubectl("apply", "-f", path)
 }
 
-// Pods lists the pods in a worker's namespace whose app label begins with a prefix.
+// Pods lists a worker's pods whose app label begins with a prefix.
 func (w *Worker) Pods(prefix string) (pods []KubePod) {
 	w.Helper()
 	var list struct {

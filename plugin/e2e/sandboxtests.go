@@ -122,9 +122,9 @@ func (n *Node) builtSandboxTests() string {
 
 var testEnded = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+s)\)$`)
 
-// RunSandboxTests runs the tests, and returns the result of each test and the output of all. Then
-// it replaces the plugin cni-bridge-fp with bridge: a test that makes this plugin fail removes the
-// plugin's settings at its end. Without them, the plugin fails all DELs of that test's pods.
+// RunSandboxTests runs the tests, then replaces the plugin cni-bridge-fp with bridge. It returns
+// the result of each test and the output of all. cni-bridge-fp would fail each DEL of a pod whose
+// settings are gone, and a test removes its pods' settings when it ends.
 func (c *Containerd) RunSandboxTests(tests []string) (results map[string]TestResult, out string) {
 	n := c.node
 	n.Helper()

@@ -16,9 +16,9 @@ import (
 const soon = 2 * time.Second
 
 // TestE2ESandboxTests runs containerd's own sandbox tests with and without unwind. With unwind,
-// each test passes in at most twice its time without unwind, plus soon. In the end, no DEL is
-// pending, and no address is reserved. Tests that take longer run again, with and without unwind,
-// because the machine may have been busy.
+// each test passes in at most twice its time without unwind, plus the constant soon. In the end, no
+// DEL is pending, and no address is reserved. Tests that take longer run again, with and without
+// unwind, because the machine may have been busy.
 func TestE2ESandboxTests(t *testing.T) {
 	v := e2e.Newest(t)
 	tests := e2e.SandboxTests()

@@ -17,7 +17,7 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// sweptNode returns a node with a /24 pool and the chain bridge, firewall, faulty.
+// sweptNode returns a node with a /24 pool and the plugins bridge, firewall and faulty.
 func sweptNode(t *testing.T, v e2e.Version, keys map[string]any) (*e2e.Node, *e2e.Containerd) {
 	n := e2e.NewNode(t)
 	n.Configure(e2e.Network{Subnet: "10.22.0.0/24", Plugins: []string{e2e.Firewall, n.Faulty()}, Unwind: true, Keys: keys})

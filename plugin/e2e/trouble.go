@@ -16,8 +16,8 @@ const Tries = 20
 // running pods. After a failed DEL, unwind waits for up to 30 s before it retries the DEL.
 const healTime = 60 * time.Second
 
-// Trouble is a fault in the chain bridge, firewall, faulty. Begin causes the fault, and End repairs
-// it.
+// Trouble is a fault in a chain of bridge, firewall and faulty. Begin causes the fault, and End
+// repairs it.
 type Trouble struct {
 	Name  string
 	Begin func(n *Node)
@@ -59,7 +59,7 @@ type Outcome struct {
 	Starts  error // the error if one more pod fails to start at the very end
 }
 
-// Suffer creates a node, tries to start a pod Tries times during the trouble, and then ends the
+// Suffer creates a node, makes Tries attempts to start a pod during the trouble, and then ends the
 // trouble. If prepare is not nil, Suffer first calls it to change the node.
 func Suffer(t *testing.T, v Version, trouble Trouble, unwind bool, prepare func(*Node)) (o Outcome) {
 	n := NewNode(t)

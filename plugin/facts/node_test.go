@@ -51,7 +51,7 @@ func TestGraceLeft(t *testing.T) {
 }
 
 // TestMachineOf: the DMI UUID identifies a machine, whatever its machine-id is. Without a valid
-// UUID, the machine-id does.
+// UUID, the machine-id identifies it.
 func TestMachineOf(t *testing.T) {
 	for _, c := range []struct{ uuid, id, want string }{
 		{"4C4C4544-0042-3510-8052-B4C04F4E3232", "abc", "dmi:4c4c4544-0042-3510-8052-b4c04f4e3232"},

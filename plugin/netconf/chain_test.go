@@ -196,8 +196,8 @@ func TestConfigAsLibcni(t *testing.T) {
 
 // TestConfigAsPodman: for a container with static addresses, podman overwrites the capabilities of
 // the list's first plugin with "ips", unless that plugin already declares "ips". With unwind as the
-// first plugin, bridge gets the same runtimeConfig as without unwind. portmap does so too if
-// unwind's entry already declares "ips", as in the file that unwindctl writes.
+// first plugin, bridge gets the same runtimeConfig as without unwind. portmap does, too, if
+// unwind's entry declares "ips" and "portMappings", as the entry that unwindctl writes does.
 func TestConfigAsPodman(t *testing.T) {
 	const chain = `{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
 		{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`
@@ -285,9 +285,9 @@ func value(t testing.TB, data json.RawMessage) (v any) {
 	return v
 }
 
-// TestStepsMayAllocate: MayAllocate is true in two cases: the delegate has an IPAM plugin other
-// than host-local; or package known has no row for it, and no earlier delegate names an IPAM
-// plugin.
+// TestStepsMayAllocate: a step's MayAllocate is true in two cases. Either the delegate has an IPAM
+// plugin other than host-local, or package known has no row for the delegate, and no earlier
+// delegate names an IPAM plugin.
 func TestStepsMayAllocate(t *testing.T) {
 	for _, tt := range []struct {
 		plugins string

@@ -34,8 +34,8 @@ func TestSortByAge(t *testing.T) {
 	}
 }
 
-// TestChainOf: several files or directories may configure a network with the same chain. If their
-// chains differ, chainOf returns none, because it cannot know which chain the runtime uses.
+// TestChainOf: several files may configure a network. If their chains differ, chainOf returns no
+// chain, because it cannot know which one the runtime uses.
 func TestChainOf(t *testing.T) {
 	network := func(name, plugin string) Network {
 		conf, err := netconf.ParseConf([]byte(`{"cniVersion": "1.0.0", "name": "` + name + `", "type": "unwind",
@@ -70,8 +70,8 @@ func TestChainOf(t *testing.T) {
 	}
 }
 
-// TestMassReleaseGuard: the mass-release guard keeps the attachments that seem dead if there are
-// more than 10 of them, and if they are more than 30 % of this boot's attachments in state live.
+// TestMassReleaseGuard: the mass-release guard keeps the attachments that seem dead if they are
+// more than 10, and also more than 30 % of this boot's attachments in state live.
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
 	// The guard counts dead, live and unknown attachments. It does not count attachments that are

@@ -15,8 +15,8 @@ import (
 	"cni-unwind/plugin/undo"
 )
 
-// TestReconstruct: reconstruct builds the record of an owner that is not in the journal from
-// libcni's cache, or from a conflist. The record determines what the owner's DELs get.
+// TestReconstruct: for an owner that is not in the journal, reconstruct builds a record from
+// libcni's cache or a conflist. The record determines what the owner's DELs get.
 func TestReconstruct(t *testing.T) {
 	t.Parallel()
 	const (
@@ -126,8 +126,7 @@ func TestReconstruct(t *testing.T) {
 }
 
 // TestUndatedGetsDELs: if the clock was changed, an ADD that is not in the journal may be from an
-// earlier boot. Its DELs then run only if no IPAM plugin except host-local can have assigned an
-// address.
+// earlier boot. Its DELs then run only if no plugin except host-local can have assigned an address.
 func TestUndatedGetsDELs(t *testing.T) {
 	t.Parallel()
 	for plugins, want := range map[string]bool{

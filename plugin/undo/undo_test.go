@@ -12,9 +12,9 @@ import (
 	"cni-unwind/journal"
 )
 
-// TestHeld: held omits a claim only if the attachment certainly no longer has the address. A file
-// of host-local that cannot be read, or whose text a power loss cut off, may be the attachment's.
-// unwind drops a DEL whose address is held only if the DEL's plugin has left the chain.
+// TestHeld: held omits a claim only if the attachment certainly no longer has the claim's address.
+// A file of host-local that cannot be read, or that a power loss cut off, may be the attachment's.
+// unwind drops a DEL that would free a held address only if the DEL's plugin has left the chain.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	pool := t.TempDir()
@@ -43,8 +43,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestProvenGone: if the ADD could not identify its namespace, the namespace counts as gone if no
-// namespace is at its path. An error that leaves open what is at the path does not prove that.
+// TestProvenGone: a namespace that the ADD could not identify counts as gone if its path leads to
+// no namespace. If an error hides what is at the path, the namespace does not count as gone.
 func TestProvenGone(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

@@ -35,7 +35,7 @@ import (
 // runs in the namespaces.
 const workEnv = "UNWIND_BENCH_DIR"
 
-// init reserves the main thread for main, because netns changes its thread's network namespace.
+// init reserves the main thread for main, so that netns changes another thread's network namespace.
 func init() { runtime.LockOSThread() }
 
 type options struct {

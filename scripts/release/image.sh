@@ -5,7 +5,7 @@
 #
 # usage: scripts/release/image.sh NAME VERSION SOURCE REVISION ARCHIVE DIRECTORY ARCH…
 #
-# SOURCE is the repository's URL and REVISION the commit; each may be empty.
+# SOURCE is the repository's URL, and REVISION is the commit. Each may be empty.
 set -euo pipefail
 name=$1 version=$2 source=$3 revision=$4 archive=$(realpath "$5") dir=$(realpath "$6")
 shift 6
@@ -30,7 +30,7 @@ done
 crane index append "${@/#/--manifest=$image:}" --tag "$image:all"
 crane pull --format oci "$image:all" "$work/image"
 
-# containerd reads the first annotation, podman and skopeo the second.
+# containerd reads the first annotation. podman and skopeo read the second.
 names="\"annotations\":{\"io.containerd.image.name\":\"$name\",\"org.opencontainers.image.ref.name\":\"$name\"}"
 sed -i "s|\(\"digest\":\s*\"sha256:[0-9a-f]*\"\)|\1,$names|" "$work/image/index.json"
 tar -C "$work/image" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \

@@ -34,8 +34,8 @@ SITE = https://unwind.invalid
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 # Go settings that change the bytes of a release, so they must not come from the machine. None is
-# empty, because Go would then use the value set with `go env -w`. The version of Go is at least the
-# one in go.mod. The bills of materials name it. For a rebuild, GOTOOLCHAIN=go1.N.P selects it.
+# empty, because Go would then use the value set with `go env -w`. The bills of materials name the
+# version of Go, which is at least go.mod's. To rebuild with that version, set GOTOOLCHAIN=go1.N.P.
 RELEASE_ENV := GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off
 
 release: $(GORELEASER) $(CYCLONEDX) $(CRANE) ## put a release into dist/

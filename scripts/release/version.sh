@@ -2,7 +2,7 @@
 # Prints the version of the commit that is checked out in the current directory. The version is the commit's tag, or
 # else Go's pseudo-version (https://go.dev/ref/mod#pseudo-versions), which sorts after the last tag and before the next.
 # With uncommitted changes, the version ends with -dirty, and sorts directly after the commit's own version. Go's
-# suffix +dirty does not affect the order, and is invalid in an image's tag. Without a commit, the script prints dev.
+# suffix +dirty would not affect the order, and is invalid in an image's tag. Without a commit, the script prints dev.
 #
 # usage: scripts/release/version.sh
 set -euo pipefail

@@ -98,8 +98,8 @@ func parse(path string) ([]text, error) {
 // severalWords distinguishes a text from a name, a key or a path.
 var severalWords = regexp.MustCompile(`\pL\S* +\S*[\pL%]`)
 
-// join returns the text of a string literal, or of a sum that contains one. "…" stands for operands
-// without a text, which rest lists. For any other expression, ok is false.
+// join returns the text of a string literal, or of a sum that contains one. In a sum, "…" stands
+// for each operand without a text, and rest contains these operands. Otherwise, ok is false.
 func join(e ast.Expr) (words string, rest []ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

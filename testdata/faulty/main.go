@@ -252,7 +252,7 @@ func (c *call) pod() string {
 	return ""
 }
 
-// resolved returns the mode without "5%" or "once", or ok if the mode does not apply to this call.
+// resolved returns the mode without "5%" or "once", or "ok" if the mode doesn't apply to this call.
 func (c *call) resolved(mode string) (string, error) {
 	mode, when, ok := strings.Cut(mode, " ")
 	switch {

@@ -123,8 +123,8 @@ func points() func(point string) {
 	}
 }
 
-// at returns a function that calls do at the point that the string where names: "commit 2" is
-// the second point named commit, "2" is the second point of any name, and "" is none.
+// at returns a function to call at each point with the point's name. It calls do at a single point,
+// given in where: "commit 2" is the second point named commit, "2" the second of any name, "" none.
 func at(where string, do func()) func(point string) {
 	space := strings.LastIndex(where, " ")
 	name := where[:max(0, space)]

@@ -12,8 +12,8 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestFit: a table is cut to fit a width: first its texts, then its optional columns. The other
-// columns always remain, however narrow the terminal is.
+// TestFit: if a table is too wide, its texts are cut. If that is not enough, its optional columns
+// are left out, the last one first. All other columns remain, however narrow the terminal is.
 func TestFit(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

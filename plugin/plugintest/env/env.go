@@ -35,9 +35,9 @@ const (
 )
 
 // Long contains the time budgets in tests. Most are so long that no working delegate is killed,
-// even on a slow machine. A test shortens the budgets that it is about. Step, Children and Exchange
-// keep their defaults. Many tests use up Children, because a delegate's child hangs after unwind
-// was killed, or Exchange, because a missing file stays missing.
+// even on a slow machine. A test shortens the budgets that it is about. Step, which is a minimum,
+// keeps its default. So do Children and Exchange, because many tests wait until one of them is
+// over: Children if a delegate's child hangs after unwind was killed, Exchange if a file is gone.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,

@@ -69,8 +69,8 @@ func Run(m *testing.M) int { return run(m, "") }
 
 // RunInMemory is like Run, but with the tests' temporary files in memory. On a disk, hundreds of
 // journals that sync at the same time would keep it busy for seconds, and tests would exceed their
-// deadlines. SIGKILL loses no more in memory than on a disk; TestPowerLoss of package journal
-// covers a power loss.
+// deadlines. Files in memory survive a SIGKILL, as files on a disk do. TestPowerLoss of package
+// journal covers a power loss.
 func RunInMemory(m *testing.M) int { return run(m, "/dev/shm") }
 
 // run implements Run and RunInMemory. memory is the path of a file system in memory for temporary

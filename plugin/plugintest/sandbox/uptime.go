@@ -11,8 +11,8 @@ import (
 // LongUp creates a time namespace for the processes that the calling thread starts from now on. In
 // this namespace, the machine has been up for more than an hour, so files and records can be past
 // their grace period even just after a boot. The caller must lock its goroutine to the thread; the
-// thread itself remains in its own time namespace. LongUp needs Linux 6.1 or later: before, a Go
-// program cannot start a process in another time namespace.
+// thread itself remains in its own time namespace. LongUp needs Linux 6.1 or later: on older
+// kernels, a Go program cannot start a process in another time namespace.
 func LongUp() error {
 	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
 		return fmt.Errorf("a time namespace: %w", err)
@@ -20,7 +20,7 @@ func LongUp() error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/timens_offsets", unix.Gettid()), []byte("boottime 3600 0"), 0)
 }
 
-// OldEnough is longer than the default grace period of 10 minutes, which applies on a node without
+// OldEnough is longer than 10 minutes, the grace period that unwindctl uses on a node without
 // unwind. In the tests, the machine has been up for longer than OldEnough.
 const OldEnough = 15 * time.Minute
 

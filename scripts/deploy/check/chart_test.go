@@ -212,7 +212,7 @@ func TestChartEverything(t *testing.T) {
 }
 
 // TestChartNames: two releases share no object, and "kubectl unwind" finds the agents of both by
-// their labels. By default, no node pulls an image without a registry and an owner in its name.
+// their labels. By default, nodes never pull an image with a bare name, such as "unwind".
 func TestChartNames(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}

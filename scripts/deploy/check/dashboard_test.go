@@ -156,8 +156,8 @@ func TestDashboard(t *testing.T) {
 }
 
 // TestDashboardOfOneCluster: each panel shows only the nodes of the selected cluster. A second
-// cluster has nodes of the same names, with their series exchanged, so a panel that mixed the
-// clusters would change.
+// cluster has nodes of the same names, but each has the series of the other. So a panel that mixed
+// the clusters would change.
 func TestDashboardOfOneCluster(t *testing.T) {
 	t.Parallel()
 	of := func(cluster string, names ...string) (series []string) {
@@ -253,7 +253,7 @@ func checkQuery(t *testing.T, text string) []string {
 	return names
 }
 
-// metrics returns the labels of each metric, from the variable helps in the agent's source code.
+// metrics returns the labels of each metric, from the variable "helps" in the agent's source code.
 func metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	source := "../../../cmd/unwindctl/internal/metrics/metrics.go"

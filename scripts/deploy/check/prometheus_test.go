@@ -24,8 +24,8 @@ var promQL = parser.NewParser(parser.Options{})
 // scraped contains the series that Prometheus has stored.
 type scraped []storage.Series
 
-// scrape stores the described series. A description in promtool's notation has one value for each
-// step: `unwind_attachments{state="live"} 0+1x9` counts from 0 to 9. The value _ is a scrape
+// scrape stores the described series. A description is in promtool's notation, with one value for
+// each step: `unwind_attachments{state="live"} 0+1x9` counts from 0 to 9. The value _ is a scrape
 // without the metric.
 func scrape(t *testing.T, descriptions ...string) scraped {
 	t.Helper()

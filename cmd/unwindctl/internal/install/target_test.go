@@ -13,7 +13,7 @@ import (
 )
 
 // TestPlaces: a directory that no flag sets comes from the runtime. A plugin directory from a flag
-// comes before the runtime's own, or is the only one if the flags match no runtime.
+// comes before the runtime's own directories. If the flags match no runtime, it is the only one.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and
@@ -115,8 +115,8 @@ func TestForm(t *testing.T) {
 	}
 }
 
-// TestAccepts: an install is refused if the runtime's configuration forbids it. The network of the
-// first conflist does not matter if a flag names another file.
+// TestAccepts: an install is refused if the runtime's configuration forbids it. For example,
+// CRI-O's default network must be that of the first conflist, or of the one that a flag names.
 func TestAccepts(t *testing.T) {
 	t.Parallel()
 	root := nodetest.Root(t, map[string]string{
@@ -190,9 +190,9 @@ func TestOwnFile(t *testing.T) {
 	}
 }
 
-// TestVersionFollowsRuntime: the configuration of one plugin can offer only one CNI version. It
-// gets the newest version that the runtime supports, and keeps this version while the runtime does
-// not report its own.
+// TestVersionFollowsRuntime: the configuration of one plugin can offer only one CNI version. This
+// is the newest version that the runtime supports. While the runtime's support is unknown, the
+// offered version does not change.
 func TestVersionFollowsRuntime(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
