@@ -272,7 +272,7 @@ func contents(s *Store) (text string, err error) {
 	return text, err
 }
 
-// lose checks all disks that a power loss may leave, in four goroutines.
+// lose checks all states of the disk that a power loss may leave, in four goroutines.
 func (p *power) lose(dir string) {
 	check(p, os.Mkdir(dir, 0o700))
 	all := make(chan lost)

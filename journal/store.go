@@ -119,8 +119,8 @@ func (s *Store) transact(
 		if r := recover(); r != nil {
 			_, cause := verify(s.Path())
 			err = cmp.Or(cause, fmt.Errorf("journal: %s: bbolt panicked: %v", s.Path(), r))
-			// db.Close could hang, because bbolt may hold its mutexes. Without it, the file stays mapped.
-			// The mapping would keep the flock, so unlock the file.
+			// bbolt may hold its mutexes, so db.Close could hang. Without db.Close, the file stays mapped,
+			// and the mapping would keep the flock. So unlock the file.
 			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
 			_ = file.Close()
 		}
@@ -281,11 +281,11 @@ func (tx *Tx) makeRoom(file *os.File) error {
 }
 
 // pages returns the maximum number of pages that the commit writes. bbolt writes each changed page,
-// and the pages above it, to free pages. For a changed record, bbolt writes up to five times the
-// record's size, because it writes the record's whole leaf. Such a leaf contains fewer than five
-// large records, of about the same size in a network. Another 12 pages are for two leaves that are
-// split or merged, the branches, the list of buckets, and the page that bbolt leaves free at the
-// end. In addition, the freelist takes 8 bytes for each free page.
+// and the pages above it, to free pages. For a changed record, it writes the record's whole leaf,
+// which is less than five times as large: bbolt splits a leaf of five records that are each larger
+// than a page, and all records of a network have about the same size. Another 12 pages are for two
+// leaves that are split or merged, the branches, the list of buckets, and the page that remains
+// free at the end. In addition, the freelist takes 8 bytes for each free page.
 func (tx *Tx) pages() int64 {
 	return int64(5*(tx.size/pageSize+1)) + 12 + tx.btx.Size()/pageSize*8/pageSize
 }

@@ -303,10 +303,10 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestPrintedCounts: the journal breaks in an ADD, after the intent. In a later verb (the ADD of
-// the pod's next sandbox, or a STATUS), unwind is killed at a system call on the first attachment's
-// lock file. A STATUS follows. If the first ADD printed success, the attachment keeps all its
-// resources. If the first ADD failed, nothing of it is left.
+// TestPrintedCounts: the journal breaks in an ADD, after the intent is written. In a later verb (the
+// ADD of the pod's next sandbox, or a STATUS), unwind is killed at a system call on the first
+// attachment's lock file. A STATUS follows. If the first ADD printed success, the attachment keeps
+// all its resources. If the first ADD failed, nothing of it is left.
 func TestPrintedCounts(t *testing.T) {
 	t.Parallel()
 	for _, next := range oneOf("a sandbox", "a sweep") {

@@ -767,7 +767,8 @@ func (w *plainWorld) nftLines() (lines []string) {
 	return lines
 }
 
-// ofPod returns the resources of a live pod, in words that are the same on both machines.
+// ofPod describes the resources of a live pod. The descriptions contain no names that differ
+// between the machine with unwind and the one without.
 func (w *plainWorld) ofPod(p *plainPod, rules []string, owners map[string]string, links []string) (have []string) {
 	w.Helper()
 	for _, pool := range w.pools() {

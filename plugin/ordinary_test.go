@@ -232,9 +232,9 @@ func (n *node) pickyPortmap(file, text, failure string) {
 		printf "%%s" "$conf" | exec %s`, file, text, failure, filepath.Join(n.path[1], "portmap")))
 }
 
-// TestVersionCorrected: portmap rejects the chain's cniVersion, which is corrected while a pod has
-// a host port. portmap's rules are from the recorded configuration, so the DEL gets that
-// configuration, with the present cniVersion.
+// TestVersionCorrected: while a pod has a host port, a new portmap is installed that rejects the
+// chain's cniVersion. Then the conflist's cniVersion is corrected. portmap's DEL must find its
+// ADD's rules, so it gets the recorded configuration, but with the corrected cniVersion.
 func TestVersionCorrected(t *testing.T) {
 	each1(t, oneOf("DEL", "sweep"), func(t *testing.T, by choice) {
 		n := newNode(t)

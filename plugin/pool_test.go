@@ -118,9 +118,9 @@ func TestLostJournal(t *testing.T) {
 	n.wantClean()
 }
 
-// TestReservedWhileListed: an ADD reserves its address after the runtime created the list, and has
-// not created its interface yet. A cleanup that trusts the list alone would release the new pod's
-// address (whereabouts#207). unwind's grace period prevents that.
+// TestReservedWhileListed: a GC's list of valid attachments lacks a new pod, whose ADD has reserved
+// an address, but has not created the interface yet. A cleanup that trusts the list alone would
+// release this address (whereabouts#207). unwind's grace period prevents that.
 func TestReservedWhileListed(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -191,8 +191,8 @@ var verbs = map[string]verb{
 	"netns": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.netns(ids...) },
 	// add ID…: attaches pods through unwind, each in a new network namespace. ID@FILE instead uses
 	// the network namespace of the process whose PID is in FILE.
-	// old ID…: the same, but the attachments are past their grace period.
-	// dead ID…: the same, but then removes the network namespaces.
+	// old ID…: like add, but the attachments are past their grace period.
+	// dead ID…: like add, but then removes the network namespaces.
 	"add": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) { n.addAll(ids) },
 	"old": func(n *scripted, _ *testscript.TestScript, _ bool, ids []string) {
 		for _, id := range n.addAll(ids) {

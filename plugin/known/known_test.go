@@ -36,7 +36,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// TestUnknown: a plugin without a row has no facts.
+// TestUnknown: a plugin without a row in the table has no facts.
 func TestUnknown(t *testing.T) {
 	for _, name := range []string{"", "own", "Bridge"} {
 		if got := ByType(name); !reflect.DeepEqual(got, &Plugin{Name: name}) {

@@ -248,8 +248,8 @@ func TestConfigAsPodman(t *testing.T) {
 	}
 }
 
-// TestAdoptIPs: the first delegate gets the capability "ips" only if unwind's entry declares it and
-// no delegate does.
+// TestAdoptIPs: the first delegate adopts the capability "ips" from unwind's entry only if no
+// delegate declares it.
 func TestAdoptIPs(t *testing.T) {
 	for _, tt := range []struct{ entry, first, second, want string }{
 		{`{"ips": true}`, `{}`, `{}`, "ips "},

@@ -134,7 +134,7 @@ func wordsOf(f *delegate.Failure) string {
 	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
 }
 
-// Interrupted marks the steps of an ADD that may have failed or been interrupted.
+// Interrupted is for an ADD that may have failed or been interrupted: AddPassed becomes AddUnknown.
 func Interrupted(steps []journal.Step) {
 	for i := range steps {
 		if steps[i].ADD == journal.AddPassed {

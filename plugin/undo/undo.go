@@ -48,14 +48,14 @@ func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Sup
 // Undo undoes one ADD for a reason. It returns the results of Run. The steps:
 //
 //  1. Mark the record.
-//  2. Write it. The runtime's DEL and a rollback write it only if the next pass needs that (see
-//     mark), and continue after an error.
+//  2. Write it. The runtime's DEL and a rollback write it only if a later verb or sweep needs the
+//     mark (see mark), and continue after an error.
 //  3. Run the DELs that are due.
 //  4. Write the DELs that are still pending, and record the event.
 //
 // If the ADD may have been on another machine (see decide.Foreign), Undo releases only host-local's
-// reservations on the node's disk, and drops the record with its pending DELs. If Undo returns an
-// error, or if the verb no longer writes the journal, the journal may not contain the pending DELs.
+// reservations on the node's disk, and drops the record with its pending DELs. The pending DELs may
+// be missing from the journal if Undo returned an error, or if Journal.Lost is set.
 func (w *Worker) Undo(
 	ctx context.Context, request Request, reason decide.Reason,
 ) (failures []*delegate.Failure, ran int, err error) {

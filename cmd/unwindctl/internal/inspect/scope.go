@@ -159,8 +159,8 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 		"this network", network, strings.Join(at.All(), ", "))
 }
 
-// Pools returns the host-local pools in the scope, whether or not unwind runs their chains, and all
-// networks that unwind runs.
+// Pools returns the host-local pools in the scope (unless Ours is set, also those of chains that
+// unwind does not run), and all networks that unwind runs.
 func (s Scope) Pools() ([]sweep.Pool, []sweep.Network, error) {
 	pools, networks, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {
