@@ -303,7 +303,7 @@ func TestCommitFails(t *testing.T) {
 	})
 }
 
-// TestPrintedCounts: the journal breaks in an ADD, after the intent is written. In a later verb (the
+// TestPrintedCounts: the journal breaks in an ADD after the intent is written. In a later verb (the
 // ADD of the pod's next sandbox, or a STATUS), unwind is killed at a system call on the first
 // attachment's lock file. A STATUS follows. If the first ADD printed success, the attachment keeps
 // all its resources. If the first ADD failed, nothing of it is left.

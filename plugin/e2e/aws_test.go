@@ -58,9 +58,7 @@ func (n *aws) call(t *testing.T, verb, sandbox, pod string, port int) error {
 // unwind considers it done. If another pod then gets the address, a later sweep must not take
 // anything from that pod.
 func TestE2EAWS(t *testing.T) {
-	if e2e.Short() {
-		t.Skip("aws-cni is not built for a short run")
-	}
+	e2e.Long(t)
 	table := e2e.NewTable(t, "a pod of the AWS VPC CNI is deleted; left are addresses/veths/"+
 		"routing rules/iptables rules, and pending DELs",
 		"IPAMD AND THE POD", "CHAIN", "LEFT", "PENDING", "LATER", "PENDING")

@@ -25,9 +25,7 @@ func (n *cilium) call(t *testing.T, verb string) (passed bool) {
 // on disk, which the agent processes at its next start. If cilium-cni cannot write to the queue,
 // its DEL fails. unwind considers a queued DEL done, and retries a failed one.
 func TestE2ECilium(t *testing.T) {
-	if e2e.Short() {
-		t.Skip("cilium-cni is not built for a short run")
-	}
+	e2e.Long(t)
 	table := e2e.NewTable(t, "a pod of Cilium while its agent is down: DELs in the agent's queue, "+
 		"pending DELs and endpoints; then the agent starts, and unwind sweeps",
 		"CALL", "CHAIN", "SUCCEEDS", "QUEUED", "PENDING", "ENDPOINTS", "THEN PENDING", "ENDPOINTS")

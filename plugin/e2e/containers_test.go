@@ -21,9 +21,7 @@ type engine interface {
 }
 
 func nerdctl(n *e2e.Node) engine {
-	if e2e.Short() {
-		n.Skip("nerdctl is not built for a short run")
-	}
+	e2e.Long(n)
 	return n.StartContainerd(e2e.Newest(n)).NewNerdctl()
 }
 

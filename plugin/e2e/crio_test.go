@@ -44,6 +44,9 @@ func TestE2ECrioLeak(t *testing.T) {
 	} {
 		chain := e2e.ChainOf(one.unwind)
 		t.Run(chain+"/"+one.trouble.Name+"/"+one.how, func(t *testing.T) {
+			if one.trouble.Name != e2e.Troubles[2].Name {
+				e2e.Long(t)
+			}
 			t.Parallel()
 			c := e2e.NewCrioNode(t, one.unwind, one.statusGrace)
 			one.trouble.Begin(c.Node)
@@ -101,6 +104,7 @@ func TestE2ECrioLeak(t *testing.T) {
 // period ends. So the agent or a sweep must release the sandbox's resources. The three other pods
 // must keep theirs.
 func TestE2ECrioKill(t *testing.T) {
+	e2e.Long(t)
 	table := e2e.NewTable(t, "CRI-O and its plugins are killed during an ADD while three pods run; addresses/netns/veths/rules",
 		"CHAIN", "THEN", "LIVE", "KILLED", "RESTARTED", "AFTER", "RECORDS")
 	for _, how := range []string{"plain", "the agent", "unwindctl sweep --cri auto"} {
@@ -157,6 +161,7 @@ func TestE2ECrioKill(t *testing.T) {
 // TestE2ECrioReboot: the machine reboots, or it reboots without CRI-O's storage, or only /run is
 // emptied. With unwind, the old pods' resources are available to the new pods.
 func TestE2ECrioReboot(t *testing.T) {
+	e2e.Long(t)
 	table := e2e.NewTable(t, "CRI-O: 10 pods on a /28; then the same pods are started; addresses/netns/veths/rules when they run, and when they are gone",
 		"CHAIN", "EVENT", "BEFORE", "RUNNING", "NOT STARTED", "GONE", "PENDING")
 	for _, unwind := range []bool{false, true} {
@@ -203,6 +208,7 @@ func TestE2ECrioReboot(t *testing.T) {
 // TestE2ECrioHostPort: CRI-O itself sets up a pod's host ports, in its own nftables table, and
 // sends no port mappings to plugins. It removes the host ports when it removes the pod.
 func TestE2ECrioHostPort(t *testing.T) {
+	e2e.Long(t)
 	const port = 8080
 	for _, unwind := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unwind %t", unwind), func(t *testing.T) {
@@ -234,15 +240,13 @@ func TestE2ECrioHostPort(t *testing.T) {
 // with CRI-O's default CNI directories and with OpenShift's. Pods can start after "install", "off"
 // and "uninstall". A pod that started before "install" can be deleted after it.
 func TestE2ECrioInstall(t *testing.T) {
+	e2e.Long(t)
 	for _, dirs := range []e2e.CrioNetwork{
 		{ConfDir: e2e.ConfDir, PluginDir: e2e.PluginDir},
 		{ConfDir: "/etc/kubernetes/cni/net.d", PluginDir: "/var/lib/cni/bin"},
 	} {
 		t.Run(dirs.ConfDir, func(t *testing.T) {
 			t.Parallel()
-			if e2e.Short() {
-				t.Skip("CRI-O is not built for a short run")
-			}
 			n := e2e.NewNode(t)
 			n.Configure(e2e.Network{Subnet: e2e.Small, Plugins: []string{e2e.Firewall}})
 			if dirs.ConfDir != e2e.ConfDir {

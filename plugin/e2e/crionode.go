@@ -15,9 +15,6 @@ type CrioNode struct {
 // NewCrioNode creates a node with or without unwind. CRI-O sends STATUS at its start and, if
 // statusGrace is not "", also afterwards.
 func NewCrioNode(t *testing.T, unwind bool, statusGrace string) *CrioNode {
-	if Short() {
-		t.Skip("CRI-O is not built for a short run")
-	}
 	n := NewNode(t)
 	n.Configure(Network{Subnet: Small, Plugins: []string{Firewall, n.Faulty()}, Unwind: unwind,
 		Keys: crioKeys(unwind)})

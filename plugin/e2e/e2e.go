@@ -55,6 +55,14 @@ func Eventually(t testing.TB, within time.Duration, what string, holds func() bo
 // Short reports whether to run shorter tests, as `make e2e SHORT=1` does.
 func Short() bool { return os.Getenv("UNWIND_E2E_SHORT") != "" }
 
+// Long skips a test in a short run.
+func Long(t testing.TB) {
+	t.Helper()
+	if Short() {
+		t.Skip("not part of a short run")
+	}
+}
+
 // check ends the test if err is not nil.
 func check(t testing.TB, err error) {
 	t.Helper()

@@ -15,8 +15,8 @@ NERDCTL_STAMP := $(E2E)/nerdctl/.built-$(NERDCTL_VERSION)
 OCICNI        := plugin/e2e/ocicni
 OCICNI_STAMP  := $(E2E)/ocicni/.built-$(shell sed -n 's|^\tgithub.com/cri-o/ocicni ||p' plugin/e2e/ocicni/go.mod)
 E2E_STAMPS    := $(CONTAINERD_VERSIONS:%=$(E2E)/containerd-%/.built) $(E2E)/deb/.unpacked $(UPSTREAM)/.built \
-                 $(SANDBOX_TESTS)/.built $(MULTUS_STAMP) $(OCICNI_STAMP) $(BEFORE_STAMP) \
-                 $(if $(SHORT),,$(CRIO_STAMP) $(NERDCTL_STAMP) $(AWS_CNI_STAMP) $(CILIUM_STAMP))
+                 $(SANDBOX_TESTS)/.built $(MULTUS_STAMP) $(OCICNI_STAMP) $(CRIO_STAMP) $(BEFORE_STAMP) \
+                 $(if $(SHORT),,$(NERDCTL_STAMP) $(AWS_CNI_STAMP) $(CILIUM_STAMP))
 
 # hyperkube is one binary with all programs of a cluster. Its go.mod contains the version of
 # Kubernetes. The first build takes six minutes on two cores.
@@ -28,7 +28,7 @@ KUBERNETES_STAMP   := $(E2E)/kubernetes/.built-$(KUBERNETES_VERSION)
 HELM_VERSION := $(shell sed -n 's|^\thelm.sh/helm/v3 ||p' $(CHECK)/go.mod)
 HELM_STAMP   := $(E2E)/helm/.built-$(HELM_VERSION)
 
-e2e: deps tools build e2e-tools ## test real runtimes (root); SHORT=1: the newest containerd only
+e2e: deps tools build e2e-tools ## test real runtimes (root); SHORT=1: fewer runtimes
 	UNWIND_E2E_SHORT=$(SHORT) CGO_ENABLED=0 go test -tags e2e -p 1 -count=1 -timeout 90m -v -run E2E ./plugin/e2e
 
 e2e-tools: $(E2E_STAMPS) faulty
