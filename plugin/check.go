@@ -14,11 +14,11 @@ import (
 )
 
 // check runs the CHECK of each recorded delegate that is still in the chain, in chain order. The
-// delegate gets the recorded configuration. If its CHECK fails, check repeats the CHECK with
-// the present configuration. As without unwind, no delegate runs if the chain sets disableCheck, or
-// if the ADD's CNI version is older than 0.4.0. If the attachment is not live in the journal, check
-// logs a warning and uses the current chain. It does not fail for that reason, because Nomad
-// destroys the network namespace after a failed CHECK.
+// delegate gets the recorded configuration. If its CHECK fails, check repeats the CHECK with the
+// present configuration and CNI_ARGS. As without unwind, no delegate runs if the chain sets
+// disableCheck, or if the ADD's CNI version is older than 0.4.0. If the attachment is not live in
+// the journal, check logs a warning and uses the current chain. It does not fail for that reason,
+// because Nomad destroys the network namespace after a failed CHECK.
 //
 // check does not acquire the attachment's lock. Delegates change nothing in CHECK, so other verbs
 // need not wait for it.
@@ -53,9 +53,9 @@ func (o *op) check(ctx context.Context) error {
 		if o.HasLeft(e, step) {
 			continue
 		}
-		f := o.checkWith(ctx, e, step.Type, step.Config)
+		f := o.checkWith(ctx, e, step.Type, step.Config, e.Added.Args)
 		present := o.Present(e, step, decide.Present)
-		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present) == nil {
+		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present, o.args.Args) == nil {
 			f = nil
 		}
 		if f != nil {
@@ -66,7 +66,7 @@ func (o *op) check(ctx context.Context) error {
 }
 
 func (o *op) checkWith(
-	ctx context.Context, e *journal.Record, plugin string, config json.RawMessage,
+	ctx context.Context, e *journal.Record, plugin string, config json.RawMessage, args string,
 ) *delegate.Failure {
 	c := o.call("CHECK", plugin)
 	conf := types.PluginConf{CNIVersion: e.Added.CNIVersion}
@@ -75,7 +75,7 @@ func (o *op) checkWith(
 	if err != nil {
 		return c.Failed(types.ErrInvalidNetworkConfig, "prevResult: "+err.Error())
 	}
-	c.Args, c.Stdin = e.Added.Args, netconf.WithPrevResult(config, prevResult)
+	c.Args, c.Stdin = args, netconf.WithPrevResult(config, prevResult)
 	_, f := o.Env.Runner.Run(ctx, c, o.Env.Stderr)
 	return f
 }

@@ -96,7 +96,8 @@ func (a *adding) open(ctx context.Context) error {
 // putFirst writes the intent, unless the journal contains earlier ADDs of the attachment (a.prior),
 // or other attachments of its pod that may be dead (a.samePod). The ADD of a pod's new sandbox
 // first releases the addresses and resources of the old sandbox (Azure CNS #4350). a.samePod omits
-// the live attachments of this ADD's own container.
+// other attachments of this ADD's own container, unless they are being undone: this ADD may run
+// inside one of their ADDs (Multus), and must not wait for it.
 func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	a.prior, err = tx.Pending(a.Verb.Key)
 	if err := journal.IgnoreDamaged(err); err != nil { // the intent replaces a damaged record
@@ -104,7 +105,8 @@ func (a *adding) putFirst(tx *journal.Tx) (err error) {
 	}
 	a.samePod, err = tx.ByPod(a.record.Added.Pod)
 	a.samePod = slices.DeleteFunc(a.samePod, func(e *journal.Record) bool {
-		return e.Key == a.Verb.Key || e.State == journal.Live && e.ContainerID == a.Verb.Key.ContainerID
+		return e.Key == a.Verb.Key ||
+			decide.KeepsContainer(e.State) && e.ContainerID == a.Verb.Key.ContainerID
 	})
 	if err != nil || len(a.prior) > 0 {
 		return err

@@ -131,6 +131,12 @@ func (n *node) stderr() *os.File {
 	return f
 }
 
+// usePath changes CNI_PATH.
+func (n *node) usePath(dirs ...string) {
+	n.path = dirs
+	n.cni = libcni.NewCNIConfigWithCacheDir(n.path, filepath.Join(n.dir, "cache"), n.execOf())
+}
+
 // log returns the log of verbs that succeeded.
 func (n *node) log() string {
 	return read(n, filepath.Join(n.dir, "stderr"))

@@ -135,7 +135,8 @@ func (p *Plugin) newOp(args *skel.CmdArgs, conf *netconf.Conf) (*op, func()) {
 		},
 		Verb: undo.Verb{
 			Key:   journal.Key{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName},
-			Netns: args.Netns, Path: args.Path, Conf: conf, Chain: sync.OnceValues(o.readChain),
+			Netns: args.Netns, Path: args.Path, Args: args.Args, Conf: conf,
+			Chain: sync.OnceValues(o.readChain),
 		},
 	}
 	for _, w := range conf.Warnings {

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -289,6 +290,86 @@ func TestIPAMReplaced(t *testing.T) {
 	n.until(0, func() { n.status() })
 	n.wantReserved(0)
 	n.wantClean()
+}
+
+// TestPluginDirectoryMoves: the runtime uses another directory of plugins, and in the old one a
+// binary is gone or broken. The runtime's DEL runs the plugins of the new directory, as without
+// unwind. A sweep runs the plugins of the old directory, with the IPAM plugins of both.
+func TestPluginDirectoryMoves(t *testing.T) {
+	run := func(by string, plugins []string, spoil func(n *node, old string)) {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			unwind, new, old := n.path[0], n.path[1], filepath.Join(n.dir, "old")
+			n.mkdir(old)
+			for _, plugin := range plugins {
+				must(t, os.Symlink(filepath.Join(new, plugin), filepath.Join(old, plugin)))
+			}
+			n.usePath(unwind, old)
+			n.chain(bridge, portmap)
+			a := n.add("a")
+			n.usePath(unwind, new)
+			spoil(n, old)
+			if strings.HasPrefix(by, "DEL") {
+				a.del()
+			} else {
+				a.dropNetNS()
+				n.until(0, func() { n.status() })
+			}
+			n.wantClean()
+		})
+	}
+	plugins := []string{"bridge", "host-local", "portmap"}
+	withoutIPAM := func(n *node, old string) { n.remove(filepath.Join(old, "host-local")) }
+	run("DEL, no host-local", plugins, withoutIPAM)
+	run("STATUS, no host-local", plugins, withoutIPAM)
+	run("DEL, a broken portmap", plugins, func(n *node, old string) {
+		n.remove(filepath.Join(old, "portmap"))
+		must(n, os.WriteFile(filepath.Join(old, "portmap"), []byte("#!/none\n"), 0o755))
+	})
+}
+
+// TestArgsOfDEL: a plugin is upgraded, and its DEL now needs an argument in CNI_ARGS that the ADD
+// did not get. The runtime was upgraded, too, and sends the argument with DEL.
+func TestArgsOfDEL(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	upgraded := filepath.Join(n.dir, "upgraded")
+	n.script("mesh", fmt.Sprintf(`case "$CNI_ARGS" in *K8S_POD_UID=u*) ;; *)
+		if [ -e %s ]; then echo '{"code": 4, "msg": "K8S_POD_UID is missing"}'; exit 1; fi
+	esac
+	exec %s`, upgraded, filepath.Join(n.path[2], "faulty")))
+	n.chain(bridge, object(`{"type": "mesh", "dir": %q, "instance": "mesh"}`, n.faultyDir()))
+	a := n.add("a")
+	n.write(upgraded, "")
+	n.wantError(a.tryDel(), "K8S_POD_UID is missing")
+	a.Args = append(a.Args, [2]string{"K8S_POD_UID", "u"})
+	a.del()
+	n.wantClean()
+}
+
+// TestNested: a plugin such as Multus runs in unwind's chain, and runs a second chain with unwind
+// for the same container, whose ADD and DEL must not wait for the outer ADD. The second chain has
+// another interface, or the same one, as in Multus' annotation v1.multus-cni.io/default-network.
+func TestNested(t *testing.T) {
+	each1(t, oneOf("eth0", "net1"), func(t *testing.T, ifname choice) {
+		n := newNode(t)
+		inner, result := filepath.Join(n.dir, "inner.json"), filepath.Join(n.dir, "result")
+		n.chain(bridge.masq(), firewall)
+		n.write(inner, n.entryOf(n.chainOf(n.plugins()...), map[string]any{"name": n.network + "-inner", "logLevel": "debug"}))
+		n.script("nest", fmt.Sprintf(`export CNI_IFNAME=%s
+			if [ $CNI_COMMAND != ADD ]; then exec %[4]s <%[2]s; fi
+			%[4]s <%[2]s >%[3]s; rc=$?; cat %[3]s; exit $rc`, ifname.name, inner, result, filepath.Join(n.path[0], "unwind")))
+		n.chain(named("nest"))
+		n.budget("Release=2s Step=1s")
+		a := n.add("a")
+		n.wantRecords(2)
+		n.wantLoggedTimes(0, "deferred")
+		a.del()
+		n.wantLoggedTimes(0, "a later ADD")
+		n.wantReserved(0)
+		n.wantClean()
+	})
 }
 
 // TestRestartedWhileOff: while unwind is off, nerdctl restarts a container. nerdctl's DEL has no

@@ -8,7 +8,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -144,20 +146,27 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 }
 
 // del runs the DEL of one step. If it fails, del retries it with the configurations that
-// decide.Retries returns, such as the one that the runtime would send now. Such a configuration may
-// name a new host-local pool. So after a success, Run releases the addresses in the recorded pool.
+// decide.Retries returns, such as the one that the runtime would send now, and with the runtime's
+// present CNI_ARGS. Such a configuration may name a new host-local pool. So after a success, Run
+// releases the addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
-	f := u.delWith(ctx, s, s.Config)
+	recorded := u.Record.Added.Args
+	f := u.delWith(ctx, s, s.Config, recorded)
 	if f == nil {
 		return nil
 	}
 	f.Unreported = u.HasLeft(u.Record, s)
+	args := recorded
+	if u.Mode.ofVerb() {
+		args = u.Verb.Args
+	}
 	for _, retry := range decide.Retries(s, f.Code) {
 		config := u.Present(u.Record, s, retry)
-		if f.Killed || f.Unstarted || config == nil || bytes.Equal(config, s.Config) {
+		same := bytes.Equal(config, s.Config) && args == recorded
+		if f.Killed || f.Unstarted || config == nil || same {
 			continue
 		}
-		again := u.delWith(ctx, s, config)
+		again := u.delWith(ctx, s, config, args)
 		if again == nil {
 			u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
 				netconf.Shorten(f.Msg, 200))
@@ -169,15 +178,12 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 }
 
 func (u *undoing) delWith(
-	ctx context.Context, s *journal.Step, config json.RawMessage,
+	ctx context.Context, s *journal.Step, config json.RawMessage, args string,
 ) *delegate.Failure {
 	e := u.Record
 	c := &delegate.Call{
-		Command: "DEL", Plugin: s.Type, Path: e.Added.Path, ContainerID: e.ContainerID, Ifname: e.IfName,
-		Args: e.Added.Args, Stdin: config, Lock: u.Request.Lock.File(), Env: u.env, Watch: u.Verb.Watch,
-	}
-	if _, err := netconf.FindPlugin(s.Type, c.Path); err != nil {
-		c.Path = u.Verb.Path // the runtime's plugin directory may have moved
+		Command: "DEL", Plugin: s.Type, Path: u.path(), ContainerID: e.ContainerID, Ifname: e.IfName,
+		Args: args, Stdin: config, Lock: u.Request.Lock.File(), Env: u.env, Watch: u.Verb.Watch,
 	}
 	prevResult, err := u.prevResult(ctx, s, config)
 	if err != nil {
@@ -199,6 +205,18 @@ func (u *undoing) delWith(
 		f = u.leaveScratch(ctx, s, c, stderr, f)
 	}
 	return f
+}
+
+// path returns the CNI_PATH of a DEL. If the runtime's plugin directories have changed since the
+// ADD, the DEL gets the old and the new ones. In a verb that names the attachment, the new ones
+// come first, as without unwind. Otherwise, they may be those of another runtime.
+func (u *undoing) path() string {
+	paths := []string{u.Record.Added.Path, u.Verb.Path}
+	if u.Mode.ofVerb() {
+		slices.Reverse(paths)
+	}
+	paths = slices.DeleteFunc(slices.Compact(paths), func(path string) bool { return path == "" })
+	return strings.Join(paths, string(os.PathListSeparator))
 }
 
 // leaveScratch returns the outcome of a DEL that has failed with f in a scratch namespace. It

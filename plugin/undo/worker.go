@@ -51,6 +51,7 @@ type Verb struct {
 	Key   journal.Key
 	Netns string // CNI_NETNS
 	Path  string // CNI_PATH
+	Args  string // CNI_ARGS
 	Conf  *netconf.Conf
 	// Chain returns the verb's chain. It reads a chainFile once, at the first call. That read may
 	// hang, so a verb that does not need the chain must not call Chain.
