@@ -21,7 +21,8 @@ func wrapCommand() *cobra.Command {
 			"the standard input.",
 		Example: "  unwindctl wrap --in-place /etc/cni/net.d/10-podnet.conflist",
 	}, install.Rewrite{Change: install.Inline, Unchanged: "already wrapped",
-		Changed: "wrapped: unwind runs the chain"})
+		Changed: "wrapped: unwind runs the chain; the runtime needs the plugin unwind in its plugin " +
+			"directory"})
 }
 
 // rewriteCommand makes cmd apply r to a conflist and print the result. With --in-place, cmd writes

@@ -67,9 +67,13 @@ func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 		return nil, err
 	}
 	if list.Name != "" && list.Name != c.Name {
+		remedy := ""
+		if c.ChainFile != "" {
+			remedy = "; if the network was renamed, run unwindctl install"
+		}
 		return nil, fmt.Errorf(`key "name" is %q, but the network is %q; `+
-			"they must be the same, because plugins keep addresses and rules under that name",
-			list.Name, c.Name)
+			"they must be the same, because plugins keep addresses and rules under that name%s",
+			list.Name, c.Name, remedy)
 	}
 	if c.ChainFile != "" && !bool(list.OnlyInlined) {
 		more, err := InlineDirectory(filepath.Join(filepath.Dir(c.ChainFile), c.Name))

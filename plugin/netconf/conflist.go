@@ -282,6 +282,10 @@ func ReadFile(path string) ([]byte, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w; the network's provider has not written it, or has removed it", err)
 		}
+		if errors.Is(err, syscall.ELOOP) && flags&syscall.O_NOFOLLOW != 0 {
+			err = fmt.Errorf("a symbolic link in a directory that other users can write to; run chmod go-w "+
+				"%s", filepath.Dir(path))
+		}
 		return nil, err
 	}
 	defer f.Close()

@@ -334,8 +334,9 @@ func (e *examination) directory(found *inspect.Report) bool {
 
 // files examines the files in the state directory, and its disk.
 func (e *examination) files(info fs.FileInfo, found *inspect.Report) {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 {
-		e.add("journal", Failure, "chmod 0700 "+e.StateDir,
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Mode&0o077 != 0 && info.IsDir() {
+		e.add("journal", Failure, "if only unwind uses it, run chmod 0700 "+e.StateDir+"; otherwise, "+
+			"install with another --state-dir",
 			"%s has mode %04o: other users can access it", e.StateDir, st.Mode&0o7777)
 	}
 	if err := found.Unwritable; !e.disk() && err != nil {

@@ -111,6 +111,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 				"%s sorts first and does not run unwind, so unwind is not in use", path)
 		case err != nil:
 			e.add("network", Failure, "correct that key", "%s: %v", path, err)
+		case ours != nil && install.Wrapped(c) && c.Name != ours.Name:
+			e.add("network", OK, "", "%s: unwind also runs the network %s", path, c.Name)
 		case ours != nil:
 			e.add("network", Warning,
 				"run unwindctl install to remove unwind from the unused file",
@@ -160,6 +162,7 @@ func (e *examination) entry(
 	var list struct {
 		CNIVersions []string `json:"cniVersions"`
 		OnlyInlined bool     `json:"loadOnlyInlinedPlugins"`
+		DisableGC   bool     `json:"disableGC"`
 	}
 	_ = json.Unmarshal(c.Data, &list)
 	isList, offered := filepath.Ext(c.Path) == ".conflist", c.CNIVersion
@@ -201,8 +204,18 @@ func (e *examination) entry(
 			"plugins need the capabilities %s, which unwind's entry in %s does not declare, so the "+
 				"runtime drops them", strings.Join(lost, ", "), c.Path)
 	}
-	if c.Unwind.DisableGC || chain.DisableGC {
+	switch {
+	case isList && list.DisableGC:
 		e.add("configuration", OK, "", "disableGC is set: the runtime's GC releases nothing")
+	case chain.DisableGC && isList:
+		e.add("configuration", Warning, "run unwindctl install", "the chain sets disableGC, but %s does "+
+			"not, so the runtime's GC deletes attachments that it does not list", c.Path)
+	case chain.DisableGC:
+		e.add("configuration", Warning, "install with an --unwind-file that ends in .conflist",
+			"the chain sets disableGC, which runtimes ignore in a .json file: the runtime's GC deletes "+
+				"attachments that it does not list")
+	case c.Unwind.DisableGC:
+		e.add("configuration", OK, "", "disableGC is set in unwind's entry: unwind does nothing on GC")
 	}
 	if !c.Unwind.SweepOnStatus {
 		e.add("configuration", Warning,

@@ -35,6 +35,11 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 		// libcni wraps a single plugin's configuration in a list with only a name and a version at the
 		// top level (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". If an
 		// installer appends its plugin to "plugins" and writes a list, that list still runs unwind.
+		if p.chain.DisableGC {
+			p.warnings = append(p.warnings, "the provider's conflist sets disableGC, which runtimes ignore "+
+				"in a .json file: the runtime's GC would delete attachments that it does not list. If several "+
+				"runtimes share the network, use an --unwind-file that ends in .conflist")
+		}
 		version := list["cniVersion"]
 		if s.CNIVersion != "" {
 			version = netconf.Marshal(s.CNIVersion)

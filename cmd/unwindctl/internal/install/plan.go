@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -121,6 +122,11 @@ func ours(c *netconf.Conflist) bool {
 		c.Unwind.ChainFile != "" && !namesItself(c)
 }
 
+// Wrapped reports whether a conflist contains unwind's chain, as unwindctl wrap writes it.
+func Wrapped(c *netconf.Conflist) bool {
+	return c != nil && c.Unwind != nil && c.Unwind.Chain != nil
+}
+
 // namesItself reports whether a file is its own chain. This happens if another program replaces the
 // provider's file with a copy of unwind's conflist.
 func namesItself(c *netconf.Conflist) bool { return same(c.Path, c.Unwind.ChainFile) }
@@ -143,24 +149,25 @@ func (s Setup) isCopy(path string) bool {
 }
 
 // checkDirectory returns an error if the runtime would not use unwind's conflist, or if another
-// file already runs unwind.
+// file already runs unwind for the same network.
 func (s Setup) checkDirectory(p *Plan) error {
 	paths, err := netconf.Conflists(s.ConfDir)
 	if err != nil {
 		return err
 	}
+	provider, _ := netconf.ReadConflist(cmp.Or(s.Source, s.firstOther()))
 	for _, path := range paths {
 		if path == p.path || s.isCopy(path) {
 			continue
 		}
 		c, _ := netconf.ReadConflist(path)
-		if c != nil && c.Unwind != nil && (stem(path) == stem(p.path) || !madeFromOurs(c)) {
+		another := Wrapped(c) && provider != nil && c.Name != provider.Name
+		if c != nil && c.Unwind != nil && !another && (stem(path) == stem(p.path) || !madeFromOurs(c)) {
 			if ours(c) {
 				return term.WithHint("first run unwindctl uninstall --unwind-file "+filepath.Base(path),
 					"unwind is already installed, with the conflist %s", path)
 			}
-			return term.WithHint("replace it with the provider's conflist first",
-				"%s already runs unwind", path)
+			return term.WithHint(takeOutHint(c), "%s already runs unwind", path)
 		}
 		if filepath.Base(path) < filepath.Base(p.path) {
 			return term.WithHint("use an --unwind-file that sorts before it, such as +unwind"+
@@ -256,6 +263,9 @@ func (s Setup) readSource(p *Plan) error {
 		return term.WithHint(half, "%s: %w", path, err)
 	}
 	switch {
+	case Wrapped(p.Source):
+		return term.WithHint(takeOutHint(p.Source)+", or set --provider-conf to another network's "+
+			"conflist", "%s already runs unwind", path)
 	case path == p.path || p.Source.Unwind != nil || names(p.Source.Data, p.path):
 		return term.WithHint("set --provider-conf to the conflist of the network's provider",
 			"%s already runs unwind",

@@ -172,8 +172,9 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 			return nil, term.WithHint(takeOutHint(c), "unwind stays in use: the next file that the "+
 				"runtime loads, %s, also runs unwind", path)
 		default:
-			return []*Change{{Change: "next", What: fmt.Sprintf("the runtime loads %s (%s)", path,
-				strings.Join(c.Types, " → "))}}, nil
+			loads := &Change{Change: "next", What: fmt.Sprintf("the runtime loads %s (%s)", path,
+				strings.Join(c.Types, " → "))}
+			return append(stillOn(paths), loads), nil
 		}
 	}
 	if err != nil {
@@ -187,13 +188,25 @@ func (u *uninstall) next(context.Context) ([]*Change, error) {
 		"conflist%s", u.Setup.ConfDir, of)
 }
 
+// stillOn reports the conflists that contain unwind's chain: a person has wrapped them, and only a
+// person unwraps them.
+func stillOn(paths []string) (all []*Change) {
+	for _, path := range paths {
+		if c, _ := netconf.ReadConflist(path); Wrapped(c) {
+			all = append(all, &Change{Change: "still on", What: fmt.Sprintf("unwind, for the network %s in "+
+				"%s; to take it out, %s", c.Name, path, takeOutHint(c))})
+		}
+	}
+	return all
+}
+
 // takeOutHint returns how to take unwind out of a conflist that this command does not manage.
 func takeOutHint(c *netconf.Conflist) string {
 	name := strings.TrimSuffix(filepath.Base(c.Path), node.OffSuffix)
 	switch {
 	case ours(c):
 		return "use --conf-dir " + filepath.Dir(c.Path) + " --unwind-file " + name
-	case c.Unwind != nil && c.Unwind.Chain != nil:
+	case Wrapped(c):
 		return "run unwindctl unwrap --in-place " + c.Path
 	}
 	return "replace that file with the provider's conflist"
