@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 
@@ -54,8 +55,8 @@ func (o *op) check(ctx context.Context) error {
 			continue
 		}
 		f := o.checkWith(ctx, e, step.Type, step.Config, e.Added.Args)
-		present := o.Present(e, step, decide.Present)
-		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present, o.args.Args) == nil {
+		present, args := o.Present(e, step, decide.Present), cmp.Or(o.args.Args, e.Added.Args)
+		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present, args) == nil {
 			f = nil
 		}
 		if f != nil {
