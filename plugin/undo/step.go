@@ -147,8 +147,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 
 // del runs the DEL of one step. If it fails, del retries it with the configurations that
 // decide.Retries returns, such as the one that the runtime would send now, and with the runtime's
-// present CNI_ARGS, if any. Such a configuration may name a new host-local pool. So after a success,
-// Run releases the addresses in the recorded pool.
+// present CNI_ARGS, if any. Such a configuration may name a new host-local pool. So after a
+// success, Run releases the addresses in the recorded pool.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	recorded := u.Record.Added.Args
 	f := u.delWith(ctx, s, s.Config, recorded)
