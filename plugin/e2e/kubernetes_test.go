@@ -145,8 +145,7 @@ func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
 
 func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	t.Helper()
-	const patience = 5 * time.Minute // a busy machine may start or delete no pod for minutes
-	if err := ready(w, app, count, patience); err != nil {
+	if err := ready(w, app, count, podTime); err != nil {
 		t.Fatalf("%v\n%s", err, w.Events(app))
 	}
 }
