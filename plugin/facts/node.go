@@ -209,12 +209,12 @@ func cleaned(path string) string {
 	return path
 }
 
-// Anothers reports whether another container's attachment in the journal, with the same interface
-// name, uses a network namespace. A damaged record does not count.
+// Anothers reports whether another attachment in the journal, with the same interface name, uses a
+// network namespace. A damaged record does not count.
 func (n *Node) Anothers(ctx context.Context, key journal.Key, netns journal.NetNS) bool {
 	there, _ := n.Journal.Snapshot(ctx).ByNetNS(netns) // a snapshot's lookup never fails
 	return slices.ContainsFunc(there, func(o *journal.Record) bool {
-		return decide.KeepsContainer(o.State) && o.ContainerID != key.ContainerID &&
-			o.IfName == key.IfName && n.SameBoot(o) == decide.True
+		return decide.KeepsContainer(o.State) && o.Key != key && o.IfName == key.IfName &&
+			n.SameBoot(o) == decide.True
 	})
 }

@@ -157,7 +157,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	}
 	f.Unreported = u.HasLeft(u.Record, s)
 	args := recorded
-	if u.Mode.ofVerb() && u.Verb.Args != "" {
+	if u.Mode == Requested && u.Verb.Args != "" { // a Superseding ADD's may name another pod
 		args = u.Verb.Args
 	}
 	for _, retry := range decide.Retries(s, f.Code) {
