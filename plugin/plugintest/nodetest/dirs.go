@@ -103,7 +103,8 @@ func Conflist(name string, capabilities ...string) string {
 }
 
 // Installed describes unwind's conflist as "NETWORK of FILE with CAPABILITIES", or returns "" if
-// there is none.
+// there is none. The description leaves out the capabilities of CNI's conventions, which unwindctl
+// always declares.
 func (n *Dirs) Installed() string {
 	n.Helper()
 	data, err := os.ReadFile(n.Own())
@@ -123,13 +124,20 @@ func (n *Dirs) Installed() string {
 		return fmt.Sprintf("%v in %s", err, data)
 	}
 	p := list.Plugins[0]
+	for _, always := range []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns",
+		"infinibandGUID", "ipRanges", "ips", "mac", "portMappings"} {
+		if !p.Capabilities[always] {
+			return fmt.Sprintf("the capability %s is missing in %s", always, data)
+		}
+		delete(p.Capabilities, always)
+	}
 	return fmt.Sprintf("%s of %s with %s", list.Name, filepath.Base(p.ChainFile),
 		raw(p.Capabilities))
 }
 
 // First is the result of Installed after unwind was installed for the conflist that NewDirs
 // creates.
-const First = `podnet of 10-bridge.conflist with {"ips":true,"portMappings":true}`
+const First = `podnet of 10-bridge.conflist with {}`
 
 // AlwaysThere checks continuously, until stop is called, that unwind's conflist exists, sorts
 // first, and is complete.

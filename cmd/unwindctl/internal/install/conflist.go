@@ -88,7 +88,7 @@ func split(old *netconf.Conflist) (list, entry map[string]json.RawMessage, err e
 
 // setEntry sets the keys of unwind's entry that unwindctl writes.
 func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
-	setCapabilities(entry, p.chain)
+	setCapabilities(entry, slices.Concat(conventions, p.chain.EntryCapabilities()))
 	entry["chainFile"] = netconf.Marshal(p.Source.Path)
 	switch s.StateDir {
 	case "":
@@ -107,10 +107,16 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 	}
 }
 
-// setCapabilities declares the chain's capabilities in unwind's entry.
-func setCapabilities(entry map[string]json.RawMessage, chain *netconf.Chain) {
+// conventions are the capabilities that runtimes pass to plugins (CNI's CONVENTIONS.md). unwind's
+// file declares them all, so that a plugin that the provider adds later gets its arguments without
+// another installation. unwind passes on to each plugin only what that plugin declares.
+var conventions = []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns", "infinibandGUID",
+	"ipRanges", "ips", "mac", "portMappings"}
+
+// setCapabilities declares capabilities in unwind's entry, and no others.
+func setCapabilities(entry map[string]json.RawMessage, names []string) {
 	capabilities := map[string]bool{}
-	for _, name := range chain.EntryCapabilities() {
+	for _, name := range names {
 		capabilities[name] = true
 	}
 	delete(entry, "capabilities")

@@ -160,7 +160,7 @@ func absorb(c *netconf.Conflist) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	setCapabilities(entry, chain)
+	setCapabilities(entry, chain.EntryCapabilities())
 	list["plugins"] = netconf.Marshal([]any{entry})
 	out, err := json.MarshalIndent(list, "", "  ")
 	return append(out, '\n'), err
