@@ -5,9 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Socket is the path of the socket on which containerd listens.
@@ -179,3 +183,40 @@ func (c *Containerd) Forget(ids ...string) {
 	c.Start()
 	c.AwaitNetwork()
 }
+
+// Blocked describes what containerd's CRI calls wait for: for each different stack, the number of
+// calls and the functions. It also lists the machine's processes that wait in the kernel and cannot
+// be killed.
+func (c *Containerd) Blocked() string {
+	n := c.node
+	n.Helper()
+	check(n, c.cmd.Process.Signal(unix.SIGUSR1)) // containerd then writes its stacks to a file
+	var dumps []string
+	Eventually(n, 30*time.Second, "containerd has written its stacks", func() bool {
+		dumps, _ = filepath.Glob(n.File("/tmp/containerd.*.stacks.log"))
+		return len(dumps) > 0
+	})
+	data, err := os.ReadFile(dumps[0])
+	check(n, err)
+	calls := map[string]int{}
+	for stack := range strings.SplitSeq(string(data), "\n\n") {
+		if strings.Contains(stack, "_RuntimeService_") {
+			calls[strings.Join(function.FindAllString(stack, -1), ")\n")]++
+		}
+	}
+	var blocked strings.Builder
+	for stack, count := range calls {
+		fmt.Fprintf(&blocked, "%d calls:\n%s)\n", count, stack)
+	}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		if stat, _ := os.ReadFile(path); strings.Contains(string(stat), ") D ") {
+			stack, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "stack"))
+			fmt.Fprintf(&blocked, "process %s\n%s", stat, stack)
+		}
+	}
+	return blocked.String()
+}
+
+// function matches the name of a function in the stack of a goroutine, up to its arguments.
+var function = regexp.MustCompile(`(?m)^[\w./*()\[\]-]+\(`)

@@ -146,7 +146,7 @@ func ready(w *e2e.Worker, app string, count int, within time.Duration) error {
 func mustBeReady(t *testing.T, w *e2e.Worker, app string, count int) {
 	t.Helper()
 	if err := ready(w, app, count, podTime); err != nil {
-		t.Fatalf("%v\n%s", err, w.Events(app))
+		t.Fatalf("%v\n%s\n%s", err, w.Events(app), w.Runtime.Blocked())
 	}
 }
 
