@@ -118,7 +118,7 @@ func (n *Node) StartContainerd(v Version) *Containerd {
 	n.Helper()
 	program := tool(n, filepath.Join(v.dir, "containerd"))
 	path := strings.Join([]string{filepath.Dir(program), tool(n, "deb/usr/sbin"), os.Getenv("PATH")}, ":")
-	c := &Containerd{n.newDaemon(v.Name, Socket, []string{program}, "PATH="+path), v}
+	c := &Containerd{n.newDaemon(v.Name, Socket, []string{program}, "PATH="+path, "TMPDIR=/run"), v}
 	n.Write("/etc/containerd/config.toml", v.config())
 	c.Start()
 	c.ImportPause()
@@ -193,13 +193,13 @@ func (c *Containerd) Blocked() string {
 	check(n, c.cmd.Process.Signal(unix.SIGUSR1)) // containerd then writes its stacks to a file
 	var dumps []string
 	Eventually(n, 30*time.Second, "containerd has written its stacks", func() bool {
-		dumps, _ = filepath.Glob(n.File("/tmp/containerd.*.stacks.log"))
+		dumps, _ = filepath.Glob(n.File("/run/containerd.*.stacks.log"))
 		return len(dumps) > 0
 	})
-	data, err := os.ReadFile(dumps[0])
+	stacks, err := os.ReadFile(dumps[0])
 	check(n, err)
 	calls := map[string]int{}
-	for stack := range strings.SplitSeq(string(data), "\n\n") {
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
 		if strings.Contains(stack, "_RuntimeService_") {
 			calls[strings.Join(function.FindAllString(stack, -1), ")\n")]++
 		}
