@@ -189,6 +189,23 @@ func (n *node) killCaller(call string) {
 	must(n, syscall.Kill(parent, syscall.SIGKILL))
 }
 
+// TestRuleOfKilledADD: p1 creates a rule by address, and then crashes or hangs. unwind rolls the ADD
+// back in reverse order, so p1's DEL runs while the address is still the pod's, and finds the rule.
+func TestRuleOfKilledADD(t *testing.T) {
+	ends := oneOf("crash-effect", "hang-effect")
+	each1(t, ends, func(t *testing.T, end choice) {
+		n := newNode(t)
+		n.conf["delegateTimeout"] = "1s"
+		n.chain(single, p1.rules(), p2)
+		n.plan(p1.ADD(end.name))
+		n.wantError(n.pod("a").tryAdd())
+		n.wantCalls("ADD p0", "ADD p1", "DEL p1", "DEL p0")
+		n.wantReserved(0)
+		n.wantRules()
+		n.wantClean()
+	})
+}
+
 // TestRuleBeforeAddress: p1's DEL, which finds p1's rule by the pod's address, fails. unwind frees
 // the address only after the second try. Until then, the rule cannot apply to another pod.
 func TestRuleBeforeAddress(t *testing.T) {

@@ -364,7 +364,7 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 2, crashes: 1, faults: 1, lies: 1},
 		{addresses: 2, crashes: 1, faults: 1, reuse: true},
 		{addresses: 1, crashes: 2, faults: 1, reuse: true, hides: true},
-		{addresses: 2, crashes: 2, faults: 1, unnamed: true},
+		{addresses: 2, crashes: 2, faults: 1, unnamed: true, once: true},
 		{three: true, addresses: 1, faults: 1},
 		{three: true, addresses: 2},
 		{addresses: 2, crashes: 1, faults: 1, off: true},

@@ -430,7 +430,7 @@ func (m *protocol) pass(s *state, p int, r *record) Pass {
 		Now: 1, SameBoot: !r.booted, IgnorePause: true,
 		NewerLives: newer.n != r.n && !newer.memory && (newer.state == live_ || newer.state == adding) &&
 			m.without != older,
-		PodLives: m.without != otherOfPod && m.lives(s, 1-pr.on),
+		PodLives: m.pod && m.without != otherOfPod && m.lives(s, 1-pr.on),
 	}
 	for step := range int8(3) {
 		if r.steps&^pr.done&(1<<step) == 0 || step == 1 && m.without == rules || step == 2 && m.without == port {

@@ -125,7 +125,7 @@ func purge(ctx context.Context, e *journal.Record) error {
 func Failed(s *journal.Step, f *delegate.Failure) {
 	s.ADD = journal.AddFailed
 	if f.Killed {
-		s.ADD, s.Tries = journal.AddUnknown, s.Tries+1
+		s.ADD = journal.AddUnknown
 	}
 }
 
