@@ -340,6 +340,8 @@ func TestLimits(t *testing.T) {
 			protocol{addresses: 1, off: true, hides: true}, "gets the address of"},
 		{"an ADD of the plain chain is interrupted while a DEL is pending, and the runtime's DEL has no path",
 			protocol{addresses: 1, off: true, nameless: true, crashes: 1, faults: 1}, "leaked"},
+		{"an ADD is killed that could not write its intent, and the container is added again without a DEL",
+			protocol{addresses: 1, commits: 1, crashes: 1, reuse: true}, "leaked"},
 		{"a DEL succeeds and frees nothing, and no file shows that",
 			protocol{addresses: 1, unnamed: true, lies: 1}, "leaked"},
 	} {
@@ -383,7 +385,6 @@ func TestProtocolAtLength(t *testing.T) {
 		{addresses: 1, crashes: 1, losses: 1},
 		{addresses: 1, commits: 1, crashes: 1, power: 1},
 		{addresses: 2, commits: 1, faults: 1, reuse: true},
-		{addresses: 1, commits: 1, crashes: 1, reuse: true},
 		{addresses: 1, crashes: 1, faults: 1, again: true},
 		{addresses: 2, crashes: 1, faults: 1, reuse: true, nameless: true},
 		{addresses: 1, power: 1, off: true, crashes: 1},
