@@ -110,8 +110,8 @@ func (s Setup) setEntry(entry map[string]json.RawMessage, p *Plan) {
 // conventions are the capabilities that runtimes pass to plugins (CNI's CONVENTIONS.md). unwind's
 // file declares them all, so that a plugin that the provider adds later gets its arguments without
 // another installation. unwind passes on to each plugin only what that plugin declares.
-var conventions = []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns", "infinibandGUID",
-	"ipRanges", "ips", "mac", "portMappings"}
+var conventions = []string{"aliases", "bandwidth", "cgroupPath", "deviceID", "dns",
+	"infinibandGUID", "ipRanges", "ips", "mac", "portMappings"}
 
 // setCapabilities declares capabilities in unwind's entry, and no others.
 func setCapabilities(entry map[string]json.RawMessage, names []string) {
