@@ -231,9 +231,19 @@ func (w *world) owed() map[string]bool {
 
 // end repairs the plugins, and ends all containers: by DELs or, if forgotten is set, without. Two
 // GCs must release the rest. The second is for a DEL that waits in the first, because host-local's
-// file says that its address belongs to another dead container.
+// file says that its address belongs to another dead container. A rule may stay if its DEL failed
+// twice, so that unwind has freed the address (see decide.Reserved).
 func (w *world) end(forgotten bool) {
 	w.note("end, forgotten %t", forgotten)
+	for _, e := range w.records() {
+		for _, s := range e.Steps {
+			for _, c := range e.Got.Claims {
+				if s.Index > c.Step && s.Tries >= 2 && w.reserved()[c.Address.String()] == "" {
+					_ = os.Remove(filepath.Join(w.faultyDir(), "rules", fmt.Sprintf("%s.p%d", c.Address, s.Index)))
+				}
+			}
+		}
+	}
 	w.heal()
 	w.killAt = 0
 	for _, r := range w.people {
