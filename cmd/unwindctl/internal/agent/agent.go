@@ -51,7 +51,7 @@ type agent struct {
 }
 
 // Run keeps unwind installed and sweeps until ctx ends. Then it waits for running DELs, and returns
-// nil. It logs to stderr.
+// nil. If the runtime's directories change, Run also ends, and returns an error. It logs to stderr.
 func Run(ctx context.Context, stderr io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return term.WithHint("run it as root; in a container, set runAsUser: 0",
@@ -84,6 +84,8 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	a.reconciling.beat()
 	a.sweeping.beat()
+	ctx, stopSweeps := context.WithCancel(ctx)
+	defer stopSweeps()
 	keeper := &reconciler{agent: a, Setup: setup, paths: paths}
 	found := func() status { return status{} }
 	if !a.NoInstall {
@@ -103,24 +105,28 @@ func (a *agent) run(ctx context.Context) error {
 		"observe", a.Observe)
 	var loops sync.WaitGroup
 	if !a.NoInstall {
-		loops.Go(func() { keeper.run(ctx) })
+		loops.Go(func() {
+			defer stopSweeps()
+			err = keeper.run(ctx)
+		})
 	}
 	a.sweepEach(ctx, setup, paths)
 	loops.Wait()
 	a.log.Info("stopped; installed files stay in place")
-	return nil
+	return err
 }
 
 // switchOff switches unwind off if this agent runs with --off. Without --off, it switches unwind on
 // again if an earlier agent with --off switched it off, but not if anybody else switched it off.
 func (a *agent) switchOff(setup install.Setup) error {
-	const byFlag = "run --off"
 	dir := a.journalDir(setup)
 	was := install.ReadOff(dir)
 	switch {
 	case a.Off:
-		return install.WriteOff(dir, byFlag)
-	case was != nil && was.By == byFlag:
+		if err := install.WriteOff(dir, install.ByFlag); err != nil {
+			a.log.Warn("unwind is off only while this agent runs", "err", err)
+		}
+	case was != nil && was.By == install.ByFlag:
 		return setup.SwitchOn(dir)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
 	"cni-unwind/cmd/unwindctl/internal/install"
 	"cni-unwind/cmd/unwindctl/internal/node"
@@ -28,6 +28,7 @@ type reconciler struct {
 	install.Setup
 	paths node.Runtime
 	found atomic.Pointer[status]
+	fatal error // why the agent must exit
 
 	lock     *install.AgentLock // nil while this agent does not hold it
 	lockDir  string             // the state directory that contains the lock
@@ -67,8 +68,9 @@ const debounce = 200 * time.Millisecond
 // changed.
 const retryAfter = 10 * time.Second
 
-// run reconciles after a change in a watched directory, and at each interval, until ctx ends.
-func (r *reconciler) run(ctx context.Context) {
+// run reconciles after a change in a watched directory, and at each interval, until ctx ends. If the
+// agent must exit, run returns the reason.
+func (r *reconciler) run(ctx context.Context) error {
 	defer func() {
 		if r.removed() { // since the last run of reconcile
 			_ = r.recordRemoval()
@@ -87,11 +89,10 @@ func (r *reconciler) run(ctx context.Context) {
 	}
 	look, soon := time.NewTimer(0), true
 	defer look.Stop()
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && r.fatal == nil {
 		r.reconciling.beat()
 		select {
 		case <-ctx.Done():
-			return
 		case event := <-events:
 			if filepath.Base(event.Name) == install.OffName {
 				r.source = nil // unwindctl off, not a user, removed unwind's conflist
@@ -115,6 +116,7 @@ func (r *reconciler) run(ctx context.Context) {
 			look.Reset(r.reconcile(ctx))
 		}
 	}
+	return r.fatal
 }
 
 // watch watches the directories. A directory that was recreated must be added to the watcher again.
@@ -174,7 +176,7 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		return r.report(ctx, err)
 	}
 	r.remember(r.Entry().ChainFile)
-	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
+	if o := r.obstacle(); o != nil {
 		r.removeConflist(ctx, o)
 		return r.report(ctx, o)
 	}
@@ -191,7 +193,10 @@ func (r *reconciler) reconcile(ctx context.Context) (again time.Duration) {
 		}
 		lost, r.Source = true, r.Conf
 	}
-	r.refind(ctx)
+	if err := r.refind(ctx); err != nil {
+		r.fatal = err
+		return 0
+	}
 	err := r.install(ctx)
 	if ctx.Err() != nil {
 		return 0
@@ -224,7 +229,7 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 	}
 	r.found.Store(found)
 	off := ""
-	if install.ReadOff(r.journalDir(r.Setup)) != nil { // switched off on purpose: no warning
+	if found.Reason == install.Off { // switched off on purpose: no warning
 		off, err = found.why, nil
 		r.log.changed("install", "")
 	}
@@ -236,13 +241,14 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 }
 
 // status reports whether pods go through unwind. It reports a missing plugin immediately, because
-// the reconciler reinstalls it only after debounce, and may fail.
+// the reconciler reinstalls it only after debounce, and may fail. Then no pod can start, which is
+// worse than any other state.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {
 	case found == nil:
 		return status{Reason: install.Starting}
-	case found.Reason == install.On && r.PluginMissing():
+	case r.PluginMissing() && !missing(r.Path()):
 		return status{Reason: install.PluginMissing, why: cmp.Or(found.why, "the agent is copying "+
 			"unwind's plugin again")}
 	}
@@ -258,7 +264,17 @@ func missing(path string) bool {
 // unchanged. It returns false once the reconciler has recorded the removal.
 func (r *reconciler) removed() bool {
 	return r.source != nil && missing(r.Path()) && !r.changed() &&
-		r.Obstacle(r.journalDir(r.Setup)) == nil
+		r.obstacle() == nil
+}
+
+// obstacle returns the reason not to use unwind on this node, or nil. With --off, unwind is off even
+// if the agent cannot record that, for example on a read-only disk.
+func (r *reconciler) obstacle() *install.Obstacle {
+	o := r.Obstacle(r.journalDir(r.Setup))
+	if o == nil && r.Off {
+		o = install.NewObstacle(install.Off, "start the agent without --off", "the agent runs with --off")
+	}
+	return o
 }
 
 // recordRemoval records that somebody switched unwind off by removing its conflist. After an error,
@@ -291,17 +307,23 @@ func (r *reconciler) remember(named string) {
 // different file. Plan then chooses that file.
 func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.paths)) }
 
-// refind reads the runtime's configuration again, because somebody may have corrected it. The agent
-// keeps the directories and the name of unwind's conflist that it found at its start. While the
-// runtime does not respond, the agent uses the runtime's last response.
-func (r *reconciler) refind(ctx context.Context) {
+// refind reads the runtime's configuration again, because somebody may have changed it. While the
+// runtime does not respond, the agent uses the runtime's last response. If the runtime that the
+// agent found at its start reports other directories, refind returns an error: the agent must exit,
+// and find its directories again when it is restarted. A runtime that appears while that one is
+// stopped changes nothing.
+func (r *reconciler) refind(ctx context.Context) error {
 	paths, err := r.find()
 	if err == nil && paths.Config == "" && r.paths.Config != "" {
-		return
+		return nil
 	}
 	if err == nil && (paths.ConfDir != r.ConfDir || paths.BinDirs[0] != r.BinDir) {
-		err = fmt.Errorf("the runtime's directories are now %s and %s; restart this agent to use them",
-			paths.ConfDir, paths.BinDirs[0])
+		err = term.WithHint("start the agent again, unless Kubernetes or systemd does",
+			"the runtime's directories are now %s and %s, not %s and %s", paths.ConfDir, paths.BinDirs[0],
+			r.ConfDir, r.BinDir)
+		if paths.Config != "" && (r.paths.Socket == "" || r.paths.Socket == paths.Socket) {
+			return err
+		}
 	}
 	r.log.warnOnce("find", "cannot switch to the runtime's directories; still using those that "+
 		"were found at startup", err)
@@ -309,6 +331,7 @@ func (r *reconciler) refind(ctx context.Context) {
 		r.paths = paths
 		r.CNIVersion = paths.CNIVersion(ctx)
 	}
+	return nil
 }
 
 func (r *reconciler) removeConflist(ctx context.Context, why error) {
@@ -361,7 +384,7 @@ func (r *reconciler) install(ctx context.Context) error {
 	if r.removed() { // since this run began
 		return nil
 	}
-	if o := r.Obstacle(r.journalDir(r.Setup)); o != nil {
+	if o := r.obstacle(); o != nil {
 		return o
 	}
 	err = done.Make(ctx, r.WriteConflist(w))

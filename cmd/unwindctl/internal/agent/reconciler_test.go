@@ -254,6 +254,71 @@ func TestRuntimeSilent(t *testing.T) {
 	}
 }
 
+// TestDirectoriesChange: if the runtime reports other directories than at the agent's start, the
+// agent exits, because its restart finds them. The directories of another runtime change nothing.
+func TestDirectoriesChange(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		first, second node.Runtime // only Socket and Config
+		exits         bool
+	}{
+		{"a configuration is changed", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/c", Config: "/s"}, true},
+		{"the runtime starts after the agent", node.Runtime{Socket: "/c"}, node.Runtime{Socket: "/c", Config: "/s"}, true},
+		{"a runtime is installed", node.Runtime{}, node.Runtime{Socket: "/c", Config: "/s"}, true},
+		{"the runtime stops", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/c"}, false},
+		{"another runtime runs while it is stopped", node.Runtime{Socket: "/c", Config: "/s"}, node.Runtime{Socket: "/d", Config: "/t"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := newReconciling(t, t.TempDir())
+			check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
+			answer := k.paths
+			k.find = func() (node.Runtime, error) { return answer, nil }
+			answer.Socket, answer.Config = c.first.Socket, c.first.Config
+			k.paths = answer
+			k.reconciles()
+			if k.fatal != nil {
+				t.Fatal("it exits before anything has changed:", k.fatal)
+			}
+			answer.Socket, answer.Config, answer.BinDirs = c.second.Socket, c.second.Config, []string{"/other"}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var err error
+			if !c.exits {
+				k.reconciles()
+				err = k.fatal
+			} else if err = k.run(ctx); ctx.Err() != nil {
+				t.Error("it does not exit")
+			}
+			if (err != nil) != c.exits || c.exits && !strings.Contains(err.Error(), "now "+k.ConfDir()+" and /other, not ") {
+				t.Errorf("exits: %v, want %v: %v", err != nil, c.exits, err)
+			}
+			if got := k.Installed(); got != nodetest.First {
+				t.Errorf("installed: %q", got)
+			}
+		})
+	}
+}
+
+// TestOffUnrecorded: an agent with --off takes unwind's conflist out of use, even if it cannot
+// record that unwind is off.
+func TestOffUnrecorded(t *testing.T) {
+	k := newReconciling(t, t.TempDir())
+	check(t, provide(k, []string{"net.d/10-bridge.conflist", "podnet"}))
+	if got := k.reconciles(); got != nodetest.First {
+		t.Fatalf("installed: %q", got)
+	}
+	k.again(func(r *reconciler) {
+		r.Off, r.Setup.StateDir = true, filepath.Join(k.Dir, "unwind", "is a file") // so it can contain none
+	})
+	check(t, k.switchOff(k.Setup))
+	if got := k.reconciles(); got != "" || k.status().Reason != install.Off {
+		t.Errorf("%+v: %q", k.status(), got)
+	}
+	if k.says("unwind is off only while this agent runs") != 1 {
+		t.Error("the log:", k.log)
+	}
+}
+
 // writeVersion implements "version FILE VERSION": it writes a plugin with this version.
 func writeVersion(k *reconciling, args []string) error {
 	plugin := strings.Replace(nodetest.FakePlugin, "unwind under test", "CNI plugin unwind "+args[1]+": under test", 1)

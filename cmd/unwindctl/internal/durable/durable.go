@@ -64,12 +64,12 @@ func replace(path string, content io.Reader, own func(*os.File) error) (err erro
 	return syncDir(dir)
 }
 
-// Create creates an empty file, which takes no space on most file systems. It does not change an
-// existing file. Its calls:
+// Create creates an empty file, which takes no space on most file systems, or empties an existing
+// one. Its calls:
 //
-//	openat(DIR, NAME, O_CREAT), close, open(DIR), fsync, close
+//	openat(DIR, NAME, O_CREAT|O_TRUNC), close, open(DIR), fsync, close
 func Create(path string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

@@ -137,10 +137,15 @@ func ReadOff(stateDir string) *OffState {
 	return &OffState{info.ModTime(), cmp.Or(by, somebody)}
 }
 
-// WriteOff switches unwind off for all agents. If unwind is already off, WriteOff keeps the file.
-// On a full disk, it creates an empty file, which switches unwind off but names nobody.
+// ByFlag is the value of OffState.By if an agent with --off has switched unwind off. The next agent
+// without --off switches it on again.
+const ByFlag = "run --off"
+
+// WriteOff switches unwind off for all agents. If unwind is already off, WriteOff keeps the file,
+// unless only an agent's --off has switched unwind off. On a full disk, it creates an empty file,
+// which switches unwind off but names nobody.
 func WriteOff(stateDir, by string) error {
-	if ReadOff(stateDir) != nil {
+	if was := ReadOff(stateDir); was != nil && (was.By != ByFlag || by == ByFlag) {
 		return nil
 	}
 	path := filepath.Join(stateDir, OffName)
