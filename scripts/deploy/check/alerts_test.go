@@ -84,8 +84,10 @@ func TestAlerts(t *testing.T) {
 		{"sweeps stop succeeding for a while", "UnwindSweepStale", []string{node,
 			`unwind_sweep_last_success_timestamp_seconds{instance="a"} 0+60x20 1200x40 3660+60x59`},
 			[]string{"36m to 61m: No sweep has succeeded on a for more than ten minutes, or ever"}},
-		{"no sweep ever succeeded", "UnwindSweepStale", []string{node, `unwind_sweep_last_success_timestamp_seconds{instance="b"} 0+60x120`},
+		{"no sweep ever succeeded", "UnwindSweepStale", []string{node, `unwind_attachments{instance="a", network="n", state="live"} 1x120`,
+			`unwind_attachments{instance="a", network="n", state="dead"} 1x120`, `unwind_sweep_last_success_timestamp_seconds{instance="b"} 0+60x120`},
 			[]string{"5m to 120m: No sweep has succeeded on a for more than ten minutes, or ever"}},
+		{"no pod has started through unwind yet", "UnwindSweepStale", []string{node}, nil},
 		{"the first sweep succeeds after four minutes", "UnwindSweepStale", []string{node,
 			`unwind_sweep_last_success_timestamp_seconds{instance="a"} _x3 240+60x116`}, nil},
 
@@ -99,6 +101,9 @@ func TestAlerts(t *testing.T) {
 			`unwind_duplicate_addresses_total{instance="a", pod="unwind-2"} _x61 1x58`,
 		}, []string{"0m to 14m: An address was assigned twice on a"}},
 
+		{"long ago, and Prometheus was down since", "UnwindDuplicateAddress", []string{`unwind_duplicate_addresses_total{instance="a"} 1x20 _x40 1x59`},
+			[]string{"0m to 14m: An address was assigned twice on a"}},
+
 		{"a DEL without the journal", "UnwindDegraded", []string{
 			`unwind_degraded_operations_total{instance="a", verb="DEL", reason="busy"} 2x30 3x89`,
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full"} _x60 1x59`,
@@ -111,6 +116,9 @@ func TestAlerts(t *testing.T) {
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-1"} 0 1x59 stale`,
 			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full", pod="unwind-2"} _x61 1x58`,
 		}, []string{"1m to 14m: unwind on a ran ADD without its journal (full)"}},
+		{"long ago, and Prometheus was down since", "UnwindDegraded", []string{
+			`unwind_degraded_operations_total{instance="a", verb="ADD", reason="full"} 1x20 _x40 1x59`,
+		}, []string{"0m to 14m: unwind on a ran ADD without its journal (full)"}},
 		{"never", "UnwindDegraded", []string{node}, nil},
 
 		{"a disk becomes read-only", "UnwindJournalUnwritable", []string{`unwind_journal_writable{instance="a"} 1x30 0x29 1x60`},
@@ -155,6 +163,11 @@ func TestAlerts(t *testing.T) {
 			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
 			`unwind_build_info{instance="b", version="v1", goversion="go1"} 1x120`,
 		}, []string{"41m to 120m: The plugin on a has version v1, and the agent has another version"}},
+		{"the agent is upgraded while unwind is off", "UnwindPluginSkew", []string{
+			`unwind_build_info{instance="a", version="v2", goversion="go1"} 1x120`,
+			`unwind_plugin_info{instance="a", version="v1"} 1x120`,
+			`unwind_status{instance="a", state="off"} 1x60 0x59`, `unwind_status{instance="a", state="on"} 0x60 1x59`,
+		}, []string{"91m to 120m: The plugin on a has version v1, and the agent has another version"}},
 		{"the plugin is upgraded after the agent", "UnwindPluginSkew", []string{
 			`unwind_build_info{instance="a", version="v1", goversion="go1"} 1x10 stale`,
 			`unwind_build_info{instance="a", version="v2", goversion="go1"} _x10 1x109`,

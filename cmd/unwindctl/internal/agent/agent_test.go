@@ -94,8 +94,8 @@ func TestReadyz(t *testing.T) {
 	}
 }
 
-// TestCounted: the agent's counters start with the counts in the history. They do not decrease when
-// the history drops its oldest events.
+// TestCounted: the agent's counters start with the recent events of the history; counters of older
+// events start at 0. They do not decrease when the history drops its oldest events.
 func TestCounted(t *testing.T) {
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
 	path := filepath.Join(store.Dir, "history.jsonl")
@@ -114,6 +114,13 @@ func TestCounted(t *testing.T) {
 	record()
 	if got := (&sweeper{}).count(store.Dir)[0].Value; got != 2 {
 		t.Errorf("another agent counts %d, want what the history has", got)
+	}
+	old := journal.Now()
+	old.Wall = old.Wall.Add(-time.Hour)
+	check(t, store.Record(journal.Event{At: old, Count: []string{"swept", "interrupted"}},
+		journal.Event{At: old, Count: []string{"swept", "unlisted"}}))
+	if got := (&sweeper{}).count(store.Dir); len(got) != 2 || got[0].Value != 2 || got[1].Value != 0 {
+		t.Errorf("with old events, another agent counts %v", got)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"cni-unwind/cmd/internal/term"
 	"cni-unwind/cmd/unwindctl/internal/inspect"
@@ -81,14 +82,27 @@ func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 	s.seen.Store(&metrics.Source{Version: s.Version, Report: r, Counters: s.count(of.StateDir)})
 }
 
-// count counts the events that the history contains at the first call for a state directory, and
-// all later events. It keeps the counters between calls, because the history drops old events.
+// countFrom is the age of the oldest event that a new agent counts. An agent that starts does not
+// count all events of the history again: to Prometheus, they would look new.
+const countFrom = 15 * time.Minute
+
+// count counts the events since countFrom before the first call for a state directory. For older
+// events, it returns counters with the value 0. It keeps the counters between calls, because the
+// history drops old events.
 func (s *sweeper) count(stateDir string) inspect.Counters {
-	if s.history.Store == nil || s.history.Store.Dir != stateDir {
+	first := s.history.Store == nil || s.history.Store.Dir != stateDir
+	if first {
 		s.history, s.counters = journal.Tail{Store: &journal.Store{Dir: stateDir}}, inspect.Counters{}
 	}
 	events, _ := s.history.Next() // the report contains the error
 	s.counters.Add(events)
+	if first {
+		isOld := func(e journal.Event) bool { return time.Since(e.At.Wall) > countFrom }
+		for i := range s.counters {
+			s.counters[i].Value = 0
+		}
+		s.counters.Add(slices.DeleteFunc(events, isOld))
+	}
 	return slices.Clone(s.counters)
 }
 
