@@ -70,8 +70,10 @@ find_node() {
 		/var/snap/microk8s/current/opt/cni/bin)
 	[[ $conf_dir && $bin_dir ]] || die "found no conflist, or no plugin host-local, in the usual directories of the node" \
 		"if the node is a container, set ON_NODE to a command that runs a command in it"
-	[[ -z $(first 00-unwind.json "$conf_dir") ]] ||
+	[[ -z $(first '00-unwind.json*' "$conf_dir") ]] ||
 		die "unwind is already installed: $conf_dir/00-unwind.json" "use a node without unwind, or run unwindctl uninstall"
+	[[ -z $(kubectl get daemonsets -A -l app.kubernetes.io/name=unwind -o name) ]] ||
+		die "unwind's agents already run in this cluster" "use a cluster without unwind, such as one that kind creates"
 }
 
 # import imports the image into the node's runtime, and sets the variable image to the image's name.
@@ -137,6 +139,7 @@ run_pods() {
 # --- unwind ------------------------------------------------------------------------------------------------------------
 
 install() {
+	installing=yes
 	if command -v helm >/dev/null; then
 		helm install unwind "$root/scripts/deploy/helm/unwind" -n kube-system --set "image.repository=${image%:*}" \
 			--set "image.tag=${image##*:}" --set "nodeSelector.kubernetes\\.io/hostname=$hostname"
@@ -186,14 +189,14 @@ clean_up() {
 	trap - EXIT
 	title "restoring the node's own network"
 	kubectl delete namespace "$name" --ignore-not-found --timeout=120s || true
-	if [[ -z $keep ]]; then # first: without the script's conflist, a running agent would switch to the next one
+	if [[ $installing && -z $keep ]]; then # first: without the script's conflist, a running agent would switch to the next one
 		unwindctl uninstall --install-dir= || true # agents don't reinstall unwind after this; unwindctl itself stays
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true
 		# a journal with attachments stays
 		on_node 'state=/var/lib/cni/unwind; left=$(/usr/local/bin/unwindctl list -o name) || left=unknown
 			/usr/local/bin/unwindctl uninstall; if [ "$left" ]; then rm -f $state/off; else rm -rf $state; fi'
-	else
+	elif [[ $installing ]]; then
 		grace_period '' || true
 	fi
 	on_node "rm -rf $conf_dir/01-$name.conflist $bin_dir/$name $dir; ip link delete quickstart0 2>/dev/null || true"
@@ -201,7 +204,7 @@ clean_up() {
 
 main() {
 	find_node "$@"
-	image=
+	image='' installing=''
 	trap clean_up EXIT
 	title "importing the image into the runtime of $node"
 	import

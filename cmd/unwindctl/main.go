@@ -50,7 +50,7 @@ func main() {
 // dirEnv maps flags to the environment variables that set their defaults. In an agent's container,
 // these variables can make all commands use the agent's directories.
 var dirEnv = map[string]string{"conf-dir": "UNWIND_CONF_DIR", "cni-bin-dir": "UNWIND_BIN_DIR",
-	"state-dir": "UNWIND_STATE_DIR"}
+	"state-dir": "UNWIND_STATE_DIR", "install-dir": "UNWIND_INSTALL_DIR"}
 
 func rootCommand() *cobra.Command {
 	var host bool
@@ -68,8 +68,8 @@ func rootCommand() *cobra.Command {
 			"         remove none and change no key's meaning; the same as --json\n" +
 			"  name   arguments for show, sweep and forget, one per line\n" +
 			"  line   one line: for doctor, the worst problem; for ipam and sweep, a summary\n\n" +
-			"UNWIND_CONF_DIR, UNWIND_BIN_DIR and UNWIND_STATE_DIR set the defaults of --conf-dir,\n" +
-			"--cni-bin-dir and --state-dir.\n\n" +
+			"UNWIND_CONF_DIR, UNWIND_BIN_DIR, UNWIND_STATE_DIR and UNWIND_INSTALL_DIR set the\n" +
+			"defaults of --conf-dir, --cni-bin-dir, --state-dir and --install-dir.\n\n" +
 			"Every command can be interrupted at any time and run again. " + describeExits("unwindctl"),
 		Example: "  unwindctl doctor\n" +
 			"  unwindctl show default/web-0\n" +
@@ -77,7 +77,7 @@ func rootCommand() *cobra.Command {
 		Version: version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			for name, env := range dirEnv {
-				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed {
+				if f := cmd.Flags().Lookup(name); f != nil && !f.Changed && os.Getenv(env) != "" {
 					_ = f.Value.Set(os.Getenv(env)) // never fails for a string
 				}
 			}

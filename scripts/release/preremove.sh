@@ -8,7 +8,5 @@ esac
 if [ -d /run/systemd/system ]; then
 	systemctl disable --now unwind-agent.service unwind-sweep.timer unwind-sweep-boot.service || true
 fi
-if [ -e /opt/cni/bin/unwind ]; then
-	echo "unwind: /opt/cni/bin/unwind stays, because pods may still need it; to remove it, install the package" \
-		"again, and run unwindctl uninstall" >&2
-fi
+echo "unwind: if unwindctl install has installed the plugin, it stays, because pods may still need it; to remove it," \
+	"install the package again, and run unwindctl uninstall" >&2

@@ -194,13 +194,13 @@ func TestChartEverything(t *testing.T) {
 	container := agent(got)
 	equal(t, "image", "an-image:v1@sha256:"+strings.Repeat("00112233445566778899aabbccddeeff", 2), container.Image)
 	equal(t, "command", []string{"/unwindctl", "--host", "run", "--listen=10.0.0.1:9470",
-		"--install-dir=/programs", "--off", "--interval=5m"}, container.Command)
+		"--off", "--interval=5m"}, container.Command)
 	env := map[string]string{}
 	for _, e := range container.Env {
 		env[e.Name] = e.Value
 	}
 	equal(t, "env", map[string]string{"UNWIND_CONF_DIR": "/conf", "UNWIND_BIN_DIR": "/bin",
-		"UNWIND_STATE_DIR": "/state", "UNWIND_X": "y"}, env)
+		"UNWIND_STATE_DIR": "/state", "UNWIND_INSTALL_DIR": "/programs", "UNWIND_X": "y"}, env)
 	for _, probe := range []*core.Probe{container.LivenessProbe, container.ReadinessProbe} {
 		if probe == nil || probe.HTTPGet.Port.IntValue() != 9470 || probe.HTTPGet.Host != "10.0.0.1" {
 			t.Errorf("probe: %v", probe)

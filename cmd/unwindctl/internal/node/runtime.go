@@ -235,7 +235,8 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	one := found[0]
 	for _, r := range found[1:] {
 		if r.ConfDir != one.ConfDir || r.BinDirs[0] != one.BinDirs[0] {
-			return Runtime{}, term.WithHint("choose one with --runtime "+one.Name, "%s", several)
+			return Runtime{}, term.WithHint("choose one with --runtime "+strings.Join(names, " or --runtime "),
+				"%s", several)
 		}
 		one.Problems = append(slices.Clone(one.Problems), r.Problems...)
 		one.Notes = append(slices.Clone(one.Notes), r.Notes...)
