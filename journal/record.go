@@ -191,8 +191,7 @@ type Step struct {
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
 	// not host-local, or unwind does not know the delegate (see netconf.Chain.Steps).
 	MayAllocate bool `json:"mayAllocate,omitempty"`
-	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first. If
-	// the delegate's ADD was killed, Tries begins at 1, so that the other DELs run before this one.
+	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first.
 	Tries int `json:"tries,omitempty"`
 	// Failures counts the failed attempts, except those during a pause. Absent counts the same while
 	// the network's chain lacks the delegate, but always counts the first failure. If the chain

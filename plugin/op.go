@@ -164,9 +164,9 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// If no delegate declares the capability "ips", the first delegate gets static addresses (see
-// AdoptIPs), except for a Kubernetes pod: Multus sends a pod's static addresses only to plugins
-// that declare the capability.
+// If no delegate declares the capability "ips", the first delegate gets podman's static addresses
+// (see AdoptIPs), but not those from other runtimes, which send them only to plugins that declare
+// the capability. Only podman names a container in CNI_ARGS without a namespace.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Verb.Conf.LoadChain()
 	if err != nil {
@@ -175,7 +175,7 @@ func (o *op) readChain() (*netconf.Chain, error) {
 	if chain.Warning != "" {
 		o.log.Warn(chain.Warning, "network", o.Verb.Conf.Name)
 	}
-	if netconf.PodOf(o.args.Args).Namespace == "" {
+	if pod := netconf.PodOf(o.args.Args); pod.Name != "" && pod.Namespace == "" {
 		chain.AdoptIPs(o.Verb.Conf)
 	}
 	return chain, nil

@@ -196,6 +196,72 @@ func TestPluginChanged(t *testing.T) {
 	})
 }
 
+// TestServerMoves: a plugin's configuration names a server that no longer responds, so the plugin's
+// DEL hangs. The conflist now names another server. unwind ends the first DEL, and runs the DEL with
+// the present configuration, at the runtime's DEL and in a sweep.
+func TestServerMoves(t *testing.T) {
+	each1(t, oneOf("DEL", "STATUS"), func(t *testing.T, undo choice) {
+		n := newNode(t)
+		n.budget("Recorded=1s")
+		n.chain(bridge, p1.mode("DEL", "hang"))
+		a, b := n.add("a"), n.add("b")
+		n.chain(bridge, p1)
+		if undo.is("DEL") {
+			a.del()
+			b.del()
+			n.wantLogged("its configuration has changed")
+		} else {
+			a.dropNetNS()
+			b.dropNetNS()
+			n.until(0, func() { n.status() })
+		}
+		n.wantClean()
+	})
+}
+
+// TestPluginReplaced: an upgrade replaces a plugin by one of another name, and the old one fails or
+// is gone. At the runtime's DEL, the new plugin releases what the old one created, as without
+// unwind. The old plugin's own DEL stays pending. If the new plugin's DEL fails, too, the runtime
+// gets the error, and its next DEL or a sweep retries both.
+func TestPluginReplaced(t *testing.T) {
+	first := oneOf("its DEL succeeds", "its first DEL fails")
+	each3(t, oneOf("chain", "chainFile"), oneOf("is gone", "fails"), first, func(t *testing.T, in, old, first choice) {
+		n := newNode(t)
+		setChain := n.chain
+		if in.is("chainFile") {
+			setChain = func(plugins ...pluginConf) { n.chainInFile(plugins...) }
+		}
+		before := filepath.Join(n.path[0], "net-v1")
+		n.link("net-v1", filepath.Join(n.path[1], "bridge"))
+		setChain(bridge.masq().with(`"type": "net-v1"`), p1)
+		a := n.add("a")
+		n.remove(before)
+		if old.is("fails") {
+			n.script("net-v1", "exit 1")
+		}
+		n.link("net-v2", filepath.Join(n.path[1], "bridge"))
+		setChain(bridge.masq().with(`"type": "net-v2"`), p1)
+		if first.is("its first DEL fails") {
+			n.remove(filepath.Join(n.path[0], "net-v2"))
+			n.wantError(a.tryDel(), "net-v2")
+			a.wantRecord(journal.Deleting, 2)
+			n.link("net-v2", filepath.Join(n.path[1], "bridge"))
+		}
+		a.del()
+		n.wantReserved(0)
+		a.wantRecord(journal.Deleting, 1)
+		n.wantTimes(1, "DEL p1")
+		a.dropNetNS()
+		n.remove(filepath.Join(n.path[0], "net-v2"))
+		if old.is("fails") {
+			n.remove(before)
+		}
+		n.link("net-v1", filepath.Join(n.path[1], "bridge"))
+		n.until(0, func() { n.sweep() })
+		n.wantClean()
+	})
+}
+
 // TestCheckAfterChanges: CHECK of an older pod succeeds even if a plugin has left the chain, or now
 // rejects its recorded configuration. Nomad, for example, removes the network of a container whose
 // CHECK fails.

@@ -71,7 +71,7 @@ func TestVocabulary(t *testing.T) {
 	}
 	operations := read("cmd/unwindctl/OPERATIONS.md")
 	named, kubectl := find(documents, `--([a-z][a-z-]+)`), find(read("cmd/kubectl-unwind/*.go"), `"([a-z-]+)"`)
-	flags := []string{"cleanup-config-on-exit", "config", "cri-socket", "ip-masq", "monitor", "multus-conf-file"} // of other programs
+	flags := []string{"cleanup-config-on-exit", "config", "cri-socket", "ip-masq", "monitor", "multus-conf-file", "reset-then-reuse-values", "reuse-values"} // of other programs
 	root, all := commands()
 	flags = append(flags, find(root.PersistentFlags().FlagUsages(), `--([a-z-]+)`)...)
 	for _, cmd := range all {

@@ -149,9 +149,13 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 // decide.Retries returns, such as the one that the runtime would send now, and with the runtime's
 // present CNI_ARGS, if any. Such a configuration may name a new host-local pool. So after a
 // success, Run releases the addresses in the recorded pool.
+//
+// If the recorded configuration names a server that no longer responds, the DEL hangs. So if the
+// present configuration differs, and there is time for it, the DEL with the recorded one is killed
+// after Budgets.Recorded.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	recorded := u.Record.Added.Args
-	f := u.delWith(ctx, s, s.Config, recorded)
+	f, cut := u.delRecorded(ctx, s)
 	if f == nil {
 		return nil
 	}
@@ -163,9 +167,10 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	for _, retry := range decide.Retries(s, f.Code) {
 		config := u.Present(u.Record, s, retry)
 		same := bytes.Equal(config, s.Config) && args == recorded
-		if f.Killed || f.Unstarted || config == nil || same {
+		if f.Killed && !cut || f.Unstarted || config == nil || same {
 			continue
 		}
+		cut = false
 		again := u.delWith(ctx, s, config, args)
 		if again == nil {
 			u.Log.Info("DEL succeeded with the chain's current configuration", "plugin", s.Type, "before",
@@ -175,6 +180,33 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 		f.Killed = again.Killed
 	}
 	return f
+}
+
+// delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was killed
+// to leave time for a DEL with the present configuration. Only a slow DEL needs to know the chain,
+// whose file may be on a mount that hangs.
+func (u *undoing) delRecorded(
+	ctx context.Context, s *journal.Step,
+) (f *delegate.Failure, cut bool) {
+	b := u.Env.Budgets
+	if end, bounded := ctx.Deadline(); bounded && time.Until(end) < b.Recorded+b.Step {
+		return u.delWith(ctx, s, s.Config, u.Record.Added.Args), false
+	}
+	recorded, kill := context.WithCancelCause(ctx)
+	defer kill(nil)
+	looked := make(chan struct{})
+	timer := time.AfterFunc(b.Recorded, func() {
+		defer close(looked)
+		present := u.Present(u.Record, s, decide.Present)
+		if cut = present != nil && !bytes.Equal(present, s.Config); cut {
+			kill(fmt.Errorf("it took longer than %s, and its configuration has changed", b.Recorded))
+		}
+	})
+	f = u.delWith(recorded, s, s.Config, u.Record.Added.Args)
+	if !timer.Stop() {
+		<-looked
+	}
+	return f, cut
 }
 
 func (u *undoing) delWith(

@@ -199,7 +199,8 @@ type undoing struct {
 //  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it.
 //  3. For each step, fewest tries first: decide whether its DEL is due, and which namespace and
-//     addresses it gets; run it; decide whether the step is done.
+//     addresses it gets; run it; decide whether the step is done. If it fails in the runtime's DEL
+//     because its plugin has left the chain, the plugins that may have replaced it become steps.
 //  4. Remove the host-local reservations that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
@@ -224,8 +225,9 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 	if !bounded {
 		deadline = time.Now().Add(u.Env.Budgets.Undo)
 	}
-	order := decide.Order(u.pass(ctx, true))
-	for n, index := range order {
+	order, before := decide.Order(u.pass(ctx, true)), slices.Clone(u.Record.Steps)
+	for n := 0; n < len(order); n++ {
+		index := order[n]
 		at := func(s journal.Step) bool { return s.Index == index }
 		s := &u.Record.Steps[slices.IndexFunc(u.Record.Steps, at)]
 		left := time.Until(deadline)
@@ -243,6 +245,9 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		if f != nil {
 			failures = append(failures, f)
+			if !done && s.Tries == 1 && f.Unreported && u.Mode == Requested {
+				order = append(order, u.addSuccessors(s, before)...)
+			}
 		}
 		u.Env.At("undone")
 	}
@@ -250,6 +255,32 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		u.releaseHeld(ctx)
 	}
 	return failures, u.ran
+}
+
+// addSuccessors adds steps for the delegates of the present chain that the record lacked before this
+// pass. Without unwind, the runtime's DEL would run them. One of them may have replaced the plugin
+// of a step, which has left the chain, and can then release what that plugin's ADD created.
+// addSuccessors returns the indexes of the new steps in the order of their DELs.
+func (u *undoing) addSuccessors(left *journal.Step, before []journal.Step) (order []int) {
+	chain, of := u.chainOf(u.Record.Network)
+	next := 0
+	for _, s := range before {
+		next = max(next, s.Index+1)
+	}
+	for _, c := range u.Record.Got.Claims {
+		next = max(next, c.Step+1)
+	}
+	there := slices.Concat(before, u.Record.Steps)
+	for _, s := range chain.Steps(confOf(u.Record, left, of)) {
+		if slices.ContainsFunc(there, func(o journal.Step) bool { return o.Type == s.Type }) {
+			continue
+		}
+		s.Index, s.ADD = next, journal.AddUnknown
+		u.Record.Steps = append(u.Record.Steps, s)
+		order = slices.Insert(order, 0, next)
+		next++
+	}
+	return order
 }
 
 // timeFor returns the time for one DEL: the time that is left, minus a reserve for each later DEL,

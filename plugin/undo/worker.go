@@ -128,6 +128,7 @@ type Budgets struct {
 	Behind   time.Duration // a STATUS's wait for the journal and for the sweep that it started
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
+	Recorded time.Duration // a DEL's time with the recorded configuration, if it has another one
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD once a DEL waits for it
@@ -144,6 +145,7 @@ var DefaultBudgets = Budgets{
 	Behind:   4 * time.Second,
 	Release:  10 * time.Second,
 	Step:     5 * time.Second,
+	Recorded: 20 * time.Second,
 	HostLink: time.Second,
 	Children: 10 * time.Second,
 	Stop:     8 * time.Second,
@@ -171,13 +173,19 @@ func (w *Worker) Present(
 		config["cniVersion"] = netconf.Marshal(chain.CNIVersion)
 		return netconf.Marshal(config)
 	}
+	return chain.Config(i, confOf(e, s, of))
+}
+
+// confOf returns a network's present configuration with the runtime arguments of a record's ADD and
+// the keys that Multus added to a step's configuration.
+func confOf(e *journal.Record, s *journal.Step, of *netconf.Conf) *netconf.Conf {
 	conf := *of
 	conf.RuntimeConfig = netconf.ObjectOf(e.Added.RuntimeConfig)
 	conf.Injected = netconf.ObjectOf(s.Config)
 	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
 		return !slices.Contains(netconf.InjectedKeys, key)
 	})
-	return chain.Config(i, &conf)
+	return &conf
 }
 
 // HasLeft reports whether a step's plugin has left the chain of the record's network. It returns

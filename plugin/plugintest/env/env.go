@@ -39,7 +39,7 @@ const (
 // keeps its default. So do Children and Exchange, because many tests wait until one of them is
 // over: Children if a delegate's child hangs after unwind was killed, Exchange if a file is gone.
 var Long = undo.Budgets{
-	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long,
+	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long, Recorded: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,
 	Exchange: undo.DefaultBudgets.Exchange,
 }
