@@ -423,6 +423,22 @@ func TestArgsOfDEL(t *testing.T) {
 	n.wantClean()
 }
 
+// TestArgsInAnotherOrder: containerd sends the arguments in random order. If a DEL fails,
+// the same arguments in another order are no reason to retry it at once.
+func TestArgsInAnotherOrder(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.chain(bridge, p1)
+	a := n.add("a")
+	slices.Reverse(a.Args)
+	n.plan(p1.DEL("fail"))
+	n.wantError(a.tryDel(), "p1")
+	n.wantTimes(1, "DEL p1")
+	n.plan()
+	a.del()
+	n.wantClean()
+}
+
 // TestReconnected: a container leaves a network, whose DEL fails, and joins another one with the
 // same interface name, as "podman network disconnect" and "podman network connect" do. The retry of
 // the DEL finds the same container and namespace, but must not remove the new network's interface.

@@ -64,7 +64,8 @@ func sandboxTests(t *testing.T, v e2e.Version, tests []string, unwind bool) map[
 			t.Errorf("left: %s, %v", left, failing)
 		}
 	}
-	if t.Failed() {
+	failed := func(r e2e.TestResult) bool { return r.State != "PASS" }
+	if t.Failed() || slices.ContainsFunc(slices.Collect(maps.Values(results)), failed) {
 		t.Logf("unwind %t:\n%s\n%s", unwind, out, rt.Log())
 	}
 	return results

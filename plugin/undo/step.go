@@ -166,7 +166,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	}
 	for _, retry := range decide.Retries(s, f.Code) {
 		config := u.Present(u.Record, s, retry)
-		same := bytes.Equal(config, s.Config) && args == recorded
+		same := bytes.Equal(config, s.Config) && sameArgs(args, recorded)
 		if f.Killed && !cut || f.Unstarted || config == nil || same {
 			continue
 		}
@@ -180,6 +180,14 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 		f.Killed = again.Killed
 	}
 	return f
+}
+
+// sameArgs reports whether two CNI_ARGS contain the same pairs. go-cni sends them in random order.
+func sameArgs(one, other string) bool {
+	pairs, others := strings.Split(one, ";"), strings.Split(other, ";")
+	slices.Sort(pairs)
+	slices.Sort(others)
+	return slices.Equal(pairs, others)
 }
 
 // delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was killed
