@@ -46,7 +46,7 @@ func (o *options) exec(cmd *cobra.Command, args []string) error {
 	}
 	atOnce, stops := mostAtOnce, false
 	i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(careful, arg) })
-	if i > 0 && !strings.HasPrefix(args[0], "-") { // the command is args[0], as in "history --kind off"
+	if i > 0 && !strings.HasPrefix(args[0], "-") { // args[0] is the command: "history --kind off"
 		i = -1
 	}
 	if i >= 0 && !slices.Contains(args, "--dry-run") {

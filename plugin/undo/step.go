@@ -190,9 +190,9 @@ func sameArgs(one, other string) bool {
 	return slices.Equal(pairs, others)
 }
 
-// delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was killed
-// to leave time for a DEL with the present configuration. Only a slow DEL needs to know the chain,
-// whose file may be on a mount that hangs.
+// delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was
+// killed to leave time for a DEL with the present configuration. Only a slow DEL needs to know the
+// chain, whose file may be on a mount that hangs.
 func (u *undoing) delRecorded(
 	ctx context.Context, s *journal.Step,
 ) (f *delegate.Failure, cut bool) {

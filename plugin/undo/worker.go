@@ -196,6 +196,32 @@ func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
 		func(d netconf.Delegate) bool { return d.Type == s.Type })
 }
 
+// addSuccessors adds steps for the delegates of the present chain that the record lacked before
+// this pass. Without unwind, the runtime's DEL would run them. One of them may have replaced the
+// plugin that has left the chain, and can then release what that plugin's ADD created.
+// addSuccessors returns the indexes of the new steps in the order of their DELs.
+func (u *undoing) addSuccessors(left *journal.Step, before []journal.Step) (order []int) {
+	chain, of := u.chainOf(u.Record.Network)
+	next := 0
+	for _, s := range before {
+		next = max(next, s.Index+1)
+	}
+	for _, c := range u.Record.Got.Claims {
+		next = max(next, c.Step+1)
+	}
+	there := slices.Concat(before, u.Record.Steps)
+	for _, s := range chain.Steps(confOf(u.Record, left, of)) {
+		if slices.ContainsFunc(there, func(o journal.Step) bool { return o.Type == s.Type }) {
+			continue
+		}
+		s.Index, s.ADD = next, journal.AddUnknown
+		u.Record.Steps = append(u.Record.Steps, s)
+		order = slices.Insert(order, 0, next)
+		next++
+	}
+	return order
+}
+
 // chainOf returns the chain of a network, or nil if it is unknown or cannot be read.
 func (w *Worker) chainOf(network string) (*netconf.Chain, *netconf.Conf) {
 	if w.Verb.Conf.Name == network {

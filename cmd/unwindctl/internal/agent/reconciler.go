@@ -68,8 +68,8 @@ const debounce = 200 * time.Millisecond
 // changed.
 const retryAfter = 10 * time.Second
 
-// run reconciles after a change in a watched directory, and at each interval, until ctx ends. If the
-// agent must exit, run returns the reason.
+// run reconciles after a change in a watched directory, and at each interval, until ctx ends. If
+// the agent must exit, run returns the reason.
 func (r *reconciler) run(ctx context.Context) error {
 	defer func() {
 		if r.removed() { // since the last run of reconcile
@@ -267,8 +267,8 @@ func (r *reconciler) removed() bool {
 		r.obstacle() == nil
 }
 
-// obstacle returns the reason not to use unwind on this node, or nil. With --off, unwind is off even
-// if the agent cannot record that, for example on a read-only disk.
+// obstacle returns the reason not to use unwind on this node, or nil. With --off, unwind is off
+// even if the agent cannot record that, for example on a read-only disk.
 func (r *reconciler) obstacle() *install.Obstacle {
 	o := r.Obstacle(r.journalDir(r.Setup))
 	if o == nil && r.Off {

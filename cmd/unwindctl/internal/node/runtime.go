@@ -235,7 +235,7 @@ func Choose(found []Runtime, name string) (Runtime, error) {
 	one := found[0]
 	for _, r := range found[1:] {
 		if r.ConfDir != one.ConfDir || r.BinDirs[0] != one.BinDirs[0] {
-			return Runtime{}, term.WithHint("choose one with --runtime "+strings.Join(names, " or --runtime "),
+			return Runtime{}, term.WithHint("choose one: --runtime "+strings.Join(names, " or "),
 				"%s", several)
 		}
 		one.Problems = append(slices.Clone(one.Problems), r.Problems...)
