@@ -555,7 +555,10 @@ func init() {
 				c.nft = w[1] == "nftables"
 			case "version":
 				c.version = w[1]
-			case "main":
+			case "main": // "deleted" also removes the old one's program
+				if c.main != w[1] {
+					c.binaries[c.main].gone = len(w) > 2
+				}
 				c.main = w[1]
 				c.binaries[w[1]].gone = false
 			case "name": // and unwindctl install runs again
@@ -748,7 +751,7 @@ func (d *dice) step() string {
 		{4, func() string { return "renew " + d.plugin() + " " + d.pick("999", "4", "7", "100") }},
 		{7, func() string {
 			return "set " + d.pick("subnet 1", "subnet 0", "bridge 1", "bridge 0", "mtu 1400", "dataDir 1", "ipMasq on", "ipMasq off", "backend nftables", "backend iptables",
-				"version 1.0.0", "version 0.4.0", "version 1.1.0", "main ptp", "main bridge", "name net1", "file 20-net.conflist")
+				"version 1.0.0", "version 0.4.0", "version 1.1.0", "main ptp", "main bridge", "main ptp deleted", "name net1", "file 20-net.conflist")
 		}},
 		{2, func() string { return "ipam " + d.pick("static", "static deleted", "host-local") }},
 		{1, func() string { return "old portmap" }},

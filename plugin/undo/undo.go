@@ -199,8 +199,8 @@ type undoing struct {
 //  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it.
 //  3. For each step, fewest tries first: decide whether its DEL is due, and which namespace and
-//     addresses it gets; run it; decide whether the step is done. If it fails in the runtime's DEL
-//     because its plugin has left the chain, the plugins that may have replaced it become steps.
+//     addresses it gets; run it; decide whether the step is done. If it fails in the runtime's DEL,
+//     and its plugin has left the chain, the plugins that may have replaced it become steps.
 //  4. Remove the host-local reservations that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
@@ -238,6 +238,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
 			timeFor(left, len(order)-n-1+request.Later, u.Env.Budgets.Step))
+		absent := s.Absent
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -245,7 +246,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		if f != nil {
 			failures = append(failures, f)
-			if !done && s.Tries == 1 && f.Unreported && u.Mode == Requested {
+			if !done && absent == 0 && s.Absent > 0 && u.Mode == Requested {
 				order = append(order, u.addSuccessors(s, before)...)
 			}
 		}
