@@ -362,7 +362,7 @@ func whyUntold(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Sprintf("%v; run this as root", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Sprintf("it is not running (%v); start it", err)
+		return fmt.Sprintf("it is not running (%v); start it, choose another runtime with --runtime", err)
 	}
 	return fmt.Sprintf("%v; find out why, for example with crictl info", err)
 }
