@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -191,8 +192,8 @@ func sameArgs(one, other string) bool {
 }
 
 // delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was
-// killed to leave time for a DEL with the present configuration. Only a slow DEL needs to know the
-// chain, whose file may be on a mount that hangs.
+// killed to leave time for a DEL with the present configuration. Only a slow DEL reads the chain.
+// If that hangs, for example on a lost mount, it delays nothing.
 func (u *undoing) delRecorded(
 	ctx context.Context, s *journal.Step,
 ) (f *delegate.Failure, cut bool) {
@@ -200,21 +201,19 @@ func (u *undoing) delRecorded(
 	if end, bounded := ctx.Deadline(); bounded && time.Until(end) < b.Recorded+b.Step {
 		return u.delWith(ctx, s, s.Config, u.Record.Added.Args), false
 	}
+	changed := fmt.Errorf("it took longer than %s, and its configuration has changed", b.Recorded)
 	recorded, kill := context.WithCancelCause(ctx)
 	defer kill(nil)
-	looked := make(chan struct{})
+	e, step := u.Record.Clone(), *s // the pass may change the originals meanwhile
 	timer := time.AfterFunc(b.Recorded, func() {
-		defer close(looked)
-		present := u.Present(u.Record, s, decide.Present)
-		if cut = present != nil && !bytes.Equal(present, s.Config); cut {
-			kill(fmt.Errorf("it took longer than %s, and its configuration has changed", b.Recorded))
+		present := u.Present(e, &step, decide.Present)
+		if present != nil && !bytes.Equal(present, step.Config) {
+			kill(changed)
 		}
 	})
+	defer timer.Stop()
 	f = u.delWith(recorded, s, s.Config, u.Record.Added.Args)
-	if !timer.Stop() {
-		<-looked
-	}
-	return f, cut
+	return f, f != nil && f.Killed && errors.Is(context.Cause(recorded), changed)
 }
 
 func (u *undoing) delWith(
