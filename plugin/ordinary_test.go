@@ -423,8 +423,8 @@ func TestArgsOfDEL(t *testing.T) {
 	n.wantClean()
 }
 
-// TestArgsInAnotherOrder: containerd sends the arguments in random order. If a DEL fails,
-// the same arguments in another order are no reason to retry it at once.
+// TestArgsInAnotherOrder: containerd sends the arguments in random order. If a DEL fails, the same
+// arguments in another order are no reason to retry it at once.
 func TestArgsInAnotherOrder(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

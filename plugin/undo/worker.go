@@ -128,7 +128,7 @@ type Budgets struct {
 	Behind   time.Duration // a STATUS's wait for the journal and for the sweep that it started
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
-	Recorded time.Duration // a DEL's time with the recorded configuration, if it has another one
+	Recorded time.Duration // a DEL with the recorded configuration, if the present one differs
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD once a DEL waits for it
@@ -198,8 +198,9 @@ func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
 
 // addSuccessors adds steps for the delegates of the present chain that the record lacked before
 // this pass. Without unwind, the runtime's DEL would run them. One of them may have replaced the
-// plugin that has left the chain, and can then release what that plugin's ADD created.
-// addSuccessors returns the indexes of the new steps in the order of their DELs.
+// plugin that has left the chain, and can then release what that plugin's ADD created. If unwind is
+// killed before the caller writes the record, the next DEL fails for the first time again, and adds
+// them again. addSuccessors returns the indexes of the new steps in the order of their DELs.
 func (u *undoing) addSuccessors(left *journal.Step, before []journal.Step) (order []int) {
 	chain, of := u.chainOf(u.Record.Network)
 	next := 0
