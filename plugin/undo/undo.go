@@ -238,7 +238,6 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
 			timeFor(left, len(order)-n-1+request.Later, u.Env.Budgets.Step))
-		absent := s.Absent
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -246,7 +245,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		if f != nil {
 			failures = append(failures, f)
-			if !done && absent == 0 && s.Absent > 0 && u.Mode == Requested {
+			if !done && s.Absent > 0 && u.Mode == Requested {
 				order = append(order, u.addSuccessors(s, before)...)
 			}
 		}

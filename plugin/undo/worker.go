@@ -198,9 +198,9 @@ func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
 
 // addSuccessors adds steps for the delegates of the present chain that the record lacked before
 // this pass. Without unwind, the runtime's DEL would run them. One of them may have replaced the
-// plugin that has left the chain, and can then release what that plugin's ADD created. If unwind is
-// killed before the caller writes the record, the next DEL fails for the first time again, and adds
-// them again. addSuccessors returns the indexes of the new steps in the order of their DELs.
+// plugin that has left the chain, and can then release what that plugin's ADD created. While that
+// plugin's DEL fails, each of the runtime's DELs adds them again, as each runs them without unwind.
+// addSuccessors returns the indexes of the new steps in the order of their DELs.
 func (u *undoing) addSuccessors(left *journal.Step, before []journal.Step) (order []int) {
 	chain, of := u.chainOf(u.Record.Network)
 	next := 0
