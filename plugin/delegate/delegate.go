@@ -87,10 +87,11 @@ type Failure struct {
 
 // Said returns the delegate's message, with the details of its error.
 func (f *Failure) Said() string {
+	msg := strings.TrimSpace(f.Msg) // iptables' messages end in a newline
 	if f.Details == "" {
-		return f.Msg
+		return msg
 	}
-	return f.Msg + "; " + f.Details
+	return msg + "; " + f.Details
 }
 
 func (f *Failure) Error() string {

@@ -96,7 +96,7 @@ func ParseConf(data []byte) (*Conf, error) {
 		"prevResult":       into(&c.PrevResult, "an object"),
 		"chain":            into(&c.Chain, "an object"),
 		"chainFile":        absolute(&c.ChainFile),
-		"disableGC":        into((*flag)(&c.DisableGC), "true or false"),
+		"disableGC":        into((*Flag)(&c.DisableGC), "true or false"),
 		"stateDir":         absolute(&c.StateDir),
 		"delegateTimeout":  duration(&c.DelegateTimeout),
 		"gracePeriod":      duration(&c.GracePeriod),

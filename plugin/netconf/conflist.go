@@ -99,9 +99,9 @@ type list struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
 	CNIVersions  []string          `json:"cniVersions"`
-	DisableCheck flag              `json:"disableCheck"`
-	DisableGC    flag              `json:"disableGC"`
-	OnlyInlined  flag              `json:"loadOnlyInlinedPlugins"`
+	DisableCheck Flag              `json:"disableCheck"`
+	DisableGC    Flag              `json:"disableGC"`
+	OnlyInlined  Flag              `json:"loadOnlyInlinedPlugins"`
 	Plugins      []json.RawMessage `json:"plugins"`
 	Type         string            `json:"type"`
 }
@@ -119,10 +119,10 @@ func parseList(data []byte) (l list, err error) {
 	return l, nil
 }
 
-// flag is a bool that may also be a string, as libcni allows.
-type flag bool
+// Flag is a bool that may also be a string, as libcni allows.
+type Flag bool
 
-func (f *flag) UnmarshalJSON(data []byte) error {
+func (f *Flag) UnmarshalJSON(data []byte) error {
 	switch strings.ToLower(strings.Trim(string(data), `"`)) {
 	case "true":
 		*f = true

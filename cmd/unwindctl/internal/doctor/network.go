@@ -160,9 +160,9 @@ func (e *examination) entry(
 		e.add("configuration", Failure, remedy, "%s %s: %s", c.Path, problem, strings.Join(others, ", "))
 	}
 	var list struct {
-		CNIVersions []string `json:"cniVersions"`
-		OnlyInlined bool     `json:"loadOnlyInlinedPlugins"`
-		DisableGC   bool     `json:"disableGC"`
+		CNIVersions []string     `json:"cniVersions"`
+		OnlyInlined netconf.Flag `json:"loadOnlyInlinedPlugins"`
+		DisableGC   netconf.Flag `json:"disableGC"`
 	}
 	_ = json.Unmarshal(c.Data, &list)
 	isList, offered := filepath.Ext(c.Path) == ".conflist", c.CNIVersion
@@ -180,7 +180,7 @@ func (e *examination) entry(
 		e.add("configuration", Warning, "run unwindctl install while the runtime is running",
 			"%s has cniVersion %s, so the runtime calls neither STATUS nor GC", c.Path, c.CNIVersion)
 	}
-	if directory := filepath.Join(r.ConfDir, c.Name); isList && !list.OnlyInlined &&
+	if directory := filepath.Join(r.ConfDir, c.Name); isList && !bool(list.OnlyInlined) &&
 		durable.Exists(directory) {
 		e.add("configuration", Failure, `add "loadOnlyInlinedPlugins": true to `+c.Path,
 			"libcni runs the plugins in %s after unwind, so unwind cannot roll them back", directory)
@@ -205,7 +205,7 @@ func (e *examination) entry(
 				"runtime drops them", strings.Join(lost, ", "), c.Path)
 	}
 	switch {
-	case isList && list.DisableGC:
+	case isList && bool(list.DisableGC):
 		e.add("configuration", OK, "", "disableGC is set: the runtime's GC releases nothing")
 	case chain.DisableGC && isList:
 		e.add("configuration", Warning, "run unwindctl install", "the chain sets disableGC, but %s does "+
