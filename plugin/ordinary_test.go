@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"cni-unwind/journal"
 	"cni-unwind/plugin/sweep"
@@ -215,6 +216,36 @@ func TestServerMoves(t *testing.T) {
 			b.dropNetNS()
 			n.until(0, func() { n.status() })
 		}
+		n.wantClean()
+	})
+}
+
+// TestHangingPluginLeaves: a plugin's daemon no longer responds, so the plugin's DEL hangs, and the
+// operator removes the plugin from the chain, or replaces it. The runtime's DEL of an older pod
+// waits for it only for a short time. A slow DEL still has all of a sweep's time.
+func TestHangingPluginLeaves(t *testing.T) {
+	each1(t, oneOf("it is removed", "it is replaced"), func(t *testing.T, change choice) {
+		n := newNode(t)
+		n.budget("Recorded=1s")
+		n.link("daemon", filepath.Join(n.path[2], "faulty"))
+		n.chain(bridge, p1.with(`"type": "daemon", "delayMS": 3000`)) // the delay of the mode "late"
+		a := n.add("a")
+		n.plan(p1.DEL("hang"))
+		n.chain(bridge)
+		if change.is("it is replaced") {
+			n.chain(bridge, p2)
+		}
+		n.wantWithin(30*time.Second, a.del)
+		n.wantLogged("the plugin has left the chain")
+		n.wantReserved(0)
+		n.wantTaken("a.eth0.p1")
+		a.wantRecord(journal.Deleting, 1)
+		if change.is("it is replaced") {
+			n.wantTimes(1, "DEL p2")
+		}
+		a.dropNetNS()
+		n.plan(p1.DEL("late"))
+		n.until(0, func() { n.sweep() })
 		n.wantClean()
 	})
 }

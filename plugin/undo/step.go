@@ -153,7 +153,7 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 //
 // If the recorded configuration names a server that no longer responds, the DEL hangs. So if the
 // present configuration differs, and there is time for it, the DEL with the recorded one is killed
-// after Budgets.Recorded.
+// after Budgets.Recorded. At the runtime's DEL, so is that of a plugin that has left the chain.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	recorded := u.Record.Added.Args
 	f, cut := u.delRecorded(ctx, s)
@@ -191,9 +191,10 @@ func sameArgs(one, other string) bool {
 	return slices.Equal(pairs, others)
 }
 
-// delRecorded runs a step's DEL with its recorded configuration. cut reports that the DEL was
-// killed to leave time for a DEL with the present configuration. Only a slow DEL reads the chain.
-// If that hangs, for example on a lost mount, it delays nothing.
+// delRecorded runs a step's DEL with its recorded configuration. It kills the DEL after
+// Budgets.Recorded if the runtime would not run this DEL now. cut reports that it did, and that a DEL
+// with the present configuration may follow. Only a slow DEL reads the chain. If that hangs, for
+// example on a lost mount, it delays nothing.
 func (u *undoing) delRecorded(
 	ctx context.Context, s *journal.Step,
 ) (f *delegate.Failure, cut bool) {
@@ -202,13 +203,17 @@ func (u *undoing) delRecorded(
 		return u.delWith(ctx, s, s.Config, u.Record.Added.Args), false
 	}
 	changed := fmt.Errorf("it took longer than %s, and its configuration has changed", b.Recorded)
+	left := fmt.Errorf("it took longer than %s, and the plugin has left the chain", b.Recorded)
 	recorded, kill := context.WithCancelCause(ctx)
 	defer kill(nil)
 	e, step := u.Record.Clone(), *s // the pass may change the originals meanwhile
 	timer := time.AfterFunc(b.Recorded, func() {
 		present := u.Present(e, &step, decide.Present)
-		if present != nil && !bytes.Equal(present, step.Config) {
+		switch {
+		case present != nil && !bytes.Equal(present, step.Config):
 			kill(changed)
+		case u.Mode == Requested && u.HasLeft(e, &step):
+			kill(left)
 		}
 	})
 	defer timer.Stop()

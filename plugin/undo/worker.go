@@ -128,7 +128,7 @@ type Budgets struct {
 	Behind   time.Duration // a STATUS's wait for the journal and for the sweep that it started
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
-	Recorded time.Duration // a DEL with the recorded configuration, if the present one differs
+	Recorded time.Duration // a DEL that the runtime would not run now; see undoing.del
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD once a DEL waits for it
