@@ -120,6 +120,8 @@ type Added struct {
 	Args       string `json:"args,omitempty"`       // CNI_ARGS, as the runtime set it
 	Path       string `json:"path,omitempty"`       // CNI_PATH
 	CNIVersion string `json:"cniVersion,omitempty"` // the chain's version
+	// Plugins contains the types of the chain's delegates.
+	Plugins []string `json:"plugins,omitempty"`
 	// Env contains PATH, LD_LIBRARY_PATH and XTABLES_LIBDIR of the ADD's process, each with only the
 	// absolute directories that existed. It is nil if it is unknown.
 	Env           map[string]string `json:"env,omitempty"`
@@ -194,8 +196,8 @@ type Step struct {
 	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first.
 	Tries int `json:"tries,omitempty"`
 	// Failures counts the failed attempts, except those during a pause. Absent counts the same while
-	// the network's chain lacks the delegate, but always counts the first failure. If the chain
-	// contains the delegate or cannot be read, a failure resets Absent to 0.
+	// the network's chain lacks the delegate, but always counts the first failure. While the chain
+	// contains the delegate, a failure resets Absent to 0. While the chain is unknown, Absent stays.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last attempt failed

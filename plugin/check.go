@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -51,19 +52,33 @@ func (o *op) check(ctx context.Context) error {
 	}
 	for i := range e.Steps {
 		step := &e.Steps[i]
-		if o.HasLeft(e, step) {
+		if o.HasLeft(e, step) == decide.True {
 			continue
 		}
-		f := o.checkWith(ctx, e, step.Type, step.Config, e.Added.Args)
-		present, args := o.Present(e, step, decide.Present), cmp.Or(o.args.Args, e.Added.Args)
-		if f != nil && present != nil && o.checkWith(ctx, e, step.Type, present, args) == nil {
-			f = nil
-		}
-		if f != nil {
+		if f := o.checkStep(ctx, e, step); f != nil {
 			return cniError(f.Code, f.Error(), f.Details)
 		}
 	}
 	return nil
+}
+
+// checkStep runs CHECK with the recorded configuration. If that fails, or hangs although the present
+// one differs, checkStep runs it with the present one (see undo.Worker.Present).
+func (o *op) checkStep(
+	ctx context.Context, e *journal.Record, s *journal.Step,
+) *delegate.Failure {
+	present, recorded := o.Present(e, s, decide.Present), ctx
+	if present != nil && !bytes.Equal(present, s.Config) {
+		var cancel context.CancelFunc
+		recorded, cancel = context.WithTimeout(ctx, o.Env.Budgets.Recorded)
+		defer cancel()
+	}
+	f := o.checkWith(recorded, e, s.Type, s.Config, e.Added.Args)
+	args := cmp.Or(o.args.Args, e.Added.Args)
+	if f != nil && present != nil && o.checkWith(ctx, e, s.Type, present, args) == nil {
+		f = nil
+	}
+	return f
 }
 
 func (o *op) checkWith(

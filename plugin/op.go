@@ -248,6 +248,9 @@ func (o *op) newRecord(state journal.State, chain *netconf.Chain) *journal.Recor
 			Observed:    o.Verb.Conf.Observes(),
 		},
 	}
+	for _, s := range e.Steps {
+		e.Added.Plugins = append(e.Added.Plugins, s.Type)
+	}
 	if len(o.Verb.Conf.RuntimeConfig) > 0 {
 		e.Added.RuntimeConfig = netconf.Marshal(o.Verb.Conf.RuntimeConfig)
 	}

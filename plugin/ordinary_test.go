@@ -337,17 +337,121 @@ func TestPluginReplacedBeforeSweep(t *testing.T) {
 	})
 }
 
+// TestSuccessors: a chained plugin is replaced by one of another name. What the new plugin needs is
+// still there when its DEL runs: the address for firewall and portmap, the interface, and the
+// arguments that the runtime sends now. The DELs that are done don't run again.
+func TestSuccessors(t *testing.T) {
+	needs := oneOf("rules", "ports", "interface", "arguments")
+	each1(t, needs, func(t *testing.T, need choice) {
+		n := newNode(t)
+		n.removeLeakedRules()
+		path := filepath.Join(n.path[2], "faulty")
+		switch {
+		case need.is("rules"):
+			path = filepath.Join(n.path[1], "firewall")
+		case need.is("ports"):
+			path = filepath.Join(n.path[1], "portmap")
+		}
+		version := func(kind string) pluginConf {
+			return object(`{"type": %q, "dir": %q, "instance": "net", "capabilities": {"portMappings": %t, "mac": true}}`,
+				kind, n.faultyDir(), need.is("ports"))
+		}
+		n.link("net-v1", path)
+		n.chain(bridge, p0, version("net-v1"), p1)
+		a := n.add("a")
+		n.remove(filepath.Join(n.path[0], "net-v1"))
+		switch {
+		case need.is("rules") || need.is("ports"):
+			n.link("net-v2", path)
+		case need.is("interface"):
+			n.script("net-v2", `[ $CNI_COMMAND != DEL ] || nsenter --net=$CNI_NETNS ip link show $CNI_IFNAME >&2 || exit 1
+				exec `+path)
+		case need.is("arguments"):
+			a.CapabilityArgs["mac"] = "02:00:00:00:00:01"
+			n.script("net-v2", `c=$(cat); echo "$c" | grep -q 02:00:00 || exit 1
+				echo "$c" | exec `+path)
+		}
+		n.chain(bridge, p0, version("net-v2"), p1)
+		a.del()
+		n.wantReserved(0)
+		n.wantCount("rules", len(n.rules(" "+a.address+"/32 ", "destination "+a.address+":")), 0)
+		n.wantTaken()
+		a.wantRecord(journal.Deleting, 1)
+		a.dropNetNS()
+		a.NetNS = ""
+		if !need.is("interface") {
+			a.del()
+		}
+		n.wantTimes(1, "DEL p0")
+		n.wantTimes(1, "DEL p1")
+		n.link("net-v1", path)
+		n.until(0, func() { n.sweep() })
+		n.wantClean()
+	})
+}
+
+// TestNewArgument: a plugin is upgraded, declares a new capability, and its DEL needs an argument
+// that the ADD did not get. The runtime's DEL contains it.
+func TestNewArgument(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	upgraded := filepath.Join(n.dir, "upgraded")
+	n.script("mesh", fmt.Sprintf(`c=$(cat); [ ! -e %s ] || echo "$c" | grep -q 02:00:00 || exit 1
+		echo "$c" | exec %s`, upgraded, filepath.Join(n.path[2], "faulty")))
+	mesh := object(`{"type": "mesh", "dir": %q, "instance": "mesh"}`, n.faultyDir())
+	n.chain(bridge, mesh)
+	a := n.add("a")
+	n.write(upgraded, "")
+	n.chain(bridge, mesh.with(`"capabilities": {"mac": true}`))
+	n.wantError(a.tryDel(), "mesh")
+	a.CapabilityArgs["mac"] = "02:00:00:00:00:01"
+	a.del()
+	n.wantClean()
+}
+
+// TestOtherNetworksSTATUS: a plugin with host ports has left the chain of a second network. The
+// STATUS of the first network, which doesn't know that chain, tries the DEL, too. The DEL is dropped
+// anyway.
+func TestOtherNetworksSTATUS(t *testing.T) {
+	t.Parallel()
+	first := newNode(t)
+	first.chain(bridge)
+	n := first.newNetwork("other")
+	n.removeLeakedRules()
+	n.chain(bridge, portmap)
+	a := n.add("a")
+	n.breakPlugin("portmap")
+	n.chain(bridge)
+	a.del()
+	a.dropNetNS()
+	a.edit(func(e *journal.Record) { e.Steps[0].Next = journal.Next{} })
+	first.status()
+	a.tire()
+	n.status()
+	n.wantDropped("portmap", "a")
+	a.wantGone()
+}
+
 // TestCheckAfterChanges: CHECK of an older pod succeeds even if a plugin has left the chain, or now
 // rejects its recorded configuration. Nomad, for example, removes the network of a container whose
 // CHECK fails.
 func TestCheckAfterChanges(t *testing.T) {
-	changes := oneOf("it left the chain", "its configuration changed", "the version, too")
+	changes := oneOf("it left the chain", "its configuration changed", "the version, too", "it hung before")
 	each1(t, changes, func(t *testing.T, change choice) {
 		n := newNode(t)
-		n.chain(bridge, p1.failing("CHECK"))
+		n.budget("Recorded=1s")
+		if change.is("it hung before") {
+			n.chain(bridge, p1.mode("CHECK", "hang"))
+		} else {
+			n.chain(bridge, p1.failing("CHECK"))
+		}
 		a := n.add("a")
-		n.wantError(a.tryCheck())
+		if !change.is("it hung before") {
+			n.wantError(a.tryCheck())
+		}
 		switch {
+		case change.is("it hung before"):
+			n.chain(bridge, p1)
 		case change.is("it left the chain"):
 			n.chain(bridge)
 		case change.is("its configuration changed"):

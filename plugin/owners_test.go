@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -56,6 +57,56 @@ func TestStaleOwnerIsNoRival(t *testing.T) {
 	a.dropNetNS()
 	n.sweep()
 	n.wantClean()
+}
+
+// TestRulesOfNextOwner: after a pod is gone, its address gets a new owner from elsewhere: after a
+// reboot the network has a new name, dataDir or IPAM plugin; or another network has the same subnet;
+// or unwind was off. A sweep undoes the old pod's ADD, but firewall's rules of the new owner stay.
+func TestRulesOfNextOwner(t *testing.T) {
+	elsewhere := oneOf("a new name", "a new dataDir", "a new IPAM plugin", "another network", "off")
+	each1(t, elsewhere, func(t *testing.T, from choice) {
+		n := newNode(t)
+		at := func(dir string) pluginConf {
+			return object(`{"type": "bridge", "bridge": %q, "isGateway": true,
+				"ipam": {"type": "host-local", "subnet": %q, "dataDir": %q}}`, n.bridge, n.subnet, filepath.Join(n.dir, dir))
+		}
+		assigned := object(`{"type": "bridge", "bridge": %q, "isGateway": true,
+			"ipam": {"type": "static", "addresses": [{"address": "%s"}]}}`, n.bridge, n.prefix(4, 2))
+		n.chain(at("before"), firewall)
+		if from.is("off") {
+			n.chain(assigned, firewall)
+		}
+		a, next := n.add("a"), n
+		a.dropNetNS()
+		if !from.is("another network") && !from.is("off") {
+			a.ofEarlierBoot()
+		}
+		switch {
+		case from.is("a new name") || from.is("another network"):
+			next = n.newNetworkOn("", "next")
+			next.bridge = n.bridge
+			next.chain(at("before"), firewall)
+		case from.is("a new dataDir"):
+			n.chain(at("after"), firewall)
+		case from.is("a new IPAM plugin"):
+			n.chain(assigned, firewall)
+		}
+		var b *pod
+		if from.is("off") {
+			a.delPast()
+			b = n.addPast("b")
+		} else {
+			b = next.add("b")
+		}
+		b.wantAddress(a.address)
+		n.wantOpen(b.address)
+		next.status()
+		a.wantGone()
+		n.wantOpen(b.address)
+		b.del()
+		n.wantClosed(b.address)
+		n.wantClean()
+	})
 }
 
 // TestLongContainerID: unwind recognizes host-local's file even if the owner's container ID is

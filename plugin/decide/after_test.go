@@ -31,11 +31,12 @@ func TestEnd(t *testing.T) {
 		{"the namespace may exist", func(one *try) { one.o.NetNSGone = false }, false, 300, 0},
 		{"its ADD failed", func(one *try) { one.step.ADD = journal.AddFailed }, true, 300, 0},
 		{"an address may depend on it", func(one *try) { one.o.MayHold = true }, false, 300, 0},
-		{"an address, the plugin left the chain", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 299 }, true, 300, 300},
-		{"an address, the plugin left the chain 299 tries ago", func(one *try) { one.o.MayHold, one.o.NotInChain, one.step.Absent = true, true, 298 }, false, 300, 299},
-		{"an address, the plugin is in the chain again", func(one *try) { one.o.MayHold, one.step.Absent = true, 299 }, false, 300, 0},
-		{"an address, the plugin is in the chain again, before its pause was over", func(one *try) { one.o.MayHold, one.o.Early, one.step.Absent = true, true, 299 }, false, 299, 0},
-		{"the plugin left the chain, before its pause was over", func(one *try) { one.o.NotInChain, one.o.Early, one.step.Absent = true, true, 7 }, false, 299, 7},
+		{"an address, the plugin left the chain", func(one *try) { one.o.MayHold, one.o.Left, one.step.Absent = true, True, 299 }, true, 300, 300},
+		{"an address, the plugin left the chain 299 tries ago", func(one *try) { one.o.MayHold, one.o.Left, one.step.Absent = true, True, 298 }, false, 300, 299},
+		{"an address, the plugin is in the chain again", func(one *try) { one.o.MayHold, one.o.Left, one.step.Absent = true, False, 299 }, false, 300, 0},
+		{"an address, the chain is unknown", func(one *try) { one.o.MayHold, one.step.Absent = true, 298 }, false, 300, 298},
+		{"an address, the plugin is in the chain again, before its pause was over", func(one *try) { one.o.MayHold, one.o.Early, one.o.Left, one.step.Absent = true, true, False, 299 }, false, 299, 0},
+		{"the plugin left the chain, before its pause was over", func(one *try) { one.o.Left, one.o.Early, one.step.Absent = True, true, 7 }, false, 299, 7},
 		{"it succeeded", func(one *try) { one.o.Failed = false }, true, 299, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

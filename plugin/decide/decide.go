@@ -214,7 +214,7 @@ func DecideStray(o Stray) Judgment {
 type Owner struct {
 	InFile bool // host-local's file in the recorded pool names the attachment
 	Freed  bool // the DEL of the step that allocated the address may have been started
-	Others bool // another record, live or being added, claims the address or may claim it
+	Others bool // another attachment has, or may have, the address, and not from the same pool
 }
 
 // ByAddress reports whether a step's DEL may remove rules by address alone. Such a DEL may remove
@@ -230,10 +230,12 @@ func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 	switch {
 	case s.Index == c.Step || !ByAddress(s):
 		return true
+	case o.Others:
+		return false
 	case c.Pool != "":
 		return o.InFile
 	}
-	return !o.Freed && !o.Others
+	return !o.Freed
 }
 
 // Reason says why an attachment got its verdict, or why it is undone. Code identifies the reason in

@@ -261,10 +261,10 @@ type Outcome struct {
 	Words  string // the error message, if the DEL failed
 
 	// The facts about a DEL that failed.
-	Early      bool // the pause after the previous try was not over
-	NotInChain bool // the network's chain can be read, and lacks the plugin
-	NetNSGone  bool // the ADD's namespace is proven gone
-	MayHold    bool // an address may depend on the DEL (see func MayHold)
+	Early     bool  // the pause after the previous try was not over
+	Left      Truth // the plugin has left the network's chain; Unclear if the chain is unknown
+	NetNSGone bool  // the ADD's namespace is proven gone
+	MayHold   bool  // an address may depend on the DEL (see func MayHold)
 
 	Jitter float64 // from 0 to 1 (see Pause)
 }
@@ -288,9 +288,9 @@ func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool)
 // maxFailures failures.
 func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
 	switch {
-	case !o.NotInChain:
+	case o.Left == False:
 		s.Absent = 0
-	case !o.Early || s.Absent == 0:
+	case o.Left == True && (!o.Early || s.Absent == 0):
 		s.Absent++
 	}
 	if o.Early {

@@ -117,7 +117,7 @@ func (n *Node) JudgeOwner(o Owner) (v decide.Judgment, grace decide.Grace) {
 		Undated:         grace.SameBoot == decide.Unclear,
 		Cached:          decide.TruthIf(cached || err == nil, cached),
 		Runs:            &fact{look: func() (bool, error) { return n.View.containerRuns(o.ContainerID) }},
-		InUse:           &fact{look: func() (bool, error) { return n.View.uses(o.Addresses) }},
+		InUse:           &fact{look: func() (bool, error) { return n.View.Uses(o.Addresses) }},
 	}), grace
 }
 

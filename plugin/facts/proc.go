@@ -82,9 +82,9 @@ func lookAtMembers() (map[string][]string, error) {
 	return all, cmp.Or(checkAllShown(), err)
 }
 
-// uses reports whether an interface in any network namespace has one of the addresses. An error
+// Uses reports whether an interface in any network namespace has one of the addresses. An error
 // means that some namespace could not be inspected.
-func (v *View) uses(addresses []netip.Addr) (bool, error) {
+func (v *View) Uses(addresses []netip.Addr) (bool, error) {
 	if len(addresses) == 0 {
 		return false, nil
 	}

@@ -160,7 +160,7 @@ func (s *Sweep) finding(ctx context.Context, records []*journal.Record) Finding 
 	if f.Releasable() {
 		f.failed, f.Deferred = undo.FailedTries(e), !s.w.Ready(ctx, e, !s.Periodic)
 		for i := range e.Steps {
-			if s.w.HasLeft(e, &e.Steps[i]) {
+			if s.w.HasLeft(e, &e.Steps[i]) == decide.True {
 				f.Removed = append(f.Removed, e.Steps[i].Type)
 			}
 		}

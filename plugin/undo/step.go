@@ -53,7 +53,7 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	o := decide.Outcome{Jitter: rand.Float64()}
 	if f != nil {
 		o.Failed, o.Code, o.Words = true, f.Code, wordsOf(f)
-		o.NotInChain = u.HasLeft(u.Record, s)
+		o.Left = u.HasLeft(u.Record, s)
 		o.Early = before.Next.Why == journal.ForBackoff && decide.Left(before.Next, p) > 0
 		o.NetNSGone = u.state == gone
 		o.MayHold = decide.MayHold(s, u.held())
@@ -160,7 +160,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	if f == nil {
 		return nil
 	}
-	f.Unreported = u.HasLeft(u.Record, s)
+	f.Unreported = u.HasLeft(u.Record, s) == decide.True
 	args := recorded
 	if u.Mode == Requested && u.Verb.Args != "" { // a Superseding ADD's may name another pod
 		args = u.Verb.Args
@@ -212,7 +212,7 @@ func (u *undoing) delRecorded(
 		switch {
 		case present != nil && !bytes.Equal(present, step.Config):
 			kill(changed)
-		case u.Mode == Requested && u.HasLeft(e, &step):
+		case u.Mode == Requested && u.HasLeft(e, &step) == decide.True:
 			kill(left)
 		}
 	})
@@ -332,6 +332,9 @@ func (u *undoing) pass(ctx context.Context, ignorePause bool) decide.Pass {
 // reads host-local's files, so delWith calls it right before the DEL. The result stays valid,
 // because only the attachment's own DELs, which need its lock, release its addresses.
 func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses []netip.Addr) {
+	if !decide.ByAddress(s) {
+		return nil
+	}
 	for _, c := range u.Record.Got.Claims {
 		if !decide.Gets(s, c, u.ownerOf(ctx, c)) {
 			addresses = append(addresses, c.Address)
@@ -340,17 +343,32 @@ func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses 
 	return addresses
 }
 
+// ownerOf returns the facts about a claimed address that a plugin may have rules for. host-local's
+// file names the owner only within its own pool. So in a sweep, which no runtime asked for, ownerOf
+// also looks for an owner that has the address from elsewhere: from another pool since the network
+// was renamed or its dataDir changed, or while unwind was off.
 func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner) {
+	sweeping := !u.Mode.ofVerb()
 	if c.Pool != "" {
 		owner, given, err := ipam.OwnerOf(c.Pool, c.Address)
 		o.InFile = err == nil && given && owner.Is(u.Record.ContainerID, u.Record.IfName)
-		return o
+		if !o.InFile || !sweeping {
+			return o
+		}
 	}
 	o.Freed = u.Record.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Record.Steps,
 		func(s journal.Step) bool { return s.Index == c.Step && s.Started })
+	elsewhere := func(other journal.Claim) bool {
+		return other.Address == c.Address && (c.Pool == "" || other.Pool != c.Pool)
+	}
 	claimants, err := u.Node.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
-	o.Others = err != nil || slices.ContainsFunc(claimants,
-		func(e *journal.Record) bool { return decide.KeepsContainer(e.State) })
+	o.Others = err != nil || slices.ContainsFunc(claimants, func(e *journal.Record) bool {
+		return decide.KeepsContainer(e.State) && slices.ContainsFunc(e.Got.Claims, elsewhere)
+	})
+	if c.Pool == "" && sweeping && u.state != there && !o.Others {
+		used, err := u.Node.View.Uses([]netip.Addr{c.Address})
+		o.Others = used || err != nil
+	}
 	return o
 }
 

@@ -225,7 +225,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 	if !bounded {
 		deadline = time.Now().Add(u.Env.Budgets.Undo)
 	}
-	order, before := decide.Order(u.pass(ctx, true)), slices.Clone(u.Record.Steps)
+	order := decide.Order(u.pass(ctx, true))
 	for n := 0; n < len(order); n++ {
 		index := order[n]
 		at := func(s journal.Step) bool { return s.Index == index }
@@ -234,7 +234,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		if left < u.Env.Budgets.Step || ctx.Err() != nil {
 			return append(failures, &delegate.Failure{Plugin: s.Type, Command: "DEL", Unstarted: true,
 				Code: types.ErrTryAgainLater, Msg: "not attempted: interrupted or out of time",
-				Unreported: u.HasLeft(u.Record, s)}), u.ran
+				Unreported: u.HasLeft(u.Record, s) == decide.True}), u.ran
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
 			timeFor(left, len(order)-n-1+request.Later, u.Env.Budgets.Step))
@@ -246,7 +246,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		if f != nil {
 			failures = append(failures, f)
 			if !done && s.Absent > 0 && u.Mode == Requested {
-				order = append(order, u.addSuccessors(s, before)...)
+				order = slices.Insert(order, n+1, u.addSuccessors(s)...)
 			}
 		}
 		u.Env.At("undone")

@@ -154,8 +154,9 @@ var DefaultBudgets = Budgets{
 }
 
 // Present returns the configuration of a step's DEL for a retry. For decide.Present, this is the
-// delegate's present configuration in the chain, with the runtime arguments of the ADD. Present
-// returns nil unless the chain and the record each contain the plugin exactly once.
+// delegate's present configuration in the chain, with the runtime arguments of the ADD and any that
+// the verb adds to them for the same attachment. Present returns nil unless the chain and the record
+// each contain the plugin exactly once.
 func (w *Worker) Present(
 	e *journal.Record, s *journal.Step, retry decide.Retry,
 ) json.RawMessage {
@@ -173,14 +174,18 @@ func (w *Worker) Present(
 		config["cniVersion"] = netconf.Marshal(chain.CNIVersion)
 		return netconf.Marshal(config)
 	}
-	return chain.Config(i, confOf(e, s, of))
+	return chain.Config(i, w.confOf(e, s, of))
 }
 
-// confOf returns a network's present configuration with the runtime arguments of a record's ADD and
-// the keys that Multus added to a step's configuration.
-func confOf(e *journal.Record, s *journal.Step, of *netconf.Conf) *netconf.Conf {
+// confOf returns a network's present configuration for a DEL of a step, with the keys that Multus
+// added to the step's configuration.
+func (w *Worker) confOf(e *journal.Record, s *journal.Step, of *netconf.Conf) *netconf.Conf {
 	conf := *of
-	conf.RuntimeConfig = netconf.ObjectOf(e.Added.RuntimeConfig)
+	conf.RuntimeConfig = map[string]json.RawMessage{}
+	if w.Verb.Key == e.Key {
+		maps.Copy(conf.RuntimeConfig, of.RuntimeConfig)
+	}
+	maps.Copy(conf.RuntimeConfig, netconf.ObjectOf(e.Added.RuntimeConfig))
 	conf.Injected = netconf.ObjectOf(s.Config)
 	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
 		return !slices.Contains(netconf.InjectedKeys, key)
@@ -188,34 +193,30 @@ func confOf(e *journal.Record, s *journal.Step, of *netconf.Conf) *netconf.Conf 
 	return &conf
 }
 
-// HasLeft reports whether a step's plugin has left the chain of the record's network. It returns
-// false if the chain cannot be read.
-func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) bool {
+// HasLeft reports whether a step's plugin has left the chain of the record's network.
+func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) decide.Truth {
 	chain, _ := w.chainOf(e.Network)
-	return chain != nil && !slices.ContainsFunc(chain.Delegates,
-		func(d netconf.Delegate) bool { return d.Type == s.Type })
+	return decide.TruthIf(chain != nil, chain != nil && !slices.ContainsFunc(chain.Delegates,
+		func(d netconf.Delegate) bool { return d.Type == s.Type }))
 }
 
-// addSuccessors adds steps for the delegates of the present chain that the record lacked before
-// this pass. Without unwind, the runtime's DEL would run them. One of them may have replaced the
-// plugin that has left the chain, and can then release what that plugin's ADD created. While that
-// plugin's DEL fails, each of the runtime's DELs adds them again, as each runs them without unwind.
-// addSuccessors returns the indexes of the new steps in the order of their DELs.
-func (u *undoing) addSuccessors(left *journal.Step, before []journal.Step) (order []int) {
+// addSuccessors adds steps for the delegates of the present chain that the ADD's chain lacked.
+// Without unwind, the runtime's DEL would run them. One of them may have replaced the plugin that has
+// left the chain, and can then release what that plugin's ADD created. While that plugin's DEL fails,
+// each of the runtime's DELs adds them again, as each runs them without unwind. addSuccessors returns
+// the indexes of the new steps in the order of their DELs.
+func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	chain, of := u.chainOf(u.Record.Network)
-	next := 0
-	for _, s := range before {
+	next := len(u.Record.Added.Plugins)
+	for _, s := range u.Record.Steps {
 		next = max(next, s.Index+1)
 	}
-	for _, c := range u.Record.Got.Claims {
-		next = max(next, c.Step+1)
-	}
-	there := slices.Concat(before, u.Record.Steps)
-	for _, s := range chain.Steps(confOf(u.Record, left, of)) {
-		if slices.ContainsFunc(there, func(o journal.Step) bool { return o.Type == s.Type }) {
+	for _, s := range chain.Steps(of) {
+		if slices.Contains(u.Record.Added.Plugins, s.Type) ||
+			slices.ContainsFunc(u.Record.Steps, func(o journal.Step) bool { return o.Type == s.Type }) {
 			continue
 		}
-		s.Index, s.ADD = next, journal.AddUnknown
+		s.Index, s.ADD = next, left.ADD
 		u.Record.Steps = append(u.Record.Steps, s)
 		order = slices.Insert(order, 0, next)
 		next++
