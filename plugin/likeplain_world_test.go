@@ -76,7 +76,7 @@ type program struct {
 	down    bool              // its daemon is gone for good: each call fails
 	old     bool              // it refuses CNI versions above 0.4.0
 	needs   int               // the revision that its configuration must have, or 0
-	code    int               // the error code if the configuration has another revision
+	stale   string            // what a call does if the configuration has another revision: see the step "renew"
 	modes   map[string]string // by verb: fail, fail-effect, garbage, slow, hang
 }
 
@@ -107,7 +107,7 @@ const (
 	podDead podState = "dead" // the runtime has not deleted it yet
 )
 
-var plainTypes = []string{"bridge", "ptp", "host-local", "static", "firewall", "portmap", "bandwidth", "tuning", "mesh", "sidecar"}
+var plainTypes = []string{"bridge", "ptp", "host-local", "static", "firewall", "portmap", "bandwidth", "tuning", "mesh", "mesh2", "sidecar"}
 
 func newPlainWorld(t *attempt, called string, s *setup, net *network) *plainWorld {
 	n := newNode(t)
@@ -210,7 +210,7 @@ func (w *plainWorld) writeBinary(name string) {
 	tools := toolsDir(w)
 	target := filepath.Join(tools, "cni", name)
 	switch {
-	case name == "mesh" || name == "sidecar":
+	case name == "mesh" || name == "mesh2" || name == "sidecar":
 		target = filepath.Join(tools, "test", "faulty")
 	case w.net.before:
 		target = filepath.Join(tools, "e2e", "plugins-before", name)
@@ -220,28 +220,35 @@ func (w *plainWorld) writeBinary(name string) {
 		return
 	}
 	var s strings.Builder
-	refuse := func(code int, text string) string {
-		return fmt.Sprintf(`{ echo '{"cniVersion": "0.4.0", "code": %d, "msg": "%s: %s"}'; exit 1; }`, code, name, text)
+	refuse := func(code, text string) string {
+		return fmt.Sprintf(`{ echo '{"cniVersion": "0.4.0", "code": %s, "msg": "%s: %s"}'; exit 1; }`, code, name, text)
+	}
+	hang := func(how string) string {
+		return fmt.Sprintf("echo $$ >>%s; echo %s >%s; exec sleep 600", w.hanging(), how, filepath.Join(w.hangsDir(), "hangs"))
 	}
 	fmt.Fprintf(&s, "#!/bin/sh\nin=$(cat)\nreal() { printf %%s \"$in\" | %s; }\n", target)
 	fmt.Fprintf(&s, "[ \"$CNI_COMMAND\" != VERSION ] || { real; exit; }\n")
 	if b.down {
-		s.WriteString(refuse(999, "connect: connection refused") + "\n")
+		s.WriteString(refuse("999", "connect: connection refused") + "\n")
 	}
 	if b.old {
-		fmt.Fprintf(&s, "case $in in *'\"cniVersion\":\"1.'*) %s ;; esac\n", refuse(1, "incompatible CNI versions"))
+		fmt.Fprintf(&s, "case $in in *'\"cniVersion\":\"1.'*) %s ;; esac\n", refuse("1", "incompatible CNI versions"))
 	}
 	if b.needs > 0 {
-		fmt.Fprintf(&s, "case $in in *'\"rev\":\"%d\"'*) ;; *) %s ;; esac\n", b.needs, refuse(b.code, "its configuration has no key"))
+		stale := refuse(b.stale, "its configuration has no key")
+		if del := map[string]string{"hang": hang("stale"), "nothing": "exit 0"}[b.stale]; del != "" {
+			stale = fmt.Sprintf("[ $CNI_COMMAND != DEL ] || { %s; }; %s", del, refuse("7", "its configuration has no key"))
+		}
+		fmt.Fprintf(&s, "case $in in *'\"rev\":\"%d\"'*) ;; *) %s ;; esac\n", b.needs, stale)
 	}
 	for _, verb := range []string{"ADD", "DEL"} {
 		if mode := b.modes[verb]; mode != "" {
 			fmt.Fprintf(&s, "if [ $CNI_COMMAND = %s ]; then %s; fi\n", verb, map[string]string{
-				"fail":        refuse(999, verb+" refused"),
-				"fail-effect": "real >/dev/null; " + refuse(999, verb+" refused afterwards"),
+				"fail":        refuse("999", verb+" refused"),
+				"fail-effect": "real >/dev/null; " + refuse("999", verb+" refused afterwards"),
 				"garbage":     "real >/dev/null; echo not json; exit 0",
 				"slow":        "sleep 0.2; real; exit",
-				"hang":        fmt.Sprintf("echo $$ >>%s; : >%s; exec sleep 600", w.hanging(), filepath.Join(w.hangsDir(), "hangs")),
+				"hang":        hang("always"),
 			}[mode])
 		}
 	}
@@ -300,8 +307,8 @@ func (w *plainWorld) pluginsOf() (all []string) {
 			add(name, map[string]any{"capabilities": caps("bandwidth")})
 		case "tuning":
 			add(name, map[string]any{"mtu": 1400, "dataDir": filepath.Join(w.dir, "tuning")})
-		case "mesh", "sidecar":
-			add(name, map[string]any{"dir": w.faultyDir(), "instance": name})
+		case "mesh", "mesh2", "sidecar": // mesh2 is mesh under another name
+			add(name, map[string]any{"dir": w.faultyDir(), "instance": strings.TrimSuffix(name, "2")})
 		default:
 			add(name, map[string]any{})
 		}
@@ -385,7 +392,14 @@ func (w *plainWorld) call(verb string, do func(ctx context.Context) error) plain
 				case <-done:
 					return
 				case <-poll:
-					if _, err := os.Lstat(file); err == nil {
+					if how, _ := os.ReadFile(file); len(how) > 0 {
+						if w.called == "U" && string(how) == "stale\n" {
+							select { // unwind itself ends a DEL with an old configuration
+							case <-done:
+								return
+							case <-time.After(10 * time.Second):
+							}
+						}
 						cancel()
 						// In P, libcni waits for the children of the plugin that it killed, so kill them at once. In
 						// U, leave them to unwind's next verb if this verb ends within 15 s.
@@ -414,7 +428,7 @@ func (c *network) hangs() bool { return c.hangsIn("ADD") || c.hangsIn("DEL") }
 // hangsIn reports whether a plugin hangs in a verb.
 func (c *network) hangsIn(verb string) bool {
 	for _, b := range c.binaries {
-		if b.modes[verb] == "hang" {
+		if b.modes[verb] == "hang" || verb == "DEL" && b.stale == "hang" {
 			return true
 		}
 	}
