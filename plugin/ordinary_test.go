@@ -390,6 +390,83 @@ func TestSuccessors(t *testing.T) {
 	})
 }
 
+// TestSuccessorOnce: two plugins are replaced. The DELs of the new ones fail if they run twice. They
+// run once, also if the first DEL failed because a server was down.
+func TestSuccessorOnce(t *testing.T) {
+	each1(t, oneOf("up", "down at first"), func(t *testing.T, server choice) {
+		n := newNode(t)
+		path, down := filepath.Join(n.path[2], "faulty"), filepath.Join(n.dir, "down")
+		version := func(kind, instance string) pluginConf {
+			return object(`{"type": %q, "dir": %q, "instance": %q}`, kind, n.faultyDir(), instance)
+		}
+		n.link("x-v1", path)
+		n.link("y-v1", path)
+		n.chain(bridge, version("x-v1", "x"), version("y-v1", "y"))
+		a := n.add("a")
+		for _, name := range []string{"x", "y"} {
+			n.remove(filepath.Join(n.path[0], name+"-v1"))
+			n.script(name+"-v2", fmt.Sprintf(`[ $CNI_COMMAND != DEL ] || [ ! -e %s -a -e %s/taken/a.eth0.%s ] || exit 1
+				exec %s`, down, n.faultyDir(), name, path))
+		}
+		n.chain(bridge, version("x-v2", "x"), version("y-v2", "y"))
+		if server.is("down at first") {
+			n.write(down, "")
+			n.wantError(a.tryDel(), "x-v2", "y-v2")
+			n.remove(down)
+		}
+		a.del()
+		n.wantTaken()
+		n.wantReserved(0)
+		a.dropNetNS()
+		n.link("x-v1", path)
+		n.link("y-v1", path)
+		n.until(0, func() { n.sweep() })
+		n.wantClean()
+	})
+}
+
+// TestSuccessorOfAllocator: a main plugin that assigns addresses itself is replaced. The new one's
+// DEL gets the address, because the old one's DEL never ran.
+func TestSuccessorOfAllocator(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	path := filepath.Join(n.path[2], "faulty")
+	version := func(kind string) pluginConf {
+		return object(`{"type": %q, "dir": %q, "instance": "net", "address": "%s/24"}`, kind, n.faultyDir(), n.ip(7))
+	}
+	n.link("net-v1", path)
+	n.chain(version("net-v1"))
+	a := n.add("a")
+	n.remove(filepath.Join(n.path[0], "net-v1"))
+	n.script("net-v2", `c=$(cat); echo "$c" | grep -q '"ips":\[{' || exit 1
+		echo "$c" | exec `+path)
+	n.chain(version("net-v2"))
+	a.del()
+	n.wantTaken()
+	n.link("net-v1", path)
+	a.dropNetNS()
+	n.until(0, func() { n.sweep() })
+	n.wantClean()
+}
+
+// TestUnknownChainLater: a plugin has left the chain, and its DEL has failed. At the next DEL, the
+// chain cannot be read. So the plugin's failure is an error like any other.
+func TestUnknownChainLater(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.link("mesh", filepath.Join(n.path[2], "faulty"))
+	file := n.chainInFile(bridge, p1.with(`"type": "mesh"`))
+	a := n.add("a")
+	n.plan(p1.DEL("fail"))
+	n.chainInFile(bridge)
+	a.del()
+	n.remove(file)
+	n.wantError(a.tryDel(), "DEL incomplete", "mesh")
+	n.plan()
+	a.del()
+	n.wantClean()
+}
+
 // TestNewArgument: a plugin is upgraded, declares a new capability, and its DEL needs an argument
 // that the ADD did not get. The runtime's DEL contains it.
 func TestNewArgument(t *testing.T) {

@@ -109,6 +109,38 @@ func TestRulesOfNextOwner(t *testing.T) {
 	})
 }
 
+// TestSameSubnet: two networks have the same subnet and firewall, or only the first has firewall. Pods
+// of both have the same addresses, so that two pods share a rule. A sweep of all dead pods removes
+// the rules; a sweep of the first network's removes them only if the others have no firewall.
+func TestSameSubnet(t *testing.T) {
+	each2(t, oneOf("both", "the first"), oneOf("all", "the first's"), func(t *testing.T, walled, dead choice) {
+		n := newNode(t)
+		next := n.newNetworkOn("z", "next")
+		n.chain(bridge, firewall)
+		next.chain(bridge)
+		if walled.is("both") {
+			next.chain(bridge, firewall)
+		}
+		var all []*pod
+		for i := range 4 {
+			a, b := n.add(fmt.Sprint("a", i)), next.add(fmt.Sprint("b", i))
+			b.wantAddress(a.address)
+			if a.dropNetNS(); dead.is("all") {
+				b.dropNetNS()
+			}
+			all = append(all, b)
+		}
+		n.status()
+		for _, b := range all {
+			n.want(n.open(b.address) == (walled.is("both") && dead.is("the first's")), "%s: its rules are wrong", b.address)
+		}
+		for _, b := range all {
+			b.del()
+		}
+		n.wantClean()
+	})
+}
+
 // TestLongContainerID: unwind recognizes host-local's file even if the owner's container ID is
 // longer than any runtime's. The owner's DEL gets the owner's address, and removes the rule for it.
 func TestLongContainerID(t *testing.T) {

@@ -49,6 +49,8 @@ func (u *undoing) try(ctx context.Context, s *journal.Step) (done bool, f *deleg
 	marked()
 	if f == nil || !f.Unstarted {
 		u.ran++
+	} else {
+		s.Started = before.Started
 	}
 	o := decide.Outcome{Jitter: rand.Float64()}
 	if f != nil {
@@ -346,7 +348,8 @@ func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses 
 // ownerOf returns the facts about a claimed address that a plugin may have rules for. host-local's
 // file names the owner only within its own pool. So in a sweep, which no runtime asked for, ownerOf
 // also looks for an owner that has the address from elsewhere: from another pool since the network
-// was renamed or its dataDir changed, or while unwind was off.
+// was renamed or its dataDir changed, or while unwind was off. A sweep reads the journal again, so
+// that of two dead owners, which it undoes in parallel, the later one removes their rule.
 func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner) {
 	sweeping := !u.Mode.ofVerb()
 	if c.Pool != "" {
@@ -361,9 +364,14 @@ func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner)
 	elsewhere := func(other journal.Claim) bool {
 		return other.Address == c.Address && (c.Pool == "" || other.Pool != c.Pool)
 	}
+	hasRules := func(s journal.Step) bool { return decide.ByAddress(&s) }
+	if sweeping {
+		u.Node.Journal.Invalidate()
+	}
 	claimants, err := u.Node.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
 	o.Others = err != nil || slices.ContainsFunc(claimants, func(e *journal.Record) bool {
-		return decide.KeepsContainer(e.State) && slices.ContainsFunc(e.Got.Claims, elsewhere)
+		return decide.KeepsContainer(e.State) && slices.ContainsFunc(e.Got.Claims, elsewhere) &&
+			slices.ContainsFunc(e.Steps, hasRules)
 	})
 	if c.Pool == "" && sweeping && u.state != there && !o.Others {
 		used, err := u.Node.View.Uses([]netip.Addr{c.Address})

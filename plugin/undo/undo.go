@@ -188,8 +188,9 @@ type undoing struct {
 	// env contains the search paths of the ADD's process. It is nil if the runtime's verb names the
 	// attachment, if the ADD may be from an earlier boot, or if a recorded directory no longer exists.
 	// The DELs then get the search paths of this process.
-	env map[string]string
-	ran int // number of delegates that ran
+	env   map[string]string
+	ran   int      // number of delegates that ran
+	tried []string // types of the steps that the pass has tried
 }
 
 // Run runs the DELs of a record that are due, and removes the undone steps from the record. It
@@ -238,6 +239,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		stepCtx, cancel := context.WithTimeout(ctx,
 			timeFor(left, len(order)-n-1+request.Later, u.Env.Budgets.Step))
+		u.tried = append(u.tried, s.Type)
 		done, f := u.try(stepCtx, s)
 		cancel()
 		if done {
@@ -245,7 +247,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		if f != nil {
 			failures = append(failures, f)
-			if !done && s.Absent > 0 && u.Mode == Requested {
+			if !done && u.Mode == Requested && u.HasLeft(u.Record, s) == decide.True {
 				order = slices.Insert(order, n+1, u.addSuccessors(s)...)
 			}
 		}

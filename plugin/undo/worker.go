@@ -211,13 +211,17 @@ func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	for _, s := range u.Record.Steps {
 		next = max(next, s.Index+1)
 	}
+	known := slices.Concat(u.Record.Added.Plugins, u.tried)
 	for _, s := range chain.Steps(of) {
-		if slices.Contains(u.Record.Added.Plugins, s.Type) ||
+		if slices.Contains(known, s.Type) ||
 			slices.ContainsFunc(u.Record.Steps, func(o journal.Step) bool { return o.Type == s.Type }) {
 			continue
 		}
 		s.Index, s.ADD = next, left.ADD
 		u.Record.Steps = append(u.Record.Steps, s)
+		if decide.ByAddress(&s) {
+			u.byAddress = append(u.byAddress, next)
+		}
 		order = slices.Insert(order, 0, next)
 		next++
 	}
