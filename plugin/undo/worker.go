@@ -211,9 +211,9 @@ func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	for _, s := range u.Record.Steps {
 		next = max(next, s.Index+1)
 	}
-	known := slices.Concat(u.Record.Added.Plugins, u.tried)
+	had := slices.Concat(u.Record.Added.Plugins, u.tried)
 	for _, s := range chain.Steps(of) {
-		if slices.Contains(known, s.Type) ||
+		if slices.Contains(had, s.Type) ||
 			slices.ContainsFunc(u.Record.Steps, func(o journal.Step) bool { return o.Type == s.Type }) {
 			continue
 		}
