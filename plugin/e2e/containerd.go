@@ -192,7 +192,7 @@ func (c *Containerd) Blocked() string {
 	n.Helper()
 	check(n, c.cmd.Process.Signal(unix.SIGUSR1)) // containerd then writes its stacks to a file
 	var dumps []string
-	Eventually(n, 30*time.Second, "containerd has written its stacks", func() bool {
+	Eventually(n, time.Minute, "containerd has written its stacks", func() bool {
 		dumps, _ = filepath.Glob(n.File("/run/containerd.*.stacks.log"))
 		return len(dumps) > 0
 	})

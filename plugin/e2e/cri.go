@@ -175,7 +175,7 @@ func (c *CRI) KillPod(id string) {
 		n.Fatalf("sandbox %.12s: no process: %v", id, err)
 	}
 	n.Run("/bin/kill", "-KILL", strconv.Itoa(info.Pid))
-	Eventually(n, 10*time.Second, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
+	Eventually(n, time.Minute, "the sandbox is not ready", func() bool { return c.Pods()[id] != Ready })
 }
 
 // CheckPod checks that a running pod's address is reserved for the pod and has rules, and that the

@@ -268,7 +268,7 @@ func TestE2ECrioInstall(t *testing.T) {
 				t.Errorf("doctor: %v\n%s%s", err, out, stderr)
 			}
 			t.Log(n.Unwindctl("check"), n.Unwindctl("check", "--plain"))
-			e2e.Eventually(t, 20*time.Second, "unwind starts the pods", func() bool {
+			e2e.Eventually(t, time.Minute, "unwind starts the pods", func() bool {
 				id, err := rt.RunPod(e2e.Pod{Name: "through"})
 				if err != nil {
 					return false
@@ -284,7 +284,7 @@ func TestE2ECrioInstall(t *testing.T) {
 			rt.Start() // CRI-O remembers a failed STATUS, and sends GC only at its start
 			rt.AwaitNetwork()
 			t.Log(n.Unwindctl("off"))
-			e2e.Eventually(t, 20*time.Second, "pods start without unwind", func() bool {
+			e2e.Eventually(t, time.Minute, "pods start without unwind", func() bool {
 				was := len(n.Journal())
 				id, err := rt.RunPod(e2e.Pod{Name: "off"})
 				if err != nil {

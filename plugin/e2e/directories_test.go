@@ -64,7 +64,7 @@ func TestE2ERenamed(t *testing.T) {
 			t.Log(n.Unwindctl("check", "--plain"))
 			rt.MustRunPod(e2e.Pod{Name: "before"})
 			n.Run("mv", e2e.ConfDir+"/10-podnet.conflist", e2e.ConfDir+"/20-podnet.conflist")
-			e2e.Eventually(t, 20*time.Second, "the network is ready", func() bool { return rt.NetworkReady() == "" })
+			e2e.Eventually(t, time.Minute, "the network is ready", func() bool { return rt.NetworkReady() == "" })
 			n.CheckPod(rt.CRI, rt.MustRunPod(e2e.Pod{Name: "after"}))
 			if pods := len(n.Journal()); unwind != (pods == 2) {
 				t.Errorf("unwind %t: the journal contains %d pods", unwind, pods)

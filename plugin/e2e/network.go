@@ -176,7 +176,7 @@ func (n *Node) plan(of string, modes map[string]string) {
 // AwaitHeld waits until faulty holds at least the given number of calls of a command (hold mode).
 func (n *Node) AwaitHeld(command string, calls int) {
 	n.Helper()
-	Eventually(n, 30*time.Second, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
+	Eventually(n, time.Minute, fmt.Sprintf("faulty holds %d %s", calls, command), func() bool { return len(n.held(command)) >= calls })
 }
 
 // LetGo lets all calls that faulty holds continue.

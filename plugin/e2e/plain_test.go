@@ -174,7 +174,7 @@ func TestE2EPlainNodeOthers(t *testing.T) {
 		n.Run("ping", "-c1", "-W5", its)
 
 		n.RT.KillContainer("other")
-		e2e.Eventually(t, 10*time.Second, "its interface is gone", func() bool { return n.Left().Veths == 1 })
+		e2e.Eventually(t, time.Minute, "its interface is gone", func() bool { return n.Left().Veths == 1 })
 		found = n.Sweep(1)
 		if got, want := e2e.Results(found), (map[string]int{"live": 1, "unknown": 1}); !cmp.Equal(got, want) ||
 			found[its].Why != "its owner is not in the journal, and no runtime's list covers it" {
