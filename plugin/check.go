@@ -67,7 +67,7 @@ func (o *op) check(ctx context.Context) error {
 func (o *op) checkStep(
 	ctx context.Context, e *journal.Record, s *journal.Step,
 ) *delegate.Failure {
-	present, recorded := o.Present(e, s, decide.Present), ctx
+	present, recorded := o.Present(e, s, decide.Present, o.Verb.Conf.RuntimeConfig), ctx
 	if present != nil && !bytes.Equal(present, s.Config) {
 		var cancel context.CancelFunc
 		recorded, cancel = context.WithTimeout(ctx, o.Env.Budgets.Recorded)

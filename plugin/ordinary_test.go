@@ -390,8 +390,8 @@ func TestSuccessors(t *testing.T) {
 	})
 }
 
-// TestSuccessorOnce: two plugins are replaced. The DELs of the new ones fail if they run twice. They
-// run once, also if the first DEL failed because a server was down.
+// TestSuccessorOnce: three plugins are replaced, two of them of the same type. The DELs of the new
+// ones fail if they run twice. They run once, also if the first DEL failed because a server was down.
 func TestSuccessorOnce(t *testing.T) {
 	each1(t, oneOf("up", "down at first"), func(t *testing.T, server choice) {
 		n := newNode(t)
@@ -401,14 +401,15 @@ func TestSuccessorOnce(t *testing.T) {
 		}
 		n.link("x-v1", path)
 		n.link("y-v1", path)
-		n.chain(bridge, version("x-v1", "x"), version("y-v1", "y"))
+		n.chain(bridge, version("x-v1", "x"), version("y-v1", "y"), version("y-v1", "z"))
 		a := n.add("a")
 		for _, name := range []string{"x", "y"} {
 			n.remove(filepath.Join(n.path[0], name+"-v1"))
-			n.script(name+"-v2", fmt.Sprintf(`[ $CNI_COMMAND != DEL ] || [ ! -e %s -a -e %s/taken/a.eth0.%s ] || exit 1
-				exec %s`, down, n.faultyDir(), name, path))
+			n.script(name+"-v2", fmt.Sprintf(`in=$(cat); instance=$(echo "$in" | grep -o '"instance":"[xyz]"' | cut -d'"' -f4)
+				[ $CNI_COMMAND != DEL ] || [ ! -e %s -a -e %s/taken/a.eth0.$instance ] || exit 1
+				echo "$in" | exec %s`, down, n.faultyDir(), path))
 		}
-		n.chain(bridge, version("x-v2", "x"), version("y-v2", "y"))
+		n.chain(bridge, version("x-v2", "x"), version("y-v2", "y"), version("y-v2", "z"))
 		if server.is("down at first") {
 			n.write(down, "")
 			n.wantError(a.tryDel(), "x-v2", "y-v2")

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -107,6 +108,33 @@ func TestRulesOfNextOwner(t *testing.T) {
 		n.wantClosed(b.address)
 		n.wantClean()
 	})
+}
+
+// TestUnreadableInSweep: as in TestRulesOfNextOwner, but the journal becomes unreadable while a sweep
+// undoes the old pod's ADD. The rules of the new owner stay.
+func TestUnreadableInSweep(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	faulty := filepath.Join(n.path[2], "faulty")
+	mesh := object(`{"type": "mesh", "dir": %q, "instance": "mesh"}`, n.faultyDir())
+	n.link("mesh", faulty)
+	n.chain(bridge, firewall, mesh)
+	a := n.add("a")
+	a.dropNetNS()
+	next := n.newNetworkOn("z", "next")
+	next.chain(bridge, firewall)
+	b := next.add("b")
+	b.wantAddress(a.address)
+	n.remove(filepath.Join(n.path[0], "mesh"))
+	n.script("mesh", fmt.Sprintf("chmod 770 %s; exec %s", n.stateDir, faulty))
+	_ = next.tryStatus()
+	n.wantOpen(b.address)
+	must(t, os.Chmod(n.stateDir, 0o700))
+	n.remove(filepath.Join(n.path[0], "mesh"))
+	n.link("mesh", faulty)
+	n.until(1, func() { n.sweep() })
+	b.del()
+	n.wantClean()
 }
 
 // TestSameSubnet: two networks have the same subnet and firewall, or only the first has firewall. Pods

@@ -11,7 +11,7 @@ import (
 
 // TestEnd: a DEL is dropped once it has failed 300 times and the namespace is gone. Failures before
 // the end of a pause don't count. If an address may depend on the DEL, the chain must also have
-// lacked the plugin at each of the last 300 failures.
+// lacked the plugin at 300 failures, and never contained it in between.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	type try struct {

@@ -214,7 +214,7 @@ func DecideStray(o Stray) Judgment {
 type Owner struct {
 	InFile bool // host-local's file in the recorded pool names the attachment
 	Freed  bool // the DEL of the step that allocated the address may have been started
-	Others bool // another attachment has, or may have, the address, and not from the same pool
+	Others bool // another attachment has, or may have, the address, and may have rules for it
 }
 
 // ByAddress reports whether a step's DEL may remove rules by address alone. Such a DEL may remove

@@ -73,7 +73,7 @@ var afterRows = []struct {
 }{
 	{"the DEL failed for the 300th time after its pause, the namespace is gone, and no address can depend on the DEL",
 		journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true}},
-	{"the same, but an address may depend on the DEL, and the chain lacked the plugin at each of the last 300 tries",
+	{"the same, but an address may depend on the DEL, the chain lacked the plugin at 300 failures, and never contained it in between",
 		journal.Step{Failures: 299, Absent: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true, Left: True}},
 	{"the DEL failed", journal.Step{Failures: 299}, Outcome{Failed: true, NetNSGone: true, MayHold: true}},
 	{"the DEL succeeded", journal.Step{}, Outcome{}},

@@ -87,7 +87,7 @@ type Failure struct {
 
 // Said returns the delegate's message, with the details of its error.
 func (f *Failure) Said() string {
-	msg := strings.TrimSpace(f.Msg) // iptables' messages end in a newline
+	msg := cmp.Or(strings.TrimSpace(f.Msg), f.Msg) // iptables' messages end in a newline
 	if f.Details == "" {
 		return msg
 	}

@@ -106,7 +106,7 @@ func trouble(err error) string {
 	return "other"
 }
 
-// Snapshot is a copy of the records in the journal, from one reading, for all decisions of a verb.
+// Snapshot is a copy of the records in the journal, from one reading, for the decisions of a verb.
 // All callers get the same *journal.Record, so a caller must clone a record before it changes it.
 type Snapshot struct {
 	*journal.Tx
@@ -128,12 +128,15 @@ func (r *Recorder) TakeSnapshot(tx *journal.Tx) error {
 // Renew reads the journal again. A verb that has just acquired a lock needs this, because another
 // process may have changed the records before.
 func (r *Recorder) Renew(ctx context.Context) error {
-	err := r.Store.View(ctx, r.TakeSnapshot)
+	err := r.Refresh(ctx)
 	if err != nil {
 		r.last = &Snapshot{&journal.Tx{}, err}
 	}
 	return err
 }
+
+// Refresh is like Renew, but keeps the last snapshot after an error.
+func (r *Recorder) Refresh(ctx context.Context) error { return r.Store.View(ctx, r.TakeSnapshot) }
 
 // Invalidate drops the snapshot, so that the next call of Snapshot reads the journal again.
 func (r *Recorder) Invalidate() { r.last = nil }

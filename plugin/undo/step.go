@@ -168,7 +168,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 		args = u.Verb.Args
 	}
 	for _, retry := range decide.Retries(s, f.Code) {
-		config := u.Present(u.Record, s, retry)
+		config := u.Present(u.Record, s, retry, u.sent())
 		same := bytes.Equal(config, s.Config) && sameArgs(args, recorded)
 		if f.Killed && !cut || f.Unstarted || config == nil || same {
 			continue
@@ -183,6 +183,15 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 		f.Killed = again.Killed
 	}
 	return f
+}
+
+// sent returns the runtime arguments of the runtime's DEL. In all other modes, the verb's arguments
+// are not for this ADD.
+func (u *undoing) sent() map[string]json.RawMessage {
+	if u.Mode != Requested {
+		return nil
+	}
+	return u.Verb.Conf.RuntimeConfig
 }
 
 // sameArgs reports whether two CNI_ARGS contain the same pairs. go-cni sends them in random order.
@@ -210,7 +219,7 @@ func (u *undoing) delRecorded(
 	defer kill(nil)
 	e, step := u.Record.Clone(), *s // the pass may change the originals meanwhile
 	timer := time.AfterFunc(b.Recorded, func() {
-		present := u.Present(e, &step, decide.Present)
+		present := u.Present(e, &step, decide.Present, u.sent())
 		switch {
 		case present != nil && !bytes.Equal(present, step.Config):
 			kill(changed)
@@ -275,7 +284,10 @@ func (u *undoing) leaveScratch(
 ) *delegate.Failure {
 	if words := wordsOf(f); !f.Killed && s.Last != words {
 		_, again := u.Env.Runner.Run(ctx, c, stderr)
-		if again == nil || again.Killed || wordsOf(again) != words {
+		if again == nil {
+			return nil
+		}
+		if again.Unstarted = false; again.Killed || wordsOf(again) != words {
 			return again
 		}
 	}
@@ -362,11 +374,12 @@ func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner)
 	o.Freed = u.Record.Freed(c) && c.Step >= 0 || slices.ContainsFunc(u.Record.Steps,
 		func(s journal.Step) bool { return s.Index == c.Step && s.Started })
 	elsewhere := func(other journal.Claim) bool {
-		return other.Address == c.Address && (c.Pool == "" || other.Pool != c.Pool)
+		return other.Address.Unmap() == c.Address.Unmap() && (c.Pool == "" || other.Pool != c.Pool)
 	}
 	hasRules := func(s journal.Step) bool { return decide.ByAddress(&s) }
-	if sweeping {
-		u.Node.Journal.Invalidate()
+	if sweeping && u.Node.Journal.Refresh(ctx) != nil {
+		o.Others = true
+		return o
 	}
 	claimants, err := u.Node.Journal.Snapshot(ctx).Others(u.Record.Key, []netip.Addr{c.Address})
 	o.Others = err != nil || slices.ContainsFunc(claimants, func(e *journal.Record) bool {

@@ -128,7 +128,7 @@ type Budgets struct {
 	Behind   time.Duration // a STATUS's wait for the journal and for the sweep that it started
 	Release  time.Duration // releasing other attachments during an ADD
 	Step     time.Duration // the minimum for one DEL, and reserved for each later one
-	Recorded time.Duration // a DEL that the runtime would not run now; see undoing.del
+	Recorded time.Duration // a DEL or CHECK that the runtime would not run now; see undoing.del
 	HostLink time.Duration // the wait until the host end disappears after its namespace
 	Children time.Duration // the wait for children of a dead unwind's delegates; see journal.Patience
 	Stop     time.Duration // the rollback of an ADD once a DEL waits for it
@@ -154,11 +154,11 @@ var DefaultBudgets = Budgets{
 }
 
 // Present returns the configuration of a step's DEL for a retry. For decide.Present, this is the
-// delegate's present configuration in the chain, with the runtime arguments of the ADD and any that
-// the verb adds to them for the same attachment. Present returns nil unless the chain and the record
+// delegate's present configuration in the chain, with the runtime arguments of the ADD and those that
+// the runtime has sent with this verb in addition. Present returns nil unless the chain and the record
 // each contain the plugin exactly once.
 func (w *Worker) Present(
-	e *journal.Record, s *journal.Step, retry decide.Retry,
+	e *journal.Record, s *journal.Step, retry decide.Retry, sent map[string]json.RawMessage,
 ) json.RawMessage {
 	chain, of := w.chainOf(e.Network)
 	if chain == nil {
@@ -174,17 +174,17 @@ func (w *Worker) Present(
 		config["cniVersion"] = netconf.Marshal(chain.CNIVersion)
 		return netconf.Marshal(config)
 	}
-	return chain.Config(i, w.confOf(e, s, of))
+	return chain.Config(i, confOf(e, s, of, sent))
 }
 
-// confOf returns a network's present configuration for a DEL of a step, with the keys that Multus
-// added to the step's configuration.
-func (w *Worker) confOf(e *journal.Record, s *journal.Step, of *netconf.Conf) *netconf.Conf {
+// confOf returns a network's present configuration for a step, with the runtime arguments of the ADD,
+// others that were sent, and the keys that Multus added to the step's configuration.
+func confOf(
+	e *journal.Record, s *journal.Step, of *netconf.Conf, sent map[string]json.RawMessage,
+) *netconf.Conf {
 	conf := *of
 	conf.RuntimeConfig = map[string]json.RawMessage{}
-	if w.Verb.Key == e.Key {
-		maps.Copy(conf.RuntimeConfig, of.RuntimeConfig)
-	}
+	maps.Copy(conf.RuntimeConfig, sent)
 	maps.Copy(conf.RuntimeConfig, netconf.ObjectOf(e.Added.RuntimeConfig))
 	conf.Injected = netconf.ObjectOf(s.Config)
 	maps.DeleteFunc(conf.Injected, func(key string, _ json.RawMessage) bool {
@@ -212,9 +212,11 @@ func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 		next = max(next, s.Index+1)
 	}
 	had := slices.Concat(u.Record.Added.Plugins, u.tried)
+	for _, s := range u.Record.Steps {
+		had = append(had, s.Type)
+	}
 	for _, s := range chain.Steps(of) {
-		if slices.Contains(had, s.Type) ||
-			slices.ContainsFunc(u.Record.Steps, func(o journal.Step) bool { return o.Type == s.Type }) {
+		if slices.Contains(had, s.Type) {
 			continue
 		}
 		s.Index, s.ADD = next, left.ADD
