@@ -62,8 +62,8 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// checkStep runs CHECK with the recorded configuration. If that fails, or hangs although the present
-// one differs, checkStep runs it with the present one (see undo.Worker.Present).
+// checkStep runs CHECK with the recorded configuration. If that fails, or hangs although the
+// present one differs, checkStep runs it with the present one (see undo.Worker.Present).
 func (o *op) checkStep(
 	ctx context.Context, e *journal.Record, s *journal.Step,
 ) *delegate.Failure {

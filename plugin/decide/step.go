@@ -284,8 +284,8 @@ func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool)
 }
 
 // countFailure counts a failed try, and reports whether the DEL is dropped. If an address may
-// depend on the DEL, the DEL is dropped only if the chain lacked its plugin at maxFailures failures,
-// and never contained it in between.
+// depend on the DEL, the DEL is dropped only if the chain lacked its plugin at maxFailures
+// failures, and never contained it in between.
 func countFailure(s journal.Step, o Outcome) (after journal.Step, dropped bool) {
 	switch {
 	case o.Left == False:

@@ -203,9 +203,9 @@ func sameArgs(one, other string) bool {
 }
 
 // delRecorded runs a step's DEL with its recorded configuration. It kills the DEL after
-// Budgets.Recorded if the runtime would not run this DEL now. cut reports that it did, and that a DEL
-// with the present configuration may follow. Only a slow DEL reads the chain. If that hangs, for
-// example on a lost mount, it delays nothing.
+// Budgets.Recorded if the runtime would not run this DEL now. cut reports that it did, and that a
+// DEL with the present configuration may follow. Only a slow DEL reads the chain. If that hangs,
+// for example on a lost mount, it delays nothing.
 func (u *undoing) delRecorded(
 	ctx context.Context, s *journal.Step,
 ) (f *delegate.Failure, cut bool) {

@@ -154,9 +154,9 @@ var DefaultBudgets = Budgets{
 }
 
 // Present returns the configuration of a step's DEL for a retry. For decide.Present, this is the
-// delegate's present configuration in the chain, with the runtime arguments of the ADD and those that
-// the runtime has sent with this verb in addition. Present returns nil unless the chain and the record
-// each contain the plugin exactly once.
+// delegate's present configuration in the chain, with the runtime arguments of the ADD and any
+// others that the runtime has sent with this verb. Present returns nil unless the chain and the
+// record each contain the plugin exactly once.
 func (w *Worker) Present(
 	e *journal.Record, s *journal.Step, retry decide.Retry, sent map[string]json.RawMessage,
 ) json.RawMessage {
@@ -177,8 +177,8 @@ func (w *Worker) Present(
 	return chain.Config(i, confOf(e, s, of, sent))
 }
 
-// confOf returns a network's present configuration for a step, with the runtime arguments of the ADD,
-// others that were sent, and the keys that Multus added to the step's configuration.
+// confOf returns a network's present configuration for a step, with the runtime arguments of the
+// ADD, others that were sent, and the keys that Multus added to the step's configuration.
 func confOf(
 	e *journal.Record, s *journal.Step, of *netconf.Conf, sent map[string]json.RawMessage,
 ) *netconf.Conf {
@@ -201,10 +201,10 @@ func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) decide.Truth {
 }
 
 // addSuccessors adds steps for the delegates of the present chain that the ADD's chain lacked.
-// Without unwind, the runtime's DEL would run them. One of them may have replaced the plugin that has
-// left the chain, and can then release what that plugin's ADD created. While that plugin's DEL fails,
-// each of the runtime's DELs adds them again, as each runs them without unwind. addSuccessors returns
-// the indexes of the new steps in the order of their DELs.
+// Without unwind, the runtime's DEL would run them. One of them may have replaced the plugin that
+// has left the chain, and can then release what that plugin's ADD created. While that plugin's DEL
+// fails, each of the runtime's DELs adds them again, as each runs them without unwind.
+// addSuccessors returns the indexes of the new steps in the order of their DELs.
 func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	chain, of := u.chainOf(u.Record.Network)
 	next := len(u.Record.Added.Plugins)
