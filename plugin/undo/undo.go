@@ -247,7 +247,7 @@ func (w *Worker) Run(ctx context.Context, request Request) (failures []*delegate
 		}
 		if f != nil {
 			failures = append(failures, f)
-			if !done && u.Mode == Requested && u.HasLeft(u.Record, s) == decide.True {
+			if !done && u.Mode == Requested && f.Unreported {
 				order = slices.Insert(order, n+1, u.addSuccessors(s)...)
 			}
 		}

@@ -211,6 +211,9 @@ func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	for _, s := range u.Record.Steps {
 		next = max(next, s.Index+1)
 	}
+	for _, c := range u.Record.Got.Claims { // a claim names the step that got it by its index
+		next = max(next, c.Step+1)
+	}
 	had := slices.Concat(u.Record.Added.Plugins, u.tried)
 	for _, s := range u.Record.Steps {
 		had = append(had, s.Type)
