@@ -94,7 +94,6 @@ func onCommand() *cobra.Command {
 		},
 	}
 	addInstallFlags(cmd, &flags)
-	addNodeFlags(cmd, &flags.ProgramDir, &flags.UnitDir, "")
 	addDryRun(cmd, &flags.DryRun)
 	flags.Output.AddFlags(cmd, cmd.Flags(), "changes, dryRun", term.Plain, term.JSON)
 	return cmd

@@ -239,24 +239,27 @@ func (s Setup) usedStateDir(
 	return cmp.Or(given, used), err
 }
 
-// removePlugin is the step that removes the plugin, unless it is or may be in use.
+// removePlugin is the step that removes the plugin, unless it is or may be in use. If something
+// uses a plugin that is missing, unwindctl stays, too: it can take unwind out of a conflist.
 func (u *uninstall) removePlugin(ctx context.Context) ([]*Change, error) {
 	path := u.Setup.plugin()
-	if _, err := os.Lstat(path); err == nil {
-		why, err := u.users()
-		if err == nil && why == "" {
-			return []*Change{removeProgram(ctx, path, "")}, nil
-		}
-		u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-		return []*Change{remove(path, cmp.Or(why, "it may still be in use"))}, err
-	}
-	if u.own == nil || !u.runtime.Silent() {
+	_, missing := os.Lstat(path)
+	why, err := u.users()
+	kept := remove(path, cmp.Or(why, "it may still be in use"))
+	switch {
+	case missing == nil && err == nil && why == "":
+		return []*Change{removeProgram(ctx, path, "")}, nil
+	case missing == nil:
+	case u.own != nil && u.runtime.Silent():
+		kept.What = fmt.Sprintf("the plugin: it is not in %s, and %s does not report its plugin "+
+			"directory; set --cni-bin-dir to that directory", u.Setup.BinDir, u.runtime.Name)
+	case why != "":
+		kept.What = fmt.Sprintf("the plugin: it is not in %s, but %s", u.Setup.BinDir, why)
+	default:
 		return nil, nil
 	}
 	u.needed = cmp.Or(u.needed, "needed to run uninstall again")
-	return []*Change{{Change: "kept", What: fmt.Sprintf("the plugin: it is not in %s, and %s "+
-		"does not report its plugin directory; set --cni-bin-dir to that directory", u.Setup.BinDir,
-		u.runtime.Name)}}, nil
+	return []*Change{kept}, err
 }
 
 // users describes what uses the plugin, or returns "" if nothing does. On an error, it is unknown.
