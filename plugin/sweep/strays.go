@@ -64,8 +64,8 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so planOwners judges owners only if a command asks for it
-// (Options.Cache).
+// list, no owner can be proven dead. So if there is no list, planOwners judges owners only if a
+// command asks for it (Options.Cache).
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.List == nil && !s.Cache || s.Attachment != nil {
 		return nil, nil
