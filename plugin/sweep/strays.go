@@ -142,10 +142,11 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 }
 
 // addCached adds an attachment from libcni's cache. If addPool has already added it, addCached
-// completes it, for example with the chain. Otherwise, addCached skips the attachment in three
-// cases: without Options.Cache; if it has no address, because it cannot be judged; and if its ADD
-// ran through unwind, because the journal is responsible for it. (If addPool has added an
-// attachment whose ADD ran through unwind, the journal must have been lost.)
+// completes it, for example with the chain if that is usable and from this boot. Otherwise,
+// addCached skips the attachment in four cases: without Options.Cache; without such a chain; if it
+// has no address, because it cannot be judged; and if its ADD ran through unwind, because the
+// journal is responsible for it. (If addPool has added an attachment whose ADD ran through unwind,
+// the journal must have been lost.)
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return
