@@ -20,8 +20,8 @@ import (
 
 // host-local has one directory for each network: the pool. It contains a file for each assigned
 // address. The file contains the container ID, CR LF, and the interface (before version 0.8, only
-// the container ID). host-local creates and writes the file under the lock of the pool. If
-// host-local dies before it writes, the file stays empty.
+// the container ID). host-local creates and writes the file while it holds the pool's lock. If
+// host-local dies before it writes the owner, the file stays empty.
 
 // Pool returns host-local's pool of a network, which must have a valid name. plugin is a delegate's
 // IPAM plugin. Pool returns "" for other plugins, an invalid config, and a relative dataDir.
@@ -131,9 +131,10 @@ func readRegular(path string) (data []byte, st unix.Stat_t, err error) {
 	return data, st, err
 }
 
-// Apply releases reservations of a pool under host-local's own lock. It keeps a reservation that
-// has changed since the scan. It returns the reservations that it released, and all errors. ctx
-// limits the wait for the lock. A crash leaves each reservation either released or untouched.
+// Apply releases the planned reservations of a pool under host-local's own lock. It keeps a
+// reservation that has changed since the caller read it. Apply returns the reservations that it
+// released, and all errors. ctx limits the wait for the lock. A crash leaves each reservation
+// either released or untouched.
 func Apply(
 	ctx context.Context, pool string, plan []Reservation,
 ) (released []Reservation, err error) {

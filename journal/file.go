@@ -65,13 +65,14 @@ func (s *Store) syncFolders() error {
 	return err
 }
 
-// Version is the version of the file's format that this code writes, and the newest that it can
+// Version is the version of journal.db's format that this code writes, and the newest that it can
 // read. No release wrote versions 1 and 2; this code cannot read them.
 const Version = 3
 
-// format says which releases can read the file: writer is the Version of the release that created
-// it, and oldestReader the lowest Version that can read it. A release that changes the format
-// raises only writer. The next release raises oldestReader, so users can go back by one release.
+// format says which releases can read a journal file: writer is the Version of the release that
+// created it, and oldestReader is the lowest Version that can read it. A release that changes the
+// format raises only writer. The next release raises oldestReader, so users can go back by one
+// release.
 var format = fmt.Appendf(nil, `{"writer":%d,"oldestReader":%[1]d}`, Version)
 
 // ErrNewer is returned for a file that only a newer release can read. The file stays unchanged.
@@ -127,7 +128,7 @@ func (s *Store) setAside(cause error) error {
 }
 
 // makeDir creates the state directory and its directory of lock files (mode 0700). It checks each
-// one before it creates anything in it.
+// directory before creating anything in it.
 func (s *Store) makeDir() error {
 	if !filepath.IsAbs(s.Dir) {
 		return fmt.Errorf("journal: stateDir %q is not an absolute path", s.Dir)

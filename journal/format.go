@@ -33,7 +33,7 @@ var (
 const sumSize = 4 // bytes
 
 // sum returns the CRC-32 (IEEE) of a key and data. Each CNI verb runs in a new process, so unwind
-// uses the checksum of the standard library that needs the least time to initialize.
+// uses the standard library's checksum that takes the least time to initialize.
 func sum(key, data []byte) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(key), crc32.IEEETable, data)
 }
@@ -156,7 +156,7 @@ func verify(path string) (data []byte, err error) {
 // The pages of a bbolt file. The first two are meta pages. Each page begins with a header, whose
 // kind determines the rest of the page. A number after a name is a size in bytes:
 //
-//	header    number 8  kind 2  count 2  overflow 4 (the number of pages after it that belong to it)
+//	header    number 8  kind 2  count 2  overflow 4 (how many of the next pages belong to this one)
 //	meta      magic 4  version 4  page size 4  flags 4  root 8  sequence 8  freelist 8  pages 8
 //	          transaction 8  checksum 8
 //	branch    count × (offset 4  key size 4  page 8), keys
@@ -306,7 +306,8 @@ func (p *pages) check(page, first []byte, last *[]byte) error {
 	return nil
 }
 
-// elementAt returns element i. ok is false if it exceeds the page or its key is not at start.
+// elementAt returns element i of a page. ok is false if the element exceeds the page, or if its key
+// is not at start.
 func elementAt(page []byte, i, start int) (element, key, value []byte, ok bool) {
 	element = page[pageHeader+16*i:]
 	at, keySize, valueSize := u32(element), u32(element[4:]), uint32(0)

@@ -115,7 +115,8 @@ func (t *Tail) Next() (events []Event, err error) {
 }
 
 // readHistory returns the content of both history files. It reads the newer file first. If a writer
-// then renames that file, the older file begins with the content that was already read.
+// renames the newer file to the older one's name before the second read, that read begins with the
+// same content, so readHistory drops the first copy.
 func (s *Store) readHistory() ([]byte, error) {
 	path := filepath.Join(s.Dir, historyName)
 	newer, err := readFile(path)

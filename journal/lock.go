@@ -301,10 +301,11 @@ const (
 	sweepTime = 5 * time.Minute // how long a running sweep keeps other sweeps from starting
 )
 
-// LockSweep acquires the lock that a sweep started by STATUS needs. If another such sweep holds it,
-// LockSweep returns ErrBusy. But once the other sweep has run for sweepTime, it counts as hung. So
-// LockSweep then returns a nil Lock without an error, the caller's sweep also runs, and sweepTime
-// begins again. Two sweeps at a time are safe, because each attachment has its own lock.
+// LockSweep acquires the lock that a sweep started by STATUS needs. If another such sweep holds the
+// lock, and has run for less than sweepTime, LockSweep returns ErrBusy. A sweep that has run longer
+// counts as hung: LockSweep returns a nil Lock without an error, so that the caller's sweep also
+// runs, and sweepTime begins again. Two sweeps at a time are safe, because each attachment has its
+// own lock.
 func (s *Store) LockSweep() (*Lock, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, err

@@ -22,8 +22,8 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// Malformed reports whether k names no attachment, because a record's key in the file is damaged.
-// k.Network is then that damaged key.
+// Malformed reports whether k names no attachment, because a record's key in the journal file is
+// damaged. If so, k.Network is the whole damaged key.
 func (k Key) Malformed() bool { return k.ContainerID == "" && k.IfName == "" }
 
 // String returns network/containerID/ifname. No part may contain a slash (SPEC 1.1 §2
@@ -193,11 +193,12 @@ type Step struct {
 	// MayAllocate is set if the delegate may hold an address that no claim names: its IPAM plugin is
 	// not host-local, or unwind does not know the delegate (see netconf.Chain.Steps).
 	MayAllocate bool `json:"mayAllocate,omitempty"`
-	// Tries counts the attempts of the delegate's DEL. The DELs with the fewest tries run first.
+	// Tries counts the attempts at the delegate's DEL. The DELs with the fewest tries run first.
 	Tries int `json:"tries,omitempty"`
-	// Failures counts the failed attempts, except those during a pause. Absent counts the same while
-	// the network's chain lacks the delegate, but always counts the first failure. While the chain
-	// contains the delegate, a failure resets Absent to 0. While the chain is unknown, Absent stays.
+	// Failures counts the failed attempts, except those during a pause. Absent counts the failed
+	// attempts while the network's chain lacks the delegate: the first one always, and later ones
+	// except those during a pause. A failure while the chain contains the delegate resets Absent to
+	// 0. A failure while the chain is unknown leaves Absent unchanged.
 	Failures int    `json:"failures,omitempty"`
 	Absent   int    `json:"absent,omitempty"`
 	Last     string `json:"last,omitempty"` // the error, if the last attempt failed
@@ -234,11 +235,11 @@ const (
 	AddFailed  Outcome = "failed"  // the delegate returned an error by itself
 )
 
-// Claim is an address that a delegate added to the result. The delegates after it get the address
-// in prevResult, and may create rules for it.
+// Claim is an address that a delegate added to the result. The later delegates of the chain get the
+// address in prevResult, and may create rules for it.
 type Claim struct {
 	Address netip.Addr `json:"address"`
-	Step    int        `json:"step"` // the Index of that delegate's step
+	Step    int        `json:"step"` // the Index of the step whose delegate added the address
 	// Pool is the directory in which host-local keeps the address, or "" for any other IPAM plugin.
 	// netconf.SharedAddresses says when two attachments must not have the same address.
 	Pool string `json:"pool,omitempty"`
@@ -252,8 +253,8 @@ type Pod struct {
 }
 
 // NetNS identifies a network namespace. Path is where the runtime mounted it. All numbers are zero
-// if the ADD could not open the namespace. Within a boot, the kernel may reuse an inode, but no
-// cookie.
+// if the ADD could not open the namespace. Within a boot, the kernel may reuse an inode, but never
+// a cookie.
 type NetNS struct {
 	Path   string `json:"path,omitempty"`
 	Dev    uint64 `json:"dev,omitempty"`
@@ -299,7 +300,8 @@ func Now() Time {
 	return Time{Boot: BootNanos(), Wall: time.Now().UTC().Truncate(time.Millisecond)}
 }
 
-// BootNanos returns CLOCK_BOOTTIME in nanoseconds, which counts suspended time and cannot be set.
+// BootNanos returns the time of CLOCK_BOOTTIME in nanoseconds. This clock counts suspended time and
+// cannot be set.
 func BootNanos() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

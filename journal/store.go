@@ -180,7 +180,7 @@ func (s *Store) open(ctx context.Context, queue *os.File, write bool) (f *os.Fil
 
 // trust verifies the journal file, unless the store is trusting and the last commit succeeded. If
 // the last commit was in this boot and may have failed, a writer replaces the file with a copy:
-// after a failed sync, the kernel treats pages as written that are not on disk.
+// after a failed sync, the kernel treats pages that are not on disk as written.
 func (s *Store) trust(queue *os.File, write bool) error {
 	last := s.lastCommit(queue)
 	if last == succeeded && s.Trusting {

@@ -262,9 +262,9 @@ func (tx *Tx) ByAddress(a netip.Addr) ([]*Record, error) {
 	return tx.matching([]byte(a.String()+`"`), func(e *Record) bool { return e.ClaimsAddress(a) })
 }
 
-// matching returns the matching records that are neither abandoned nor damaged. It decodes only
-// records that contain the text. An index in the file would save 40 µs with 110 records, but a
-// single changed byte in the index would hide a record.
+// matching returns the records for which match returns true, except abandoned and damaged ones. It
+// decodes only records that contain text. An index in the journal file would save 40 µs with 110
+// records, but a single changed byte in the index would hide a record.
 func (tx *Tx) matching(text []byte, match func(*Record) bool) (records []*Record, err error) {
 	err = tx.eachPending(func(k, v []byte) error {
 		if !bytes.Contains(v, text) {

@@ -32,7 +32,7 @@ type adding struct {
 	record  *journal.Record
 	started int               // number of delegates that were started
 	prior   []*journal.Record // earlier ADDs of the attachment in the journal, newest first
-	samePod []*journal.Record // other attachments of the pod that may be dead
+	samePod []*journal.Record // the pod's other attachments that may be dead
 }
 
 // add runs an ADD.
@@ -41,7 +41,7 @@ type adding struct {
 //  2. Acquire the attachment's lock.
 //  3. Undo earlier ADDs of this attachment, and release dead attachments of its pod. Write the
 //     intent: the record in state adding, with the whole chain.
-//  4. Run each delegate. After each one that changes the result, even before the last, write the
+//  4. Run each delegate. After each one that changes the result, not only after the last, write the
 //     record in state live, with the result and claims on the new addresses.
 //  5. Print the result.
 //  6. If step 4 or 5 fails, or nobody waits for the ADD any more (see watched), undo the ADD, even
@@ -182,8 +182,8 @@ func setResult(
 }
 
 // commit writes the record as live, with a delegate's result and claims. While other processes keep
-// writing to the journal, commit waits. If the result cannot be written, the ADD fails. Otherwise,
-// the record of a live attachment would lack the result, or would stay in state adding.
+// writing to the journal, commit waits. If the result cannot be written, the ADD fails, because the
+// record of a live attachment must not lack the result or stay in state adding.
 //
 // In the transaction that writes the claims, commit searches for other claims on the new addresses.
 // So if two ADDs get the same address at the same time, the second to commit detects the duplicate.

@@ -62,8 +62,9 @@ func (o *op) check(ctx context.Context) error {
 	return nil
 }
 
-// checkStep runs CHECK with the recorded configuration. If that fails, or hangs although the
-// present one differs, checkStep runs it with the present one (see undo.Worker.Present).
+// checkStep runs CHECK with the recorded configuration. If that fails, checkStep runs CHECK again,
+// with the present configuration (see undo.Worker.Present). If the two configurations differ
+// and the first CHECK hangs, it is killed in time for the second.
 func (o *op) checkStep(
 	ctx context.Context, e *journal.Record, s *journal.Step,
 ) *delegate.Failure {

@@ -41,8 +41,8 @@ type deleting struct {
 //  3. Undo the records (see undo.Worker.Undo), and write the DELs that are still pending.
 //
 // A failing journal does not stop a pod's DEL. An invalid configuration can stop it only if the
-// journal contains no record of the attachment. After a crash, the record still contains every DEL
-// that may be needed.
+// journal contains no record of the attachment. After a crash of unwind, the journal still contains
+// every DEL that may be needed.
 func (o *op) del(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.Env.Budgets.Undo)
 	defer cancel()
@@ -129,11 +129,11 @@ func (d *deleting) isOf(e *journal.Record) bool {
 		d.Node.IsAt(e, d.netns)
 }
 
-// addUnrecorded adds a record for this DEL's ADD if the journal does not contain that ADD. The ADD
+// addUnrecorded adds a record for this DEL's ADD, which the journal does not contain. Such an ADD
 // ran before unwind was installed, while unwind was off, or while the journal could not be written.
 // If no delegate can have allocated anything, the DEL succeeds without a record. If the chain
-// cannot be read, and the attachment has no other record, the DEL fails. It succeeds nevertheless
-// if the runtime has no ADD result, or if a retry could not help.
+// cannot be read, and the attachment has no other record, the DEL succeeds only if the runtime has
+// no ADD result, or if a retry could not help.
 func (d *deleting) addUnrecorded(ctx context.Context) error {
 	e, err := d.reconstruct(ctx)
 	switch {

@@ -160,9 +160,9 @@ func (a *adding) journalFailed(err error) error {
 	return nil
 }
 
-// releaseSamePod releases dead attachments of the same pod, the fewest tries first, so a DEL that
-// hangs does not starve the others. It stops when too little time is left for a slow DEL. A later
-// verb or sweep releases the rest.
+// releaseSamePod releases dead attachments of the same pod, those with the fewest tries first, so a
+// DEL that hangs does not starve the others. It stops when too little time is left for a slow DEL.
+// A later verb or sweep releases the rest.
 func (a *adding) releaseSamePod(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()
@@ -185,8 +185,8 @@ func (a *adding) releaseSamePod(ctx context.Context) {
 }
 
 // supersede undoes the earlier ADDs of this attachment. A DEL that fails stays in the journal, and
-// waits while the new ADD is running or live. Both ADDs have the same container ID, so a DEL that
-// finds resources by container ID would release those of the new ADD.
+// waits while the new ADD's record is in state adding or live. All these ADDs have the same
+// container ID, so a DEL that finds resources by container ID would release those of the new ADD.
 func (a *adding) supersede(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.Env.Budgets.Release)
 	defer cancel()

@@ -164,9 +164,9 @@ func (p *Plugin) logWriter(conf *netconf.Conf) (io.Writer, func()) {
 }
 
 // readChain reads the chain, and logs a warning if it is not the one that the configuration names.
-// If no delegate declares the capability "ips", the first delegate gets podman's static addresses
-// (see AdoptIPs), but not those from other runtimes, which send them only to plugins that declare
-// the capability. Only podman names a container in CNI_ARGS without a namespace.
+// If no delegate declares the capability "ips", podman's static addresses go to the first delegate
+// (see AdoptIPs). Other runtimes send static addresses only to plugins that declare the capability.
+// Only podman sets the pod's name in CNI_ARGS without setting its namespace.
 func (o *op) readChain() (*netconf.Chain, error) {
 	chain, err := o.Verb.Conf.LoadChain()
 	if err != nil {
@@ -258,7 +258,7 @@ func (o *op) newRecord(state journal.State, chain *netconf.Chain) *journal.Recor
 }
 
 // checkText returns an error if one of the CNI variables is not valid UTF-8. The journal stores
-// them as JSON, which would change such a text.
+// them as JSON, which would change such a value.
 func (o *op) checkText() error {
 	for _, v := range [][2]string{{"CNI_IFNAME", o.args.IfName}, {"CNI_ARGS", o.args.Args},
 		{"CNI_NETNS", o.args.Netns}, {"CNI_PATH", o.args.Path}} {

@@ -26,7 +26,7 @@ import (
 // the STATUS. It gets:
 //
 //	arguments       the program's path, and sweepWord
-//	stdin           the configuration of the STATUS (every user could read it in the arguments),
+//	stdin           the configuration of the STATUS (not an argument, which every user could read),
 //	                in sealed memory, which shows sweepBehind that a STATUS started the process
 //	stdout, stderr  /dev/null, because the runtime waits until nobody has its pipes open
 //	descriptors     no others

@@ -18,8 +18,8 @@ type Plugin struct {
 	// DefaultIPAM is the IPAM plugin that the plugin uses if its configuration has no ipam.type.
 	DefaultIPAM string
 
-	// Pinned is set if the plugin's DEL only opens CNI_NETNS. Such a DEL may get any path to the
-	// namespace, for example /proc/PID/fd/N.
+	// Pinned is set if the plugin's DEL uses CNI_NETNS only to open the namespace. Such a DEL may get
+	// any path to the namespace, for example /proc/PID/fd/N.
 	Pinned bool
 	// NetNS is the CNI_NETNS of the plugin's DEL if the container's namespace cannot be used or (for
 	// Scratch) lacks the interface: see decide.Show.
@@ -86,7 +86,7 @@ var table = []Plugin{
 	// has no row.
 	//
 	// A DEL of bridge or ptp finds its ipMasq rules by the interface's addresses. The veth's host end
-	// disappears with the interface. bridge removes its macspoofchk rules only if it has a namespace.
+	// disappears with the interface. bridge removes its macspoofchk rules only if it gets a namespace.
 	{Name: "bridge", Source: reference,
 		ExecutesIPAM: always, Pinned: true, NetNS: Scratch, ByContainer: true},
 	{Name: "ptp", Source: reference,

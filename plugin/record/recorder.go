@@ -16,8 +16,8 @@ import (
 // is usable.
 type Recorder struct {
 	Store *journal.Store
-	// Lost is the reason why the verb no longer writes the journal, or nil while it does. If Lost is
-	// set, the attachment's record stays as it is.
+	// Lost is the reason why the verb no longer writes to the journal, or nil while it does. If Lost
+	// is set, the attachment's record stays as it is.
 	Lost error
 	// counted is set after the verb was counted as degraded.
 	counted bool
@@ -149,8 +149,8 @@ func (r *Recorder) Snapshot(ctx context.Context) *Snapshot {
 	return r.last
 }
 
-// AnyLives reports whether any record that is live or being added meets a condition. It returns
-// true if a record is damaged.
+// AnyLives reports whether any record that is live or being added meets a condition. It also
+// returns true if a record is damaged.
 func (s *Snapshot) AnyLives(is func(*journal.Record) bool) (lives bool) {
 	err := s.All(func(e *journal.Record, err error) error {
 		if err == nil {
@@ -187,7 +187,7 @@ func (s *Snapshot) Others(
 	return others, nil
 }
 
-// Claims reports whether a record claims an address of a pool. It returns true if the records
+// Claims reports whether a record claims an address of a pool. It also returns true if the records
 // cannot be read.
 func (s *Snapshot) Claims(pool string, address netip.Addr) bool {
 	records, err := s.ByAddress(address)

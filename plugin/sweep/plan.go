@@ -48,7 +48,7 @@ type Finding struct {
 	Older []Finding
 
 	counts bool // the mass-release guard counts it (see holdsNothing)
-	failed int  // the fewest tries of its DELs, if all have failed (see undo.FailedTries)
+	failed int  // the tries of its least-tried DEL, if all its DELs have failed (see undo.FailedTries)
 
 	owner *owner // set if the attachment is not in the journal
 }
@@ -324,7 +324,7 @@ func PoolsOf(ch *netconf.Chain, c *netconf.Conf) (pools []Pool) {
 	return pools
 }
 
-// freeEmpty releases the addresses in a pool whose files contain no owner (see ipam.WhyEmpty).
+// freeEmpty releases those addresses of a pool whose files contain no owner (see ipam.WhyEmpty).
 func (s *Sweep) freeEmpty(ctx context.Context, pool Pool) (findings []Finding, err error) {
 	plan, err := s.findEmpty(ctx, pool)
 	var released []ipam.Reservation

@@ -64,8 +64,8 @@ func (o *owner) path() string {
 }
 
 // planOwners returns the verdict on each owner that is not in the journal. Without the runtime's
-// list, nothing can prove an owner dead, so planOwners judges owners only if a command asks for it
-// (Options.Cache).
+// list, no owner can be proven dead. So if there is no list, planOwners judges owners only if a
+// command asks for it (Options.Cache).
 func (s *Sweep) planOwners(ctx context.Context) (findings []Finding, err error) {
 	if s.List == nil && !s.Cache || s.Attachment != nil {
 		return nil, nil
@@ -142,10 +142,11 @@ func (g *gathering) hold(o *owner, r ipam.Reservation) {
 }
 
 // addCached adds an attachment from libcni's cache. If addPool has already added it, addCached
-// completes it, for example with the chain. Otherwise, addCached skips the attachment in three
-// cases: without Options.Cache; if it has no address, because it cannot be judged; and if its ADD
-// ran through unwind, because the journal is responsible for it. (If addPool has added an
-// attachment whose ADD ran through unwind, the journal must have been lost.)
+// completes it, for example with the chain if that is usable and from this boot. Otherwise,
+// addCached skips the attachment in four cases: without Options.Cache; without such a chain; if it
+// has no address, because it cannot be judged; and if its ADD ran through unwind, because the
+// journal is responsible for it. (If addPool has added an attachment whose ADD ran through unwind,
+// the journal must have been lost.)
 func (g *gathering) addCached(c *facts.Cached) {
 	if g.inJournal[c.ContainerID] || g.Network != "" && g.Network != c.Network {
 		return

@@ -26,14 +26,14 @@ type Options struct {
 	Attachment *journal.Key // only this attachment; nil for all
 	List       *facts.List  // the runtime's list of attachments; nil if there is none
 	Pools      []Pool       // host-local pools to compare with the journal
-	Networks   []Network    // those whose chains unwind runs, except the verb's own
+	Networks   []Network    // networks whose chains unwind runs, except the verb's own network
 	Cache      bool         // for a command: also undo attachments that are only in libcni's cache
 	Path       string       // CNI_PATH for attachments that are not in the journal
 	DryRun     bool         // decide, but release nothing
 	// GracePeriod, if not 0, replaces each network's grace period for this sweep.
 	GracePeriod time.Duration
-	// Force releases even attachments that the guard keeps (see MassReleaseError). It also releases
-	// attachments that are not in the journal if List is empty or a record is damaged.
+	// Force releases even attachments that the guard keeps (see MassReleaseError). It releases
+	// attachments that are not in the journal even if List is empty or a record is damaged.
 	Force    bool
 	Periodic bool // no runtime or person requested it: respect the pauses of DELs
 	Quick    bool // part of an ADD or a STATUS: don't repeat warnings each time
@@ -90,8 +90,8 @@ func (o Options) chainOf(network string) (chain *netconf.Chain, conf *netconf.Co
 }
 
 // Run sweeps the journal. It returns a finding for every attachment, and an error if the journal
-// cannot be read or the mass-release guard kept attachments. It keeps an attachment whose ADD ran
-// in other namespaces than this process, with the verdict Unknown.
+// cannot be read or the mass-release guard kept attachments. An attachment whose ADD ran in other
+// namespaces than this process is kept. Its verdict is Unknown.
 func (s *Sweep) Run(ctx context.Context) ([]Finding, error) {
 	findings, planErr := s.Plan(ctx)
 	var guarded *MassReleaseError
@@ -168,7 +168,8 @@ func (s *Sweep) noteEnd(ctx context.Context, findings []Finding) {
 	}
 }
 
-// maxFailing limits how many attachments with only failed DELs a periodic sweep tries.
+// maxFailing limits how many attachments a periodic sweep tries to release although all their DELs
+// have failed before.
 const maxFailing = 20
 
 // Apply releases the dead attachments that are ready: first those with a DEL that has not failed
