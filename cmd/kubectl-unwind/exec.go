@@ -37,7 +37,7 @@ type outcome struct {
 
 // exec runs an unwindctl command on the selected nodes, and prints the outputs in the nodes' order.
 // Without --yes, it asks the user for confirmation of a careful command on several nodes. Without
-// --keep-going, it starts a careful command on no further nodes after the command failed on one.
+// --keep-going, once a careful command has failed on one node, exec starts it on no further nodes.
 func (o *options) exec(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
 	nodes, err := o.findNodes(ctx, cmd.ErrOrStderr())

@@ -63,8 +63,8 @@ func live(text string) Judgment { return Judgment{Verdict: Live, Reason: Reason{
 
 func dead(reason Reason) Judgment { return Judgment{Verdict: Dead, Reason: reason} }
 
-// Undecided returns the verdict Unknown with a text as its reason. If doubt is not "", the text
-// ends with doubt as the cause.
+// Undecided returns the verdict Unknown with the given text as its reason. If doubt is not "", it
+// is appended to the text, as the cause.
 func Undecided(text, doubt string) Judgment {
 	if doubt != "" {
 		text += ": " + doubt
@@ -72,8 +72,8 @@ func Undecided(text, doubt string) Judgment {
 	return Judgment{Verdict: Unknown, Reason: Reason{Text: text}}
 }
 
-// Decide returns the verdict on an attachment (see "Who is dead" in README.md). If an ADD without a
-// journal record added the attachment again, it is not dead: the DELs of the recorded ADD would
+// Decide returns the verdict on an attachment (see "Who is dead" in README.md). An attachment is
+// not dead if an ADD without a journal record added it again: the DELs of the recorded ADD would
 // release resources of the later one.
 func Decide(ev Evidence) Judgment {
 	v := decideRecorded(ev)
@@ -151,9 +151,9 @@ func decideUnlisted(ev Evidence) Judgment {
 	return dead(Unlisted)
 }
 
-// Stray contains the evidence on the owner of a host-local reservation or of a file in libcni's
-// cache, if the journal does not contain that owner. An owner is listed if the runtime's
-// list contains its container, with any interface.
+// Stray contains the evidence on an owner that the journal does not contain: the owner of a
+// host-local reservation or of a file in libcni's cache. An owner is listed if the runtime's list
+// contains its container, with any interface.
 type Stray struct {
 	SameNamespaces  Fact // this process runs in the runtime's namespaces
 	Listed          Fact // the runtime's list contains the container; unknown if no list covers it
@@ -222,10 +222,10 @@ type Owner struct {
 func ByAddress(s *journal.Step) bool { return !known.ByType(s.Type).ByContainer }
 
 // Gets reports whether a step's DEL gets a claimed address in its prevResult. The delegate that
-// allocated the address always gets it, and so does a plugin that removes nothing of another
-// container. Any other plugin might remove the rules of the address's next owner (cni#924). So it
-// gets the address only while the address provably belongs to this ADD; its DEL should succeed even
-// without the address.
+// allocated the address always gets it, and so does a plugin that removes only its own container's
+// resources. Any other plugin might remove the rules of the address's next owner (cni#924). So such
+// a plugin gets the address only while the address provably belongs to this ADD; its DEL should
+// succeed even without the address.
 func Gets(s *journal.Step, c journal.Claim, o Owner) bool {
 	switch {
 	case s.Index == c.Step || !ByAddress(s):
@@ -287,7 +287,7 @@ var WithinGrace = Reason{"within-grace",
 // Fact is yes, no or unknown. nil is unknown. Package facts determines a fact when it is first
 // needed, and only once. A Truth is a fact that is already determined.
 type Fact interface {
-	// Ask returns the fact and, if it is unknown, the reason for that in words, or "".
+	// Ask returns the fact. If the fact is unknown, why is the reason in words, or "".
 	Ask() (v Truth, why string)
 }
 

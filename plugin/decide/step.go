@@ -11,8 +11,8 @@ import (
 	"cni-unwind/plugin/known"
 )
 
-// maxPause limits the pause between two tries of a failing DEL. After manyTries, longPause limits
-// it instead.
+// maxPause limits the pause between two attempts at a DEL that fails. After manyTries attempts, the
+// limit is longPause.
 const (
 	maxPause  = 30 * time.Second
 	longPause = 5 * time.Minute
@@ -69,7 +69,7 @@ func Due(s *journal.Step, p Pass) journal.Next {
 func FreesByPod(s journal.Step) bool { return known.IPAMOf(s.Config).FreesByPod }
 
 // Left returns the time until a pause is over. It returns 0 if that time is longer than any pause:
-// the pause was then set in another boot, whose clock means nothing now.
+// such a pause was set in another boot, whose clock means nothing now.
 func Left(n journal.Next, p Pass) time.Duration {
 	left := time.Duration(n.At - p.Now)
 	if left > longPause {
@@ -81,15 +81,15 @@ func Left(n journal.Next, p Pass) time.Duration {
 // Reserved reports whether the address that a delegate allocated must stay reserved, because the
 // pending DEL of a later delegate needs it. index is the allocating delegate's place in the chain.
 //
+// After a reboot, no delegate needs the address. A delegate whose ADD failed does not need it, nor
+// does one whose plugin has left the chain: the runtime gets no error for the DEL of such a plugin,
+// so the container's next ADD may come, and may need the address. For all other delegates:
+//
 //   - A delegate with port mappings needs the address until its DEL succeeds: before that, a pod
 //     that got the address would also get the traffic of the host ports.
 //   - A delegate whose ADD succeeded, and that may remove rules by address alone, needs the address
-//     until its DEL was tried twice, or longer while its binary is missing: once the address is
-//     free, its DEL no longer gets it (see Gets).
-//
-// After a reboot, no delegate needs the address. A delegate whose ADD failed does not need it, nor
-// does one whose plugin has left the chain. The runtime gets no error for the DEL of a plugin that
-// has left, so the container's next ADD may come, and may need the address.
+//     until its DEL has been tried twice, or longer while its binary is missing. Once the address
+//     is free, the delegate's DEL no longer gets it (see Gets).
 func Reserved(index int, p Pass) bool { return len(p.needing(index)) > 0 }
 
 // needing returns the steps whose DELs need an address that the delegate at an index allocated (see
@@ -113,7 +113,7 @@ func mayForward(s *journal.Step) bool {
 	return s.Absent == 0 && s.ADD != journal.AddFailed && HasPorts(s)
 }
 
-// missing is the code of a DEL whose plugin has no binary (types.ErrPluginNotAvailable of CNI).
+// missing is the error code of a DEL whose plugin's binary is missing (ErrPluginNotAvailable).
 const missing = 50
 
 func hasRules(s *journal.Step) bool {
@@ -188,8 +188,8 @@ var waits = map[journal.Why]string{
 		"address",
 }
 
-// Failing reports whether a step's DEL failed at its last try, and now waits for nothing but the
-// end of the pause after that try.
+// Failing reports whether the last attempt at a step's DEL failed, and the DEL now waits for
+// nothing but the end of the pause after that attempt.
 func Failing(s *journal.Step) bool { return s.Last != "" && !s.Next.Why.Blocked() }
 
 // NetNS contains the facts that decide the CNI_NETNS of a DEL.
@@ -254,7 +254,7 @@ func Needless(s *journal.Step, netNSGone bool) bool {
 // tries instead of time, so reboots don't matter.
 const maxFailures = 300
 
-// Outcome is the result of one try of a DEL.
+// Outcome is the result of one attempt at a DEL.
 type Outcome struct {
 	Failed bool
 	Code   uint   // the error code, if the DEL failed
@@ -269,9 +269,9 @@ type Outcome struct {
 	Jitter float64 // from 0 to 1 (see Pause)
 }
 
-// After returns a step's state after a try of its DEL, and whether the step is done. A DEL that
-// exits 0 is believed. The parameter now is CLOCK_BOOTTIME in nanoseconds. For the table of cases,
-// see "What follows a try of a DEL" in README.md.
+// After returns a step's state after an attempt at its DEL, and whether the step is done. A DEL
+// that exits 0 counts as done. The parameter now is CLOCK_BOOTTIME in nanoseconds. For the table of
+// cases, see "What follows a try of a DEL" in README.md.
 func After(s journal.Step, o Outcome, now int64) (after journal.Step, done bool) {
 	s.Tries++
 	s.Last, s.Code, s.Next = "", 0, journal.Next{}

@@ -28,7 +28,7 @@ func TruthIf(comparable, equal bool) Truth {
 	return TruthOf(equal, nil)
 }
 
-// Ask returns the Truth itself, and never a reason. With this method, a Truth is a Fact.
+// Ask returns the Truth itself, and no reason. This method makes Truth a Fact.
 func (a Truth) Ask() (v Truth, why string) { return a, "" }
 
 func (a Truth) String() string { return [...]string{"unknown", "no", "yes"}[a] }

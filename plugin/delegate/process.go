@@ -59,8 +59,8 @@ func newProcess(config []byte) *process {
 
 // start writes the configuration to the pipe, or as much of it as fits, and starts the process. It
 // retries for busyDelay while the binary is being written or the process limit is reached. If
-// RLIMIT_NOFILE does not allow LockFD, the process runs without the lock. If unwind is killed in
-// that case, no later verb waits for the process's children.
+// RLIMIT_NOFILE does not allow LockFD, the process runs without the lock: if unwind is then killed,
+// no later verb waits for the process's children.
 func (p *process) start(ctx context.Context, c *Call, binary string) error {
 	files, err := p.openPipes()
 	defer func() {

@@ -147,10 +147,10 @@ func (c Cached) netNSThere() bool {
 }
 
 // Later reports whether an ADD that is not in the journal added the attachment again, because
-// unwind was off or the journal could not be written. Then unwind leaves both ADDs to the runtime's
-// DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also release
-// the resources of the later ADD. The evidence is an interface (see CachedInterface) in a namespace
-// that belongs to no record and is not the host's.
+// unwind was off or the journal could not be written. If so, unwind leaves both ADDs to the
+// runtime's DEL: plugins find resources by container ID, so the DELs of the recorded ADD would also
+// release the resources of the later ADD. The evidence is an interface (see CachedInterface) in a
+// namespace that belongs to no record and is not the host's.
 func (n *Node) Later(ctx context.Context, e *journal.Record) (bool, error) {
 	seen, err := n.CachedInterface(e.Key)
 	if !seen.There() || n.IsHost(seen.Netns) || n.IsAt(e, seen.Netns) {

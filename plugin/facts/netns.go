@@ -41,8 +41,8 @@ func (p Place) Interface(ifname string) (seen Interface, err error) {
 	return seen, err
 }
 
-// IsAt reports whether the namespace is at a path. No other namespace has its inode, because it is
-// kept open.
+// IsAt reports whether the namespace is at a path. While the place keeps its namespace open, no
+// other namespace can have the same inode.
 func (p Place) IsAt(path string) bool {
 	var its unix.Stat_t
 	return p.There() && unix.Stat(path, &its) == nil &&
@@ -55,8 +55,8 @@ func (p Place) Close() {
 	}
 }
 
-// Open opens the network namespace at a path. Unless ifname is "", it also inspects that interface,
-// which may be missing. After an error, the place contains only the path.
+// Open opens the network namespace at a path. Unless ifname is "", it also inspects the interface
+// with that name, which may be missing. After an error, the place contains only the path.
 func Open(path, ifname string) (none Place, err error) {
 	none.Seen.Netns.Path = path
 	held, err := ns.GetNS(path)

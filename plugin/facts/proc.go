@@ -147,8 +147,8 @@ func addressesIn(link string, paths []string) (all []netip.Addr, err error) {
 	return all, err
 }
 
-// containerRuns reports whether a process runs in a container, by its cgroup. An error means that
-// /proc may not show all processes.
+// containerRuns reports whether a container has a process, according to the processes' cgroups. An
+// error means that /proc may not show all processes.
 func (v *View) containerRuns(id string) (bool, error) {
 	all, err := v.cgroups.get(false, lookAtCgroups)
 	for path := range all {

@@ -58,9 +58,10 @@ func (c *Conf) LoadChain() (chain *Chain, err error) {
 	return chain, err
 }
 
-// ParseChain reads a conflist, or the configuration of a single plugin. If the conflist is the file
-// of the key chainFile, and lacks loadOnlyInlinedPlugins, ParseChain adds the plugins in the
-// neighboring directory NETWORK, as libcni does. defaultVersion is used if cniVersion is absent.
+// ParseChain reads a conflist, or the configuration of a single plugin. If the conflist is in a
+// chainFile, and loadOnlyInlinedPlugins is not true, ParseChain adds the plugins in the directory
+// with the network's name next to that file, as libcni does. defaultVersion is used if cniVersion
+// is absent.
 func (c *Conf) ParseChain(data []byte, defaultVersion string) (*Chain, error) {
 	list, err := parseList(data)
 	if err != nil {

@@ -143,7 +143,7 @@ func DefaultConf() *Conf {
 }
 
 // Observes reports whether the configuration forbids every sweep, as it does after "unwindctl
-// install --observe". An ADD or a DEL then undoes only its own attachment.
+// install --observe". With such a configuration, an ADD or a DEL undoes only its own attachment.
 func (c *Conf) Observes() bool { return c.DisableGC && !c.SweepOnStatus }
 
 func (c *Conf) Warn(format string, args ...any) {
@@ -258,7 +258,7 @@ type Attachment struct {
 }
 
 // NeverAdded reports whether the runtime sent no prevResult with its DEL, and so has no ADD result.
-// It is false before CNI 0.4.0, in which no DEL has a prevResult.
+// It returns false for a version before 0.4.0, because no DEL of such a version has a prevResult.
 func (c *Conf) NeverAdded() bool {
 	gives, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.4.0")
 	return err == nil && gives && c.PrevResult == nil

@@ -213,17 +213,17 @@ func (c *Conf) readRenamed(gone error) (*Chain, error) {
 // Copy returns the path of the copy that unwindctl keeps of the provider's configuration.
 func (c *Conf) Copy() string { return filepath.Join(c.StateDir, "provider-"+c.Name+".conflist") }
 
-// ReadProvider reads a provider's configuration. This file contains unwind if the provider's
-// installer has made it from unwind's file (antrea's install_cni_chaining, cilium's chaining mode).
-// ReadProvider then replaces unwind's entry with the plugins of the chain, and returns the path of
-// the file with these plugins. That is the first suitable one of:
+// ReadProvider reads a provider's configuration. The configuration contains unwind if the
+// provider's installer has made it from unwind's file (antrea's install_cni_chaining, cilium's
+// chaining mode). If it does not contain unwind, or if unwind's entry contains the chain itself,
+// ReadProvider returns it unchanged. Otherwise, ReadProvider replaces unwind's entry with the
+// plugins of another file, and returns that file's path. The other file is the first suitable one
+// of:
 //
 //  1. the entry's chainFile, unless the chainFile contains unwind itself;
 //  2. the first configuration in path's directory that has the same network name and does not
 //     contain unwind: on a node without unwind, the installer would have used this file;
 //  3. the copy that unwindctl keeps of the provider's configuration.
-//
-// If unwind's entry contains the chain itself, ReadProvider returns the configuration unchanged.
 func ReadProvider(path string) (list *Conflist, from string, err error) {
 	list, err = ReadConflist(path)
 	if list == nil || list.Unwind == nil || list.Unwind.ChainFile == "" {
@@ -241,8 +241,9 @@ func ReadProvider(path string) (list *Conflist, from string, err error) {
 		"neither another file of network %q nor %s contains them", list.Name, list.Unwind.Copy())
 }
 
-// ReplaceUnwind returns the plugins of c, with the chain's plugins in place of unwind's entry, and
-// the other keys of the chain. It omits a plugin of c whose type the result already contains.
+// ReplaceUnwind returns a configuration with the plugins of c, but with the chain's plugins in
+// place of unwind's entry. The other keys are the chain's. ReplaceUnwind omits a plugin of c whose
+// type the result already contains.
 func (c *Conflist) ReplaceUnwind(chain *Conflist) *Conflist {
 	var before, after []json.RawMessage
 	place, types := &before, slices.Clone(chain.Types)

@@ -117,10 +117,11 @@ func (u *undoing) locate(ctx context.Context) (where facts.Place, state located)
 }
 
 // provenGone reports whether the namespace, which locate did not find, is gone. It returns false
-// while the host end of the interface exists, because the kernel destroys a namespace only some
-// time after its last user has ended. If the record names no host end, it also returns false after
-// an error of the search (err). If the ADD did not identify the namespace, locate has not searched
-// for it. provenGone then ignores err, but requires that no namespace is at the recorded path.
+// while the host end of the interface exists: the kernel destroys a namespace, and the host end
+// with it, only some time after the namespace's last user has ended. If the record names no host
+// end, provenGone also returns false after an error in the search (err). If the ADD did not
+// identify the namespace, locate has not searched for it. So provenGone ignores err, but requires
+// that no namespace is at the recorded path.
 func (u *undoing) provenGone(err error) bool {
 	if added := u.Record.Added.NetNS; !added.Known() {
 		_, pathErr := facts.InterfaceAt(added.Path, "")

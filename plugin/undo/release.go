@@ -134,7 +134,8 @@ func wordsOf(f *delegate.Failure) string {
 	return netconf.Shorten(strings.ToValidUTF8(f.Said(), "�"), 500)
 }
 
-// Interrupted is for an ADD that may have failed or been interrupted: AddPassed becomes AddUnknown.
+// Interrupted marks the steps of an ADD that may have failed or been interrupted: AddPassed becomes
+// AddUnknown.
 func Interrupted(steps []journal.Step) {
 	for i := range steps {
 		if steps[i].ADD == journal.AddPassed {
@@ -144,8 +145,8 @@ func Interrupted(steps []journal.Step) {
 }
 
 // dropCached removes a record's ADD from libcni's cache. If that fails, unwind deletes the record
-// anyway: in the runtime's late DEL, a delegate still gets only addresses that certainly belong to
-// the attachment (see decide.Gets).
+// anyway: if the runtime sends a DEL later, a delegate still gets only addresses that certainly
+// belong to the attachment (see decide.Gets).
 func (w *Worker) dropCached(e *journal.Record) {
 	c, err := w.Node.CachedOf(e)
 	if c != nil && err == nil {

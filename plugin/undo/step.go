@@ -155,7 +155,8 @@ func (u *undoing) markSlow(ctx context.Context, s *journal.Step) (stop func()) {
 //
 // If the recorded configuration names a server that no longer responds, the DEL hangs. So if the
 // present configuration differs, and there is time for it, the DEL with the recorded one is killed
-// after Budgets.Recorded. At the runtime's DEL, so is that of a plugin that has left the chain.
+// after Budgets.Recorded. During the runtime's DEL, the DEL of a plugin that has left the chain is
+// also killed after that time.
 func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	recorded := u.Record.Added.Args
 	f, cut := u.delRecorded(ctx, s)
@@ -164,7 +165,7 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	}
 	f.Unreported = u.HasLeft(u.Record, s) == decide.True
 	args := recorded
-	if u.Mode == Requested && u.Verb.Args != "" { // a Superseding ADD's may name another pod
+	if u.Mode == Requested && u.Verb.Args != "" { // a Superseding ADD's Args may name another pod
 		args = u.Verb.Args
 	}
 	for _, retry := range decide.Retries(s, f.Code) {
@@ -185,8 +186,9 @@ func (u *undoing) del(ctx context.Context, s *journal.Step) *delegate.Failure {
 	return f
 }
 
-// sent returns the runtime arguments of the runtime's DEL. In all other modes, the verb's arguments
-// are not for this ADD.
+// sent returns the runtime arguments that came with the runtime's DEL, or nil in any other mode.
+// The record contains the arguments of its own ADD, and those of any other verb are not for that
+// ADD.
 func (u *undoing) sent() map[string]json.RawMessage {
 	if u.Mode != Requested {
 		return nil
@@ -203,9 +205,9 @@ func sameArgs(one, other string) bool {
 }
 
 // delRecorded runs a step's DEL with its recorded configuration. It kills the DEL after
-// Budgets.Recorded if the runtime would not run this DEL now. cut reports that it did, and that a
-// DEL with the present configuration may follow. Only a slow DEL reads the chain. If that hangs,
-// for example on a lost mount, it delays nothing.
+// Budgets.Recorded if the runtime would not run this DEL now. cut reports whether it killed the DEL
+// and a DEL with the present configuration may follow. delRecorded reads the chain only during a
+// slow DEL. If the read hangs, for example on a lost mount, it does not delay the DEL.
 func (u *undoing) delRecorded(
 	ctx context.Context, s *journal.Step,
 ) (f *delegate.Failure, cut bool) {
@@ -264,7 +266,8 @@ func (u *undoing) delWith(
 
 // path returns the CNI_PATH of a DEL. If the runtime's plugin directories have changed since the
 // ADD, the DEL gets the old and the new ones. In a verb that names the attachment, the new ones
-// come first, as without unwind. Otherwise, they may be those of another runtime.
+// come first, as without unwind. Otherwise, the old ones come first, because the new ones may be
+// those of another runtime.
 func (u *undoing) path() string {
 	paths := []string{u.Record.Added.Path, u.Verb.Path}
 	if u.Mode.ofVerb() {
@@ -359,9 +362,10 @@ func (u *undoing) withheldFrom(ctx context.Context, s *journal.Step) (addresses 
 
 // ownerOf returns the facts about a claimed address that a plugin may have rules for. host-local's
 // file names the owner only within its own pool. So in a sweep, which no runtime asked for, ownerOf
-// also looks for an owner that has the address from elsewhere: from another pool since the network
-// was renamed or its dataDir changed, or while unwind was off. A sweep reads the journal again, so
-// that of two dead owners, which it undoes in parallel, the later one removes their rule.
+// also looks for an owner that got the address elsewhere: from another pool after the network was
+// renamed or its dataDir changed, or while unwind was off. A sweep may undo two dead owners in
+// parallel. So ownerOf reads the journal again: the later one must see that the other is dead, and
+// remove their rules.
 func (u *undoing) ownerOf(ctx context.Context, c journal.Claim) (o decide.Owner) {
 	sweeping := !u.Mode.ofVerb()
 	if c.Pool != "" {

@@ -41,8 +41,8 @@ const (
 	Reconstructed             // like Sweep, without a journal record; the caller releases addresses
 )
 
-// ofVerb reports whether the runtime's verb names the attachment. The DELs then get the environment
-// and the path that the runtime sent.
+// ofVerb reports whether the runtime's verb names the attachment. If so, the DELs get the
+// environment and the namespace path that the runtime sent.
 func (m Mode) ofVerb() bool { return m == Requested || m == Rollback || m == Superseding }
 
 // Undo undoes one ADD for a reason. It returns the results of Run. The steps:
@@ -98,8 +98,8 @@ func (w *Worker) Undo(
 	return failures, ran, nil
 }
 
-// mark updates a record for the start of a pass over its steps, with the reason. It reports whether
-// the record must be written before the first DEL:
+// mark updates a record at the start of a pass over its steps, and stores the reason. It reports
+// whether the record must be written before the first DEL:
 //
 //   - in a sweep, or before a new ADD, always: the next pass must know that this one has begun;
 //   - if the record has new claims: once a DEL has released an address, only a claim names it;
@@ -136,8 +136,8 @@ func (w *Worker) mark(e *journal.Record, request Request, reason decide.Reason) 
 }
 
 // Finish writes a record after a pass, or deletes it if no DEL is pending. Before it deletes a
-// record in a sweep, it removes the ADD from libcni's cache, as libcni does after a DEL. So the
-// runtime's late DEL has no prevResult, and cannot harm the address's next owner.
+// record in a sweep, it removes the ADD from libcni's cache, as libcni does after a DEL. So if the
+// runtime sends a DEL later, that DEL has no prevResult, and cannot harm the address's next owner.
 func (w *Worker) Finish(ctx context.Context, request Request) error {
 	e := request.Record
 	done := len(e.Steps) == 0
@@ -178,16 +178,16 @@ type undoing struct {
 	*Worker
 	Request
 	Log *slog.Logger // adds the record's attachment to each line
-	// place is the namespace of the ADD. It is empty unless state is there. It stays open until the
+	// place is the namespace of the ADD. It is empty unless state == there. It stays open until the
 	// pass ends, so that its inode cannot be reused during the pass.
 	place facts.Place
 	state located
 	// byAddress contains the indexes of the steps that may remove rules by address alone, including
 	// steps that this pass has completed.
 	byAddress []int
-	// env contains the search paths of the ADD's process. It is nil if the runtime's verb names the
-	// attachment, if the ADD may be from an earlier boot, or if a recorded directory no longer exists.
-	// The DELs then get the search paths of this process.
+	// env contains the search paths of the ADD's process. If it is nil, the DELs get the search paths
+	// of this process. It is nil if the runtime's verb names the attachment, if the ADD may be from an
+	// earlier boot, or if a recorded directory no longer exists.
 	env   map[string]string
 	ran   int      // number of delegates that ran
 	tried []string // types of the steps that the pass has tried
@@ -200,8 +200,9 @@ type undoing struct {
 //  1. Load: the caller has read or created the record.
 //  2. Gather: find the namespace of the ADD, and open it.
 //  3. For each step, fewest tries first: decide whether its DEL is due, and which namespace and
-//     addresses it gets; run it; decide whether the step is done. If it fails in the runtime's DEL,
-//     and its plugin has left the chain, the plugins that may have replaced it become steps.
+//     addresses it gets; run it; decide whether the step is done. If the step's DEL fails during
+//     the runtime's DEL, and its plugin has left the chain, add steps for the plugins that may have
+//     replaced that plugin.
 //  4. Remove the host-local reservations that the DELs left behind.
 //  5. Save: the caller calls Finish.
 //
@@ -265,18 +266,18 @@ func timeFor(left time.Duration, later int, reserve time.Duration) time.Duration
 	return max(left-time.Duration(later)*reserve, reserve)
 }
 
-// releaseHeld releases addresses that host-local still reserves for the attachment. It does so if
-// the step that claimed them is undone, or if the namespace is proven gone. Not every DEL releases
-// its address: host-device does not call its IPAM plugin if the device is gone, and neither does a
-// plugin that fails early. releaseHeld keeps an address that another ADD of the attachment claims,
-// or that a pending DEL needs (see decide.Reserved).
+// releaseHeld releases addresses that host-local still reserves for the attachment. Not every DEL
+// releases its address: host-device does not call its IPAM plugin if the device is gone, and
+// neither does a plugin that fails early. An address is released only if the step that claimed it
+// is undone or the namespace is proven gone, if no other ADD of the attachment claims it, and if no
+// pending DEL needs it (see decide.Reserved).
 func (u *undoing) releaseHeld(ctx context.Context) {
 	p, own := u.pass(ctx, true), ownerOf(u.Record.Key)
 	for _, c := range u.Record.Got.Claims {
 		if c.Pool == "" || !u.Record.Freed(c) && u.state != gone {
 			continue
 		}
-		// left is also true if a power loss cut off the file's text
+		// left is also true if a power loss truncated the file
 		left, err := ipam.HasFileOf(c.Pool, own, c.Address)
 		if err != nil || !left || u.claimedAgain(ctx, c) || decide.Reserved(c.Step, p) {
 			continue
@@ -292,9 +293,9 @@ func (u *undoing) releaseHeld(ctx context.Context) {
 	}
 }
 
-// claimedAgain reports whether another ADD of the attachment got the same address. If that ADD is
-// live or running, it may have the address even if its record lacks it, because an ADD writes a
-// claim only after the delegate has run.
+// claimedAgain reports whether another ADD of the attachment has the same address, or may have it.
+// A running or live ADD may have the address even if its record does not claim it, because an ADD
+// writes a claim only after the delegate has run.
 func (u *undoing) claimedAgain(ctx context.Context, c journal.Claim) bool {
 	others, err := u.Node.Journal.Snapshot(ctx).AddedAgain(u.Record)
 	return err != nil || slices.ContainsFunc(others, func(e *journal.Record) bool {
@@ -348,8 +349,9 @@ func (w *Worker) Due(
 	return next
 }
 
-// FailedTries returns the fewest tries of a record's pending DELs if all of them have failed, and
-// otherwise 0. It ignores a DEL that waits for a later plugin's DEL (see decide.Reserved).
+// FailedTries returns the lowest number of tries among a record's pending DELs if all of them have
+// failed, and otherwise 0. It ignores a DEL that waits for a later plugin's DEL (see
+// decide.Reserved).
 func FailedTries(e *journal.Record) (tries int) {
 	for i := range e.Steps {
 		switch s := &e.Steps[i]; {

@@ -78,7 +78,7 @@ func (w *Worker) Fork() *Worker {
 	return &fork
 }
 
-// Degrade makes the verb continue without writing the journal.
+// Degrade makes the verb continue without writing to the journal.
 func (w *Worker) Degrade(verb string, err error) {
 	w.Node.Journal.Degraded(verb, err)
 	w.Node.Log.Error("continuing without the journal: a crash or a failed DEL can leak addresses",
@@ -202,16 +202,16 @@ func (w *Worker) HasLeft(e *journal.Record, s *journal.Step) decide.Truth {
 
 // addSuccessors adds steps for the delegates of the present chain that the ADD's chain lacked.
 // Without unwind, the runtime's DEL would run them. One of them may have replaced the plugin that
-// has left the chain, and can then release what that plugin's ADD created. While that plugin's DEL
-// fails, each of the runtime's DELs adds them again, as each runs them without unwind.
-// addSuccessors returns the indexes of the new steps in the order of their DELs.
+// has left the chain, and can then release what the old plugin's ADD created. While the old
+// plugin's DEL fails, each DEL from the runtime adds these steps again. addSuccessors returns the
+// indexes of the new steps in the order of their DELs.
 func (u *undoing) addSuccessors(left *journal.Step) (order []int) {
 	chain, of := u.chainOf(u.Record.Network)
 	next := len(u.Record.Added.Plugins)
 	for _, s := range u.Record.Steps {
 		next = max(next, s.Index+1)
 	}
-	for _, c := range u.Record.Got.Claims { // a claim names the step that got it by its index
+	for _, c := range u.Record.Got.Claims { // a claim contains the index of its step
 		next = max(next, c.Step+1)
 	}
 	had := slices.Concat(u.Record.Added.Plugins, u.tried)

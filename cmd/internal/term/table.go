@@ -16,8 +16,8 @@ type Column struct {
 
 // Table is a table of single-line texts. If it is wider than the terminal and the format is not
 // Wide, Print first leaves out columns without a value. Then it narrows columns, always the one
-// that exceeds its Least by most, and marks cut cells with "…". If that is not enough, it leaves
-// out optional columns, last first. A line below the table says that the table is cut.
+// that exceeds its Least by the most, and marks cut cells with "…". If that is not enough, it
+// leaves out optional columns, the last one first. A line below the table says that it is cut.
 type Table struct {
 	columns []Column
 	rows    [][]string
