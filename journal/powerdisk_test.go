@@ -174,7 +174,7 @@ type disk struct {
 	// broken makes reads fail if the file is larger than a page. Files that are opened while it is set
 	// are read from the disk again instead of from the page cache.
 	broken atomic.Bool
-	// failing makes the n-th sync from now fail; 0 makes none fail.
+	// If failing is n, the n-th sync from now fails. If failing is 0, no sync fails.
 	failing atomic.Int64
 }
 
