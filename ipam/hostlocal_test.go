@@ -255,8 +255,8 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// TestMadeAgain: if a reservation was released and allocated again since the scan, its file is a
-// new one, and Apply keeps it.
+// TestMadeAgain: if an address has been released and allocated again since the scan, its
+// reservation's file is a new one, and Apply keeps that file.
 func TestMadeAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})

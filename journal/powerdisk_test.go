@@ -78,7 +78,7 @@ func newImage() *image {
 	return &image{folders: map[int]map[string]int{rootFolder: {}}, files: map[int][]byte{}}
 }
 
-// clone returns a copy. It shares the bytes of files, which apply never changes in place.
+// clone returns a copy. The copy shares the files' bytes, which apply never changes in place.
 func (i *image) clone() *image {
 	c := &image{folders: map[int]map[string]int{}, files: maps.Clone(i.files)}
 	for n, names := range i.folders {

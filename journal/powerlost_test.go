@@ -14,7 +14,7 @@ type lost struct {
 	name    string
 	image   *image
 	at      mark
-	damaged []string // names of the steps that damaged the file
+	damaged []string // names of the steps that damaged the journal file
 }
 
 // disksOf calls yield once for each disk that a power loss may leave, until yield returns false.

@@ -551,8 +551,8 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// after passes a successful DEL to After. It reports whether the step is done, so its DEL is no
-// longer pending.
+// after passes a successful DEL to After. It reports whether the step is done, that is, whether the
+// DEL is no longer pending.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
 	_, done = After(m.journalled(s, p, r, pr.step), Outcome{}, 1)
