@@ -219,8 +219,9 @@ func TestReleaseIsBounded(t *testing.T) {
 	}
 }
 
-// TestReleaseOne: Release of one address removes its file if the file names the attachment, or
-// contains only the beginning of that name or nothing, as after a power loss. Any other file stays.
+// TestReleaseOne: Release of one address removes the address's file if the file names the
+// attachment. It also removes a file that is empty or contains only the beginning of the
+// attachment's name, as after a power loss. Any other file stays.
 func TestReleaseOne(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]bool{"a\r\neth0": true, "a": true, "a\r\neth1": false, "b\r\neth0": false,
@@ -254,8 +255,8 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// TestMadeAgain: if a reservation was released and allocated again since the scan, its file is a
-// new one, and Apply keeps it.
+// TestMadeAgain: if an address has been released and allocated again since the scan, its
+// reservation's file is a new one, and Apply keeps that file.
 func TestMadeAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, files{"10.1.0.2": "a\r\neth0"})

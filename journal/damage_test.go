@@ -351,7 +351,7 @@ func TestDamagedFile(t *testing.T) {
 // TestReportedDamage covers trusting stores, which do not verify a file whose last commit succeeded
 // in this boot. A trusting reader does not hang if damaged pages form a loop. A reader that finds
 // damage reports it in the queue file. The next writer, even a trusting one, then sets the journal
-// file aside. A reader that may not write the queue file changes nothing.
+// file aside. A reader that cannot write to the queue file changes nothing.
 func TestReportedDamage(t *testing.T) {
 	twice := func(f *bboltFile) { native.PutUint64(f.element(f.branch, 1)[8:], f.branchElements[0].child) }
 	keyOfBranch := func(f *bboltFile) { f.branchElements[1].key[8]-- }

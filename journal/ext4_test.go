@@ -29,7 +29,7 @@ type blockDevice struct {
 	mu     sync.Mutex
 	data   []byte
 	log    []request
-	refuse func(block []byte) bool // a write fails if this is true for one of its blocks
+	refuse func(block []byte) bool // a write fails if refuse is true for one of its blocks
 }
 
 // request is a write to a block device, or a flush if data is nil.

@@ -75,10 +75,10 @@ func FuzzDecodeRecord(f *testing.F) {
 	})
 }
 
-// FuzzRecords puts an arbitrary key and value into one of the two buckets. The fuzzed number
-// decides which bucket, and whether the value gets a correct checksum. Then FuzzRecords reads
-// everything, and writes a record of the key's attachment. Nothing may panic, the lookups must find
-// all intact records, and the write must replace a damaged record.
+// FuzzRecords puts an arbitrary key and value into one of the two buckets. The argument bucket
+// selects the bucket, and determines whether the value gets a correct checksum. Then FuzzRecords
+// reads everything, and writes a record of the key's attachment. Nothing may panic, the lookups
+// must find all intact records, and the write must replace a damaged record.
 func FuzzRecords(f *testing.F) {
 	s := newStore(f)
 	beside := adding("beside", "10.0.0.2")

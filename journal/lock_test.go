@@ -304,7 +304,8 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestLockedDoesNotTake: LookAtLock never makes TryAcquire fail in another Store of the process.
+// TestLockedDoesNotTake: LookAtLock never makes TryAcquire fail in another Store of the same
+// process.
 func TestLockedDoesNotTake(t *testing.T) {
 	t.Parallel()
 	s, k := newStore(t), keyOf("a")

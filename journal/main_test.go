@@ -88,8 +88,8 @@ func start(t *testing.T, name, dir string, args ...string) *process {
 	return p
 }
 
-// line returns the next line of a helper. If the helper has ended, line returns how: "" for exit
-// code 0, otherwise the text of the error, such as "signal: killed".
+// line returns the next line of a helper. If the helper has ended, line returns how it ended: ""
+// for exit code 0, otherwise the text of the error, such as "signal: killed".
 func (p *process) line() string {
 	p.t.Helper()
 	select {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mark is the progress of a program: it is running a step, or has finished it.
+// mark is the progress of a program, which is running a step or has finished it.
 type mark struct {
 	step int
 	done bool
@@ -29,8 +29,8 @@ type mark struct {
 type powerStep struct {
 	name string
 	do   func(s *Store) error
-	// damages is set if the step damages the file and syncs it. The earlier records are then lost, but
-	// the damaged file must be kept.
+	// damages is set if the step damages the journal file and syncs it. The earlier records are then
+	// lost, but the damaged file must be kept.
 	damages bool
 }
 

@@ -78,7 +78,7 @@ func newImage() *image {
 	return &image{folders: map[int]map[string]int{rootFolder: {}}, files: map[int][]byte{}}
 }
 
-// clone returns a copy. It shares the bytes of files, which apply never changes in place.
+// clone returns a copy. The copy shares the files' bytes, which apply never changes in place.
 func (i *image) clone() *image {
 	c := &image{folders: map[int]map[string]int{}, files: maps.Clone(i.files)}
 	for n, names := range i.folders {
@@ -174,7 +174,7 @@ type disk struct {
 	// broken makes reads fail if the file is larger than a page. Files that are opened while it is set
 	// are read from the disk again instead of from the page cache.
 	broken atomic.Bool
-	// failing makes the n-th sync from now fail; 0 makes none fail.
+	// If failing is n, the n-th sync from now fails. If failing is 0, no sync fails.
 	failing atomic.Int64
 }
 

@@ -14,7 +14,7 @@ type lost struct {
 	name    string
 	image   *image
 	at      mark
-	damaged []string // names of the steps that damaged the file
+	damaged []string // names of the steps that damaged the journal file
 }
 
 // disksOf calls yield once for each disk that a power loss may leave, until yield returns false.
@@ -100,7 +100,8 @@ func ours(c change, db map[int]bool) bool {
 	return db[c.file] && (c.kind != renamed || c.folder || strings.HasPrefix(c.name+c.old, fileName))
 }
 
-// way has a byte for each pending change (see ours), with a bit for each sector that isn't lost.
+// way has a byte for each pending change that can affect a journal (see ours). In the byte, a bit
+// is set for each sector that isn't lost.
 type way []uint8
 
 const whole = 0xff

@@ -104,8 +104,8 @@ func TestQueue(t *testing.T) {
 
 // TestStillQueue: the queue moves when a process writes to the queue file. If the queue does not
 // move for maxWait, a transaction stops waiting. While it moves, readers and writers wait longer.
-// The test's own process does not wait in the moving queue. It gets SIGCHLD from its children, and
-// a thread that gets a signal may lose its place in the queue.
+// The test's own process does not wait in the moving queue, because it gets SIGCHLD from its
+// children, and a thread that gets a signal may lose its place in the queue.
 func TestStillQueue(t *testing.T) {
 	sandbox.Concurrent(t)
 	t.Parallel()

@@ -158,9 +158,10 @@ func TestSince(t *testing.T) {
 var states = []State{Gone, Adding, Live, RollingBack, Deleting, Abandoned}
 
 // legal lists the allowed changes of state. Usually, a record goes adding → live → deleting → gone.
-// If the ADD fails, it goes from adding or live to rolling-back, and then to gone. It may also be
-// written without a change of state. A DEL may create the record of an unknown attachment, and an
-// ADD may write its record again after the journal has lost it. Any state may become abandoned.
+// If the ADD fails, its record goes from adding or live to rolling-back, and then to gone. A record
+// may also be written without a change of state. A DEL may create the record of an unknown
+// attachment, and an ADD may write its record again after the journal has lost it. Any state may
+// become abandoned.
 var legal = [][2]State{
 	{Gone, Adding}, {Gone, Live}, {Gone, RollingBack}, {Gone, Deleting}, {Gone, Abandoned},
 	{Adding, Adding}, {Adding, Live}, {Adding, RollingBack}, {Adding, Deleting}, {Adding, Abandoned}, {Adding, Gone},

@@ -156,7 +156,8 @@ func (a answer) text() string {
 	return "spawned"
 }
 
-// eitherIs checks the answer of the actor that answers first, and returns the two in that order.
+// eitherIs checks the answer of the actor that answers first. It returns that actor, and then the
+// other actor.
 func eitherIs(want string, one, other *process) (first, second *process) {
 	one.t.Helper()
 	var got string
@@ -394,7 +395,8 @@ func (a *actor) list(ctx context.Context) (said string, err error) {
 }
 
 // hold runs a transaction that waits for a line from the test, and then puts a record. If wreck is
-// set, the first run damages the file instead, and Update runs the transaction again in a new file.
+// set, the first run damages the journal file instead, and Update runs the transaction again in a
+// new file.
 func (a *actor) hold(wreck bool, id string) error {
 	return a.Update(context.Background(), func(tx *Tx) error {
 		a.tell("in")

@@ -47,7 +47,7 @@ func (d *disk) inode(name string) int {
 }
 
 // TestLastCommit: the queue file records whether the last commit of this boot succeeded. A View,
-// and an Update that writes nothing, do not change that.
+// and an Update that writes nothing, do not change what the queue file records.
 func TestLastCommit(t *testing.T) {
 	writes := func(s *Store) error { return s.Update(t.Context(), func(tx *Tx) error { return tx.Put(adding("b")) }) }
 	for _, tt := range []struct {

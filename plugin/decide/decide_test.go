@@ -132,7 +132,7 @@ func TestDecide(t *testing.T) {
 
 // TestDecideAll covers every combination of evidence. Decide allows the release of an attachment
 // exactly when the table "Who is dead" in README.md does. If one piece of evidence becomes unknown,
-// Decide still keeps each attachment that it kept before. The only exception is keptByMore.
+// Decide still keeps each attachment that it kept before. For the only exception, see keptByMore.
 func TestDecideAll(t *testing.T) {
 	t.Parallel()
 	answers := []Truth{Unclear, False, True}

@@ -88,13 +88,13 @@ func (m *protocol) stuck(s state) int {
 	return waits
 }
 
-// converges runs sweeps after all sandboxes have ended, while all DELs succeed. It returns a
-// description of something that the sweeps left behind, or "".
+// converges ends all sandboxes, and runs sweeps in which all DELs succeed. It returns a description
+// of something that the sweeps left behind, or "".
 func (m *protocol) converges(s state) string {
 	s.left = budgets{}
 	for i := range m.containers() {
 		c := &s.c[i]
-		// The journal lacks this ADD, and no sweep can reconstruct its record. So the model itself
+		// The journal lacks the newest ADD, and no sweep can reconstruct its record. So the model itself
 		// removes everything that the ADD created.
 		if c.unknown() && (!m.lists || m.unnamed || s.has(i) == none) {
 			c.given = max(c.cached, s.has(i))

@@ -148,7 +148,7 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 				c.adds++
 				n.p[i] = process{pc: pLock, add: true, on: i, back: none, claim: none}
 			})
-		case a != none && !s.atWork(): // without unwind, an ADD waits for no DEL (cmd/unwind/LIMITS.md)
+		case a != none && !s.atWork(): // in reality, such an ADD waits for no DEL (cmd/unwind/LIMITS.md)
 			do("ADD of the plain chain", func(n *state, c *sandboxed) { m.plainADD(n, i, a) })
 		}
 	}
@@ -174,7 +174,8 @@ func (m *protocol) runtime(s state, i int8, to func(string, state)) {
 			}
 		})
 	}
-	// This DEL runs only while the namespace exists: later, the address may be another container's.
+	// The plain chain's DEL runs only while the namespace exists: later, the address may be another
+	// container's.
 	if m.plainDEL && c.phase == up && c.netns {
 		do("DEL of the plain chain", func(n *state, c *sandboxed) { m.plainDELs(n, i) })
 	}

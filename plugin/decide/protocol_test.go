@@ -156,7 +156,7 @@ type sandboxed struct {
 	netns, inside bool // the path of the newest ADD's namespace exists; a process is in the namespace
 	device        bool // the interface of the newest ADD exists
 	took          bool // its namespace is at the path where A's namespace was
-	twice         bool // the runtime has sent the second DEL
+	twice         bool // the runtime has sent a second DEL
 	plain         bool // the newest ADD ran without unwind
 	bare          bool // an ADD without a record has ended, and no DEL has succeeded since
 	r             [2]record
@@ -330,7 +330,7 @@ func (s *state) atWork() bool {
 		slices.ContainsFunc(s.orphan[:], func(o lostDelegate) bool { return o.there })
 }
 
-// effect applies the effect of a delegate's call.
+// effect changes the state in the way that a delegate's call changes the node.
 func (m *protocol) effect(s *state, d lostDelegate) {
 	c := &s.c[d.on]
 	switch {
@@ -416,8 +416,8 @@ func (c *sandboxed) knows(n int8) bool {
 	return slices.ContainsFunc(c.r[:], func(r record) bool { return n == r.n })
 }
 
-// unlisted reports whether the runtime's list shows that a container is dead. The list names
-// containers, so it never shows that only one of a container's ADDs is dead.
+// unlisted reports whether the runtime's list shows that a container is dead. The list contains
+// only container IDs, so it lists all ADDs of a container or none of them.
 func (c *sandboxed) unlisted() bool {
 	return !c.netns && !c.inside && c.phase != adds && c.phase != dels
 }
@@ -551,8 +551,8 @@ func (m *protocol) show(s *state, p int, r *record) int8 {
 	return nowhere
 }
 
-// after passes a successful DEL to After. It reports whether the step is done, so its DEL is no
-// longer pending.
+// after passes a successful DEL to After. It reports whether the step is done, that is, whether the
+// DEL is no longer pending.
 func (m *protocol) after(s *state, p int, r *record) (done bool) {
 	pr := &s.p[p]
 	_, done = After(m.journalled(s, p, r, pr.step), Outcome{}, 1)

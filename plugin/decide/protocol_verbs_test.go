@@ -408,7 +408,7 @@ func (m *protocol) start(s state, p int, step int8, to func(string, state)) {
 	if step == 0 {
 		pr.freed = true
 	}
-	if step == 0 && m.unnamed && m.without != noted { // the same commit writes the DELs done so far
+	if step == 0 && m.unnamed && m.without != noted { // this commit also writes the DELs done so far
 		r.freed, r.steps, r.tries = true, r.steps&^pr.done, min(2, r.tries+pr.tries)
 		pr.tries = 0
 	}

@@ -8,8 +8,8 @@ import (
 // recordable lists the reasons that a record of the journal may contain.
 var recordable = []Reason{Requested, Superseded, FailedADD, EarlierBoot, Interrupted, NetNSGone, Unlisted, OtherMachine}
 
-// TestReasonsHaveLabels: each recordable reason has a unique code, which is also its label.
-// Superseded is the exception: its label is "requested".
+// TestReasonsHaveLabels: each recordable reason has a unique code. The label of Superseded is
+// "requested"; the label of any other reason is its code.
 func TestReasonsHaveLabels(t *testing.T) {
 	t.Parallel()
 	var codes []string

@@ -81,8 +81,9 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterBesideRecords: a cache entry does not prove an ADD outside the journal if its namespace
-// belongs to another record of the attachment, to another attachment, or to the runtime itself.
+// TestLaterBesideRecords: a cache entry does not prove that the journal lacks an ADD if the entry's
+// namespace belongs to the runtime itself, to a record of the attachment, or to another attachment
+// with the same interface name. An attachment that is being undone does not count.
 func TestLaterBesideRecords(t *testing.T) {
 	t.Parallel()
 	seen, err := InterfaceAt("/proc/self/ns/net", "lo")

@@ -35,7 +35,7 @@ func netnsAt(t *testing.T, path, ifname string) {
 	}
 }
 
-// TestOpenPins: Open keeps a namespace open. Its pinned path still leads to that namespace after
+// TestOpenPins: Open keeps a namespace open. The pinned path still leads to that namespace after
 // another namespace is mounted at the original path.
 func TestOpenPins(t *testing.T) {
 	t.Parallel()

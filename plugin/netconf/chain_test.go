@@ -285,9 +285,9 @@ func value(t testing.TB, data json.RawMessage) (v any) {
 	return v
 }
 
-// TestStepsMayAllocate: a step's MayAllocate is true in two cases. Either the delegate has an IPAM
-// plugin other than host-local, or package known has no row for the delegate, and no earlier
-// delegate names an IPAM plugin.
+// TestStepsMayAllocate: a step's MayAllocate is true if the delegate has an IPAM plugin other than
+// host-local. It is also true if package known has no row for the delegate, and no earlier delegate
+// names an IPAM plugin.
 func TestStepsMayAllocate(t *testing.T) {
 	for _, tt := range []struct {
 		plugins string

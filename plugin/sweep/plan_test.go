@@ -70,8 +70,8 @@ func TestChainOf(t *testing.T) {
 	}
 }
 
-// TestMassReleaseGuard: the mass-release guard keeps the attachments that seem dead if they are
-// more than 10, and also more than 30 % of this boot's attachments in state live.
+// TestMassReleaseGuard: if more than 10 attachments seem dead, and they are also more than 30 % of
+// this boot's attachments in state live, the mass-release guard keeps them.
 func TestMassReleaseGuard(t *testing.T) {
 	t.Parallel()
 	// The guard counts dead, live and unknown attachments. It does not count attachments that are

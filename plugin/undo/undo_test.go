@@ -14,7 +14,7 @@ import (
 
 // TestHeld: held omits a claim only if the attachment certainly no longer has the claim's address.
 // A file of host-local that cannot be read, or that a power loss cut off, may be the attachment's.
-// unwind drops a DEL that would free a held address only if the DEL's plugin has left the chain.
+// A DEL that would free a held address is dropped only if the DEL's plugin has left the chain.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	pool := t.TempDir()

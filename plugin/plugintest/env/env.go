@@ -22,7 +22,7 @@ const (
 	Budgets = "UNWIND_TEST_BUDGETS"
 	// Hangs is a directory. A delegate that hangs creates the file COMMAND.CONTAINER.IFNAME.PLUGIN
 	// there. If the delegate has a deadline, unwind then behaves as if the deadline had passed. PLUGIN
-	// is the instance of a faulty plugin, or the type of any other plugin.
+	// is the configured "instance" of testdata/faulty, or the type of any other plugin.
 	Hangs = "UNWIND_TEST_HANGS"
 	// Killed is the path of a file that the plugin creates before it kills itself.
 	Killed = "UNWIND_TEST_KILLED"
@@ -37,7 +37,8 @@ const (
 // Long contains the time budgets in tests. Most are so long that no working delegate is killed,
 // even on a slow machine. A test shortens the budgets that it is about. Step, which is a minimum,
 // keeps its default. So do Children and Exchange, because many tests wait until one of them is
-// over: Children if a delegate's child hangs after unwind was killed, Exchange if a file is gone.
+// over. They wait for Children if a delegate's child hangs after unwind was killed, and for
+// Exchange if a file or a plugin is missing.
 var Long = undo.Budgets{
 	Undo: long, GC: long, Status: long, Behind: long, Release: long, HostLink: long, Stop: long, Unread: long, Recorded: long,
 	Step: undo.DefaultBudgets.Step, Children: undo.DefaultBudgets.Children,

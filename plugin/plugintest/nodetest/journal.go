@@ -78,9 +78,9 @@ func putRecord(s *journal.Store, e *journal.Record) error {
 
 // attachment puts a record. Its arguments are KEY STATE [NAME=VALUE…] PLUGIN [STEP]…. The value of
 // netns is a path, or "gone" for a namespace that no longer exists. The value of copies is the
-// number of records to put, with container IDs ID-1, ID-2, …. A NAME without a case below is a key
-// of the next plugin's configuration. STEP is a JSON object with fields of the preceding plugin's
-// step.
+// number of records to put, with container IDs ID-1, ID-2, …. Any NAME that the switch below does
+// not handle is a key of the next plugin's configuration. STEP is a JSON object with fields of the
+// preceding plugin's step.
 func (w writer) attachment(args []string) error {
 	e := &journal.Record{Key: journaltest.KeyOf(args[0]), State: journal.State(args[1]), Added: journal.Added{CNIVersion: "1.0.0"}}
 	g, config, copies := e, map[string]string{"name": e.Network}, 0
@@ -216,8 +216,8 @@ func (w writer) count(args []string) error {
 	return w.Record(slices.Repeat([]journal.Event{{Count: args[1:]}}, n)...)
 }
 
-// Here fills the empty fields of a record as if its ADD had run on this host, and its network
-// namespace were the one at its path.
+// Here fills the empty fields of a record as if the record's ADD had run on this host, in the
+// network namespace that is now at the recorded path.
 func Here(e *journal.Record) *journal.Record {
 	g, host := e, facts.This()
 	given := g.Added.Host

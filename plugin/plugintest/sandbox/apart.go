@@ -46,8 +46,8 @@ func Apart(t *testing.T) bool {
 }
 
 // inspectAgain accesses the environment variables and the files that another process of this
-// program used, according to its test log. So go test knows that the result depends on them, and
-// does not reuse it after one of them has changed.
+// program used, according to that process's test log. So go test knows that the test's result
+// depends on them, and does not reuse the result after one of them has changed.
 func inspectAgain(log string) {
 	data, _ := os.ReadFile(log) // if the log is missing, the process has failed anyway
 	for line := range strings.Lines(string(data)) {

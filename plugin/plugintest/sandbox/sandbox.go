@@ -37,9 +37,9 @@ func Need(t testing.TB) {
 	}
 }
 
-// Concurrent is like Need, for a test in which several goroutines of one process work in parallel,
-// be it this process or the plugin under test. With the race detector, such a test also runs with
-// -short. In the other tests that need a sandbox, the race detector can find nothing.
+// Concurrent is like Need, for a test in which several goroutines of one process work in parallel.
+// The process may be this one or the plugin under test. With the race detector, such a test also
+// runs with -short. In the other tests that need a sandbox, the race detector can find nothing.
 func Concurrent(t *testing.T) {
 	t.Helper()
 	if Raced {
@@ -48,8 +48,9 @@ func Concurrent(t *testing.T) {
 	Need(t)
 }
 
-// SkipRaced skips a long computation in one goroutine if the race detector is on. The computation
-// would take ten times as long, and cannot have a race.
+// SkipRaced skips the test if the race detector is on. It is for a test that is a long computation
+// in one goroutine. With the race detector, the computation would take ten times as long, and it
+// cannot have a race.
 func SkipRaced(t *testing.T) {
 	t.Helper()
 	if Raced {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AwaitWaiters counts a process's threads that wait for an flock on a file, again and again until
-// the count is from least to most. If pid is 0, AwaitWaiters counts the threads of all processes.
+// AwaitWaiters counts the threads of a process that wait for an flock on a file. It repeats this
+// until the count is between least and most. If pid is 0, it counts the threads of all processes.
 func AwaitWaiters(t testing.TB, pid int, path string, least, most int) {
 	t.Helper()
 	n := -1
