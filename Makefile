@@ -37,8 +37,8 @@ VERSION   = $(shell scripts/release/version.sh)
 TOOLS    := $(CURDIR)/.tools
 GO_FILES := find . -name '.?*' -prune -o -name '*.go' -print
 
-# The commands that the tests and the demo run, as command:package. Downloading modules needs
-# certificates, and -race needs a C compiler.
+# The commands that the tests and the demo run, as command:package. ca-certificates is there for
+# downloading modules, and gcc for -race.
 DEPS := iptables:iptables nft:nftables ip:iproute2 ping:iputils-ping update-ca-certificates:ca-certificates gcc:gcc strace:strace pkill:procps
 
 # Builds the binaries for bin/ and for the agent's image. .goreleaser.yaml has the same flags.
@@ -170,7 +170,7 @@ vulnerabilities: go
 workflows: go
 	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck= -pyflakes=
 
-# The tests are a separate module, because unwind itself doesn't need Prometheus, Helm and the
+# The tests are a separate module, because unwind itself doesn't need Prometheus, Helm or the
 # Kubernetes API types. They read files outside their module. "go test" doesn't notice changes to
 # these files, so -count=1 disables its cache.
 chart: go workflows ## test the alerts, the dashboard and the Helm chart

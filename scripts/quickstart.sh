@@ -10,8 +10,8 @@
 #   ON_NODE   if the node is a container, the command that runs commands in it: "docker exec -i kind-control-plane"
 #   ARCHIVE   the image of a release, unwind-VERSION-image.tar; without ARCHIVE, "make image" builds an image
 #
-# Use an idle node: pods that start on it meanwhile get this script's network. When the script ends, even by an error or
-# Ctrl-C, it restores the node's own network, and removes what it installed, except the image and a non-empty journal.
+# Use an idle node: pods that start on it meanwhile get this script's network. When the script ends, even after an error
+# or Ctrl-C, it restores the node's own network, and removes what it installed, except the image and a non-empty journal.
 set -euo pipefail
 export LC_ALL=C
 
@@ -189,7 +189,8 @@ clean_up() {
 	trap - EXIT
 	title "restoring the node's own network"
 	kubectl delete namespace "$name" --ignore-not-found --timeout=120s || true
-	if [[ $installing && -z $keep ]]; then # first: without the script's conflist, a running agent would switch to the next one
+	if [[ $installing && -z $keep ]]; then
+		# Uninstall first: without the script's conflist, a running agent would switch to the next one.
 		unwindctl uninstall --install-dir= || true # agents don't reinstall unwind after this; unwindctl itself stays
 		helm uninstall unwind -n kube-system 2>/dev/null || daemonset | kubectl delete --ignore-not-found -f - || true
 		kubectl -n kube-system wait --for=delete pod -l app.kubernetes.io/name=unwind --timeout=90s || true

@@ -226,7 +226,7 @@ func TestCost(t *testing.T) {
 }
 
 // TestSharedAddress: pods on isolated networks may share one static address. Even if many such pods
-// exist, an ADD does not open the journal more often.
+// exist, an ADD opens the journal at most once more than without them.
 func TestSharedAddress(t *testing.T) {
 	sandbox.Need(t)
 	binary, dir := build(t), t.TempDir()

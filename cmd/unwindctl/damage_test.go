@@ -30,9 +30,10 @@ var reads = [][]string{
 // most is the maximum memory of a command that reads the journal, in bytes.
 const most = 200 << 20
 
-// putThree makes three writes to a journal, as verbs do. It adds a record whose key sorts just
-// after the given container's, and twice writes a record whose key sorts just before it. A separate
-// process runs putThree, because bbolt may overflow the stack when it reads a damaged file.
+// putThree makes three writes to a journal, as verbs do. The first adds a record that sorts just
+// after the record of the container near. The others write the record that sorts just before that
+// container's. A separate process runs putThree, because bbolt may overflow the stack when it reads
+// a damaged file.
 func putThree(dir, near string) {
 	s := &journal.Store{Dir: dir, Trusting: true}
 	put := func(id string, state journal.State) {

@@ -274,7 +274,7 @@ func TestInstallKilled(t *testing.T) {
 	}
 }
 
-// unitFiles returns the texts of the systemd units, by file name.
+// unitFiles returns the contents of the systemd unit files, by name.
 func unitFiles(t *testing.T) map[string]string {
 	t.Helper()
 	paths, err := filepath.Glob("internal/install/systemd/unwind-*")

@@ -33,9 +33,9 @@ var looks = [][]string{
 	{"forget", "stuck"}, {"forget", "live"},
 }
 
-// crowd fills a node with data: a live attachment, the given number of copies of its record for the
-// pod "many", an attachment whose DEL fails, a pool with a reservation of an unknown owner, and a
-// history. It returns the directory of conflists.
+// crowd fills a node with data: a live attachment, an attachment whose DEL fails, a pool with a
+// reservation of an unknown owner, and a history. It also adds the given number of copies of the
+// live attachment's record, for a pod called "many". It returns the directory of conflists.
 func (n *machine) crowd(many int) (confDir string) {
 	n.Helper()
 	n.chain = fmt.Sprintf(`{"type": "faulty", "dir": %q, "instance": "p", "password": %q, "ipam": {"type": "host-local",

@@ -184,7 +184,7 @@ func (n *machine) sweep(where place, args ...string) outcome {
 }
 
 // verb runs a CNI verb of unwind, as a runtime does for a pod. If the ID is "nerdctl" or "podman",
-// CNI_ARGS is as that program sets it for a container.
+// CNI_ARGS is what that program sets for a container.
 func (n *machine) verb(where place, command, id, netns string) outcome {
 	n.Helper()
 	cmd := where.command(n, filepath.Join(n.bin, "unwind"))

@@ -143,8 +143,8 @@ func anchors(text string) (all []string) {
 	return all
 }
 
-// badTests returns the tests in a text that do not exist, and the parts of -run patterns that match
-// no test of the package.
+// badTests returns the tests that a text names, but that do not exist. It also returns the parts of
+// -run patterns that match no test of the command's package.
 func (r *repository) badTests(text string) (bad []string) {
 	for _, m := range runs.FindAllStringSubmatch(text, -1) {
 		for pattern := range strings.SplitSeq(m[2], "|") {
@@ -161,8 +161,8 @@ func (r *repository) badTests(text string) (bad []string) {
 	return bad
 }
 
-// badCode returns the Go files, paths and package members in a document that do not exist. In a
-// README.md, it also returns names in camel case that do not occur in the code.
+// badCode returns the Go files, paths and package members that a document names, but that do not
+// exist. For a README.md, it also returns names in camel case that do not occur in the code.
 func (r *repository) badCode(document, text string) (bad []string) {
 	for _, name := range goFile.FindAllString(text, -1) {
 		end := "/" + strings.TrimLeft(name, "./")

@@ -194,8 +194,8 @@ var plainVerbs = map[string]func(n *plainNode, ts *testscript.TestScript, neg bo
 	},
 	// list [ID…]: sets the pods that the runtime lists. With "error", listing pods fails.
 	"list": func(n *plainNode, _ *testscript.TestScript, _ bool, ids []string) { n.listed = ids },
-	// clock kept: gives /dev/null the time of the boot, when the kernel creates it.
-	// clock set: gives it an earlier time, as if somebody had changed the wall clock since the boot.
+	// clock kept: gives /dev/null the time of the boot, because the kernel creates it at that time.
+	// clock set: gives /dev/null an earlier time, as if the wall clock had changed since the boot.
 	"clock": func(n *plainNode, ts *testscript.TestScript, _ bool, args []string) {
 		boot := time.Now().Add(-time.Duration(journal.BootNanos()))
 		if args[0] == "set" {
@@ -309,7 +309,7 @@ func (n *plainNode) links(kind string) (names []string) {
 }
 
 // runtimeConf returns the configuration that a runtime passes for a pod with a host port. If the ID
-// is "nerdctl" or "podman", Args are those that this program passes for a container.
+// is "nerdctl" or "podman", Args are what that program passes for a container.
 func (n *plainNode) runtimeConf(id string) *libcni.RuntimeConf {
 	n.ports++
 	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "default"}}

@@ -179,8 +179,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// reported returns the texts of a report's files by name, and the names in the report's order. The
-// names lack the top directory.
+// reported returns the contents of a report's files, by name, and the names in the report's order.
+// The names lack the top directory.
 func reported(t *testing.T, archive []byte) (files map[string]string, names []string) {
 	t.Helper()
 	files = map[string]string{}

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// comparison runs the pods of one chain, alternating between the kinds of networks.
+// comparison times ADDs and DELs on networks of several kinds that run the same chain. On the
+// networks in good, ADDs succeed. On the networks in failing, one more plugin fails each ADD.
 type comparison struct {
 	options
 	chain   string
@@ -54,8 +55,8 @@ func newComparison(ctx context.Context, work, chain string, o options) (*compari
 	return c, nil
 }
 
-// run adds and deletes pods in rounds. In a round, the kinds of networks take turns, and each gets
-// as many simultaneous pods as parallel says. The first kind changes with each round.
+// run adds and deletes pods in rounds. In each round, the kinds of networks take turns, and each
+// gets as many simultaneous pods as parallel says. Each round begins with the next kind.
 func (c *comparison) run(ctx context.Context, r *results, parallel int) error {
 	rounds := max(1, c.pods/parallel)
 	warmUp := (c.warmUp + parallel - 1) / parallel

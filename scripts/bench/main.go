@@ -1,4 +1,4 @@
-// Bench times ADD, DEL and a failing ADD of chains of real plugins: without unwind, with unwind,
+// Bench times ADDs, DELs and failing ADDs on chains of real plugins: without unwind, with unwind,
 // and, if MULTUS names a multus binary, as delegates of multus (see comparison). It also times the
 // release of dead pods (see benchSweep), and STATUS and GC (see benchStatus).
 //
@@ -50,7 +50,7 @@ type options struct {
 	rounds   int   // rounds of benchDrain for each kind
 }
 
-// listOf returns the parser of a flag whose value is a list, separated by commas.
+// listOf returns the parser of a flag whose value is a comma-separated list.
 func listOf[T any](list *[]T, parse func(string) (T, error)) func(string) error {
 	return func(text string) error {
 		*list = nil
@@ -193,7 +193,7 @@ func prepare() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// netns creates a network namespace, and keeps it by a mount at path.
+// netns creates a network namespace, and keeps it alive with a mount at path.
 func netns(path string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err

@@ -153,8 +153,8 @@ func (p *pod) secondDel(ctx context.Context) error {
 	return p.cni.DelNetworkList(ctx, p.list, &rt)
 }
 
-// failedAdd runs an ADD that fails, and cleans up after it with a DEL. With unwind, it sends no
-// DEL, because unwind rolls the ADD back by itself.
+// failedAdd runs an ADD that fails. Without unwind, it then cleans up with a DEL. With unwind, this
+// is not necessary, because unwind rolls the ADD back by itself.
 func (p *pod) failedAdd(ctx context.Context) error {
 	if err := p.add(ctx); err == nil {
 		return errors.New("the ADD succeeded")
@@ -170,8 +170,8 @@ func (p *pod) gone() error {
 	return errors.Join(unix.Unmount(p.netns, unix.MNT_DETACH), os.Remove(p.netns))
 }
 
-// fill adds a pod, and copies its journal record until the journal has many records. The copies
-// name the same namespace as the pod, so all of them are live.
+// fill adds a pod, and copies its journal record until the journal has the given number of records.
+// The copies name the pod's network namespace, so all of them are live.
 func (n *network) fill(ctx context.Context, many int) error {
 	p, err := n.newPod(3999)
 	if err != nil {
@@ -204,7 +204,8 @@ func (n *network) fill(ctx context.Context, many int) error {
 	})
 }
 
-// leaves checks that the timed operations worked: the given number of addresses is still assigned.
+// leaves checks that exactly the given number of addresses is still assigned. If not, the timed
+// operations did not work.
 func (n *network) leaves(nothing int) error {
 	files, err := os.ReadDir(filepath.Join(n.work, "ipam", n.list.Name))
 	held := 0

@@ -13,8 +13,9 @@ import (
 // without unwind, then a sweep.
 const sweepRounds = 5
 
-// benchSweep times the release of pods of bridge + tuning + portmap whose namespaces no longer
-// exist. Without unwind, each pod gets a DEL. With unwind, `unwindctl sweep` releases all pods.
+// benchSweep times the release of dead pods, whose network namespaces are gone. The pods' networks
+// use bridge, tuning and portmap. Without unwind, each pod gets a DEL. With unwind, one
+// `unwindctl sweep` releases all pods of a round.
 func benchSweep(ctx context.Context, work string, pods int) error {
 	work = filepath.Join(work, "sweep")
 	deleted, err := newNetwork(work, plain, 10, "3", false)

@@ -14,9 +14,9 @@ import (
 	"cni-unwind/plugin/plugintest/nodetest"
 )
 
-// TestNotes: the notes of a version are the lines under it in CHANGELOG.md, each item on one line.
-// For a release, missing lines are an error. A pre-release or an untagged build gets the lines
-// under "Unreleased" instead.
+// TestNotes: the notes of a version are the lines under its heading in CHANGELOG.md, each item on
+// one line. If there are none, a pre-release or an untagged build gets the lines under
+// "Unreleased", and notes.sh fails for a release.
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -47,10 +47,10 @@ func TestNotes(t *testing.T) {
 
 // TestWorkflows checks the security of the workflows:
 //
-//   - They name each action by a commit, because a tag may be moved.
-//   - By default, a job may only read. A job with other permissions doesn't run make.
-//   - The action checkout leaves no token in .git.
-//   - They name no container registry. The repository's variable REGISTRY names it.
+//   - Each action of another repository is pinned to a commit, because a tag may be moved.
+//   - By default, jobs may only read the repository. A job with other permissions doesn't run make.
+//   - actions/checkout leaves no token in .git.
+//   - No workflow names a container registry. GitHub's repository variable REGISTRY does.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	files, _ := filepath.Glob("../../.github/workflows/*.yml")

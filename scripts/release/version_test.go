@@ -43,7 +43,7 @@ func (p project) write(name, text string) {
 	nodetest.Check(p, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
 }
 
-// run returns a command's output to stdout and stderr.
+// run runs a command that must succeed, and returns what it prints to stdout and stderr.
 func (p project) run(name string, args ...string) string {
 	p.Helper()
 	cmd := exec.Command(name, args...)
@@ -78,7 +78,7 @@ func (p project) commit(n int, tags ...string) {
 }
 
 // TestVersion: version.sh prints the version that go build stamps into a binary of the same commit.
-// Each version, also one with uncommitted changes, sorts after the previous version.
+// Each version, including those with uncommitted changes, sorts after the previous version.
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

@@ -99,7 +99,8 @@ func parse(path string) ([]text, error) {
 var severalWords = regexp.MustCompile(`\pL\S* +\S*[\pL%]`)
 
 // join returns the text of a string literal, or of a sum that contains one. In a sum, "…" stands
-// for each operand without a text, and rest contains these operands. Otherwise, ok is false.
+// for each operand without a text, and rest contains these operands. For any other expression, ok
+// is false.
 func join(e ast.Expr) (words string, rest []ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:

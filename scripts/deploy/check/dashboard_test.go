@@ -156,8 +156,8 @@ func TestDashboard(t *testing.T) {
 }
 
 // TestDashboardOfOneCluster: each panel shows only the nodes of the selected cluster. A second
-// cluster has nodes of the same names, but each has the series of the other. So a panel that mixed
-// the clusters would change.
+// cluster has nodes of the same names, but node-a has the series of node-b, and vice versa. So a
+// panel that mixed the clusters would change.
 func TestDashboardOfOneCluster(t *testing.T) {
 	t.Parallel()
 	of := func(cluster string, names ...string) (series []string) {

@@ -305,7 +305,7 @@ func (r release) packages() {
 	}
 }
 
-// files returns the files of a tar file, which may be compressed.
+// files returns the contents of the files in a tar archive, by name. The archive may be compressed.
 func (r release) files(name string) map[string][]byte {
 	r.Helper()
 	f, err := os.Open(name)

@@ -94,8 +94,9 @@ func TestReadyz(t *testing.T) {
 	}
 }
 
-// TestCounted: the agent's counters start with the recent events of the history; counters of older
-// events start at 0. They do not decrease when the history drops its oldest events.
+// TestCounted: each of the agent's counters starts at the number of its recent events in the
+// history, or at 0 if the history has only older ones. Counters do not decrease when the history
+// drops its oldest events.
 func TestCounted(t *testing.T) {
 	store := &journal.Store{Dir: filepath.Join(t.TempDir(), "state")}
 	path := filepath.Join(store.Dir, "history.jsonl")

@@ -255,7 +255,8 @@ func TestRuntimeSilent(t *testing.T) {
 }
 
 // TestDirectoriesChange: if the runtime reports other directories than at the agent's start, the
-// agent exits, because its restart finds them. The directories of another runtime change nothing.
+// agent exits. After its restart, it uses the new directories. The directories of another runtime
+// change nothing.
 func TestDirectoriesChange(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -308,7 +309,7 @@ func TestOffUnrecorded(t *testing.T) {
 		t.Fatalf("installed: %q", got)
 	}
 	k.again(func(r *reconciler) {
-		r.Off, r.Setup.StateDir = true, filepath.Join(k.Dir, "unwind", "is a file") // so it can contain none
+		r.Off, r.Setup.StateDir = true, filepath.Join(k.Dir, "unwind", "is a file") // a path below a file cannot be created
 	})
 	check(t, k.switchOff(k.Setup))
 	if got := k.reconciles(); got != "" || k.status().Reason != install.Off {

@@ -13,7 +13,8 @@ import (
 )
 
 // TestPlaces: a directory that no flag sets comes from the runtime. A plugin directory from a flag
-// comes before the runtime's own directories. If the flags match no runtime, it is the only one.
+// comes before the runtime's own directories. If flags set both directories but no runtime, and
+// no runtime uses that conflist directory, the flag's plugin directory is the only one.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	// told returns a runtime's answer, with its plugin directories, conflist directory and
@@ -116,7 +117,7 @@ func TestForm(t *testing.T) {
 }
 
 // TestAccepts: an install is refused if the runtime's configuration forbids it. For example,
-// CRI-O's default network must be that of the first conflist, or of the one that a flag names.
+// CRI-O's default network must be that of the first conflist, or of the conflist that a flag names.
 func TestAccepts(t *testing.T) {
 	t.Parallel()
 	root := nodetest.Root(t, map[string]string{

@@ -28,7 +28,7 @@ func serveVersion(t *testing.T, version string) string {
 	return (&nodetest.FakeCRI{Release: version}).Serve(t)
 }
 
-// TestVersions: SweepAdvice recommends the timer unless the runtime itself triggers sweeps.
+// TestVersions: SweepAdvice recommends a systemd timer unless the runtime itself triggers sweeps.
 // CNIVersion returns the newest CNI version that the runtime's libcni supports, or "" if the
 // runtime does not report its own version.
 func TestVersions(t *testing.T) {
@@ -80,8 +80,8 @@ func TestVersions(t *testing.T) {
 }
 
 // TestFindPodSandboxes: --cri auto lists the pods of all runtimes on the node. If one runtime fails
-// to answer, there is no list, because the list would lack that runtime's pods. A runtime that does
-// not implement the call, such as Docker's containerd, is ignored.
+// to answer, there is no list, because the list would lack that runtime's pods. A runtime without
+// CRI, such as Docker's containerd, is ignored.
 func TestFindPodSandboxes(t *testing.T) {
 	t.Parallel()
 	fails := func(code codes.Code) string {
