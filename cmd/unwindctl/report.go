@@ -131,7 +131,8 @@ func writeNew(path string, data []byte) error {
 	return err
 }
 
-// add adds a part to the report. If the part fails, add records the error and adds what there is.
+// add adds a part to the report. If part returns an error, add records it, and adds the data that
+// part could read.
 func (r *reporter) add(name string, part func() ([]byte, error)) {
 	data, err := part()
 	r.failed(name, err)
@@ -154,7 +155,7 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd, _, _ := root.Find(args)
 	for name, value := range flags {
 		if _, err := os.Stat(value); name == "state-dir" && err != nil {
-			continue // commands refuse a missing --state-dir, even the default one
+			continue // commands refuse a directory that is missing, even the default one
 		}
 		if value != "" && cmd.Flags().Lookup(name) != nil {
 			args = append(args, "--"+name, value)
@@ -173,7 +174,7 @@ func (r *reporter) output(ctx context.Context, args ...string) ([]byte, error) {
 	return stdout.Bytes(), err
 }
 
-// networks adds to the report the conflists, and libcni's cached attachments of their networks.
+// networks adds the conflists to the report, and their networks' attachments from libcni's cache.
 func (r *reporter) networks(ctx context.Context) {
 	at := node.Directories{ConfDir: r.target.ConfDir, StateDir: r.stateDir}
 	r.failed("conflists", at.Resolve(ctx))

@@ -122,7 +122,7 @@ func runSweep(cmd *cobra.Command, args []string, flags sweepFlags) error {
 		_ = term.Print(cmd.ErrOrStderr(), node.WithoutRuntime+"\n")
 	}
 	err = errors.Join(r.ListErr, r.SweepErr, r.JournalErr)
-	// with only one of these two flags, the directories may be of different runtimes: don't check
+	// don't check if only one of --conf-dir and --cni-bin-dir is set: the runtimes may differ
 	if set := cmd.Flags().Changed; !s.DryRun && set("conf-dir") == set("cni-bin-dir") {
 		err = errors.Join(err, pluginMissing(flags.ConfDir, s.Path))
 	}

@@ -25,7 +25,7 @@ import (
 type Options struct {
 	install.Options
 	CRI       string        // the runtime's socket, auto or none
-	Listen    string        // the address of /metrics and /healthz; "" for none
+	Listen    string        // the address of /metrics, /healthz and /readyz; "" for none
 	Interval  time.Duration // between sweeps
 	NoInstall bool          // only sweep
 	Off       bool          // keep unwind switched off while an agent runs with this flag

@@ -152,7 +152,8 @@ func (r *reconciler) matters(path string) bool {
 //  1. While another agent has the lock, the reconciler does nothing.
 //  2. If unwind's conflist has disappeared and the provider's file is unchanged, somebody has
 //     switched unwind off by hand. The reconciler records that, as "unwindctl off" does. But first
-//     it waits for debounce: an "rm -r" of the directory may remove the provider's file just after.
+//     it waits for debounce, because an "rm -r" of the directory may be about to remove the
+//     provider's file, too.
 //  3. While unwind is switched off, the reconciler keeps unwind's conflist out of use. If cilium
 //     has renamed unwind's conflist, the reconciler writes no new one.
 //  4. If the provider's file has been missing for goneAfter, the reconciler uses the directory's
@@ -241,8 +242,8 @@ func (r *reconciler) report(ctx context.Context, err error) (again time.Duration
 }
 
 // status reports whether pods go through unwind. It reports a missing plugin immediately, because
-// the reconciler reinstalls it only after debounce, and may fail. Then no pod can start, which is
-// worse than any other state.
+// the reconciler reinstalls the plugin only after debounce, and may fail. While the plugin is
+// missing, no pod can start, which is worse than any other state.
 func (r *reconciler) status() status {
 	found := r.found.Load()
 	switch {
@@ -310,8 +311,8 @@ func (r *reconciler) provider() string { return cmp.Or(r.Conf, r.Provider(r.path
 // refind reads the runtime's configuration again, because somebody may have changed it. While the
 // runtime does not respond, the agent uses the runtime's last response. If the runtime that the
 // agent found at its start reports other directories, refind returns an error: the agent must exit,
-// and find its directories again when it is restarted. A runtime that appears while that one is
-// stopped changes nothing.
+// and find its directories again when it is restarted. If that runtime is stopped and another one
+// appears, nothing changes.
 func (r *reconciler) refind(ctx context.Context) error {
 	paths, err := r.find()
 	if err == nil && paths.Config == "" && r.paths.Config != "" {

@@ -78,7 +78,7 @@ func (s *server) source() metrics.Source {
 	return source
 }
 
-// readyz reports whether pods of the node go through unwind and unwind can write its journal. A
+// readyz reports whether pods of the node go through unwind and unwind can write to its journal. A
 // node on which unwind was switched off is ready, too. An agent that cannot install unwind is not
 // ready, which stops a DaemonSet's rollout.
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {

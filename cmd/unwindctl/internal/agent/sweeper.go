@@ -86,9 +86,9 @@ func (s *sweeper) collect(ctx context.Context, of inspect.Scope) {
 // count all events of the history again: to Prometheus, they would look new.
 const countFrom = 15 * time.Minute
 
-// count counts the events since countFrom before the first call for a state directory. For older
-// events, it returns counters with the value 0. It keeps the counters between calls, because the
-// history drops old events.
+// count counts the events in the history of a state directory. The first call for a directory
+// counts only events that are at most countFrom old; for older events, it returns counters with the
+// value 0. It keeps the counters between calls, because the history drops old events.
 func (s *sweeper) count(stateDir string) inspect.Counters {
 	first := s.history.Store == nil || s.history.Store.Dir != stateDir
 	if first {

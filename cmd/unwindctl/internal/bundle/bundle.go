@@ -17,7 +17,7 @@ import (
 )
 
 // Bundle is a list of files. Add the configurations first: their secrets are then replaced in all
-// files that are added later, such as the errors of plugins.
+// files that are added later, for example in plugins' errors.
 type Bundle struct {
 	Files   []File
 	secrets []string
@@ -49,7 +49,8 @@ func (b *Bundle) Add(name string, data []byte) {
 	b.Files = append(b.Files, File{strings.TrimPrefix(path.Clean(name), "/"), data})
 }
 
-// AddJSON adds a JSON file without the values of keys that name secrets. It rejects invalid JSON.
+// AddJSON adds a JSON file. It replaces the value of each key whose name suggests a secret, such as
+// "password". It rejects invalid JSON.
 func (b *Bundle) AddJSON(name string, data []byte) error {
 	var value any
 	d := json.NewDecoder(bytes.NewReader(data))

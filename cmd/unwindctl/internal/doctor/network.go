@@ -135,7 +135,8 @@ func (e *examination) network(ctx context.Context, r node.Runtime) (*netconf.Con
 	return ours.Unwind, e.entry(ctx, r, ours, copied)
 }
 
-// entry examines unwind's conflist or a copy of it. It returns the chain, or nil if it is unusable.
+// entry examines unwind's conflist or a copy of it. It returns the chain, or nil if the chain is
+// unusable.
 func (e *examination) entry(
 	ctx context.Context, r node.Runtime, c *netconf.Conflist, copied bool,
 ) *netconf.Chain {

@@ -17,9 +17,10 @@ import (
 )
 
 // Replace replaces or creates a file. After a crash or a power loss, the file is either complete or
-// unchanged. It belongs to this process's user. The temporary file is in the same directory, with
-// an extension that no runtime loads. If the process is killed, the temporary file stays until it
-// is stale and a later Replace, Rename or Remove of the same path removes it. The calls:
+// unchanged. The new file belongs to this process's user. Replace first writes a temporary file in
+// the same directory, with an extension that no runtime loads. If the process is killed, the
+// temporary file stays until it is stale and a later Replace, Rename or Remove of the same path
+// removes it. The calls:
 //
 //	openat(DIR, ".NAME.*.tmp", O_CREAT|O_EXCL), write, fchmod, fsync, close, rename,
 //	open(DIR), fsync, close

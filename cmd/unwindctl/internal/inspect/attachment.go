@@ -47,7 +47,7 @@ type Attachment struct {
 type Step struct {
 	Plugin string `json:"plugin"`
 	Tries  int    `json:"tries"`               // the number of times that its DEL has run
-	Last   string `json:"lastError,omitempty"` // the error of the last try
+	Last   string `json:"lastError,omitempty"` // the error of the last attempt
 	Code   uint   `json:"code,omitempty"`      // the error's code
 	// WaitsFor says what the DEL waits for (see journal.Why). It is absent if the DEL does not wait.
 	WaitsFor journal.Why `json:"waitsFor,omitempty"`
@@ -78,8 +78,8 @@ func (a *Attachment) Status() string {
 	return status(a.State, a.finding.Judgment)
 }
 
-// status implements Status. state is "" for an attachment that is not in the journal. Its status is
-// then "recent" or the verdict.
+// status implements Status. For an attachment that is not in the journal, state is "", and the
+// status is "recent" or the verdict.
 func status(state journal.State, v decide.Judgment) string {
 	switch {
 	case v.Recent():

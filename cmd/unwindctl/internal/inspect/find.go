@@ -248,8 +248,8 @@ func (r *Report) explainNothing(out io.Writer, arg string, o *term.Output) error
 	return err
 }
 
-// explainOwners describes those of a pool's reservations that an argument names (see Find), with
-// their owners.
+// explainOwners describes the pool's reservations that an argument names (see Find), and their
+// owners.
 func (p *Pool) explainOwners(text *strings.Builder, arg string) {
 	for _, r := range p.Reservations {
 		found, _ := Find([]Attachment{{Key: journal.Key{Network: p.Network, ContainerID: r.ContainerID,

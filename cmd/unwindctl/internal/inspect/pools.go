@@ -23,8 +23,8 @@ type Pool struct {
 	Plain   bool   `json:"plain"` // a runtime runs the chain itself, without unwind
 	Full    bool   `json:"full"`  // a range set has no free address, so every ADD fails
 	Counts
-	// Unreserved contains addresses of live attachments that host-local counts as free, because their
-	// files are gone (somebody may have emptied Dir).
+	// Unreserved contains live attachments' addresses that host-local counts as free, because the
+	// addresses' files are gone (somebody may have emptied Dir).
 	Unreserved []netip.Addr `json:"unreserved,omitempty"`
 
 	Sets         []*Set        `json:"sets"`

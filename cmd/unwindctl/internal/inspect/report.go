@@ -42,7 +42,7 @@ type Report struct {
 	ListErr   error       // why the runtime returned no list
 	NoRuntime bool        // --cri auto found no runtime
 
-	Unwritable error // why unwind's plugin cannot write the journal
+	Unwritable error // why unwind's plugin cannot write to the journal
 	JournalErr error // why the journal cannot be read; Findings is then nil
 	HistoryErr error
 	SweepErr   error // why a sweep leaves out conflists, pools or libcni's cache
@@ -155,7 +155,7 @@ func (a *Attachment) uses(address netip.Addr) bool {
 // Err returns why the journal, or a part of it, cannot be read.
 func (r *Report) Err() error { return errors.Join(errors.Join(r.Damaged...), r.JournalErr) }
 
-// Warn prints a warning if the runtime returned no list, or if unwind cannot write its journal.
+// Warn prints a warning if the runtime returned no list, or if unwind cannot write to its journal.
 func (r *Report) Warn(stderr io.Writer) {
 	if r.ListErr != nil {
 		_ = term.Print(stderr, fmt.Sprintf("warning: %v\n", r.ListErr))

@@ -33,8 +33,9 @@ type Scope struct {
 }
 
 // List returns the list of attachments from the runtime or from Valid, or nil if the flags ask for
-// no list. An error other than a UsageError means that no runtime was found, or that it returned no
-// list. List then returns nil, because an empty list would mean that there are no attachments.
+// no list. An error other than a UsageError means that no runtime was found, or that a runtime
+// returned no list. With any error, List returns nil, because an empty list would mean that there
+// are no attachments.
 func (s Scope) List(ctx context.Context, stdin io.Reader) (*facts.List, error) {
 	switch {
 	case s.Valid != "" && s.CRI != "" && s.CRI != "auto":
@@ -92,8 +93,8 @@ func (s Scope) readValid(stdin io.Reader) (*facts.List, error) {
 	return facts.NewList(s.Network, valid), nil
 }
 
-// Unwritable returns why unwind's plugin, which runs as root, cannot write its journal, or nil. If
-// this process is not root, Unwritable ignores a missing permission, because root may have it.
+// Unwritable returns why unwind's plugin, which runs as root, cannot write to its journal, or nil.
+// If this process is not root, Unwritable ignores a missing permission, because root may have it.
 func Unwritable(stateDir string) error {
 	const access = "let only root write there"
 	if err := journal.CheckDir(stateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -159,8 +160,8 @@ func CheckNetwork(ctx context.Context, at node.Directories, network string) erro
 		"this network", network, strings.Join(at.All(), ", "))
 }
 
-// Pools returns the host-local pools in the scope (unless Ours is set, also those of chains that
-// unwind does not run), and all networks that unwind runs.
+// Pools returns the host-local pools in the scope, and all networks that unwind runs. Unless Ours
+// is set, the pools include those of chains that unwind does not run.
 func (s Scope) Pools() ([]sweep.Pool, []sweep.Network, error) {
 	pools, networks, err := pools.Read(s.StateDir, s.All()...)
 	return slices.DeleteFunc(pools, func(p sweep.Pool) bool {

@@ -164,7 +164,7 @@ func (s Setup) InstallBinary(ctx context.Context) ([]*Change, error) {
 	}
 	one, err := put(s.plugin(), 0o755, func() (io.ReadCloser, error) { return os.Open(from) })
 	changes := []*Change{one}
-	if err == nil { // run it in the directory where the runtime will run it
+	if err == nil { // run the plugin in the directory where the runtime will run it
 		changes = append(changes, &Change{apply: func(*Change) error {
 			if _, _, err := AskVersion(ctx, s.plugin()); err != nil {
 				return fmt.Errorf("the plugin was installed, but does not run: %s: %w", s.plugin(), err)

@@ -19,8 +19,9 @@ import (
 )
 
 // content returns the text of unwind's conflist. It keeps the keys that somebody has added to
-// unwind's entry or to the top level of a list. The network's name and the capabilities come from
-// the provider's file. In a list, disableCheck and disableGC do, too.
+// unwind's entry or to the top level of a list. The network's name comes from the provider's file.
+// The capabilities are those in conventions and in the provider's file. In a list, disableCheck and
+// disableGC also come from that file.
 func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	list, entry, err := split(old)
 	if err != nil {
@@ -33,8 +34,8 @@ func (s Setup) content(p *Plan, old *netconf.Conflist) ([]byte, error) {
 	}
 	if filepath.Ext(p.path) == ".json" {
 		// libcni wraps a single plugin's configuration in a list with only a name and a version at the
-		// top level (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". If an
-		// installer appends its plugin to "plugins" and writes a list, that list still runs unwind.
+		// top level (libcni conf.go ConfListFromConf). So runtimes ignore the key "plugins". It is for
+		// installers that append their plugin to "plugins" and write a list: that list still runs unwind.
 		if p.chain.DisableGC {
 			p.warnings = append(p.warnings, "the provider's conflist sets disableGC, which runtimes ignore "+
 				"in a .json file: the runtime's GC would delete attachments that it does not list. If several "+

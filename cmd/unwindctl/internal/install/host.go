@@ -95,7 +95,7 @@ func enter(namespaces []int) error {
 // stays in its container, because kubectl exec enters the namespaces of a container's first process
 // and would not find /unwindctl on the host.
 //
-// When ctx ends, the child gets SIGTERM. However this process ends, the child ends with it.
+// When ctx ends, the child gets SIGTERM. No matter how this process ends, the child ends with it.
 func runOnHost(ctx context.Context, namespaces, binary []int) error {
 	cmd := exec.CommandContext(ctx, thisProgram)
 	cmd.Args = os.Args

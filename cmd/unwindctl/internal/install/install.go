@@ -97,7 +97,7 @@ func (o Options) plan(
 	return p, nil
 }
 
-// checkJournal returns an error if unwind could not write its journal.
+// checkJournal returns an error if unwind could not write to its journal.
 func (s Setup) checkJournal() error {
 	if err := inspect.Unwritable(s.stateDir()); err != nil {
 		return term.WithHint(term.HintOf(err)+", or choose another directory with --state-dir; nothing "+

@@ -56,8 +56,8 @@ func (s Setup) InstallPrograms(dir string) Step {
 	}
 }
 
-// put returns the change that writes a file durably. The file stays unchanged if it already has
-// this content and at least mode's read and execute permissions.
+// put returns the change that durably writes the content from open to a file. The file stays
+// unchanged if it already has that content and at least mode's read and execute permissions.
 func put(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (*Change, error) {
 	content, err := open()
 	if err != nil {

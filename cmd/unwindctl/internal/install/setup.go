@@ -1,7 +1,7 @@
 // Package install puts unwind into a runtime's network configuration, and removes it.
 //
 // Setup.Plan computes the changes from the existing files and writes nothing. Applying the plan
-// writes the binary before the conflist, each atomically, so the node works if the install is
+// writes the binary before the conflist, each atomically, so the node works even if the install is
 // interrupted at any point. Inline and Restore change a single file: Inline moves its chain into
 // unwind's entry, and Restore moves the chain back.
 package install
@@ -25,8 +25,8 @@ import (
 )
 
 // The default names of unwind's conflist. Both sort first. podman loads only lists of plugins
-// (.conflist). CRI runtimes also load a single plugin's configuration (.json). ownJSON is
-// the default there: mesh installers neither patch it nor mistake it for the provider's file
+// (.conflist). CRI runtimes also load a single plugin's configuration (.json). For them, ownJSON is
+// the default, because mesh installers neither patch it nor mistake it for the provider's file
 // (go-cni opts.go loadFromConfDir, ocicni pkg/ocicni/ocicni.go loadNetworks; istio
 // cni/pkg/install/cniconfig.go, linkerd2-proxy-init cni-plugin/deployment/scripts/install-cni.sh).
 const (
@@ -39,8 +39,9 @@ var forms = []string{".json", ".conflist"}
 
 // OwnFile returns the name of unwind's conflist: --unwind-file, or else the name of the existing
 // file, or else the default for the runtime. The existing file is the first one in the directory,
-// if it is unwind's, or else one that unwindctl off or cilium has renamed. Its name comes before
-// the default, so the extension stays the same if a later command finds another runtime, or none.
+// if it is unwind's, or else one that unwindctl off or cilium has renamed. OwnFile prefers the
+// existing file's name to the default, so that the extension stays the same even if a later command
+// finds another runtime, or none.
 func (p Target) OwnFile(r node.Runtime) string {
 	if p.File != "" {
 		return p.File
@@ -87,9 +88,9 @@ func (s Setup) paths() []string {
 	return paths
 }
 
-// own returns unwind's conflists with either extension: first those in use, then those that
-// unwindctl off has renamed. uninstall cannot know the extension, because it depends on the runtime
-// and on the install's --unwind-file.
+// own returns unwind's conflists: first those in use, then those that unwindctl off has renamed. It
+// looks for both extensions, .json and .conflist, because uninstall cannot know which one the
+// install used: that depended on the runtime and on --unwind-file.
 func (s Setup) own() (found []*netconf.Conflist) {
 	for _, suffix := range []string{"", node.OffSuffix} {
 		for _, form := range forms {
@@ -171,7 +172,8 @@ func (p Target) Find(ctx context.Context, root string) (node.Runtime, error) {
 const askWithin = 500 * time.Millisecond
 
 // FindInstalled is Find for the commands on, off and uninstall. It queries no runtime if the flags
-// set both directories, or if the usual directories contain unwind. The timeout of Find is within.
+// set both directories, or if the usual directories contain unwind. Otherwise, it calls Find; the
+// parameter within is the timeout.
 func (p Target) FindInstalled(
 	ctx context.Context, root string, within time.Duration,
 ) (node.Runtime, error) {

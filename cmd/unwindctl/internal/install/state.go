@@ -55,7 +55,8 @@ func (o *Obstacle) Error() string { return o.Err.Error() }
 
 func (o *Obstacle) Unwrap() error { return o.Err }
 
-// ReasonOf returns the reason that an install's error contains, or else Refused; On if err is nil.
+// ReasonOf returns the reason in an install's error. It returns On for nil, and Refused for an
+// error that contains no reason.
 func ReasonOf(err error) Reason {
 	var o *Obstacle
 	switch {
@@ -69,7 +70,8 @@ func ReasonOf(err error) Reason {
 
 // Obstacle returns the reason not to use unwind on this node, or nil. It does not check whether the
 // provider's conflist can be used. While there is an obstacle, the agent keeps unwind's conflist
-// out of use. If stateDir is "", Obstacle uses the setup's one. There are two obstacles:
+// out of use. If stateDir is "", Obstacle uses the setup's state directory. There are two
+// obstacles:
 //
 //  1. Somebody has switched unwind off.
 //  2. cilium has renamed unwind's conflist, as it renames all conflists but its own, unless
@@ -103,14 +105,14 @@ func (s Setup) renamed() string {
 }
 
 // OffName is the file in the state directory that switches unwind off: while it exists, no agent
-// installs unwind. Its modification time is the time when unwind was switched off, and its text
+// installs unwind. Its modification time is the time when unwind was switched off, and its content
 // says by whom. An administrator can also create it with touch.
 const OffName = node.OffName
 
-// somebody is the value of OffState.By if the file names nobody.
+// somebody is the value of OffState.By if the file OffName names nobody.
 const somebody = "somebody"
 
-// OffState records since when unwind is switched off, and by whom.
+// OffState records when unwind was switched off, and by whom.
 type OffState struct {
 	Since time.Time
 	By    string
@@ -223,8 +225,9 @@ func (l *AgentLock) Release() {
 }
 
 // AgentProcess returns the process ID of the agent that holds the lock, or "" if there is none or
-// it is not visible: the kernel omits processes of other PID namespaces. It takes no lock and opens
-// no file of the state directory. It reads /proc/locks (proc_locks(5)), which has lines like:
+// it is not visible: the kernel omits processes of other PID namespaces. AgentProcess takes no lock
+// and opens no file of the state directory. It reads /proc/locks (proc_locks(5)), which has lines
+// like:
 //
 //	1: FLOCK  ADVISORY  WRITE 1234 fd:01:131090 0 EOF
 func AgentProcess(stateDir string) string {

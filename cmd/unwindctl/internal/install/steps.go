@@ -29,13 +29,13 @@ type Step func(context.Context) ([]*Change, error)
 
 // Change is one change to the node, or something that stays as it is.
 type Change struct {
-	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next
+	Change string `json:"change"` // a key of infinitives, or unchanged, kept, pending, next, still on
 	What   string `json:"what"`   // "" if the change is not printed
 
 	path    string              // of a repaired file
 	content string              // of a written file; only a dry run prints it
 	again   bool                // an earlier command made this change
-	apply   func(*Change) error // nil if there is nothing to do; it may change the texts
+	apply   func(*Change) error // nil if there is nothing to do; may change Change and What
 }
 
 // infinitives contains the verbs that a dry run prints, by the kind of change.
@@ -146,7 +146,7 @@ func (c *Changes) print(out io.Writer, o *term.Output) error {
 }
 
 // WriteConflist returns the step that writes unwind's conflist atomically, as planned. If the
-// existing file is equivalent, the step omits 3 and 4.
+// existing conflist is equivalent to the planned one, the step omits 3 and 4.
 //
 //  1. Copy the provider's file. If that fails, set p.CopyErr, and continue without a copy.
 //  2. Repair other programs' files.
@@ -262,7 +262,8 @@ func (s Setup) takeOut(context.Context) (changes []*Change, err error) {
 }
 
 // takeBack is the step that replaces cilium's suffix with OffSuffix, if cilium has renamed unwind's
-// conflist. In chaining mode, cilium may copy a file with its suffix, and the copy runs unwind.
+// conflist. Otherwise, in chaining mode, cilium may copy the renamed file, and the copy would run
+// unwind.
 func (s Setup) takeBack(context.Context) ([]*Change, error) {
 	path := s.renamed()
 	if path == "" {

@@ -186,7 +186,7 @@ var errNotAlone = fmt.Errorf("%s must be the only plugin in the list; to move th
 	"chain, run unwindctl wrap --in-place or, if the entry has a chainFile, unwindctl install",
 	netconf.Name)
 
-// isSingle reports whether unwind reads a text as the configuration of one plugin, not as a list.
+// isSingle reports whether unwind reads x as the configuration of one plugin, not as a list.
 func isSingle(x []byte) bool {
 	var conf struct {
 		Type    string            `json:"type"`
@@ -227,8 +227,8 @@ func Restore(src *netconf.Conflist, _ error) ([]byte, error) {
 	case chain[0] != '{':
 		return nil, errors.New(`key "chain" must be an object`)
 	}
-	// Search from the end, because wrap writes the chain last. If somebody has added an equal text
-	// after the chain, the result is the same.
+	// Search from the end, because wrap writes the chain last. If somebody has added the same text
+	// after the chain, the result does not change.
 	const space = " \t\r\n"
 	start := bytes.LastIndex(src.Data, chain)
 	end := len(src.Data) - len(bytes.TrimLeft(src.Data[start+len(chain):], space))

@@ -29,9 +29,9 @@ import (
 	"cni-unwind/plugin/netconf"
 )
 
-// The time limits of a CRI query: LookTimeout in a read-only command, ActTimeout in sweep, install
-// and on. These three wait longer for a busy runtime: without the runtime's list of pods, a sweep
-// releases less, and without the runtime's directories, an install fails.
+// The time limits of a CRI query: ActTimeout in sweep, install and on, LookTimeout in most others.
+// The first three commands wait longer for a busy runtime: without the runtime's list of pods, a
+// sweep releases less, and without the runtime's directories, an install fails.
 const (
 	LookTimeout = 2 * time.Second
 	ActTimeout  = 10 * time.Second
@@ -73,9 +73,10 @@ type waiting struct {
 
 type waitingKey struct{}
 
-// Waiting returns a context for one command's queries. Their timeout is within, but for Status at
-// least criTimeout. If only is not "", queries to other sockets fail. After LookTimeout, a query
-// names its socket on stderr. For 3 s after a timeout, queries to the same socket fail immediately.
+// Waiting returns a context for one command's queries. The parameter within is their timeout; that
+// of Status is at least criTimeout. If only is not "", queries to other sockets fail. A query that
+// takes longer than LookTimeout names its socket on stderr. For 3 s after a timeout, queries to the
+// same socket fail immediately.
 func Waiting(
 	ctx context.Context, stderr io.Writer, within time.Duration, only string,
 ) context.Context {
@@ -134,8 +135,8 @@ func (e *criError) Error() string { return e.text }
 
 func (e *criError) Unwrap() error { return e.status }
 
-// call queries a runtime. The timeout is criTimeout. In a context from Waiting, it is instead the
-// context's own timeout, but at least the duration least.
+// call queries a runtime. In a context from Waiting, the timeout is the one passed to Waiting, but
+// at least the duration least. In any other context, the timeout is criTimeout.
 func call[Q, A any](ctx context.Context, socket string, least time.Duration, question Q,
 	method func(cri.RuntimeServiceClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, err error) {

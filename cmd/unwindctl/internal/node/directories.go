@@ -57,8 +57,8 @@ func (w *Directories) resolve(ctx context.Context, root string) (err error) {
 	return err
 }
 
-// firstInstalled returns the first of the runtimes' conflist directories with conflists that run
-// unwind, and these conflists. If there is none, it returns the first directory and nil.
+// firstInstalled returns the runtimes' first directory that contains conflists with unwind, and
+// these conflists. If there is none, it returns the first directory and nil.
 func firstInstalled(found []Runtime, root string) (dir string, ours []*netconf.Conflist) {
 	dirs := confDirs(found)
 	for _, dir := range dirs {
@@ -79,8 +79,8 @@ func confDirs(found []Runtime) (dirs []string) {
 	return dirs
 }
 
-// All returns the conflist directories of all runtimes and the default one, ConfDir first. If
-// ConfDir is none of these directories, All returns only ConfDir.
+// All returns ConfDir, followed by the other runtimes' conflist directories and the default one. If
+// ConfDir is neither a runtime's directory nor the default one, All returns only ConfDir.
 func (w *Directories) All() []string {
 	found, _ := Read("/")
 	all := confDirs(found)

@@ -41,7 +41,7 @@ type Runtime struct {
 	MaxConfs int      // containerd's max_conf_num; 1 for other runtimes
 	Problems []string // reasons not to install unwind: "PROBLEM; REMEDY"
 
-	DefaultNetwork string   // the only network that it uses; "" for the first conflist's
+	DefaultNetwork string   // the only network that the runtime uses; "" if it uses the first conflist
 	Notes          []string // facts to report that do not prevent an install
 	Kubelet        bool     // a kubelet runs here, and requests containerd's status
 	StatusGrace    bool     // CRI-O's cni_status_grace_period is more than 0

@@ -241,7 +241,7 @@ func (s *space) isRolledBack(ctx context.Context) (string, error) {
 	return "only the DEL of the failing plugin is pending", s.noAddress()
 }
 
-// repairAndSweep repairs the failing plugin, and sweeps the attachment.
+// repairAndSweep repairs the plugin that fails on purpose (see Plugin), and sweeps the attachment.
 func (s *space) repairAndSweep(ctx context.Context) (string, error) {
 	if err := os.Remove(s.bin(failing)); err != nil {
 		return "", err

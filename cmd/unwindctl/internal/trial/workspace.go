@@ -40,14 +40,15 @@ const (
 	ifName  = "eth0"
 	netnses = "/run/netns" // where package netns mounts network namespaces
 	listOf  = "list.json"  // the attachment's plugin list; removed once its DELs have succeeded
-	failing = "failing"    // while this file exists, the failing plugin's DEL fails
+	failing = "failing"    // while this file exists, Plugin's DEL fails
 )
 
 // PluginName is the name under which this program acts as a plugin that fails.
 const PluginName = "unwind-check-fail"
 
-// Plugin implements the plugin at the end of a chain that unwind must roll back. Its ADD always
-// fails. Its DEL fails while there is a file named "failing" in the plugin's directory.
+// Plugin implements a plugin that fails on purpose, at the end of a chain that unwind must roll
+// back. Its ADD always fails. Its DEL fails while there is a file named "failing" in the plugin's
+// directory.
 func Plugin() {
 	onPurpose := errors.New("fails on purpose, for unwindctl check")
 	skel.PluginMainFuncs(skel.CNIFuncs{
@@ -120,8 +121,9 @@ func (s *space) make() error {
 	return <-made
 }
 
-// linkPlugin makes this program available as the failing plugin, even if this program's file is in
-// a container. It replaces a link that a killed check has left.
+// linkPlugin creates a link to this program, under the name of the plugin that fails on purpose
+// (see Plugin). The link's target is in /proc, so it works even if this program runs from a
+// container. linkPlugin replaces a link that a killed check has left.
 func (s *space) linkPlugin() error {
 	err := os.MkdirAll(s.bin(""), 0o700)
 	_ = os.Remove(s.bin(PluginName))
